@@ -1,0 +1,1 @@
+"""Simulators: each implements ``rlinf_vla.protocols.EnvPlugin`` and is found through an entry point."""

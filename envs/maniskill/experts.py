@@ -1,0 +1,112 @@
+"""Scripted experts. Each is a function of the present state alone, so it can label any state that a policy gets itself into.
+
+They answer in ``pd_ee_delta_pos`` (dx, dy, dz, gripper), with privileged positions ``[N, 3]`` in metres. Tolerances are wide and depend on the
+height, not on the past, so that a disturbed arm corrects its way instead of starting over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OPEN, CLOSE = 1.0, -1.0
+GAIN = 2.0
+"""A normalised end-effector step covers about a third of the distance commanded, so twice the remaining error does not overshoot."""
+
+
+def expert_actions(env: Any) -> Tensor:
+    """float32 ``[N, D]`` for a ManiSkill base environment; rotations, where the control mode has them, stay zero."""
+    action = EXPERTS[env.spec.id](env)
+    rotations = env.single_action_space.shape[0] - action.shape[1]
+    return torch.cat([action[:, :3], action.new_zeros(len(action), rotations), action[:, 3:]], dim=1)
+
+
+def _towards(env: Any, target: Tensor, gripper: Tensor | float) -> Tensor:
+    """``[N, 4]``: move the tool centre point to ``target`` ``[N, 3]``."""
+    move = GAIN * (target - env.agent.tcp.pose.p) / 0.1
+    move = move / move.norm(dim=1, keepdim=True).clamp(min=1)
+    grip = torch.as_tensor(gripper, dtype=move.dtype, device=move.device).expand(len(move))
+    return torch.cat([move, grip[:, None]], dim=1)
+
+
+def push_cube(env: Any) -> Tensor:
+    """Go behind the cube, seen from the target, at its height, and push along x."""
+    tcp, cube, goal = env.agent.tcp.pose.p, env.obj.pose.p, env.goal_region.pose.p
+    behind, beside = cube[:, 0] - tcp[:, 0], (cube[:, 1] - tcp[:, 1]).abs()
+    low = tcp[:, 2] < 0.045
+    pushing = low & (behind > 0.02) & (beside < 0.025)
+    start_x = cube[:, 0] - 0.06
+    descending = (behind > 0.045) & (beside < 0.025)
+    height = torch.where(pushing | descending, 0.02, torch.where(behind > 0.045, 0.02, 0.09))
+    # Low and level with the cube, sideways moves would drag it along: rise first.
+    free = pushing | descending | (behind > 0.045) | (tcp[:, 2] > 0.06)
+    x = torch.where(pushing, goal[:, 0], torch.where(free, start_x, tcp[:, 0]))
+    y = torch.where(free, cube[:, 1], tcp[:, 1])
+    return _towards(env, torch.stack([x, y, height], dim=1), CLOSE)
+
+
+def _grasp(env: Any, cube: Tensor) -> Tensor:
+    """``[N, 4]``: the way to having ``cube`` ``[N, 3]`` between closed fingers, coming from above with the gripper open."""
+    tcp, finger = env.agent.tcp.pose.p, env.agent.robot.get_qpos()[:, -1]
+    aside = (cube[:, :2] - tcp[:, :2]).norm(dim=1)
+    above = tcp[:, 2] - cube[:, 2]
+    between = (aside < 0.018) & (above.abs() < 0.018)
+    # A funnel: the higher, the less exact. Fingers must be wide before they come down.
+    descend = (aside < 0.02 + 0.3 * above.clamp(min=0)) & ((finger > 0.03) | (above < 0.02) | (above > 0.05))
+    # Low beside the cube, sideways moves would push it and its neighbours: rise first.
+    sideways = (aside < 0.03) | (above > 0.04)
+    xy = torch.where(sideways[:, None], cube[:, :2], tcp[:, :2])
+    z = torch.where(descend, cube[:, 2], cube[:, 2] + 0.07)
+    return _towards(env, torch.cat([xy, z[:, None]], dim=1), torch.where(between, CLOSE, OPEN))
+
+
+def _place(env: Any, cube: Tensor, goal: Tensor, tolerance: float) -> Tensor:
+    """``[N, 4]``: bring the grasped ``cube`` over ``goal`` (where its centre shall rest), to within ``tolerance`` (m), lower it, let go."""
+    aside = (goal[:, :2] - cube[:, :2]).norm(dim=1)
+    height = cube[:, 2] - goal[:, 2]
+    lower = aside < tolerance + 0.3 * height.clamp(min=0)
+    sideways = (height > 0.02) | (aside < 2 * tolerance)
+    xy = torch.where(sideways[:, None], goal[:, :2], cube[:, :2])
+    z = torch.where(lower, goal[:, 2], goal[:, 2] + 0.05)
+    arrived = (aside < tolerance) & (height < 0.008)
+    move = torch.where(arrived[:, None], 0.0, torch.cat([xy, z[:, None]], dim=1) - cube)
+    return _towards(env, env.agent.tcp.pose.p + move, torch.where(arrived, OPEN, CLOSE))
+
+
+def _leave(env: Any) -> Tensor:
+    """``[N, 4]``: open, then straight up; not before the fingers are off the cube, or it comes along."""
+    tcp, finger = env.agent.tcp.pose.p, env.agent.robot.get_qpos()[:, -1:]
+    up = torch.tensor([0.0, 0.0, 0.05], device=tcp.device)
+    return _towards(env, tcp + torch.where(finger > 0.036, up, 0.0), OPEN)
+
+
+def _pick_and_place(env: Any, cube: Tensor, goal: Tensor, tolerance: float, grasped: Tensor, placed: Tensor) -> Tensor:
+    action = torch.where(grasped[:, None], _place(env, cube, goal, tolerance), _grasp(env, cube))
+    return torch.where((placed & ~grasped)[:, None], _leave(env), action)
+
+
+def pick_cube(env: Any) -> Tensor:
+    cube, goal = env.cube.pose.p, env.goal_site.pose.p
+    carry = _towards(env, goal + env.agent.tcp.pose.p - cube, CLOSE)
+    return torch.where(env.agent.is_grasping(env.cube)[:, None], carry, _grasp(env, cube))
+
+
+def stack_cube(env: Any) -> Tensor:
+    cube, below = env.cubeA.pose.p, env.cubeB.pose.p
+    goal = below + torch.tensor([0.0, 0.0, 0.04], device=below.device)
+    state = env.evaluate()
+    return _pick_and_place(env, cube, goal, 0.015, state["is_cubeA_grasped"], state["is_cubeA_on_cubeB"])
+
+
+def put_on_plate(env: Any) -> Tensor:
+    from .put_on_plate import CUBE_HALF_SIZE, PLATE_HALF_THICKNESS
+
+    goal = env.plate.pose.p + torch.tensor([0.0, 0.0, PLATE_HALF_THICKNESS + CUBE_HALF_SIZE], device=env.device)
+    cube = env.of_target(lambda cube: cube.pose.p)
+    grasped = env.of_target(env.agent.is_grasping)
+    return _pick_and_place(env, cube, goal, 0.03, grasped, env.evaluate()["is_on_plate"])
+
+
+EXPERTS = {"PushCube-v1": push_cube, "PickCube-v1": pick_cube, "StackCube-v1": stack_cube, "PutOnPlate-v1": put_on_plate}

@@ -1,0 +1,136 @@
+"""The plug-in: from a recipe's ``env`` node to vector environments."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any
+
+from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
+from rlinf_vla.types import UserError
+
+from ..processes import SimulatorPool
+from ..vector_env import ProcessVectorEnv
+from . import vulkan
+from .config import BACKENDS, CAMERAS, REWARDS, VISUALS, ManiSkillConfig
+from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
+
+
+class ManiSkill:
+    """Implements ``EnvPlugin``."""
+
+    name = "maniskill"
+    Config = ManiSkillConfig
+
+    def create(self, config: ManiSkillConfig, groups: int) -> list[VectorEnv]:
+        options = simulator_options(config)
+        per_group = _divide(config.num_envs, groups, "env.num_envs")
+        if find_spec("mani_skill") is None:
+            raise UserError("ManiSkill is not installed: pip install 'rlinf-vla[maniskill]'")
+        limit = TASKS[config.task].limit if config.episode_limit is None else config.episode_limit
+        return self._create_on_cpu(config, options, groups, per_group, limit)
+
+    def _create_on_cpu(
+        self, config: ManiSkillConfig, options: dict[str, Any], groups: int, per_group: int, limit: int
+    ) -> list[VectorEnv]:
+        processes = _processes(config, groups)
+        driver = vulkan.find()
+        if driver is None:
+            raise UserError("no Vulkan driver that SAPIEN accepts: run `rlinf-vla doctor --fix`")
+        environment = {**driver.environment, "MS_ASSET_DIR": str(asset_dir(config.asset_dir))}
+        pools = [
+            SimulatorPool(
+                ["-m", "rlinf_vla.envs.maniskill.simulator"],
+                {**options, "render_backend": driver.render_backend},
+                slots=per_group,
+                processes=processes,
+                episode_limit=limit,
+                environment=environment,
+                step_timeout=config.step_timeout_s,
+            )
+            for _ in range(groups)
+        ]
+        try:
+            return [ProcessVectorEnv(pool, (config.task,), why_no_expert(config)) for pool in pools]
+        except BaseException:
+            for pool in pools:
+                pool.close()
+            raise
+
+    def tasks(self) -> list[Task]:
+        return [
+            Task(name, entry.instruction, not missing_assets(entry, None), entry.has_expert, entry.note) for name, entry in TASKS.items()
+        ]
+
+    def diagnose(self) -> list[Diagnosis]:
+        return []
+
+
+def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
+    """What a simulator is built from, JSON values only. Raises UserError for what the user can mend."""
+    _one_of(config.task, TASKS, "env.task")
+    entry = TASKS[config.task]
+    _one_of(config.control_mode, entry.control_modes, f"env.control_mode for {config.task}")
+    _one_of(config.reward, entry.rewards if config.reward in REWARDS else REWARDS, f"env.reward for {config.task}")
+    _one_of(config.camera, CAMERAS, "env.camera")
+    _one_of(config.robot_visuals, VISUALS, "env.robot_visuals")
+    _one_of(config.backend, BACKENDS, "env.backend")
+    if not 16 <= config.image_size <= 1024:
+        raise UserError(f"env.image_size={config.image_size} is out of range: 16 ... 1024 pixels")
+    if config.episode_limit is not None and config.episode_limit < 1:
+        raise UserError(f"env.episode_limit={config.episode_limit} must be at least 1 control step")
+    if config.step_timeout_s <= 0:
+        raise UserError(f"env.step_timeout_s={config.step_timeout_s} must be more than 0 seconds")
+    missing = missing_assets(entry, config.asset_dir)
+    if missing:
+        raise UserError(f"env.task={config.task} needs assets that are not on this machine ({missing[0]}): see `rlinf-vla doctor`")
+    return {
+        "gym_id": entry.gym_id,
+        "robot": entry.robot,
+        "camera": entry.camera,
+        "close_view": entry.close_view if config.camera == "close" and not entry.bridge else None,
+        "low_poly": config.robot_visuals == "low_poly",
+        "obs_mode": "rgb+segmentation" if entry.bridge else "rgb",
+        "control_mode": config.control_mode,
+        "reward": config.reward,
+        "image_size": config.image_size,
+        "instruction": entry.instruction,
+    }
+
+
+def why_no_expert(config: ManiSkillConfig) -> str | None:
+    """One line where the task has no scripted expert in this control mode."""
+    if not TASKS[config.task].has_expert:
+        experts = ", ".join(name for name, entry in TASKS.items() if entry.has_expert)
+        return f"env.task={config.task} has no scripted expert; these have one: {experts}"
+    if config.control_mode not in EXPERT_MODES:
+        return f"the scripted experts do not speak env.control_mode={config.control_mode}; use {' or '.join(EXPERT_MODES)}"
+    return None
+
+
+def _one_of(value: str, allowed: Iterable[str], what: str) -> None:
+    names = list(allowed)
+    if value not in names:
+        near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(names)}"
+        raise UserError(f"{what}={value} is unknown: {hint}")
+
+
+def _divide(total: int, parts: int, what: str) -> int:
+    if total < 1 or total % parts:
+        near = max(parts, round(total / parts) * parts)
+        raise UserError(f"{what}={total} cannot be shared by {parts} groups: use {near}")
+    return total // parts
+
+
+def _processes(config: ManiSkillConfig, groups: int) -> int:
+    """Simulator processes of one group."""
+    per_group = config.num_envs // groups
+    if config.processes is None:
+        return min(per_group, max(1, len(os.sched_getaffinity(0)) // groups))
+    processes = _divide(config.processes, groups, "env.processes")
+    if processes > per_group:
+        raise UserError(f"env.processes={config.processes} is more than env.num_envs={config.num_envs}")
+    return processes

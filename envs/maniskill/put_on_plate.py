@@ -1,0 +1,142 @@
+"""PutOnPlate-v1: one of three coloured cubes, named by the instruction, is to be put on a plate. Needs no downloaded assets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import sapien
+import torch
+from mani_skill.agents.robots import Panda
+from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.sensors.camera import CameraConfig
+from mani_skill.utils import sapien_utils
+from mani_skill.utils.building import actors
+from mani_skill.utils.registration import register_env
+from mani_skill.utils.scene_builder.table import TableSceneBuilder
+from mani_skill.utils.structs import Actor, Pose
+from numpy.typing import NDArray
+from torch import Tensor
+
+COLOURS = {"red": (0.9, 0.05, 0.05), "green": (0.05, 0.75, 0.1), "blue": (0.05, 0.15, 0.95)}
+CUBE_HALF_SIZE = 0.02
+PLATE_RADIUS = 0.07
+PLATE_HALF_THICKNESS = 0.005
+AREA = np.array([[-0.1, -0.16], [0.1, 0.16]])
+"""Lowest and highest (x, y) of every centre, metres, table frame."""
+CUBE_TO_CUBE = 0.085
+"""Least distance between cube centres, metres: an open gripper fits around one without touching the next."""
+CUBE_TO_PLATE = PLATE_RADIUS + 0.045
+
+
+def sample_layout(rng: np.random.RandomState) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+    """Draw an episode: (index into COLOURS, plate centre ``[2]``, cube centres ``[3, 2]``), metres."""
+    target = int(rng.randint(len(COLOURS)))
+    while True:
+        plate = rng.uniform(*AREA)
+        cubes: list[NDArray[np.float64]] = []
+        for cube in rng.uniform(*AREA, size=(30, 2)):
+            if np.linalg.norm(cube - plate) >= CUBE_TO_PLATE and all(np.linalg.norm(cube - other) >= CUBE_TO_CUBE for other in cubes):
+                cubes.append(cube)
+                if len(cubes) == len(COLOURS):
+                    return target, plate, np.stack(cubes)
+
+
+@register_env("PutOnPlate-v1", max_episode_steps=50)
+class PutOnPlateEnv(BaseEnv):
+    """Success: the instructed cube rests on the plate and the gripper has let go of it. There is no failure."""
+
+    SUPPORTED_ROBOTS = ["panda"]  # noqa: RUF012  (the base class's own declaration)
+    SUPPORTED_REWARD_MODES = ("sparse", "none")
+    agent: Panda
+
+    def __init__(self, *args: Any, robot_uids: str = "panda", robot_init_qpos_noise: float = 0.02, **kwargs: Any) -> None:
+        self.robot_init_qpos_noise = robot_init_qpos_noise
+        super().__init__(*args, robot_uids=robot_uids, **kwargs)
+
+    @property
+    def _default_sensor_configs(self) -> list[CameraConfig]:
+        pose = sapien_utils.look_at(eye=[0.3, 0, 0.6], target=[-0.1, 0, 0.1])
+        return [CameraConfig("base_camera", pose, 128, 128, np.pi / 2, 0.01, 100)]
+
+    @property
+    def _default_human_render_camera_configs(self) -> CameraConfig:
+        pose = sapien_utils.look_at([0.6, 0.7, 0.6], [0.0, 0.0, 0.35])
+        return CameraConfig("render_camera", pose, 512, 512, 1, 0.01, 100)
+
+    def _load_agent(self, options: dict[str, Any]) -> None:
+        super()._load_agent(options, sapien.Pose(p=[-0.615, 0, 0]))
+
+    def _load_scene(self, options: dict[str, Any]) -> None:
+        self.table_scene = TableSceneBuilder(env=self, robot_init_qpos_noise=self.robot_init_qpos_noise)
+        self.table_scene.build()
+        self.cubes = [
+            actors.build_cube(
+                self.scene,
+                half_size=CUBE_HALF_SIZE,
+                color=[*colour, 1],
+                name=f"{name}_cube",
+                initial_pose=sapien.Pose(p=[0.1 * i, 0, CUBE_HALF_SIZE]),
+            )
+            for i, (name, colour) in enumerate(COLOURS.items())
+        ]
+        self.plate = actors.build_cylinder(
+            self.scene,
+            radius=PLATE_RADIUS,
+            half_length=PLATE_HALF_THICKNESS,
+            color=[0.95, 0.95, 0.95, 1],
+            name="plate",
+            body_type="kinematic",
+            initial_pose=sapien.Pose(p=[0, 0.3, PLATE_HALF_THICKNESS]),
+        )
+        actors.build_box(
+            self.scene,
+            half_sizes=[0.17, 0.22, 0.0005],
+            color=[0.15, 0.15, 0.17, 1],
+            name="mat",  # dark, so that every colour stands out in a small image
+            body_type="kinematic",
+            add_collision=False,
+            initial_pose=sapien.Pose(p=[0, 0, 0.0005]),
+        )
+        self.target = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        """index into COLOURS of the instructed cube, int64 ``[num_envs]``"""
+
+    def _initialize_episode(self, env_idx: Tensor, options: dict[str, Any]) -> None:
+        layouts = [sample_layout(self._batched_episode_rng.rngs[i]) for i in env_idx.tolist()]
+        self.table_scene.initialize(env_idx)
+        self.target[env_idx] = torch.tensor([target for target, _, _ in layouts], device=self.device)
+        for i, cube in enumerate(self.cubes):
+            cube.set_pose(self._resting([cubes[i] for _, _, cubes in layouts], CUBE_HALF_SIZE))
+        half_turn = [np.cos(np.pi / 4), 0.0, np.sin(np.pi / 4), 0.0]  # a cylinder's axis is its x: stand it up
+        self.plate.set_pose(self._resting([plate for _, plate, _ in layouts], PLATE_HALF_THICKNESS, half_turn))
+
+    def _resting(self, centres: list[NDArray[np.float64]], height: float, quaternion: list[float] | None = None) -> Pose:
+        """Poses ``[b]`` on the table: ``centres`` (x, y), ``height`` of the centre above the table."""
+        xy = torch.tensor(np.stack(centres), dtype=torch.float32, device=self.device)
+        xyz = torch.cat([xy, torch.full_like(xy[:, :1], height)], dim=1)
+        return Pose.create_from_pq(xyz, torch.tensor(quaternion or [1.0, 0.0, 0.0, 0.0], device=self.device))
+
+    def get_language_instruction(self) -> list[str]:
+        """One sentence per environment."""
+        names = list(COLOURS)
+        return [f"put the {names[i]} cube on the plate" for i in self.target.tolist()]
+
+    def of_target(self, question: Callable[[Actor], Tensor]) -> Tensor:
+        """``question``, which answers for one cube in all environments, asked of the instructed cubes only: ``[num_envs, ...]``."""
+        answers = {i: question(self.cubes[i]) for i in self.target.unique().tolist()}
+        return torch.stack([answers[i][row] for row, i in enumerate(self.target.tolist())])
+
+    def evaluate(self) -> dict[str, Tensor]:
+        cube = self.of_target(lambda cube: cube.pose.p)
+        offset = cube - self.plate.pose.p
+        centred = offset[:, :2].norm(dim=1) < PLATE_RADIUS - CUBE_HALF_SIZE / 2
+        resting = (offset[:, 2] - PLATE_HALF_THICKNESS - CUBE_HALF_SIZE).abs() < 0.005
+        still = self.of_target(lambda cube: cube.is_static(lin_thresh=1e-2, ang_thresh=0.5))
+        wide_open = self.agent.robot.get_qpos()[:, -1] > CUBE_HALF_SIZE + 0.002
+        away = (self.agent.tcp.pose.p - cube).norm(dim=1) > 0.05
+        on_plate = centred & resting
+        return {"is_on_plate": on_plate, "success": on_plate & still & (wide_open | away)}
+
+    def _get_obs_extra(self, info: dict[str, Any]) -> dict[str, Tensor]:
+        return {"tcp_pose": self.agent.tcp.pose.raw_pose}

@@ -1,0 +1,255 @@
+"""Simulators in processes of their own, which may die at any moment without anyone noticing.
+
+A simulator's future is a pure function of (episode, actions since its reset), and the parent holds both. So when a process is killed,
+crashes or hangs, :class:`SimulatorPool` starts another, replays the episodes under way, repeats the command in flight, and returns the
+same bits as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+from rlinf_vla.types import UserError
+
+from .serving import SimulatorSpec
+from .wire import Channel, ChannelClosed, Layout, SharedArrays
+
+_ATTEMPTS = 3
+"""So many processes may be lost in a row, with no command completed, before the pool gives up."""
+
+Row = list[Any]
+"""``[slot, *arguments]`` of one command, JSON values only."""
+
+
+@dataclass
+class _Slot:
+    episode: tuple[int, int] | None = None
+    """(seed, task), once reset."""
+    executed: int = 0
+    """Control steps since the reset; their actions are ``SharedArrays.actions[slot, :executed]``."""
+
+
+class _Process:
+    """One simulator process: how to start it, the slots it owns and the command it is working on."""
+
+    def __init__(
+        self, program: Sequence[str], options: dict[str, Any], slots: range, memory: IO[bytes], environment: Mapping[str, str]
+    ) -> None:
+        self.slots = slots
+        self.command: dict[str, Any] | None = None
+        self.deadline = 0.0
+        self.losses = 0
+        """Processes lost since a command was last completed."""
+        self._program, self._options, self._memory, self._environment = program, options, memory, environment
+
+    def launch(self, timeout: float) -> None:
+        """Start the process; it gets ready, within ``timeout`` seconds, while the caller does something else."""
+        ours, theirs = socket.socketpair()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (nameless, and open as long as the process)
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, *self._program, str(theirs.fileno()), str(self._memory.fileno())],
+                pass_fds=(theirs.fileno(), self._memory.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
+                start_new_session=True,  # Ctrl-C reaches the parent only
+            )
+        self.channel = Channel(ours)
+        self.ready = False
+        self.send({"options": self._options, "first": self.slots.start, "slots": len(self.slots)}, timeout)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def send(self, message: dict[str, Any], timeout: float) -> None:
+        """Its answer is due in ``timeout`` seconds. A process that is gone is noticed when the answer is awaited."""
+        self.deadline = time.monotonic() + timeout
+        with contextlib.suppress(ChannelClosed, TimeoutError):
+            self.channel.send(message, timeout)
+
+    def receive(self) -> dict[str, Any]:
+        answer = self.channel.receive(max(0.0, self.deadline - time.monotonic()))
+        if "unusable" in answer:
+            raise UserError(answer["unusable"])
+        if "error" in answer:
+            raise RuntimeError(f"simulator process {self.pid} failed:\n{answer['error']}")
+        return answer
+
+    def kill(self) -> int:
+        """Returns its exit code: its own where it had ended by itself, else -9."""
+        self.channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout=0.2)
+        self._popen.kill()
+        return self._popen.wait()
+
+    def last_words(self) -> str:
+        """The end of its output, read in place because the process shares the file's position."""
+        size = os.fstat(self._output.fileno()).st_size
+        text = os.pread(self._output.fileno(), 4096, max(0, size - 4096)).decode(errors="replace")
+        return "\n".join(text.splitlines()[-20:])
+
+
+class SimulatorPool:
+    """``slots`` single environments spread over ``processes``. One command at a time: ``begin(verb, rows)``, then ``finish()``.
+
+    program: what follows ``python`` on the command line, a module that calls ``serving.serve``.
+    options: JSON values for the simulator's constructor.
+    environment: added to this process's environment variables.
+    step_timeout, start_timeout: seconds that one command and one start may take before the process counts as hung.
+    The processes get ready in the background; the first use waits for them.
+    """
+
+    def __init__(
+        self,
+        program: Sequence[str],
+        options: dict[str, Any],
+        *,
+        slots: int,
+        processes: int,
+        episode_limit: int,
+        environment: Mapping[str, str] | None = None,
+        step_timeout: float = 120.0,
+        start_timeout: float = 300.0,
+    ) -> None:
+        self.episode_limit = episode_limit
+        self.restarts = 0
+        """Processes that were lost and replaced so far."""
+        self._step_timeout, self._start_timeout = step_timeout, start_timeout
+        self.slots = slots
+        self._slots = [_Slot() for _ in range(slots)]
+        self._memory = os.fdopen(os.memfd_create("rlinf-vla-simulators"), "w+b")
+        self._arrays: SharedArrays | None = None
+        self._closed = False
+        self._processes: list[_Process] = []
+        for index in range(processes):
+            owned = range(index * slots // processes, (index + 1) * slots // processes)
+            process = _Process(program, options, owned, self._memory, environment or {})
+            process.launch(start_timeout)
+            self._processes.append(process)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    @property
+    def spec(self) -> SimulatorSpec:
+        self._wait_ready()
+        return self._spec
+
+    @property
+    def arrays(self) -> SharedArrays:
+        """What the simulators wrote; the caller copies what it wants to keep."""
+        self._wait_ready()
+        assert self._arrays is not None
+        return self._arrays
+
+    def executed(self, slot: int) -> int | None:
+        """Control steps of the slot's present episode; None where there is no episode yet."""
+        return self._slots[slot].executed if self._slots[slot].episode is not None else None
+
+    def begin(self, verb: str, rows: Sequence[Row]) -> None:
+        """Start a command on the slots that ``rows`` name: ``reset`` [slot, seed, task], ``step`` [slot, begin, end] (the actions lie in
+        ``arrays``), ``expert`` [slot], ``render`` [slot]."""
+        self._wait_ready()
+        if any(process.command for process in self._processes):
+            raise RuntimeError(f"{verb} was begun while another command is under way")
+        for process in self._processes:
+            own = [row for row in rows if row[0] in process.slots]
+            if own:
+                process.command = {"verb": verb, "rows": own}
+                if verb == "reset":
+                    for slot, *_ in own:
+                        self._slots[slot] = _Slot()  # until the reset is done there is nothing to replay
+                process.send(process.command, self._step_timeout)
+
+    def finish(self) -> dict[int, Any]:
+        """Wait for the command under way. Returns slot -> its answer."""
+        answers: dict[int, Any] = {}
+        try:
+            for process in self._processes:
+                if process.command is None:
+                    continue
+                for (slot, *arguments), answer in zip(process.command["rows"], self._answer(process)["rows"], strict=True):
+                    answers[slot] = answer
+                    if process.command["verb"] == "reset":
+                        self._slots[slot] = _Slot(tuple(arguments))
+                    elif process.command["verb"] == "step":
+                        self._slots[slot].executed = answer
+                process.command, process.losses = None, 0
+        except BaseException:
+            self.close()  # some answers are still on their way: nothing here can be trusted any more
+            raise
+        return answers
+
+    def close(self) -> None:
+        """Kill the processes. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            for process in self._processes:
+                process.kill()
+            self._memory.close()
+
+    def _wait_ready(self) -> None:
+        if self._closed:
+            raise RuntimeError("the simulator pool is closed")
+        if self._arrays is None:
+            try:
+                for process in self._processes:
+                    self._settle(process)
+            except BaseException:
+                self.close()
+                raise
+
+    def _answer(self, process: _Process) -> dict[str, Any]:
+        """The answer to its command, from a new process where this one is lost."""
+        while True:
+            self._settle(process)
+            try:
+                return process.receive()
+            except (ChannelClosed, TimeoutError) as loss:
+                self._replace(process, loss)
+
+    def _settle(self, process: _Process) -> None:
+        """Wait until the process is ready, has the episodes under way, and is working on its command again."""
+        while not process.ready:
+            try:
+                self._spec = SimulatorSpec(**process.receive()["spec"])
+                spec = self._spec
+                layout = Layout(len(self._slots), self.episode_limit, spec.action_dim, spec.state_dim, spec.images, spec.picture)
+                if self._arrays is None:
+                    self._arrays = SharedArrays(self._memory.fileno(), layout)
+                process.send({"layout": asdict(layout)}, self._start_timeout)
+                under_way = [(slot, self._slots[slot]) for slot in process.slots]
+                replay = [[slot, *state.episode, state.executed] for slot, state in under_way if state.episode is not None]
+                if replay:
+                    process.send({"verb": "replay", "rows": replay}, self._start_timeout)
+                    process.receive()
+                process.ready = True
+                if process.command is not None:
+                    process.send(process.command, self._step_timeout)
+            except (ChannelClosed, TimeoutError) as loss:
+                self._replace(process, loss)
+
+    def _replace(self, process: _Process, loss: Exception) -> None:
+        exit_code = process.kill()
+        how = "did not answer in time" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
+        process.losses += 1
+        if process.losses >= _ATTEMPTS:
+            doing = f"while it carried out '{process.command['verb']}'" if process.command else "while it started"
+            words = process.last_words() or "(it said nothing)"
+            raise RuntimeError(f"simulator processes were lost {_ATTEMPTS} times in a row: the last one {how} {doing}.\n{words}")
+        self.restarts += 1
+        process.launch(self._start_timeout)

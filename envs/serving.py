@@ -1,0 +1,152 @@
+"""The simulator's side of a simulator process: what a simulator implements, and the loop that serves it.
+
+A simulator's module ends with ``if __name__ == "__main__": serve(MySimulator)``. Needs numpy and the simulator only.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .wire import Channel, ChannelClosed, Layout, SharedArrays
+
+
+class Unusable(Exception):
+    """The simulator cannot run on this machine or with these options: one line that names the mend."""
+
+
+@dataclass(frozen=True)
+class SimulatorSpec:
+    action_dim: int
+    state_dim: int
+    control_hz: float
+    images: dict[str, list[int]]
+    """name -> [height, width]."""
+    picture: list[int]
+    """[height, width] of what ``render`` returns."""
+
+
+class Step(NamedTuple):
+    reward: float
+    terminated: bool
+    success: bool
+
+
+class Seen(NamedTuple):
+    state: NDArray[np.float32]
+    """``[S]``"""
+    images: dict[str, NDArray[np.uint8]]
+    """name -> ``[H, W, 3]``"""
+
+
+class Simulator(Protocol):
+    """Some single environments, the ``slots``, in one process.
+
+    A slot's future depends only on its last ``reset`` and the actions since, bit for bit; never on the other slots, on earlier
+    episodes, or on how often it was observed.
+    """
+
+    spec: SimulatorSpec
+
+    def reset(self, slot: int, seed: int, task: int) -> str:
+        """Begin an episode. Returns its instruction."""
+
+    def step(self, slot: int, action: NDArray[np.float32]) -> Step:
+        """One control step, ``action`` ``[D]``. Renders nothing."""
+
+    def observe(self, slot: int) -> Seen: ...
+
+    def expert(self, slot: int) -> NDArray[np.float32]:
+        """What the scripted expert would do now, ``[D]``. Raises Unusable where there is none."""
+
+    def render(self, slot: int) -> NDArray[np.uint8]:
+        """A picture for people, ``[H, W, 3]``."""
+
+
+def serve(create: Callable[[dict[str, Any], int], Simulator]) -> None:
+    """Serve ``create(options, number of slots)`` until the parent is gone. Called by the process that ``SimulatorPool`` started."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    sock, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    threading.Thread(target=_leave_with_parent, args=(sock.fileno(),), daemon=True).start()
+    channel = Channel(sock)
+    try:
+        start = channel.receive()
+        simulator = create(start["options"], start["slots"])
+        channel.send({"spec": asdict(simulator.spec)})
+        arrays = SharedArrays(memory, Layout(**channel.receive()["layout"]))
+        server = _Server(simulator, arrays, start["first"])
+        while True:
+            channel.send(server.answer(channel.receive()))
+    except ChannelClosed:
+        return
+    except Unusable as error:
+        channel.send({"unusable": str(error)})
+    except Exception:
+        channel.send({"error": traceback.format_exc()})
+
+
+def _leave_with_parent(file: int) -> None:
+    """End this process as soon as the parent's end of the socket closes, whatever the main thread is doing."""
+    watch = select.poll()
+    watch.register(file, select.POLLRDHUP)
+    watch.poll()
+    os._exit(0)
+
+
+class _Server:
+    """Carries out the parent's commands. Slots are numbered over the whole pool; this process owns those from ``first`` on."""
+
+    def __init__(self, simulator: Simulator, arrays: SharedArrays, first: int) -> None:
+        self.simulator, self.arrays, self.first = simulator, arrays, first
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        """``command``: a verb, and one row ``[slot, *arguments]`` for each slot concerned. The answer has one entry per row."""
+        verb: Callable[..., Any] = getattr(self, command["verb"])
+        return {"rows": [verb(slot, *arguments) for slot, *arguments in command["rows"]]}
+
+    def reset(self, slot: int, seed: int, task: int) -> str:
+        instruction = self.simulator.reset(slot - self.first, seed, task)
+        self._observe(slot)
+        return instruction
+
+    def step(self, slot: int, begin: int, end: int) -> int:
+        """Execute the recorded actions ``begin:end`` up to the first terminal one. Returns how many control steps the episode has now."""
+        arrays = self.arrays
+        done = begin
+        while done < end:
+            reward, terminated, success = self.simulator.step(slot - self.first, arrays.actions[slot, done])
+            arrays.reward[slot, done], arrays.terminated[slot, done], arrays.success[slot, done] = reward, terminated, success
+            done += 1
+            if terminated:
+                break
+        self._observe(slot)
+        return done
+
+    def replay(self, slot: int, seed: int, task: int, executed: int) -> None:
+        """Bring a new simulator to where a lost one was. Nothing is written: the parent still has what the lost one saw."""
+        self.simulator.reset(slot - self.first, seed, task)
+        for action in self.arrays.actions[slot, :executed]:
+            self.simulator.step(slot - self.first, action)
+
+    def expert(self, slot: int) -> None:
+        self.arrays.expert[slot] = self.simulator.expert(slot - self.first)
+
+    def render(self, slot: int) -> None:
+        self.arrays.picture[:] = self.simulator.render(slot - self.first)
+
+    def _observe(self, slot: int) -> None:
+        state, images = self.simulator.observe(slot - self.first)
+        self.arrays.state[slot] = state
+        for name, image in images.items():
+            self.arrays.images[name][slot] = image

@@ -1,0 +1,118 @@
+"""The :class:`VectorEnv` made of simulators in processes of their own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.protocols import EnvSpec, VectorEnv
+from rlinf_vla.types import Episodes, Observation, StepResult, UserError
+
+from .processes import SimulatorPool
+
+
+class ProcessVectorEnv(VectorEnv):
+    """All slots of one :class:`SimulatorPool`. ``reset_async`` and ``step_async`` return at once; the processes work meanwhile.
+
+    no_expert: why ``expert_actions`` is refused; None where the task has an expert.
+    """
+
+    def __init__(self, pool: SimulatorPool, tasks: tuple[str, ...], no_expert: str | None = None) -> None:
+        self.pool = pool
+        spec = pool.spec
+        self._no_expert = no_expert
+        self._instruction = [""] * pool.slots
+        self._ended = [False] * pool.slots
+        self.spec = EnvSpec(
+            num_envs=pool.slots,
+            action_dim=spec.action_dim,
+            state_dim=spec.state_dim,
+            control_hz=spec.control_hz,
+            episode_limit=pool.episode_limit,
+            images={name: (size[0], size[1]) for name, size in spec.images.items()},
+            tasks=tasks,
+            device=torch.device("cpu"),
+        )
+
+    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
+        num_envs = self.spec.num_envs
+        chosen = range(num_envs) if mask is None else _checked(mask, (num_envs,), "mask").nonzero().flatten().tolist()
+        seeds = _checked(episodes.seed, (num_envs,), "episodes.seed").tolist()
+        task_ids = _checked(episodes.task_id, (num_envs,), "episodes.task_id").tolist()
+        for index in chosen:
+            if not 0 <= seeds[index] < 2**32:
+                raise ValueError(f"episodes.seed[{index}] is {seeds[index]}; a seed lies in 0 ... 2**32 - 1")
+            if not 0 <= task_ids[index] < len(self.spec.tasks):
+                raise ValueError(f"episodes.task_id[{index}] is {task_ids[index]}; there are {len(self.spec.tasks)} tasks")
+        self.pool.begin("reset", [[index, seeds[index], task_ids[index]] for index in chosen])
+
+    def reset_wait(self) -> Observation:
+        for index, instruction in self.pool.finish().items():
+            self._instruction[index] = instruction
+            self._ended[index] = False
+        return self._observation()
+
+    def step_async(self, actions: Tensor) -> None:
+        num_envs, limit = self.spec.num_envs, self.spec.episode_limit
+        actions = _checked(actions, (num_envs, None, self.spec.action_dim), "actions")
+        if not actions.isfinite().all():
+            raise ValueError("actions are not finite")
+        begin = [self.pool.executed(index) for index in range(num_envs)]
+        rows = []
+        for index, executed in enumerate(begin):
+            if executed is None or self._ended[index]:
+                raise RuntimeError(f"environment {index} has no episode under way: reset it first")
+            end = min(executed + actions.shape[1], limit)
+            self.pool.arrays.actions[index, executed:end] = actions[index, : end - executed].numpy()
+            rows.append([index, executed, end])
+        self._begin, self._chunk = rows, actions.shape[1]
+        self.pool.begin("step", rows)
+
+    def step_wait(self) -> StepResult:
+        executed = self.pool.finish()
+        arrays = self.pool.arrays
+        shape = (self.spec.num_envs, self._chunk)
+        reward = torch.zeros(shape)
+        terminated, truncated, success, valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(4))
+        for index, begin, _ in self._begin:
+            end = executed[index]
+            count = end - begin
+            reward[index, :count] = torch.from_numpy(arrays.reward[index, begin:end])
+            terminated[index, :count] = torch.from_numpy(arrays.terminated[index, begin:end])
+            success[index, :count] = torch.from_numpy(arrays.success[index, begin:end])
+            valid[index, :count] = True
+            # An episode that ends in its last control step is terminated, not truncated: nothing is left to bootstrap from.
+            truncated[index, count - 1] = end == self.spec.episode_limit and not terminated[index, count - 1]
+            self._ended[index] = bool(terminated[index, count - 1] | truncated[index, count - 1])
+        return StepResult(self._observation(), reward, terminated, truncated, success, valid)
+
+    def render(self, index: int) -> Tensor:
+        self.pool.begin("render", [[index]])
+        self.pool.finish()
+        return torch.from_numpy(self.pool.arrays.picture.copy())
+
+    def expert_actions(self) -> Tensor:
+        if self._no_expert is not None:
+            raise UserError(self._no_expert)
+        self.pool.begin("expert", [[index] for index in range(self.spec.num_envs)])
+        self.pool.finish()
+        return torch.from_numpy(self.pool.arrays.expert.copy())
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _observation(self) -> Observation:
+        arrays = self.pool.arrays
+        images = {name: torch.from_numpy(image.copy()) for name, image in arrays.images.items()}
+        return Observation(images, torch.from_numpy(arrays.state.copy()), list(self._instruction))
+
+
+def _checked(tensor: Tensor, shape: tuple[int | None, ...], name: str) -> Tensor:
+    """``tensor`` on the CPU, if it has this shape (None: any size but 0)."""
+    fits = tensor.ndim == len(shape) and all(
+        size == wanted if wanted is not None else size > 0 for size, wanted in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted_shape = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} has shape {list(tensor.shape)}, not [{wanted_shape}]")
+    return tensor.detach().cpu()

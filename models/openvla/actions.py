@@ -1,0 +1,51 @@
+"""Actions as the last tokens of the vocabulary. Source: openvla ``prismatic/vla/action_tokenizer.py`` and ``predict_action``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class ActionTokenizer(nn.Module):
+    """Uniform bins on [-1, 1] and their un-normalisation to environment units.
+
+    Token ids run **downwards**: the highest action is the lowest id. ``n_bins`` edges leave ``n_bins - 1`` centres; the two lowest ids
+    decode to the same centre, as in the official code.
+    """
+
+    def __init__(self, vocab_size: int, n_bins: int, statistics: dict[str, Any]) -> None:
+        """``vocab_size``: without padding rows (32000 in Llama 2). ``statistics``: ``q01``, ``q99`` and optional ``mask`` per dimension."""
+        super().__init__()
+        self.n_bins = n_bins
+        self.first_id = vocab_size - n_bins
+        low = torch.tensor(statistics["q01"], dtype=torch.float64)
+        high = torch.tensor(statistics["q99"], dtype=torch.float64)
+        mask = torch.tensor(statistics.get("mask", [True] * len(low)))
+        edges = torch.linspace(-1, 1, n_bins, dtype=torch.float64)
+        # a dimension outside the mask (a binary gripper) is not normalised
+        self.register_buffer("scale", torch.where(mask, 0.5 * (high - low), 1.0).float(), persistent=False)
+        self.register_buffer("offset", torch.where(mask, 0.5 * (high + low), 0.0).float(), persistent=False)
+        self.register_buffer("edges", edges, persistent=False)
+        self.register_buffer("centres", (0.5 * (edges[:-1] + edges[1:])).float(), persistent=False)
+
+    scale: Tensor
+    offset: Tensor
+    edges: Tensor
+    centres: Tensor
+
+    @property
+    def action_dim(self) -> int:
+        return len(self.scale)
+
+    def encode(self, actions: Tensor) -> Tensor:
+        """Environment units ``[..., D]`` to token ids int64 ``[..., D]``."""
+        # in float64, as numpy.digitize: an action on an edge must not change its bin
+        normalised = ((actions.double() - self.offset) / self.scale).clamp(-1, 1)
+        return self.first_id + self.n_bins - torch.bucketize(normalised, self.edges, right=True)
+
+    def decode(self, token_ids: Tensor) -> Tensor:
+        """Token ids ``[..., D]`` to environment units float32 ``[..., D]``."""
+        index = (self.first_id + self.n_bins - token_ids - 1).clamp(0, self.n_bins - 2)
+        return self.centres[index] * self.scale + self.offset

@@ -1,0 +1,69 @@
+"""The directory layout of a published OpenVLA checkpoint, read and written without running any code of the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlinf_vla.types import UserError
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+STATISTICS, TOKENIZER = "dataset_statistics.json", "tokenizer.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} is not an OpenVLA checkpoint: {path.name} is missing") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}): copy the checkpoint again") from None
+
+
+def read_statistics(directory: Path, config: dict[str, Any], key: str | None) -> dict[str, Any]:
+    """Un-normalisation statistics of one dataset; a fine-tune's dataset_statistics.json replaces ``norm_stats`` of config.json."""
+    path = directory / STATISTICS
+    statistics = read_json(path) if path.exists() else config.get("norm_stats", {})
+    if key is None and len(statistics) == 1:
+        return next(iter(statistics.values()))
+    if key not in statistics:
+        raise UserError(f"model.options.unnorm_key={key}: {directory} has statistics for {sorted(statistics)}, choose one")
+    return statistics[key]
+
+
+def has_weights(directory: Path) -> bool:
+    return (directory / WEIGHTS).exists() or (directory / INDEX).exists()
+
+
+def load_weights(module: nn.Module, directory: Path) -> None:
+    """Fill ``module`` from one safetensors file or a sharded set; every key must be there, with its shape. Computes in float32."""
+    if (directory / INDEX).exists():
+        files = sorted(set(read_json(directory / INDEX)["weight_map"].values()))
+    else:
+        files = [WEIGHTS]
+    state: dict[str, Tensor] = {}
+    for name in files:
+        try:
+            state |= load_file(directory / name)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{directory / name} cannot be read ({error}): the file is missing or damaged, copy it again") from None
+    expected = module.state_dict()
+    for problem, keys in (("missing", expected.keys() - state.keys()), ("unexpected", state.keys() - expected.keys())):
+        if keys:
+            raise UserError(f"{directory} does not fit its config.json: {len(keys)} {problem} weights, first {min(keys)}")
+    for key, value in state.items():
+        if value.shape != expected[key].shape:
+            raise UserError(f"{directory}: {key} has shape {list(value.shape)}, config.json says {list(expected[key].shape)}")
+        if not torch.isfinite(value).all():
+            raise UserError(f"{directory}: {key} holds NaN or infinite values, the checkpoint is damaged")
+    module.load_state_dict({key: value.float() for key, value in state.items()})
+
+
+def save_weights(module: nn.Module, directory: Path, dtype: torch.dtype) -> None:
+    save_file({key: value.to(dtype).contiguous() for key, value in module.state_dict().items()}, directory / WEIGHTS)

@@ -1,0 +1,171 @@
+"""OpenVLA as a policy of the engine: one image and an instruction in, ``D`` action tokens out, one control step per call."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from rlinf_vla.protocols import Noise, Policy, PolicySpec
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
+
+from . import checkpoint as layout
+from .actions import ActionTokenizer
+from .prismatic import PrismaticVLA
+from .processor import PromptEncoder, normalise, resize
+
+
+@dataclass
+class OpenVLAOptions:
+    """Recipe node ``model.options``."""
+
+    image: str = "base"
+    """Which of the environment's cameras the policy sees."""
+    prompt_length: int = 32
+    """Token ids per prompt, padding included."""
+    unnorm_key: str | None = None
+    """Which dataset's statistics un-normalise the actions; needed only where the checkpoint has several."""
+    random_weights: bool = False
+    """Start from random weights: config.json alone is enough."""
+
+
+class ValueHead(nn.Sequential):
+    """Critic on the state that predicts the first action token. Shape after RLinf (hidden -> 512 -> 128 -> 1); starts at zero."""
+
+    def __init__(self, hidden_size: int) -> None:
+        last = nn.Linear(128, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        super().__init__(nn.Linear(hidden_size, 512), nn.GELU(), nn.Linear(512, 128), nn.GELU(), last)
+
+
+@dataclass
+class Prefix:
+    """Features: the last state of the prompt, and the keys and values of everything before it."""
+
+    state: Tensor
+    mask: Tensor
+    cache: DynamicCache
+
+
+class OpenVLAPolicy(Policy):
+    name: ClassVar[str] = "openvla"
+    Config: ClassVar[type] = OpenVLAOptions
+    # as the official fine-tuning script ("all-linear") stores it, without the output layer
+    lora_targets: ClassVar[tuple[str, ...]] = (
+        *("q", "kv", "qkv", "proj", "fc1", "fc2", "fc3"),
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    )
+
+    def __init__(self, directory: Path, options: OpenVLAOptions) -> None:
+        super().__init__()
+        self.directory, self.options = directory, options
+        self.config = config = layout.read_json(directory / layout.CONFIG)
+        statistics = layout.read_statistics(directory, config, options.unnorm_key)["action"]
+        vocab_size = config["text_config"]["vocab_size"] - config["pad_to_multiple_of"]
+        self.backbone: PrismaticVLA = PrismaticVLA(config)
+        self.value_head = ValueHead(self.backbone.hidden_size)
+        self.action_tokens = ActionTokenizer(vocab_size, config["n_action_bins"], statistics)
+        self.prompts = PromptEncoder(
+            Tokenizer.from_file(str(directory / layout.TOKENIZER)),
+            options.prompt_length,
+            bos_id=config["text_config"].get("bos_token_id", 1),
+            pad_id=config["pad_token_id"],
+            empty_id=config.get("empty_token_id", 29871),
+        )
+        height, width = config["image_sizes"]
+        self.spec = PolicySpec(
+            chunk=1, action_dim=self.action_tokens.action_dim, state_dim=0, images={options.image: (height, width)}
+        )
+
+    @classmethod
+    def load(cls, checkpoint: Path, config: OpenVLAOptions) -> OpenVLAPolicy:
+        policy = cls(checkpoint, config)
+        if not config.random_weights:
+            if not layout.has_weights(checkpoint):
+                raise UserError(f"{checkpoint} has no {layout.WEIGHTS}: choose another model.checkpoint, or model.options.random_weights=true")
+            layout.load_weights(policy.backbone, checkpoint)
+        return policy
+
+    def save(self, checkpoint: Path) -> None:
+        for name in (layout.TOKENIZER, layout.STATISTICS):
+            if (self.directory / name).exists():
+                shutil.copyfile(self.directory / name, checkpoint / name)
+        (checkpoint / layout.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
+        layout.save_weights(self.backbone, checkpoint, torch.bfloat16)
+
+    def prepare(self, obs: Observation) -> Inputs:
+        images = resize(obs.images[self.options.image], self.spec.images[self.options.image])
+        token_ids, token_mask = self.prompts(obs.instruction)
+        return {"image": images, "token_ids": token_ids.to(images.device), "token_mask": token_mask.to(images.device)}
+
+    def encode(self, inputs: Inputs) -> Prefix:
+        embeds, mask = self._embed(inputs)
+        cache = DynamicCache()
+        return Prefix(self.backbone.hidden_states(embeds, mask, cache)[:, -1], mask, cache)
+
+    def value(self, features: Prefix) -> Tensor:
+        return self.value_head(features.state.float()).squeeze(-1)
+
+    def act(self, features: Prefix, noise: Noise | None, temperature: float) -> ActionSample:
+        dims = self.spec.action_dim
+        state, mask, tokens, log_probs = features.state, features.mask, [], []
+        # Gumbel-max: argmax(logits / T - log(-log u)) is a draw from softmax(logits / T), and u belongs to the episode alone
+        gumbel = -torch.log(-torch.log(noise.uniform(dims, self.action_tokens.n_bins))) if noise is not None and temperature > 0 else None
+        for i in range(dims):
+            if i > 0:
+                mask = F.pad(mask, (0, 1), value=True)
+                state = self.backbone.hidden_states(self.backbone.embed_tokens(tokens[-1][:, None]), mask, features.cache)[:, 0]
+            log_prob = self._log_softmax(state, temperature)
+            choice = (log_prob if gumbel is None else log_prob + gumbel[:, i]).argmax(dim=-1)
+            tokens.append(choice + self.action_tokens.first_id)
+            log_probs.append(log_prob.gather(-1, choice[:, None])[:, 0])
+        token_ids = torch.stack(tokens, dim=1)
+        return ActionSample(
+            actions=self.action_tokens.decode(token_ids)[:, None],
+            latent={"token_ids": token_ids},
+            log_prob=torch.stack(log_probs, dim=1)[:, None],
+            value=self.value(features),
+        )
+
+    def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
+        states = self._teacher_forced(inputs, latent["token_ids"])
+        log_prob = self._log_softmax(states, temperature)
+        choice = latent["token_ids"] - self.action_tokens.first_id
+        return ActionEval(
+            log_prob=log_prob.gather(-1, choice[..., None])[..., 0][:, None],
+            entropy=-(log_prob.exp() * log_prob).sum(-1)[:, None],
+            value=self.value_head(states[:, 0].float()).squeeze(-1),
+        )
+
+    def supervised_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        token_ids = self.action_tokens.encode(actions[:, 0])
+        log_prob = self._log_softmax(self._teacher_forced(inputs, token_ids), temperature=1.0)
+        return -log_prob.gather(-1, (token_ids - self.action_tokens.first_id)[..., None]).mean(dim=(1, 2))
+
+    def _embed(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        embeds = self.backbone.embed_prompt(normalise(inputs["image"]), inputs["token_ids"])
+        patches = inputs["token_mask"].new_ones(len(embeds), self.backbone.num_patches)
+        mask = torch.cat([inputs["token_mask"][:, :1], patches, inputs["token_mask"][:, 1:]], dim=1)
+        return embeds, mask
+
+    def _teacher_forced(self, inputs: Inputs, token_ids: Tensor) -> Tensor:
+        """States ``[B, D, d]`` that predict each of the action tokens ``[B, D]``."""
+        embeds, mask = self._embed(inputs)
+        embeds = torch.cat([embeds, self.backbone.embed_tokens(token_ids[:, :-1])], dim=1)
+        mask = F.pad(mask, (0, token_ids.shape[1] - 1), value=True)
+        return self.backbone.hidden_states(embeds, mask)[:, -token_ids.shape[1] :]
+
+    def _log_softmax(self, states: Tensor, temperature: float) -> Tensor:
+        """The one distribution of sampling, training and greedy choice: action ids only, then temperature (0 stands for greedy: 1)."""
+        first = self.action_tokens.first_id
+        logits = self.backbone.logits(states)[..., first : first + self.action_tokens.n_bins].float()
+        return torch.log_softmax(logits / (temperature or 1.0), dim=-1)

@@ -1,0 +1,90 @@
+"""The network of OpenVLA: two vision towers, a projector and a Llama, under the official state-dict names.
+
+Source: openvla ``prismatic/extern/hf/modeling_prismatic.py``. The language model is transformers' own ``LlamaForCausalLM``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from .vit import TIMM, VisionTransformer, ViTConfig
+
+
+class VisionBackbone(nn.Module):
+    def __init__(self, featurizer: ViTConfig, fused_featurizer: ViTConfig) -> None:
+        super().__init__()
+        self.featurizer = VisionTransformer(featurizer)
+        self.fused_featurizer = VisionTransformer(fused_featurizer)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """``pixels`` float ``[B, 6, H, W]``: DINO-normalised RGB, then SigLIP-normalised RGB. Returns ``[B, patches, d_dino + d_siglip]``."""
+        dino, siglip = pixels.split(3, dim=1)
+        return torch.cat([self.featurizer(dino), self.fused_featurizer(siglip)], dim=2)
+
+
+class Projector(nn.Module):
+    def __init__(self, vision_dim: int, llm_dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(vision_dim, 4 * vision_dim)
+        self.fc2 = nn.Linear(4 * vision_dim, llm_dim)
+        self.fc3 = nn.Linear(llm_dim, llm_dim)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(patches)))))
+
+
+class PrismaticVLA(nn.Module):
+    """``vision_backbone``, ``projector`` and ``language_model`` of an OpenVLA checkpoint."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """``config``: an official config.json. Tower sizes come from ``vision_config`` where it is given (tiny models), else from ``timm_model_ids``."""
+        super().__init__()
+        if "vision_config" in config:
+            towers = [ViTConfig(**config["vision_config"][name]) for name in ("featurizer", "fused_featurizer")]
+        else:
+            towers = [TIMM[name] for name in config["timm_model_ids"]]
+        text = {key: value for key, value in config["text_config"].items() if key not in ("torch_dtype", "dtype", "model_type")}
+        llama = LlamaConfig(**text, attn_implementation="sdpa")
+        self.vision_backbone = VisionBackbone(*towers)
+        self.projector = Projector(sum(tower.embed_dim for tower in towers), llama.hidden_size)
+        self.language_model = LlamaForCausalLM(llama)
+        self.num_patches = (towers[0].img_size // towers[0].patch_size) ** 2
+        self.hidden_size = llama.hidden_size
+
+    def embed_prompt(self, pixels: Tensor, token_ids: Tensor) -> Tensor:
+        """``[BOS, patches, prompt]``: ``pixels`` ``[B, 6, H, W]``, ``token_ids`` ``[B, L]`` with BOS in column 0; returns ``[B, patches + L, d]``."""
+        text = self.embed_tokens(token_ids)
+        return torch.cat([text[:, :1], self.projector(self.vision_backbone(pixels)), text[:, 1:]], dim=1)
+
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        return self.language_model.model.embed_tokens(token_ids)
+
+    def hidden_states(self, embeds: Tensor, mask: Tensor, cache: DynamicCache | None = None) -> Tensor:
+        """Last-layer states ``[B, N, d]`` of the ``N`` newest tokens.
+
+        ``mask``: bool ``[B, M]``, true where a token counts, over cached and new tokens (``M >= N``). A token's position is the number of
+        real tokens before it, so padding anywhere changes nothing (transformers wants an additive float mask for that).
+        """
+        new, total = embeds.shape[1], mask.shape[1]
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        order = torch.arange(total, device=mask.device)
+        visible = mask[:, None, :] & (order <= order[-new:, None])
+        # a padding row attends to itself only, because a softmax over nothing is NaN
+        visible = visible | (order == order[-new:, None])
+        bias = torch.zeros(visible.shape, dtype=embeds.dtype, device=embeds.device).masked_fill_(~visible, float("-inf"))
+        output = self.language_model.model(
+            inputs_embeds=embeds,
+            attention_mask=bias[:, None],
+            position_ids=positions[:, -new:],
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        return output.last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.language_model.lm_head(hidden)

@@ -1,0 +1,66 @@
+"""Observations to tensors, as OpenVLA's processor does it. Source: openvla ``prismatic/extern/hf/processing_prismatic.py``."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from rlinf_vla.types import UserError
+
+PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
+
+# The released preprocessor_config.json holds these bf16-rounded values.
+DINO_MEAN, DINO_STD = (0.484375, 0.455078125, 0.40625), (0.228515625, 0.2236328125, 0.224609375)
+SIGLIP_MEAN, SIGLIP_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+
+def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 ``[B, H, W, 3]`` to uint8 ``[B, 3, *size]``: PIL bicubic, ignoring the aspect ratio ("resize-naive")."""
+    if tuple(images.shape[1:3]) != size:
+        resized = [
+            np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BICUBIC)) for image in images.cpu().numpy()
+        ]
+        images = torch.from_numpy(np.stack(resized)).to(images.device)
+    return images.permute(0, 3, 1, 2).contiguous()
+
+
+def normalise(images: Tensor) -> Tensor:
+    """uint8 ``[B, 3, H, W]`` to float32 ``[B, 6, H, W]``: once with DINO's statistics, once with SigLIP's."""
+    scaled = images.float() / 255
+    statistics = torch.tensor([DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD], device=images.device)[..., None, None]
+    return torch.cat([(scaled - statistics[0]) / statistics[1], (scaled - statistics[2]) / statistics[3]], dim=1)
+
+
+class PromptEncoder:
+    """Instructions to token ids of one fixed length, ``[BOS, padding, prompt, empty token]``, so that every batch has one shape."""
+
+    def __init__(self, tokenizer: Tokenizer, length: int, bos_id: int, pad_id: int, empty_id: int) -> None:
+        self.tokenizer, self.length = tokenizer, length
+        self.bos_id, self.pad_id, self.empty_id = bos_id, pad_id, empty_id
+        self._cache: dict[str, list[int]] = {}
+
+    def ids(self, instruction: str) -> list[int]:
+        """Unpadded ids. The official code appends the empty token ("▁", 29871 in Llama 2) where the tokenizer does not end in it."""
+        if instruction not in self._cache:
+            text = PROMPT.format(instruction=instruction.lower())
+            ids = [self.bos_id, *self.tokenizer.encode(text, add_special_tokens=False).ids]
+            self._cache[instruction] = ids if ids[-1] == self.empty_id else [*ids, self.empty_id]
+        return self._cache[instruction]
+
+    def __call__(self, instructions: list[str]) -> tuple[Tensor, Tensor]:
+        """Token ids int64 ``[B, length]`` and mask bool ``[B, length]``."""
+        rows, masks = [], []
+        for instruction in instructions:
+            ids = self.ids(instruction)
+            padding = self.length - len(ids)
+            if padding < 0:
+                raise UserError(
+                    f"instruction {instruction!r} takes {len(ids)} tokens, model.options.prompt_length is {self.length}: "
+                    f"set model.options.prompt_length={len(ids)} or more"
+                )
+            rows.append([self.bos_id] + [self.pad_id] * padding + ids[1:])
+            masks.append([True] + [False] * padding + [True] * (len(ids) - 1))
+        return torch.tensor(rows), torch.tensor(masks)

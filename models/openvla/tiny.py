@@ -1,0 +1,91 @@
+"""A tiny OpenVLA: the official wiring at about a million parameters, with a tokenizer of its own.
+
+``python -m rlinf_vla.models.openvla.tiny DIRECTORY`` writes config.json, tokenizer.json and dataset_statistics.json (no weights).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from .checkpoint import CONFIG, STATISTICS, TOKENIZER
+from .processor import PROMPT
+
+VOCABULARY, ACTION_BINS, IMAGE = 512, 32, 64
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "\u2581")  # the last one plays Llama's empty token 29871
+
+# Words of manipulation instructions become one token each; other words fall back to characters.
+WORDS = """push pull pick put place move stack lift turn open close roll poke insert slide rotate plug grasp grab drop release
+the a an of to on onto in into at from with and then up down left right front back top above below behind next between inside it them
+cube block ball sphere peg hole plate bowl basket towel cloth spoon carrot eggplant charger receptacle socket tool goal target region
+drawer door cabinet box bin table robot arm gripper upright side end button handle cup mug bottle can object shape letter T pyramid
+red green blue yellow orange purple white black gray brown pink small large big first second third other another"""
+
+
+def config() -> dict[str, Any]:
+    tower = {"embed_dim": 96, "depth": 4, "num_heads": 4, "patch_size": 16, "img_size": IMAGE, "mlp_ratio": 3.0}
+    return {
+        "model_type": "openvla",
+        "arch_specifier": "no-align+fused-gelu-mlp",
+        "image_sizes": [IMAGE, IMAGE],
+        "image_resize_strategy": "resize-naive",
+        "use_fused_vision_backbone": True,
+        "vision_config": {
+            "featurizer": tower | {"class_token": True, "reg_tokens": 4, "layer_scale": True},
+            "fused_featurizer": tower,
+        },
+        "text_config": {
+            "model_type": "llama",
+            "vocab_size": VOCABULARY,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 256,
+            "rms_norm_eps": 1e-6,
+            "initializer_range": 0.05,
+            "bos_token_id": SPECIAL.index("<s>"),
+            "eos_token_id": SPECIAL.index("</s>"),
+            "pad_token_id": SPECIAL.index("<pad>"),
+        },
+        "pad_token_id": SPECIAL.index("<pad>"),
+        "pad_to_multiple_of": 0,
+        "empty_token_id": SPECIAL.index("\u2581"),
+        "n_action_bins": ACTION_BINS,
+    }
+
+
+def tokenizer() -> Tokenizer:
+    """BPE over ASCII, trained on the word list inside the prompt."""
+    result = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    result.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - ACTION_BINS,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=[chr(code) for code in range(33, 127)],
+        show_progress=False,
+    )
+    result.train_from_iterator([PROMPT.format(instruction=word) for word in WORDS.split()] * 8, trainer)
+    return result
+
+
+def statistics(action_dim: int) -> dict[str, Any]:
+    """Actions of a normalised controller are their own units: the range is [-1, 1]."""
+    return {"maniskill": {"action": {"q01": [-1.0] * action_dim, "q99": [1.0] * action_dim, "mask": [True] * action_dim}}}
+
+
+def main(directory: Path, action_dim: int = 4) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / CONFIG).write_text(json.dumps(config(), indent=1) + "\n")
+    (directory / STATISTICS).write_text(json.dumps(statistics(action_dim), indent=1) + "\n")
+    tokenizer().save(str(directory / TOKENIZER), pretty=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,129 @@
+"""The two vision towers of OpenVLA under timm's parameter names, so that the published weights and LoRA adapters load unchanged.
+
+Sources: timm ``vit_large_patch14_reg4_dinov2`` and ``vit_so400m_patch14_siglip_224`` as openvla wires them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    embed_dim: int
+    depth: int
+    num_heads: int
+    patch_size: int
+    img_size: int
+    mlp_ratio: float = 4.0
+    class_token: bool = False
+    reg_tokens: int = 0
+    layer_scale: bool = False
+    attn_pool: bool = False
+
+
+TIMM = {
+    "vit_large_patch14_reg4_dinov2.lvd142m": ViTConfig(1024, 24, 16, 14, 224, 4.0, True, 4, layer_scale=True),
+    "vit_so400m_patch14_siglip_224": ViTConfig(1152, 27, 16, 14, 224, 3.7362, attn_pool=True),
+}
+"""Sizes behind the ``timm_model_ids`` of a published config.json."""
+
+
+class PatchEmbed(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, config.embed_dim, kernel_size=config.patch_size, stride=config.patch_size)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.proj(pixels).flatten(2).transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qkv = nn.Linear(config.embed_dim, 3 * config.embed_dim)
+        self.proj = nn.Linear(config.embed_dim, config.embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        hidden = int(config.embed_dim * config.mlp_ratio)
+        self.fc1 = nn.Linear(config.embed_dim, hidden)
+        self.fc2 = nn.Linear(hidden, config.embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class LayerScale(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        # "gamma" in timm; the published checkpoints say scale_factor
+        self.scale_factor = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale_factor
+
+
+class Block(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.embed_dim, eps=1e-6)
+        self.attn = Attention(config)
+        self.norm2 = nn.LayerNorm(config.embed_dim, eps=1e-6)
+        self.mlp = Mlp(config)
+        self.ls1: nn.Module = LayerScale(config.embed_dim) if config.layer_scale else nn.Identity()
+        self.ls2: nn.Module = LayerScale(config.embed_dim) if config.layer_scale else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.ls1(self.attn(self.norm1(x)))
+        return x + self.ls2(self.mlp(self.norm2(x)))
+
+
+class AttentionPool(nn.Module):
+    """SigLIP's pooling head. OpenVLA never runs it; its weights are in the checkpoints and must survive a round trip."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.latent = nn.Parameter(torch.zeros(1, 1, config.embed_dim))
+        self.q = nn.Linear(config.embed_dim, config.embed_dim)
+        self.kv = nn.Linear(config.embed_dim, 2 * config.embed_dim)
+        self.proj = nn.Linear(config.embed_dim, config.embed_dim)
+        self.norm = nn.LayerNorm(config.embed_dim, eps=1e-6)
+        self.mlp = Mlp(config)
+
+
+class VisionTransformer(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        patches = (config.img_size // config.patch_size) ** 2
+        if config.class_token:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, config.embed_dim))
+        if config.reg_tokens:
+            self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, config.embed_dim))
+        self.prefix_tokens = int(config.class_token) + config.reg_tokens
+        self.pos_embed = nn.Parameter(torch.randn(1, patches, config.embed_dim) * 0.02)
+        self.patch_embed = PatchEmbed(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.embed_dim, eps=1e-6)
+        if config.attn_pool:
+            self.attn_pool = AttentionPool(config)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Patch features ``[B, patches, embed_dim]`` after the second-to-last block, without the final norm (openvla, modeling_prismatic)."""
+        x = self.patch_embed(pixels) + self.pos_embed
+        prefix = [getattr(self, name).expand(len(x), -1, -1) for name in ("cls_token", "reg_token") if hasattr(self, name)]
+        x = torch.cat([*prefix, x], dim=1)
+        for block in self.blocks[:-1]:
+            x = block(x)
+        return x[:, self.prefix_tokens :]

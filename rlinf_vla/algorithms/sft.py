@@ -1,0 +1,67 @@
+"""Supervised fine-tuning (behaviour cloning) on demonstrations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.protocols import Policy
+from rlinf_vla.types import Inputs
+
+
+@dataclass
+class DemonstrationConfig:
+    """Recipe node ``algorithm.demonstrations``: what a scripted expert shows."""
+
+    episodes: int = 300
+    noise: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.6])
+    """Standard deviations of Gaussian noise on the executed (not the learnt) action; each episode draws one of them."""
+    random_actions: float = 0.08
+    """Share of wholly random actions in the episodes with noise."""
+
+
+@dataclass
+class SFTConfig:
+    """Recipe node ``algorithm``."""
+
+    name: str = "sft"
+    demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    warmup_steps: int = 60
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """``N`` states, prepared for a policy, and what the expert does there: actions float32 ``[N, C, D]``."""
+
+    inputs: Inputs
+    actions: Tensor
+
+    @property
+    def counts(self) -> Tensor:
+        return torch.ones(len(self), dtype=torch.bool, device=self.actions.device)
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def __getitem__(self, index: Tensor | slice) -> Demonstrations:
+        return Demonstrations({name: value[index] for name, value in self.inputs.items()}, self.actions[index])
+
+
+def imitation_loss(policy: Policy, batch: Demonstrations) -> tuple[Tensor, dict[str, Tensor]]:
+    """Summed over the batch."""
+    loss = policy.supervised_loss(batch.inputs, batch.actions).sum()
+    return loss, {"sft/loss": loss.detach()}
+
+
+def warmup_cosine(step: int, warmup: int, total: int) -> float:
+    """Share of the peak learning rate: linear up, then half a cosine down to zero at ``total``."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))

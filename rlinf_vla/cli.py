@@ -1,0 +1,99 @@
+"""The command line: ``rlinf-vla VERB [recipe=NAME] [KEY=VALUE ...]``. One verb, one module of ``commands``.
+
+Exit codes: 0 done, 1 failed, 2 the user's mistake, 130 and 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from rlinf_vla import __version__
+from rlinf_vla.types import UserError
+
+VERBS = {
+    "train": "reinforcement learning: rlinf-vla train recipe=maniskill_ppo",
+    "sft": "imitation of a scripted expert: rlinf-vla sft recipe=maniskill_sft",
+    "eval": "success on fixed episodes: rlinf-vla eval recipe=maniskill_ppo checkpoint=DIR episodes=200",
+    "bench": "measure this machine: rlinf-vla bench rollout recipe=maniskill_ppo",
+    "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
+    "list": "what there is: rlinf-vla list [recipes|models|envs|tasks]",
+}
+PLAIN = ("doctor", "list")
+"""Verbs without a recipe."""
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every failure ends in one line on stderr."""
+    from rlinf_vla.commands.interrupt import Interrupted, raise_at_once
+
+    raise_at_once()
+    try:
+        return _dispatch(arguments)
+    except UserError as error:
+        return _fail(str(error), 2)
+    except Interrupted as interruption:
+        return _fail(f"interrupted by {interruption.args[0]}", 128 + interruption.signum)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except OSError as error:
+        if error.filename is None and error.errno is None:
+            traceback.print_exc()
+        return _fail(f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}: free space or mend the path, then resume", 1)
+    except Exception as error:
+        traceback.print_exc()
+        return _fail(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stdout.flush()
+    print(f"rlinf-vla: {message}", file=sys.stderr)
+    return code
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if arguments[0] in ("--version", "version"):
+        print(__version__)
+        return 0
+    verb, *rest = arguments
+    if verb not in VERBS:
+        from rlinf_vla.plugins import nearest
+
+        raise UserError(f"{verb!r} is not a verb{nearest(verb, list(VERBS))} (verbs: {', '.join(VERBS)})")
+    command: Callable[..., int | None] = import_module(f"rlinf_vla.commands.{verb}").run
+    if verb in PLAIN:
+        return command(rest) or 0
+    from rlinf_vla.compose import compose_and_run
+
+    return compose_and_run(verb, rest, command)
+
+
+def _usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:{width}}  {text}" for verb, text in VERBS.items()]
+    return "\n".join(
+        [
+            f"rlinf-vla {__version__}: fine-tune vision-language-action policies with reinforcement learning",
+            "",
+            "rlinf-vla VERB [recipe=NAME] [KEY=VALUE ...]",
+            "",
+            *lines,
+            "",
+            "rlinf-vla VERB --help shows a verb's keys; rlinf-vla VERB recipe=NAME --cfg job shows what it would run.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    main()

@@ -1,0 +1,80 @@
+"""What every verb builds from a recipe: policy, environments, trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from rlinf_vla import plugins
+from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.recipe import Recipe, asset_path
+from rlinf_vla.rollout.player import Settings
+from rlinf_vla.training.lora import add_lora
+from rlinf_vla.types import UserError
+
+
+def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
+    """The recipe's policy on its device, with fresh adapters. Random weights depend on the recipe's seed alone."""
+    if recipe.cluster.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"cluster={recipe.cluster.name} wants a CUDA device and PyTorch sees none: use cluster=laptop")
+    model = plugins.choose("model", recipe.model.name, plugins.models())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        policy: Policy = model.load(asset_path(recipe.model.checkpoint), recipe.model.options)
+    if lora:
+        add_lora(policy, recipe.model.lora, recipe.seed)
+    return policy.to(recipe.cluster.device)
+
+
+@contextmanager
+def open_envs(recipe: Recipe, policy: Policy, groups: int) -> Iterator[Sequence[VectorEnv]]:
+    """The recipe's environments in ``groups`` groups, checked against the policy; closed at the end."""
+    envs = plugins.choose("env", recipe.env.name, plugins.envs()).create(recipe.env, groups)
+    try:
+        check_fit(policy, envs[0])
+        yield envs
+    finally:
+        for env in envs:
+            env.close()
+
+
+def check_fit(policy: Policy, env: VectorEnv) -> None:
+    """Raises UserError where the policy cannot drive these environments."""
+    if policy.spec.action_dim != env.spec.action_dim:
+        raise UserError(
+            f"the policy's actions have {policy.spec.action_dim} dimensions, the environment's {env.spec.action_dim}: "
+            "choose another env.control_mode or model.checkpoint"
+        )
+    for name, size in policy.spec.images.items():
+        if name not in env.spec.images:
+            raise UserError(f"the policy looks at image {name!r}, the environment has {sorted(env.spec.images)}: set model.options.image")
+        height, width = env.spec.images[name]
+        if (height, width) < size:
+            raise UserError(
+                f"the policy's image {name!r} is {size[0]}x{size[1]} pixels, the environment renders {height}x{width}: "
+                f"set env.image_size={size[0]}"
+            )
+
+
+def rollout_settings(recipe: Recipe) -> Settings:
+    return Settings(recipe.seed, recipe.rollout.temperature, recipe.rollout.batch_size)
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """CPU threads of PyTorch for a while; None: all cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or len(os.sched_getaffinity(0)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def relative(path: Path) -> Path:
+    """As a person would type it from here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

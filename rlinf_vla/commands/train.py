@@ -1,0 +1,174 @@
+"""``rlinf-vla train``: evaluate, improve, evaluate again, report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rlinf_vla import recipe as recipes
+from rlinf_vla.algorithms.ppo import PPO
+from rlinf_vla.commands import session
+from rlinf_vla.commands.evaluate import evaluate, headline
+from rlinf_vla.commands.interrupt import Interrupt, Interrupted, deferred
+from rlinf_vla.evaluation.statistics import compare
+from rlinf_vla.flow.runtime import InProcessFlow
+from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.recipe import Recipe
+from rlinf_vla.telemetry.console import TrainingConsole
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.telemetry.metrics import MetricsLog
+from rlinf_vla.telemetry.report import write_report
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training import run_directory
+from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.trainer import Optimisation, Trainer
+from rlinf_vla.types import UserError
+
+
+def run(config: DictConfig) -> None:
+    recipe = recipes.read(config)
+    if recipe.algorithm.name != "ppo":
+        raise UserError(f"recipe={recipe.name} is for another verb: use `rlinf-vla {recipe.algorithm.name} recipe={recipe.name}`")
+    directory, checkpoint = run_directory.choose(config)
+    with run_directory.opened(directory, config, checkpoint):
+        _train(recipe, directory, checkpoint)
+
+
+def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
+    started = time.monotonic()
+    _write_json(directory / "environment.json", fingerprint())
+    policy = session.build_policy(recipe)
+    if recipe.checkpoint is not None:
+        load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
+    algorithm = PPO(recipe.algorithm, recipe.rollout.temperature)
+    trainer = Trainer(
+        policy,
+        Optimisation(recipe.algorithm.learning_rate, recipe.algorithm.value_learning_rate, recipe.algorithm.max_grad_norm),
+        recipe.cluster.micro_batch_size,
+    )
+    done = load_checkpoint(checkpoint, policy, trainer)["iteration"] if checkpoint is not None else 0
+    trainable = sum(parameter.numel() for parameter in trainer.parameters.values())
+    print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {session.relative(directory)}")
+    print(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights, {trainable:,} of them trained")
+    if checkpoint is not None:
+        print(f"continuing after iteration {done} from {session.relative(checkpoint)}")
+    with ExitStack() as stack:
+        console = stack.enter_context(TrainingConsole(recipe.iterations, start=done))
+        console.say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
+        groups = stack.enter_context(session.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
+        stack.enter_context(session.threads(recipe.cluster.rollout_threads))
+        metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else None))
+        flow = InProcessFlow(
+            policy,
+            groups,
+            trainer,
+            session.rollout_settings(recipe),
+            Timeline(),
+            update_threads=partial(session.threads, recipe.cluster.update_threads),
+        )
+        run = _Run(recipe, directory, policy, groups, trainer, flow, console, metrics)
+        if recipe.evaluation.before_and_after and done == 0:
+            run.evaluate("before", 0)
+        with deferred() as interrupt:
+            run.train(algorithm, done, interrupt)
+        if recipe.evaluation.before_and_after:
+            run.evaluate("after", recipe.iterations)
+            run.compare()
+    report = write_report(directory)
+    print(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
+    for line in run.summary():
+        print(line)
+    print(f"report: {session.relative(report)}")
+
+
+class _Run:
+    def __init__(
+        self,
+        recipe: Recipe,
+        directory: Path,
+        policy: Policy,
+        groups: Sequence[VectorEnv],
+        trainer: Trainer,
+        flow: InProcessFlow,
+        console: TrainingConsole,
+        metrics: MetricsLog,
+    ) -> None:
+        self.recipe, self.directory, self.policy, self.groups = recipe, directory, policy, groups
+        self.trainer, self.flow, self.console, self.metrics = trainer, flow, console, metrics
+
+    def train(self, algorithm: PPO, done: int, interrupt: Interrupt) -> None:
+        first = saved = done
+        flow = self.flow
+        flow.policy_version = done
+
+        def progress(stage: str, fraction: float) -> None:
+            self.console.stage(stage, fraction)
+            if stage == "rollout":
+                interrupt.check()  # nothing has changed since the last iteration; a half-made update would be lost
+
+        flow.progress = progress
+        try:
+            for iteration in range(done, self.recipe.iterations):
+                interrupt.check()
+                started = time.perf_counter()
+                flow.begin(iteration)
+                algorithm.iteration(flow)
+                done = iteration + 1
+                if iteration == first:
+                    self.console.say(f"first rollout: recomputed log-probabilities differ from the stored ones by at most {flow.parity:.1e}")
+                seconds = time.perf_counter() - started
+                flow.log({"timing_s/iteration": seconds, "throughput/steps_per_s": flow.metrics["rollout/steps"] / seconds})
+                self.metrics.write(done, flow.metrics)
+                self.console.update(done, flow.metrics)
+                flow.timeline.write(self.directory / "timeline.json")
+                every = self.recipe.evaluation.every
+                if every and done % every == 0 and done < self.recipe.iterations:
+                    self.evaluate(f"step_{done:06d}", done)
+                if done % self.recipe.checkpoints.every == 0 or done == self.recipe.iterations:
+                    self.save(done)
+                    saved = done
+        except Interrupted as interruption:
+            if done > saved or done == 0:
+                self.save(done)
+            name = interruption.args[0]
+            self.console.say(f"{name}: stopped after iteration {done}; go on with run_dir={session.relative(self.directory)} resume=auto")
+            raise
+
+    def save(self, iteration: int) -> None:
+        state = {"iteration": iteration, "policy_version": self.flow.policy_version, "seed": self.recipe.seed}
+        save_checkpoint(self.directory / run_directory.CHECKPOINTS, self.policy, self.trainer, state, self.recipe.checkpoints.keep)
+
+    def evaluate(self, name: str, iteration: int) -> None:
+        document = evaluate(
+            self.recipe, self.policy, self.groups, name, f"iteration {iteration}", self.flow.policy_version, self.directory, self.console.stage
+        )
+        self.console.say(f"{name}: success {headline(document)}")
+        rates = {"sampled": "eval/success_once", "greedy": "eval/success_once_greedy"}
+        self.metrics.write(iteration, {rates[mode]: document[mode]["pc_success"] / 100 for mode in rates if mode in document})
+
+    def compare(self) -> None:
+        before, after = (_read_json(self.directory / "evaluation" / f"{name}.json") for name in ("before", "after"))
+        _write_json(self.directory / "evaluation" / "comparison.json", compare(before, after))
+
+    def summary(self) -> list[str]:
+        """Success before and after, where both are known."""
+        paths = [self.directory / "evaluation" / f"{name}.json" for name in ("before", "after")]
+        return [f"success {path.stem:6s}: {headline(_read_json(path))}" for path in paths if path.exists()]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(json.dumps(document, indent=1) + "\n")
+    aside.replace(path)

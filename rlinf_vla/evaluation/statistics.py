@@ -1,0 +1,140 @@
+"""What a number of successes is worth: intervals for one success rate, and comparison of two policies on the same episodes.
+
+Rates are fractions in [0, 1] in the functions, and percent under every key that begins with ``pc_``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import comb, sqrt
+from statistics import NormalDist
+from typing import Any
+
+MODES = ("greedy", "sampled")
+"""The two ways to play a policy; an evaluation document holds one block for each that was played."""
+
+
+def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Two-sided score interval for a success rate.
+
+    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n): Wilson, "Probable inference, the law of succession, and statistical
+    inference", JASA 22 (1927) 209-212; method 3 of Newcombe, Statistics in Medicine 17 (1998) 857-872.
+    Without episodes nothing is known: (0, 1).
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes in {n} episodes")
+    if n == 0:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    rate = successes / n
+    centre = rate + z * z / (2 * n)
+    half = z * sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    # The interval touches 0 without successes and 1 without failures exactly; rounding would leave it 1e-17 beside.
+    low = 0.0 if successes == 0 else (centre - half) / (1 + z * z / n)
+    high = 1.0 if successes == n else (centre + half) / (1 + z * z / n)
+    return low, high
+
+
+def mcnemar_exact(before: Sequence[bool], after: Sequence[bool]) -> float:
+    """Two-sided p-value of "before and after succeed equally often", for the same episodes in the same order.
+
+    Under that hypothesis the episodes whose outcome changed are fair coin flips: McNemar, Psychometrika 12 (1947) 153-157,
+    with the exact binomial tail, doubled.
+    """
+    _, gained, lost, _ = _paired_counts(before, after)
+    changed = gained + lost
+    # Integers to the last step: exact however many episodes there are.
+    tail = sum(comb(changed, k) for k in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / (1 << changed))
+
+
+def paired_difference(before: Sequence[bool], after: Sequence[bool], confidence: float = 0.95) -> tuple[float, tuple[float, float]]:
+    """after - before in success rate, and its two-sided interval, for the same episodes in the same order.
+
+    Method 10 of Newcombe, "Improved confidence intervals for the difference between binomial proportions based on paired
+    data", Statistics in Medicine 17 (1998) 2635-2650: the Wilson intervals of both rates, joined with their correlation φ.
+    """
+    both, gained, lost, neither = _paired_counts(before, after)
+    n = both + gained + lost + neither
+    if n == 0:
+        return 0.0, (-1.0, 1.0)
+    rate_after, rate_before = (both + gained) / n, (both + lost) / n
+    low_after, high_after = wilson_interval(both + gained, n, confidence)
+    low_before, high_before = wilson_interval(both + lost, n, confidence)
+
+    margins = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
+    covariance = both * neither - gained * lost
+    if covariance > 0:  # the paper's continuity correction, for positive correlation only
+        covariance_corrected = max(covariance - n / 2, 0.0)
+    else:
+        covariance_corrected = float(covariance)
+    phi = covariance_corrected / sqrt(margins) if margins else 0.0
+
+    difference = rate_after - rate_before
+    down, up = rate_after - low_after, high_before - rate_before
+    low = difference - sqrt(down * down - 2 * phi * down * up + up * up)
+    down, up = rate_before - low_before, high_after - rate_after
+    high = difference + sqrt(down * down - 2 * phi * down * up + up * up)
+    return difference, (low, high)
+
+
+def summary(success: Sequence[bool], per_task: Sequence[str] | None = None) -> dict[str, Any]:
+    """The head of an evaluation block, under LeRobot's keys. ``per_task`` names the task of each episode.
+
+    n_episodes, n_success, pc_success (percent), pc_success_ci95 [low, high] (percent, Wilson), and ``per_task``: task name ->
+    the same, when names are given.
+    """
+    if len(success) == 0:
+        raise ValueError("no episodes, so no success rate")
+    n, won = len(success), sum(map(bool, success))
+    low, high = wilson_interval(won, n)
+    result: dict[str, Any] = {
+        "n_episodes": n,
+        "n_success": won,
+        "pc_success": 100 * won / n,
+        "pc_success_ci95": [100 * low, 100 * high],
+    }
+    if per_task is not None:
+        outcomes: dict[str, list[bool]] = {}
+        for task, won_it in zip(per_task, success, strict=True):
+            outcomes.setdefault(task, []).append(won_it)
+        result["per_task"] = {task: summary(outcomes[task]) for task in sorted(outcomes)}
+    return result
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Two evaluation documents, compared on the episodes that both played: the content of ``evaluation/comparison.json``.
+
+    Per mode played in both: n_pairs, n_gained (failed before, succeeds after), n_lost (the reverse), pc_difference (percentage
+    points, after - before), pc_difference_ci95, and p_value of "no difference" (McNemar, exact).
+    """
+    result: dict[str, Any] = {}
+    for mode in MODES:
+        if mode not in before or mode not in after:
+            continue
+        first, second = _outcomes(before[mode]), _outcomes(after[mode])
+        shared = [episode for episode in first if episode in second]
+        if not shared:
+            continue
+        won_before, won_after = [first[episode] for episode in shared], [second[episode] for episode in shared]
+        _, gained, lost, _ = _paired_counts(won_before, won_after)
+        difference, (low, high) = paired_difference(won_before, won_after)
+        result[mode] = {
+            "n_pairs": len(shared),
+            "n_gained": gained,
+            "n_lost": lost,
+            "pc_difference": 100 * difference,
+            "pc_difference_ci95": [100 * low, 100 * high],
+            "p_value": mcnemar_exact(won_before, won_after),
+        }
+    return result
+
+
+def _outcomes(block: dict[str, Any]) -> dict[tuple[str, int], bool]:
+    return {(episode["task"], episode["seed"]): bool(episode["success"]) for episode in block["episodes"]}
+
+
+def _paired_counts(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int, int]:
+    """How many episodes succeeded in both, were gained, were lost, succeeded in neither."""
+    pairs = [(bool(first), bool(second)) for first, second in zip(before, after, strict=True)]
+    return pairs.count((True, True)), pairs.count((False, True)), pairs.count((True, False)), pairs.count((False, False))

@@ -1,0 +1,100 @@
+"""The macro flow in one process: the policy here, the simulators in processes of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor
+
+from rlinf_vla.algorithms.ppo import PPO, Batch, parity
+from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.rollout.collector import collect, rollout_metrics
+from rlinf_vla.rollout.player import Settings
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.trainer import Trainer
+from rlinf_vla.types import Trajectory
+
+PARITY_TOLERANCE = 1e-4
+"""Refuse to train where ``evaluate`` does not find the rollout's own log-probabilities again."""
+
+
+class InProcessFlow:
+    """One iteration at a time: ``begin(i)``, then ``algorithm.iteration(flow)``, then ``metrics``."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        groups: Sequence[VectorEnv],
+        trainer: Trainer,
+        settings: Settings,
+        timeline: Timeline,
+        progress: Callable[[str, float], None] = lambda stage, fraction: None,
+        update_threads: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """``update_threads``: what holds while the trainer works and the simulators rest."""
+        self.policy, self.groups, self.trainer, self.settings = policy, groups, trainer, settings
+        self.timeline, self.progress, self.update_threads = timeline, progress, update_threads
+        self.iteration = 0
+        self.policy_version = 0
+        self.parity: float | None = None
+        self.metrics: dict[str, float] = {}
+
+    def begin(self, iteration: int) -> None:
+        self.iteration, self.metrics = iteration, {}
+        self.timeline.begin_iteration(iteration)
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self.metrics |= metrics
+
+    def collect(self, horizon: int) -> Trajectory:
+        started = time.perf_counter()
+        rollouts = collect(
+            self.policy,
+            self.groups,
+            self.settings,
+            self.iteration,
+            self.policy_version,
+            horizon // self.policy.spec.chunk,
+            self.timeline,
+            lambda fraction: self.progress("rollout", fraction),
+        )
+        seconds = time.perf_counter() - started
+        steps = int(rollouts.valid.sum())
+        self.log(rollout_metrics(rollouts))
+        self.log({"timing_s/rollout": seconds, "throughput/rollout_steps_per_s": steps / seconds, "rollout/steps": steps})
+        if self.parity is None:
+            self.parity = parity(self.policy, rollouts, self.settings.temperature)
+            if not self.parity <= PARITY_TOLERANCE:
+                raise RuntimeError(
+                    f"evaluate() does not reproduce the rollout's log-probabilities: they differ by {self.parity:.2g} "
+                    f"(tolerance {PARITY_TOLERANCE:g}); the policy's act() and evaluate() disagree"
+                )
+        return rollouts
+
+    def update(self, batch: Batch, algorithm: PPO, value_only: bool) -> None:
+        started, config = time.perf_counter(), algorithm.config
+
+        def loss(policy: Policy, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+            return algorithm.loss(policy, part, value_only)
+
+        with self.timeline.span("update", "trainer"), self.update_threads():
+            self.log(
+                self.trainer.update(
+                    batch,
+                    loss,
+                    config.epochs,
+                    config.minibatch_size,
+                    shuffle_seed=self.settings.run_seed * 1_000_003 + self.iteration,
+                    enough=algorithm.enough,
+                    critic_only=value_only,
+                    progress=lambda fraction: self.progress("update", fraction),
+                )
+            )
+        self.log({"timing_s/update": time.perf_counter() - started})
+
+    def publish(self) -> None:
+        """The rollouts use the trainer's own weights here: only the version moves."""
+        self.policy_version += 1
+

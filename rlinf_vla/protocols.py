@@ -1,0 +1,185 @@
+"""What a plug-in implements. The engine knows models and simulators only through this page.
+
+A package announces its plug-ins by entry points: ``rlinf_vla.models`` (a :class:`Policy` subclass) and ``rlinf_vla.envs``
+(an :class:`EnvPlugin`). A plug-in module must be cheap to import: simulators and drivers are imported when first used.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_vla.types import ActionEval, ActionSample, Episodes, Inputs, Observation, StepResult
+
+ImageSize = tuple[int, int]
+"""(height, width) in pixels."""
+
+
+@runtime_checkable
+class Noise(Protocol):
+    """The random numbers of one policy call; row ``b`` depends on the episode and control step of row ``b`` alone."""
+
+    def uniform(self, *shape: int) -> Tensor:
+        """float32 ``[B, *shape]`` in the open interval (0, 1)."""
+
+    def normal(self, *shape: int) -> Tensor:
+        """float32 ``[B, *shape]``, standard normal."""
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    chunk: int
+    action_dim: int
+    state_dim: int
+    """0 where the policy does not read proprioception."""
+    images: dict[str, ImageSize]
+
+
+class Policy(nn.Module):
+    """A VLA policy: ``prepare -> encode -> act`` in rollouts, ``evaluate`` in updates.
+
+    ``backbone`` is the module that LoRA adapts, under the official parameter names; ``value_head`` is the critic, trained with
+    its own learning rate.
+    """
+
+    name: ClassVar[str]
+    Config: ClassVar[type]
+    """Dataclass: the typed ``model.options`` node of a recipe."""
+    lora_targets: ClassVar[tuple[str, ...]]
+    """Default LoRA targets: module-name suffixes inside ``backbone``."""
+
+    spec: PolicySpec
+    backbone: nn.Module
+    value_head: nn.Module
+
+    @classmethod
+    @abstractmethod
+    def load(cls, checkpoint: Path, config: Any) -> Policy:
+        """Read the official checkpoint layout of this model. Raises UserError when it does not fit."""
+
+    @abstractmethod
+    def save(self, checkpoint: Path) -> None:
+        """Write the official checkpoint layout, such that ``load`` reads it."""
+
+    @abstractmethod
+    def prepare(self, obs: Observation) -> Inputs:
+        """Tokenise and resize, once; cheap to store."""
+
+    @abstractmethod
+    def encode(self, inputs: Inputs) -> Any:
+        """Vision encoder and language backbone: features for ``act`` and ``value``."""
+
+    @abstractmethod
+    def value(self, features: Any) -> Tensor:
+        """The critic's estimate, float32 ``[B]``."""
+
+    @abstractmethod
+    def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
+        """Choose a chunk. ``temperature=0`` is greedy and needs no noise; its log_prob is that of temperature 1."""
+
+    @abstractmethod
+    def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
+        """The same distribution as ``act``; differentiable."""
+
+    @abstractmethod
+    def supervised_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """Imitation loss for expert chunks float32 ``[B, C, D]``; returns float32 ``[B]``."""
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    num_envs: int
+    action_dim: int
+    state_dim: int
+    control_hz: float
+    episode_limit: int
+    """Control steps after which an episode is truncated."""
+    images: dict[str, ImageSize]
+    tasks: tuple[str, ...]
+    """What ``Episodes.task_id`` indexes."""
+    device: torch.device
+
+
+class VectorEnv(Protocol):
+    """``B`` environments that advance together, with gymnasium's DISABLED autoreset: the caller decides who is reset, and to which episode.
+
+    Same episodes and same actions give the same results, whatever was played before.
+    """
+
+    spec: EnvSpec
+
+    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
+        """Begin ``episodes`` (``[B]``) where ``mask`` (bool ``[B]``, default all) is true; rows elsewhere are ignored."""
+
+    def reset_wait(self) -> Observation:
+        """The present observation of all ``B`` environments, fresh after a reset."""
+
+    def step_async(self, actions: Tensor) -> None:
+        """Begin up to ``C`` control steps, ``actions`` float32 ``[B, C, D]``. Every episode must be under way."""
+
+    def step_wait(self) -> StepResult: ...
+
+    def reset(self, episodes: Episodes, mask: Tensor | None = None) -> Observation:
+        self.reset_async(episodes, mask)
+        return self.reset_wait()
+
+    def step(self, actions: Tensor) -> StepResult:
+        self.step_async(actions)
+        return self.step_wait()
+
+    def render(self, index: int) -> Tensor:
+        """A picture for people of environment ``index``: uint8 ``[H, W, 3]``."""
+
+    def expert_actions(self) -> Tensor:
+        """What a scripted expert would do now: float32 ``[B, D]``. It has no memory, so it can label any state.
+
+        Raises UserError where the task has no expert.
+        """
+
+    def close(self) -> None:
+        """Idempotent."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One check of ``rlinf-vla doctor``. ``mend`` says what to do when it is not ``ok``; ``repair`` does it, where it can be done."""
+
+    name: str
+    ok: bool
+    detail: str
+    mend: str = ""
+    repair: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    instruction: str
+    available: bool
+    """False where files are missing; ``note`` says which."""
+    has_expert: bool
+    note: str = ""
+
+
+class EnvPlugin(Protocol):
+    """A simulator, as an entry point of ``rlinf_vla.envs`` names it."""
+
+    name: str
+    Config: type
+    """Dataclass: the typed ``env`` node of a recipe; has at least ``name``, ``num_envs`` and ``episode_limit``."""
+
+    def create(self, config: Any, groups: int) -> list[VectorEnv]:
+        """``config.num_envs`` environments, as ``groups`` equal vector environments that advance independently.
+
+        Raises UserError for what the user can mend.
+        """
+
+    def tasks(self) -> list[Task]: ...
+
+    def diagnose(self) -> list[Diagnosis]: ...

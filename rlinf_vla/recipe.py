@@ -1,0 +1,154 @@
+"""The typed recipe: what a user may write, where, and in which units. Defaults live here and in the plug-ins' own dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from rlinf_vla import plugins
+from rlinf_vla.algorithms.ppo import PPOConfig
+from rlinf_vla.algorithms.sft import SFTConfig
+from rlinf_vla.training.lora import LoraOptions
+from rlinf_vla.types import UserError
+
+ALGORITHMS = {"ppo": PPOConfig, "sft": SFTConfig}
+ASSET = "asset://"
+
+
+@dataclass
+class ClusterConfig:
+    """Where things run. It changes the speed, never the result."""
+
+    name: str = MISSING
+    device: str = "cpu"
+    """Of the policy: cpu or cuda."""
+    rollout_threads: int = 1
+    """CPU threads of the policy while simulators compete for the cores."""
+    update_threads: int | None = None
+    """CPU threads of an update; null: all cores."""
+    micro_batch_size: int = 160
+    """Largest number of policy calls in one forward and backward pass."""
+
+
+@dataclass
+class ModelConfig:
+    name: str = MISSING
+    checkpoint: str = MISSING
+    """Directory in the model's official layout; asset://NAME is one that comes with the package."""
+    options: Any = MISSING
+    lora: LoraOptions = field(default_factory=LoraOptions)
+
+
+@dataclass
+class RolloutConfig:
+    temperature: float = 1.0
+    """Of sampling, in rollouts and in updates alike."""
+    pipeline_depth: int = 2
+    """Environment groups that take turns: while one simulates, the policy infers for another."""
+    batch_size: int = 8
+    """Environments per policy call."""
+
+
+@dataclass
+class EvaluationConfig:
+    modes: list[str] = field(default_factory=lambda: ["sampled", "greedy"])
+    every: int = 0
+    """Iterations between evaluations in a run; 0: before and after only."""
+    before_and_after: bool = True
+    filmed: int = 1
+    """Episodes of each evaluation that become videos."""
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = 5
+    """Iterations between checkpoints."""
+    keep: int = 3
+
+
+@dataclass
+class Recipe:
+    name: str = MISSING
+    seed: int = 0
+    iterations: int = MISSING
+    """Of the algorithm (PPO) or optimiser steps (SFT)."""
+    run_dir: str | None = None
+    """null: runs/<recipe>/<timestamp>."""
+    resume: str = "never"
+    """never, auto (the newest complete checkpoint of run_dir, or of the newest run of this recipe), or a run directory or checkpoint."""
+    checkpoint: str | None = None
+    """A checkpoint of an earlier run, to evaluate or to start from."""
+    episodes: int = 200
+    """Evaluation episodes."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    env: Any = MISSING
+    model: ModelConfig = field(default_factory=ModelConfig)
+    algorithm: Any = MISSING
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+
+def register() -> None:
+    """Make the schemas known to Hydra: one choice of group ``env``, ``model`` and ``algorithm`` per plug-in."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Recipe)
+    store.store(group="cluster", name="schema", node=ClusterConfig)
+    for name, config in ALGORITHMS.items():
+        store.store(group="algorithm", name=name, node=config)
+    for name, env in plugins.envs().items():
+        store.store(group="env", name=name, node=env.Config)
+    for name, model in plugins.models().items():
+        store.store(group="model", name=name, node=ModelConfig(name=name, options=model.Config()))
+
+
+def read(config: DictConfig) -> Recipe:
+    """The composed configuration as dataclasses, checked as a whole. Raises UserError."""
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        hint = " (choose one with recipe=NAME; `rlinf-vla list recipes` names them)" if "name" in missing else ""
+        raise UserError(f"{missing[0]} has no value{hint}")
+    recipe = OmegaConf.to_object(config)
+    assert isinstance(recipe, Recipe)
+    _check(recipe)
+    return recipe
+
+
+def _check(recipe: Recipe) -> None:
+    def require(condition: bool, message: str) -> None:
+        if not condition:
+            raise UserError(message)
+
+    depth, batch = recipe.rollout.pipeline_depth, recipe.rollout.batch_size
+    num_envs = recipe.env.num_envs
+    require(recipe.iterations >= 0, f"iterations={recipe.iterations}: must not be negative")
+    require(num_envs >= 1, f"env.num_envs={num_envs}: must be at least 1")
+    require(depth >= 1, f"rollout.pipeline_depth={depth}: must be at least 1")
+    require(num_envs % depth == 0, f"env.num_envs={num_envs} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal")
+    require(batch >= 1, f"rollout.batch_size={batch}: must be at least 1")
+    require(
+        (num_envs // depth) % batch == 0 or batch >= num_envs // depth,
+        f"rollout.batch_size={batch} does not divide the {num_envs // depth} environments of a group (env.num_envs / rollout.pipeline_depth)",
+    )
+    require(recipe.rollout.temperature > 0, f"rollout.temperature={recipe.rollout.temperature}: must be above 0 to explore")
+    require(recipe.cluster.device in ("cpu", "cuda"), f"cluster.device={recipe.cluster.device}: choose cpu or cuda")
+    require(recipe.checkpoints.every >= 1 and recipe.checkpoints.keep >= 1, "checkpoints.every and checkpoints.keep must be at least 1")
+    require(recipe.episodes >= 1, f"episodes={recipe.episodes}: must be at least 1")
+    for mode in recipe.evaluation.modes:
+        require(mode in ("sampled", "greedy"), f"evaluation.modes: {mode!r} is not known, choose sampled, greedy or both")
+
+
+def asset_path(location: str) -> Path:
+    """A path, or ``asset://NAME`` inside the package."""
+    if not location.startswith(ASSET):
+        return Path(location).expanduser()
+    path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]
+    if not path.exists():
+        known = sorted(child.name for child in path.parent.iterdir() if child.is_dir() and child.name[0] not in "._") if path.parent.exists() else []
+        raise UserError(f"{location} is not in the package{plugins.nearest(path.name, known)}")
+    return path

@@ -1,0 +1,97 @@
+"""Rollouts: every environment group plays its episodes for a fixed number of policy calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.rollout.episodes import training_episodes
+from rlinf_vla.rollout.player import Call, Settings, Spans, interleave, play
+from rlinf_vla.types import Episodes, Trajectory
+
+
+def collect(
+    policy: Policy,
+    groups: Sequence[VectorEnv],
+    settings: Settings,
+    iteration: int,
+    policy_version: int,
+    calls: int,
+    spans: Spans,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> Trajectory:
+    """A rollout ``[calls, B]`` of all groups' environments, in their order: a pure function of the policy and (run seed, iteration)."""
+    parts: list[list[Trajectory]] = [[] for _ in groups]
+    players, offset = [], 0
+    total = calls * len(groups)
+    for index, env in enumerate(groups):
+        slots = torch.arange(offset, offset + env.spec.num_envs)
+        offset += env.spec.num_envs
+        source = _Episodes(settings.run_seed, iteration, slots, len(env.spec.tasks))
+
+        def on_call(call: Call, part: list[Trajectory] = parts[index]) -> bool:
+            part.append(_row(call, policy_version))
+            progress(sum(map(len, parts)) / total)
+            return False
+
+        players.append(play(policy, env, settings, source.first(), source.next, on_call, spans, f"simulator {index}", calls))
+    try:
+        interleave(players)
+    finally:
+        for player in players:
+            player.close()
+    return Trajectory.cat([Trajectory.stack(part) for part in parts], dim=1)
+
+
+def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
+    """What the episodes that ended in a rollout show. Short episodes are over-represented; an evaluation is the measure."""
+    ended = ((rollouts.terminated | rollouts.truncated) & rollouts.valid).any(-1)
+    success = (rollouts.success & rollouts.valid).any(-1)
+    lengths = rollouts.step + rollouts.valid.sum(-1)
+    episodes = int(ended.sum())
+    metrics = {"rollout/episodes": float(episodes), "rollout/reward_mean": rollouts.reward[rollouts.valid].mean().item()}
+    if episodes:
+        metrics["rollout/success_once"] = success[ended].float().mean().item()
+        metrics["rollout/episode_len"] = lengths[ended].float().mean().item()
+    return metrics
+
+
+class _Episodes:
+    """The episodes of some environments in one iteration, each environment's own list in order."""
+
+    def __init__(self, run_seed: int, iteration: int, slots: Tensor, num_tasks: int) -> None:
+        self._key, self._slots, self._num_tasks = (run_seed, iteration), slots, num_tasks
+        self._ordinal = torch.zeros_like(slots)
+
+    def first(self) -> Episodes:
+        return training_episodes(*self._key, self._slots, self._ordinal, self._num_tasks)
+
+    def next(self, done: Tensor) -> Episodes:
+        self._ordinal = self._ordinal + done.long()
+        return training_episodes(*self._key, self._slots, self._ordinal, self._num_tasks)
+
+
+def _row(call: Call, policy_version: int) -> Trajectory:
+    sample, result = call.sample, call.result
+    device = sample.value.device
+    step = call.step.to(device)
+    return Trajectory(
+        inputs=call.inputs,
+        latent=sample.latent,
+        log_prob=sample.log_prob,
+        value=sample.value,
+        bootstrap_value=call.bootstrap_value,
+        cut=call.cut,
+        reward=result.reward,
+        terminated=result.terminated,
+        truncated=result.truncated,
+        success=result.success,
+        valid=result.valid,
+        task_id=call.episodes.task_id.to(device),
+        seed=call.episodes.seed.to(device),
+        step=step,
+        policy_version=torch.full_like(step, policy_version),
+    )

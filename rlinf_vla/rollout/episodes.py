@@ -1,0 +1,29 @@
+"""Which seeds are for what. Training, evaluation and demonstrations never share an episode."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.rollout.noise import philox
+from rlinf_vla.types import Episodes
+
+EVALUATION_SEEDS = range(1 << 20)
+DEMONSTRATION_SEEDS = range(1 << 20, 1 << 24)
+TRAINING_SEEDS = range(1 << 24, 1 << 32)
+
+
+def training_episodes(run_seed: int, iteration: int, slot: Tensor, ordinal: Tensor, num_tasks: int) -> Episodes:
+    """The ``ordinal``-th episode of environment ``slot`` in an iteration; ``slot``, ``ordinal``: int64 ``[B]``."""
+    zero = torch.zeros_like(slot)
+    words = philox((ordinal, slot, zero + iteration, zero), (run_seed & 0xFFFFFFFF, 0x5EED))
+    seeds = TRAINING_SEEDS.start + words[0] % len(TRAINING_SEEDS)
+    return Episodes(task_id=words[1] % num_tasks, seed=seeds)
+
+
+def numbered_episodes(seeds: range, first: int, count: int, num_tasks: int) -> Episodes:
+    """``count`` episodes of a fixed list: seed ``seeds[i]``, tasks in turn. Raises IndexError past the end of the range."""
+    index = torch.arange(first, first + count)
+    if first + count > len(seeds):
+        raise IndexError(f"only {len(seeds)} seeds are reserved, asked for {first + count}")
+    return Episodes(task_id=index % num_tasks, seed=seeds.start + index)

@@ -1,0 +1,56 @@
+"""Counter-based random numbers: a draw depends on (run seed, episode, control step) and on nothing else.
+
+Philox-4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC'11), written in int64 tensor operations, so that
+every device gives the same bits and a whole batch costs a few kernels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_MASK = 0xFFFFFFFF
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four 32-bit words per counter. Words are int64 tensors in [0, 2**32)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        # the product wraps in int64, which leaves its low word and, masked, its high word right
+        p0, p1 = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, p1 & _MASK, ((p0 >> 32) & _MASK) ^ c3 ^ k1, p0 & _MASK
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    return c0, c1, c2, c3
+
+
+class CounterNoise:
+    """The random numbers of one policy call, for a batch of (episode, control step)."""
+
+    def __init__(self, run_seed: int, task_id: Tensor, seed: Tensor, step: Tensor, stream: int = 0) -> None:
+        """``task_id``, ``seed``, ``step``: int64 ``[B]``. ``stream`` separates users (policy, exploration, ...) of one call."""
+        self._key = (run_seed & _MASK, (run_seed >> 32) & _MASK)
+        self._episode = (seed & _MASK, task_id & _MASK, step & _MASK)
+        self._block = stream << 20  # the next unused block of the fourth counter word
+
+    def _words(self, count: int) -> Tensor:
+        blocks = math.ceil(count / 4)
+        seed, task, step = (word[:, None].expand(-1, blocks) for word in self._episode)
+        block = torch.arange(self._block, self._block + blocks, device=seed.device).expand(len(seed), -1)
+        self._block += blocks
+        return torch.stack(philox((block, step, task, seed), self._key), dim=-1).flatten(1)[:, :count]
+
+    def uniform(self, *shape: int) -> Tensor:
+        """float32 ``[B, *shape]`` in (0, 1): the upper 23 bits, at the middle of their interval."""
+        words = self._words(math.prod(shape))
+        return (((words >> 9).double() + 0.5) * 2.0**-23).float().reshape(-1, *shape)
+
+    def normal(self, *shape: int) -> Tensor:
+        """float32 ``[B, *shape]``, by Box-Muller."""
+        count = math.prod(shape)
+        u = self.uniform(2, count).double()
+        return (torch.sqrt(-2 * torch.log(u[:, 0])) * torch.cos(2 * math.pi * u[:, 1])).float().reshape(-1, *shape)

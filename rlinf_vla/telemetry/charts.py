@@ -1,0 +1,201 @@
+"""Charts as inline SVG for the report: small, self-contained, and in the colours of the page they stand in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from io import StringIO
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+Size = tuple[float, float]
+"""(width, height) in inches of 72 CSS pixels; text is 9 pixels high at this size."""
+
+SERIES = tuple(f"series-{i}" for i in range(8))
+"""Page colours for things that are told apart by colour alone; the last is for all the rest."""
+
+# Matplotlib knows fixed colours only, so it draws with these stand-ins, which then become variables of the page's style sheet:
+# the same SVG is right on a light and on a dark page.
+_ROLES = ("ink", "muted", "line", "accent", "before", *SERIES)
+_COLOUR = {role: f"#0000{0xA0 + i:02x}" for i, role in enumerate(_ROLES)}
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # real text: smaller than outlines, can be searched, takes the page's font
+    "svg.hashsalt": "rlinf-vla",  # the same data gives the same file
+    "text.parse_math": False,  # a name may hold a dollar sign
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.formatter.useoffset": False,
+    "axes.edgecolor": _COLOUR["line"],
+    "axes.labelcolor": _COLOUR["muted"],
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "grid.color": _COLOUR["line"],
+    "grid.linewidth": 0.6,
+    "xtick.color": _COLOUR["line"],
+    "ytick.color": _COLOUR["line"],
+    "xtick.labelcolor": _COLOUR["muted"],
+    "ytick.labelcolor": _COLOUR["muted"],
+    "ytick.major.size": 0,
+    "xtick.major.size": 3,
+}
+_MOST_POINTS = 500
+_BAR = 15.0
+"""Height of a timeline bar, in pixels."""
+
+
+class Evaluation(NamedTuple):
+    """One evaluation on the success curve: rate and its interval in [0, 1]."""
+
+    step: int
+    rate: float
+    low: float
+    high: float
+
+
+class Bar(NamedTuple):
+    """One piece of work, in seconds since the start of the picture."""
+
+    name: str
+    track: str
+    start: float
+    end: float
+
+
+def curve(steps: Sequence[int], values: Sequence[float], label: str, size: Size) -> str:
+    """One metric over the iterations; NaN leaves a gap. ``label`` is read aloud in place of the picture."""
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _axes(size)
+        x, y = _thin(steps, values)
+        axes.plot(x, y, color=_COLOUR["accent"], linewidth=1.3, marker="o" if len(x) < 3 else "", markersize=3)
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.set_xlabel("iteration")
+        return _svg(figure, label)
+
+
+def success_curve(
+    steps: Sequence[int], rates: Sequence[float], evaluations: Sequence[Evaluation], label: str, size: Size, window: int = 5
+) -> str:
+    """Success in the rollouts, its mean over the last ``window`` iterations, and the evaluations with their intervals."""
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _axes(size)
+        for values, width, alpha in ((rates, 0.8, 0.35), (_trailing_mean(rates, window), 2.0, 1.0)):
+            x, y = _thin(steps, values)
+            axes.plot(x, y, color=_COLOUR["accent"], linewidth=width, alpha=alpha)
+        if evaluations:
+            rate = np.array([each.rate for each in evaluations])
+            reach = np.array([[each.rate - each.low, each.high - each.rate] for each in evaluations]).T
+            # A rate that was read from a rounded file may lie a hair outside its interval; matplotlib refuses that.
+            reach = np.maximum(reach, 0.0)
+            axes.errorbar(
+                [each.step for each in evaluations], rate, reach,
+                fmt="o", color=_COLOUR["ink"], markersize=4.5, elinewidth=1.1, capsize=2.5, zorder=3, clip_on=False,
+            )  # fmt: skip
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+        axes.set_xlabel("iteration")
+        return _svg(figure, label)
+
+
+def timeline(bars: Sequence[Bar], colours: Mapping[str, str], label: str, width: float) -> str:
+    """One row per track, in order of first appearance, with the share of the time in which it was busy.
+
+    ``colours``: name -> one of ``SERIES``; a name without has the last of them. ``width`` in inches.
+    """
+    tracks = list(dict.fromkeys(bar.track for bar in bars))
+    finish = max(1e-6, *(bar.end for bar in bars))
+    rows = []
+    for track in tracks:
+        busy = sum(length for _, length in _merged([(bar.start, bar.end) for bar in bars if bar.track == track], gap=0))
+        rows.append(f"{track}  {busy / finish:.0%}")
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _axes((width, 0.5 + 1.4 * _BAR / 72 * len(tracks)))
+        # Long work first, so that what is nested inside it is drawn on top.
+        for name, track in sorted({(bar.name, bar.track) for bar in bars}, key=lambda pair: (-_mean_length(bars, pair), pair)):
+            spans = _merged([(bar.start, bar.end) for bar in bars if (bar.name, bar.track) == (name, track)], finish / 500)
+            # Thick strokes with gaps: one path for all bars of a kind, however many there are.
+            x = [edge for start, length in spans for edge in (start, start + length, float("nan"))]
+            colour = _COLOUR[colours.get(name, SERIES[-1])]
+            axes.plot(x, [tracks.index(track)] * len(x), color=colour, linewidth=_BAR, solid_capstyle="butt")
+        axes.set_yticks(range(len(tracks)), rows)
+        axes.set_ylim(len(tracks) - 0.5, -0.5)
+        axes.set_xlim(0, finish)
+        axes.tick_params(axis="y", labelcolor=_COLOUR["ink"])
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("seconds")
+        return _svg(figure, label)
+
+
+def _axes(size: Size) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    return figure, axes
+
+
+def _thin(steps: Sequence[int], values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """At most ``_MOST_POINTS`` points, each the mean of equally many iterations (the last of fewer): no chart shows more."""
+    x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
+    block = -(-len(x) // _MOST_POINTS)
+    if block <= 1:
+        return x, y
+    starts = np.arange(0, len(x), block)
+    counts = np.diff(np.append(starts, len(x)))
+    return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
+
+
+def _trailing_mean(values: Sequence[float], window: int) -> list[float]:
+    array = np.asarray(values, np.float64)
+    means = []
+    for end in range(1, len(array) + 1):
+        latest = array[max(0, end - window) : end]
+        known = latest[np.isfinite(latest)]
+        means.append(float(known.mean()) if len(known) else float("nan"))
+    return means
+
+
+def _mean_length(bars: Sequence[Bar], pair: tuple[str, str]) -> float:
+    return float(np.mean([bar.end - bar.start for bar in bars if (bar.name, bar.track) == pair]))
+
+
+def _merged(ranges: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
+    """(start, length) of the ranges, joined where no eye could see the ``gap``: the picture stays small, whatever the run did."""
+    joined: list[list[float]] = []
+    for start, end in sorted(ranges):
+        if joined and start - joined[-1][1] < gap:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([start, end])
+    return [(start, max(end - start, gap)) for start, end in joined]
+
+
+def _svg(figure: Figure, label: str) -> str:
+    """Only what a browser needs: no prologue, no identifiers that would clash between charts, coordinates to 1/100 pixel."""
+    buffer = StringIO()
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda match: match.group() if match.group(1) in used else "", text)
+    text = re.sub(r' d="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match.group()), text)
+    for role, colour in _COLOUR.items():
+        text = text.replace(colour, f"var(--{role})")
+    view_box = re.search(r'viewBox="[^"]*"', text)
+    assert view_box is not None
+    opening = f'<svg {view_box.group()} role="img" aria-label="{escape(label)}">'
+    return opening + re.sub(r"\n\s*", "\n", text[text.index(">") + 1 :])

@@ -1,0 +1,122 @@
+"""What a person sees while a run goes on: a live line on a terminal, plain lines in a log file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+PLAIN_STEPS = 10
+"""Lines that a simple bar becomes where there is no terminal."""
+
+
+class TrainingConsole:
+    """Progress of a training run; a context manager, so that the cursor comes back however the run ends.
+
+    ``start``: iterations that were done before this process began (a resumed run), which tell nothing about its speed.
+    """
+
+    def __init__(self, total_iterations: int, start: int = 0) -> None:
+        self._total = total_iterations
+        self._start = start
+        self._began = perf_counter()
+        self._live = _live_progress()
+        if self._live is not None:
+            self._task = self._live.add_task("train", total=total_iterations, completed=start, status="", stage="")
+
+    def __enter__(self) -> TrainingConsole:
+        self._began = perf_counter()
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """``iteration`` iterations are done (1 after the first); ``metrics`` are those of the latest."""
+        status = _status(metrics)
+        seconds_each = (perf_counter() - self._began) / max(1, iteration - self._start)
+        if iteration < self._total:
+            status.append(f"{duration(seconds_each * (self._total - iteration))} left")
+        if self._live is None:
+            print(f"iteration {iteration}/{self._total}", *status, sep="  ", flush=True)
+        else:
+            self._live.update(self._task, completed=iteration, status=" · ".join(status), stage="")
+
+    def stage(self, name: str, fraction: float) -> None:
+        """Where the iteration under way stands, for a terminal only: ``fraction`` in [0, 1] of ``name`` is done."""
+        if self._live is not None:
+            self._live.update(self._task, stage=f"{name} {fraction:.0%}")
+
+    def say(self, text: str) -> None:
+        """A line that stays, above the bar."""
+        if self._live is None:
+            print(text, flush=True)
+        else:
+            self._live.console.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def progress(total: int, label: str) -> Iterator[Callable[..., None]]:
+    """A simple bar over ``total`` items. Yields ``advance(items=1, note="")``; ``note`` is shown beside the bar.
+
+    Where there is no terminal, a line at every tenth of the way.
+    """
+    live = _live_progress()
+    done = 0
+
+    def advance(items: int = 1, note: str = "") -> None:
+        nonlocal done
+        shown, done = done * PLAIN_STEPS // max(1, total), done + items
+        if live is not None:
+            live.update(task, completed=done, status=note)
+        elif done * PLAIN_STEPS // max(1, total) > shown:
+            print(f"{label} {done}/{total}", *([note] if note else []), sep="  ", flush=True)
+
+    if live is None:
+        yield advance
+    else:
+        task = live.add_task(label, total=total, status="", stage="")
+        with live:
+            yield advance
+
+
+def duration(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``3 h 05 min``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _live_progress() -> Progress | None:
+    """A bar, or None where the output is not a terminal that can redraw a line."""
+    console = Console()
+    if not sys.stdout.isatty() or console.is_dumb_terminal:
+        return None
+    return Progress(
+        TextColumn("{task.description}", style="bold"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[stage]}", markup=False, style="dim"),
+        TextColumn("{task.fields[status]}", markup=False, style="cyan"),
+        console=console,
+    )
+
+
+def _status(metrics: Mapping[str, float]) -> list[str]:
+    parts = []
+    if "rollout/success_once" in metrics:
+        parts.append(f"success {100 * metrics['rollout/success_once']:.1f} %")
+    if "rollout/reward_mean" in metrics:
+        parts.append(f"reward {metrics['rollout/reward_mean']:.3g}")
+    if "throughput/steps_per_s" in metrics:
+        parts.append(f"{metrics['throughput/steps_per_s']:,.0f} steps/s")
+    return parts

@@ -1,0 +1,71 @@
+"""What a run ran on: enough to explain a number or to do it again, nothing that names a person or a machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("rlinf-vla", "torch", "transformers", "peft", "mani_skill", "sapien", "numpy")
+
+
+def fingerprint() -> dict[str, Any]:
+    """The machine, the software and the command; what is absent is None. The caller writes it as ``environment.json``.
+
+    cores: those that this process may use. memory_gb: of the machine, 10⁹ bytes. Neither host nor user name is included.
+    """
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "gpus": _gpus(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "git": _git(Path(__file__).resolve().parents[2]),
+        "argv": sys.argv,
+    }
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> list[str]:
+    """Asked of the driver's own tool and not of torch, which would start CUDA here and so forbid forking simulators."""
+    lines = _run("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    return [line.strip() for line in (lines or "").splitlines() if line.strip()]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(root: Path) -> dict[str, Any] | None:
+    """The commit, when ``root`` is a checkout of this project and not merely somewhere inside another one."""
+    toplevel = _run("git", "-C", str(root), "rev-parse", "--show-toplevel")
+    commit = _run("git", "-C", str(root), "rev-parse", "HEAD")
+    if toplevel is None or commit is None or Path(toplevel.strip()).resolve() != root:
+        return None
+    changes = _run("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit.strip(), "uncommitted_changes": bool((changes or "").strip())}
+
+
+def _run(*command: str) -> str | None:
+    """What ``command`` prints, or None when it is not installed, fails, or takes more than ten seconds."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None

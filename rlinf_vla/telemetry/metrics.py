@@ -1,0 +1,84 @@
+"""The numbers of a run: one line of JSON per step in ``metrics.jsonl``, and the same in TensorBoard.
+
+Names follow verl: ``actor/...``, ``critic/...``, ``rollout/...``, ``timing_s/...`` (seconds), ``throughput/...`` (per second),
+and ``eval/success_once`` (a fraction).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Writes the metrics of one run.
+
+    ``resume_step=N`` continues after step N: what an interrupted run had already logged beyond its checkpoint is taken out, so
+    that no step shows twice.
+    """
+
+    def __init__(self, run_dir: Path, resume_step: int | None = None) -> None:
+        # Here, because readers of metrics need neither torch nor TensorBoard, and both are slow to import.
+        from torch.utils.tensorboard import SummaryWriter
+
+        run_dir.mkdir(parents=True, exist_ok=True)
+        path = run_dir / METRICS_FILE
+        _repair(path, resume_step)
+        self._file = path.open("a", encoding="utf-8")
+        purge_step = None if resume_step is None else resume_step + 1
+        self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge_step)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log ``metrics`` of ``step``; on disk when this returns. JSON has no NaN or infinity: they become null."""
+        values = {name: float(value) for name, value in metrics.items()}
+        line = {"step": step, "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds")}
+        line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._tensorboard.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        self._tensorboard.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """All lines of a run, oldest first; none where there is no file. A value is None where it was not finite.
+
+    A run that was killed while it wrote leaves half a line at the end: that line is passed over.
+    """
+    path = run_dir / METRICS_FILE
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    return [json.loads(line) for line in lines]
+
+
+def _repair(path: Path, last_step: int | None) -> None:
+    """Keep whole lines, up to ``last_step`` when given. The file is replaced in one go: a crash here loses nothing."""
+    if not path.exists():
+        return
+    kept = [line for line in read_metrics(path.parent) if last_step is None or line["step"] <= last_step]
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

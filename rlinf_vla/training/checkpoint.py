@@ -1,0 +1,107 @@
+"""Complete, atomic checkpoints: ``step_000100/{adapter/, heads.safetensors, optimizer.safetensors, state.json, COMPLETE}``.
+
+Written aside, fsynced, then renamed: a directory of the final name is whole, whenever the writer was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from rlinf_vla.protocols import Policy
+from rlinf_vla.training.lora import is_lora, load_adapter, save_adapter
+from rlinf_vla.training.trainer import Trainer
+from rlinf_vla.types import UserError
+
+ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
+
+
+def save_checkpoint(directory: Path, policy: Policy, trainer: Trainer, state: dict[str, Any], keep: int) -> Path:
+    """Write ``directory/step_<state["iteration"]>`` and delete all but the ``keep`` newest. ``state`` is JSON."""
+    final = directory / f"step_{state['iteration']:06d}"
+    aside = directory / f".{final.name}.{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        if any(is_lora(name) for name in trainer.parameters):
+            save_adapter(policy.backbone, aside / ADAPTER)
+        heads = {name: p.detach().contiguous() for name, p in trainer.parameters.items() if not is_lora(name)}
+        save_file(heads, aside / HEADS)
+        save_file({name: value.contiguous() for name, value in trainer.state().items()}, aside / OPTIMIZER)
+        (aside / STATE).write_text(json.dumps(state, indent=1) + "\n")
+        digests = {str(path.relative_to(aside)): _digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
+        (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
+        for path in aside.rglob("*"):
+            _fsync(path)
+        _fsync(aside)
+        shutil.rmtree(final, ignore_errors=True)
+        aside.rename(final)
+        _fsync(directory)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    for old in complete_checkpoints(directory)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(path.parent for path in directory.glob(f"step_*/{COMPLETE}"))
+
+
+def load_checkpoint(checkpoint: Path, policy: Policy, trainer: Trainer | None = None) -> dict[str, Any]:
+    """Weights into ``policy`` (built with the same model.* settings), the optimiser's state into ``trainer``; returns the state.
+
+    Raises UserError where the checkpoint is damaged or belongs to another model.
+    """
+    verify(checkpoint)
+    adapted = (checkpoint / ADAPTER).exists()
+    if adapted != any(is_lora(name) for name, _ in policy.named_parameters()):
+        raise UserError(f"{checkpoint} was trained {'with' if adapted else 'without'} LoRA, model.lora.rank says otherwise: use its run's recipe")
+    with torch.no_grad():
+        if adapted:
+            load_adapter(policy.backbone, checkpoint / ADAPTER)
+        own = dict(policy.named_parameters())
+        for name, value in load_file(checkpoint / HEADS).items():
+            if name not in own or own[name].shape != value.shape:
+                raise UserError(f"{checkpoint} does not fit this model: {name} is unknown or has another shape; use its run's recipe")
+            own[name].copy_(value)
+    if trainer is not None:
+        trainer.load_state(load_file(checkpoint / OPTIMIZER))
+    return json.loads((checkpoint / STATE).read_text())
+
+
+def verify(checkpoint: Path) -> None:
+    """Raises UserError unless every file of the checkpoint is there, unharmed."""
+    if not checkpoint.is_dir():
+        raise UserError(f"checkpoint={checkpoint}: no such directory")
+    if not (checkpoint / COMPLETE).exists():
+        raise UserError(f"checkpoint={checkpoint} is not a complete checkpoint ({COMPLETE} is missing): choose one of its siblings")
+    try:
+        digests = json.loads((checkpoint / COMPLETE).read_text())
+        damaged = [name for name, digest in digests.items() if not (checkpoint / name).exists() or _digest(checkpoint / name) != digest]
+    except (ValueError, AttributeError, SafetensorError):
+        damaged = [COMPLETE]
+    if damaged:
+        raise UserError(f"checkpoint={checkpoint} is damaged ({damaged[0]} is missing or changed): use the checkpoint before it")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,102 @@
+"""One run, one directory: who may write it, and from which checkpoint it goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from rlinf_vla.training.checkpoint import complete_checkpoints
+from rlinf_vla.types import UserError
+
+RECIPE, CHECKPOINTS, LOCK = "recipe.yaml", "checkpoints", ".lock"
+
+# What may change between a run and its continuation: everything else would make it another run.
+_FREE = ("iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "rollout.pipeline_depth", "env.processes")
+
+
+def choose(config: DictConfig) -> tuple[Path, Path | None]:
+    """The run directory and the checkpoint to go on from (None: from the start). Raises UserError."""
+    resume, run_dir = config.resume, config.run_dir and Path(config.run_dir).expanduser()
+    if resume not in ("auto", "never"):
+        path = Path(resume).expanduser()
+        checkpoint = path if path.name.startswith("step_") else _newest(path)
+        if checkpoint is None or not checkpoint.is_dir():
+            raise UserError(f"resume={resume}: no complete checkpoint there (a run directory or a checkpoints/step_* is expected)")
+        directory = checkpoint.parent.parent
+        if run_dir and run_dir.resolve() != directory.resolve():
+            raise UserError(f"resume={resume} belongs to {directory}, run_dir says {run_dir}: leave run_dir out")
+        return directory, checkpoint
+    if run_dir is None and resume == "auto":
+        runs = sorted((path.parent for path in Path("runs", config.name).glob(f"*/{RECIPE}")), key=lambda path: path.name)
+        run_dir = runs[-1] if runs else None
+    if run_dir is None:
+        return _fresh(Path("runs", config.name)), None
+    if resume == "never" and (run_dir / RECIPE).exists():
+        raise UserError(f"run_dir={run_dir} holds a run already: continue it with resume=auto, or choose another run_dir")
+    return run_dir, _newest(run_dir)
+
+
+@contextmanager
+def opened(directory: Path, config: DictConfig, checkpoint: Path | None) -> Iterator[None]:
+    """Hold the directory alone and keep its recipe; a continued run must be the same run. Raises UserError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"run_dir={directory} cannot be written ({error.strerror}): choose another run_dir") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"run_dir={directory} is in use by another run: wait for it, or choose another run_dir") from None
+        if checkpoint is not None:
+            _check_same(directory / RECIPE, config)
+        aside = directory / f".{RECIPE}"
+        aside.write_text(OmegaConf.to_yaml(config))
+        aside.replace(directory / RECIPE)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _newest(directory: Path) -> Path | None:
+    found = complete_checkpoints(directory / CHECKPOINTS)
+    return found[-1] if found else None
+
+
+def _fresh(parent: Path) -> Path:
+    """A directory named by the time that no run has yet; made here, so that two starts in one second differ."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{i}" for i in range(2, 100))):
+        path = parent / f"{stamp}{suffix}"
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"{path} cannot be made ({error.strerror}): choose a run_dir on a disk with room") from None
+    raise UserError(f"{parent} holds too many runs of this second: set run_dir")
+
+
+def _check_same(path: Path, config: DictConfig) -> None:
+    before, now = _flat(OmegaConf.to_container(OmegaConf.load(path))), _flat(OmegaConf.to_container(config))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key) and not any(key == free or key.startswith(f"{free}.") for free in _FREE):
+            raise UserError(
+                f"resume: {key} was {json.dumps(before.get(key))} in this run and is {json.dumps(now.get(key))} now: "
+                "leave it as it was, or start a new run_dir"
+            )
+
+
+def _flat(node: object, prefix: str = "") -> dict[str, object]:
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {key: value for name, child in node.items() for key, value in _flat(child, f"{prefix}.{name}" if prefix else str(name)).items()}

@@ -1,0 +1,164 @@
+"""The only data that crosses rooms.
+
+Letters used for shapes everywhere: ``B`` environments in a batch, ``T`` policy calls in a rollout,
+``C`` actions in a chunk, ``D`` action dimensions, ``S`` proprioceptive state dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Inputs = dict[str, Tensor]
+"""Prepared policy inputs (uint8 images, token ids, ...), every tensor with leading dimension ``B``."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the environments show.
+
+    images: name -> uint8 ``[B, H, W, 3]``, RGB, upright.
+    state: float32 ``[B, S]``, proprioception in SI units.
+    instruction: ``B`` strings.
+    """
+
+    images: dict[str, Tensor]
+    state: Tensor
+    instruction: list[str]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Which episode each environment plays; an episode is fully determined by ``(task_id, seed)``.
+
+    task_id: int64 ``[B]``, an index into ``EnvSpec.tasks``.
+    seed: int64 ``[B]``, 0 <= seed < 2**32.
+    """
+
+    task_id: Tensor
+    seed: Tensor
+
+    def __len__(self) -> int:
+        return len(self.seed)
+
+    def __getitem__(self, index: Any) -> Episodes:
+        return Episodes(self.task_id[index], self.seed[index])
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Up to ``C`` control steps of every environment.
+
+    observation: after the last executed control step.
+    reward: float32 ``[B, C]``; terminated, truncated, success, valid: bool ``[B, C]``.
+    An environment stops at its first ``terminated`` or ``truncated``: what follows in the chunk was not executed,
+    ``valid`` is false there and every other entry is zero.
+    """
+
+    observation: Observation
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    success: Tensor
+    valid: Tensor
+
+    @property
+    def done(self) -> Tensor:
+        """bool ``[B]``: the episode ended in this chunk."""
+        return (self.terminated | self.truncated).any(dim=1)
+
+
+@dataclass(frozen=True)
+class ActionSample:
+    """What a policy chose.
+
+    actions: float32 ``[B, C, D]`` in the environment's units.
+    latent: what ``Policy.evaluate`` needs to find this choice again (token ids, a denoising chain), leading dimension ``B``.
+    log_prob: float32 ``[B, C, D]``, the finest grain that the policy has.
+    value: float32 ``[B]``, the critic's estimate of the return from this observation.
+    """
+
+    actions: Tensor
+    latent: dict[str, Tensor]
+    log_prob: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class ActionEval:
+    """A choice under the present weights: log_prob and entropy float32 ``[B, C, D]``, value float32 ``[B]``."""
+
+    log_prob: Tensor
+    entropy: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """``T`` policy calls in ``B`` environments. Nothing is positional: masks, returns and statistics derive from these fields.
+
+    Per call ``[T, B, ...]``: inputs, latent, log_prob ``[T, B, C, D]``, value, policy_version, and the episode that the call belongs
+    to: task_id, seed, step (control steps already executed in that episode).
+    bootstrap_value ``[T, B]``: the critic's estimate for the observation after the call where the episode was cut there
+    (truncated, or the rollout ended); zero elsewhere. ``cut`` bool ``[T, B]`` says where that is.
+    Per control step ``[T, B, C]``: reward, terminated, truncated, success, valid.
+    """
+
+    inputs: Inputs
+    latent: dict[str, Tensor]
+    log_prob: Tensor
+    value: Tensor
+    bootstrap_value: Tensor
+    cut: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    success: Tensor
+    valid: Tensor
+    task_id: Tensor
+    seed: Tensor
+    step: Tensor
+    policy_version: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(T, B)``."""
+        return self.value.shape[0], self.value.shape[1]
+
+    def flatten(self) -> Trajectory:
+        """The same calls as one long batch: every field ``[T * B, ...]``."""
+        return _map(lambda x: x.flatten(0, 1), self)
+
+    def __getitem__(self, index: Any) -> Trajectory:
+        return _map(lambda x: x[index], self)
+
+    def to(self, device: torch.device | str) -> Trajectory:
+        return _map(lambda x: x.to(device), self)
+
+    @staticmethod
+    def cat(parts: Sequence[Trajectory], dim: int) -> Trajectory:
+        return _map(lambda *xs: torch.cat(xs, dim), *parts)
+
+    @staticmethod
+    def stack(calls: Sequence[Trajectory]) -> Trajectory:
+        """``T`` single calls with fields ``[B, ...]`` become one trajectory ``[T, B, ...]``."""
+        return _map(lambda *xs: torch.stack(xs), *calls)
+
+
+def _map(function: Callable[..., Tensor], first: Trajectory, *rest: Trajectory) -> Trajectory:
+    changes: dict[str, Any] = {}
+    for field in fields(first):
+        values = [getattr(each, field.name) for each in (first, *rest)]
+        if isinstance(values[0], dict):
+            changes[field.name] = {key: function(*(value[key] for value in values)) for key in values[0]}
+        else:
+            changes[field.name] = function(*values)
+    return replace(first, **changes)
+
+
+class UserError(Exception):
+    """The user's mistake, told in one line: what is wrong, where, and the mend. The command line exits with 2."""

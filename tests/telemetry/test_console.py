@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rlinf_vla.telemetry.console import TrainingConsole, duration, progress
+
+METRICS = {"rollout/success_once": 0.4375, "rollout/reward_mean": 0.5, "throughput/steps_per_s": 1234.4}
+
+
+def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingConsole(total_iterations=3, start=1) as console:
+        console.say("checkpoint [bold]step_000001[/bold]")
+        console.stage("rollout", 0.5)
+        console.update(2, METRICS)
+        console.update(3, {})
+    output = capsys.readouterr().out
+    assert "\x1b" not in output and "\r" not in output
+    assert output.splitlines() == [
+        "checkpoint [bold]step_000001[/bold]",
+        "iteration 2/3  success 43.8 %  reward 0.5  1,234 steps/s  0 s left",
+        "iteration 3/3",
+    ]
+
+
+def test_a_simple_bar_becomes_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(250, "evaluating") as advance:
+        for index in range(250):
+            advance(note=f"episode {index + 1}")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "evaluating 25/250  episode 25" and lines[-1] == "evaluating 250/250  episode 250"
+
+
+def test_time_left_counts_this_process_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 0.0, 60.0])
+    monkeypatch.setattr("rlinf_vla.telemetry.console.perf_counter", lambda: next(now))
+    with TrainingConsole(total_iterations=200, start=100) as console:
+        console.update(102, {})
+    # Two iterations in a minute, 98 to go.
+    assert capsys.readouterr().out == "iteration 102/200  49 min left\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (99, "99 s"), (100, "2 min"), (5400, "90 min"), (11_100, "3 h 05 min"), (360_000, "100 h 00 min")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+PROGRAM = """
+import time
+from rlinf_vla.telemetry.console import TrainingConsole
+with TrainingConsole(10) as console:
+    console.update(1, {"rollout/success_once": 0.25})
+    console.stage("rollout", 0.5)
+    console.say("a line above")
+    time.sleep(60)
+"""
+
+
+def test_a_live_line_on_a_terminal_gives_the_cursor_back_on_interrupt() -> None:
+    screen, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    try:
+        output = _read_until(screen, "a line above", "1/10", "rollout 50%", "success 25.0 %")
+        assert "\x1b[?25l" in output  # the cursor is hidden while the line lives
+        process.send_signal(signal.SIGINT)
+        output += _read_until(screen, "KeyboardInterrupt")
+        assert process.wait(timeout=20) != 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(screen)
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
+
+
+def _read_until(screen: int, *texts: str) -> str:
+    output, deadline = "", time.monotonic() + 20
+    while not all(text in output for text in texts):
+        assert time.monotonic() < deadline, f"waited 20 s for {texts}; there was {output!r}"
+        try:
+            output += os.read(screen, 4096).decode(errors="replace")
+        except OSError:  # Linux: the other side has closed
+            break
+    return output
