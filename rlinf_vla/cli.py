@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 the user's mistake, 130 and 143 interrupted.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -43,11 +44,10 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(f"interrupted by {interruption.args[0]}", 128 + interruption.signum)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except OSError as error:
-        if error.filename is None and error.errno is None:
-            traceback.print_exc()
-        return _fail(f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}: free space or mend the path, then resume", 1)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+            where = f" ({error.filename})" if error.filename else ""
+            return _fail(f"{error.strerror}{where}: free space, then go on with resume=auto; the last checkpoint is whole", 1)
         traceback.print_exc()
         return _fail(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}", 1)
 
@@ -73,6 +73,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
     command: Callable[..., int | None] = import_module(f"rlinf_vla.commands.{verb}").run
     if verb in PLAIN:
         return command(rest) or 0
+    if verb == "bench" and (not rest or rest.pop(0) != "rollout"):
+        raise UserError("bench needs to know what: rlinf-vla bench rollout recipe=NAME")
     from rlinf_vla.compose import compose_and_run
 
     return compose_and_run(verb, rest, command)

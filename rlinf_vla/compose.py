@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import hydra
 from hydra import compose, initialize_config_module
@@ -68,18 +68,19 @@ def with_cluster(arguments: Sequence[str]) -> list[str]:
 
 def explain(error: BaseException, verb: str, arguments: Sequence[str]) -> str:
     """One line: what is wrong, where, and the nearest right key."""
-    text = str(error)
-    if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in|Key not found: '([^']+)'", _chain(error)):
-        key = getattr(_deepest(error), "full_key", None) or next(group for group in match.groups() if group)
-        return f"{key} is not a key{_right_key(str(key), verb, arguments)}"
-    if match := re.search(r"Could not find '([\w/]+)/([^'/]+)'", text):
-        group, name = match.groups()
-        options = [line.strip() for line in text.splitlines() if line.startswith("\t")]
+    causes = list(_causes(error))
+    for cause in causes:
+        if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in|Key not found: '([^']+)'", str(cause)):
+            key = getattr(cause, "full_key", None) or match[1] or match[2] or match[3]
+            return f"{key} is not a key{_right_key(key, verb, arguments)}"
+    if match := re.search(r"Could not find '([\w/]+)/([^'/]+)'.*?Available options in '[^']+':\n((?:\t\w+\n?)*)", str(error), re.DOTALL):
+        group, name, options = match[1], match[2], [each for each in match[3].split() if each != "schema"]
         close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
         return f"{group}={name} does not exist{f'; did you mean {group}={close[0]}?' if close else ''} (there are: {', '.join(options)})"
-    if match := re.search(r"Error merging override (\S+)", text):
-        return f"{match[1]}: {_deepest(error).args[0].splitlines()[0]}"
-    return " ".join(text.split()) or type(error).__name__
+    if match := re.search(r"Error merging override (\S+)", str(error)):
+        reason = next((str(cause) for cause in causes if isinstance(cause, OmegaConfBaseException)), "not a valid value")
+        return f"{match[1]}: {reason.splitlines()[0]}"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _right_key(key: str, verb: str, arguments: Sequence[str]) -> str:
@@ -109,15 +110,8 @@ def _keys(node: DictConfig, prefix: str = "") -> list[str]:
     return keys
 
 
-def _deepest(error: BaseException) -> BaseException:
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__ or error
-    return error
-
-
-def _chain(error: BaseException) -> str:
-    texts = [str(error)]
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__ or error
-        texts.append(str(error))
-    return "\n".join(texts)
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what led to it, outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

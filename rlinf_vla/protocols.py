@@ -180,6 +180,9 @@ class EnvPlugin(Protocol):
         Raises UserError for what the user can mend.
         """
 
+    def variants(self, config: Any) -> dict[str, Any]:
+        """Settings whose speed is worth comparing, by name."""
+
     def tasks(self) -> list[Task]: ...
 
     def diagnose(self) -> list[Diagnosis]: ...

@@ -133,7 +133,7 @@ def _check(recipe: Recipe) -> None:
     require(batch >= 1, f"rollout.batch_size={batch}: must be at least 1")
     require(
         (num_envs // depth) % batch == 0 or batch >= num_envs // depth,
-        f"rollout.batch_size={batch} does not divide the {num_envs // depth} environments of a group (env.num_envs / rollout.pipeline_depth)",
+        f"rollout.batch_size={batch} does not divide a group's {num_envs // depth} environments (env.num_envs / rollout.pipeline_depth)",
     )
     require(recipe.rollout.temperature > 0, f"rollout.temperature={recipe.rollout.temperature}: must be above 0 to explore")
     require(recipe.cluster.device in ("cpu", "cuda"), f"cluster.device={recipe.cluster.device}: choose cpu or cuda")
@@ -149,6 +149,6 @@ def asset_path(location: str) -> Path:
         return Path(location).expanduser()
     path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]
     if not path.exists():
-        known = sorted(child.name for child in path.parent.iterdir() if child.is_dir() and child.name[0] not in "._") if path.parent.exists() else []
+        known = [child.name for child in path.parent.glob("[a-z]*") if child.is_dir()]
         raise UserError(f"{location} is not in the package{plugins.nearest(path.name, known)}")
     return path

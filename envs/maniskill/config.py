@@ -23,8 +23,8 @@ class ManiSkillConfig:
     control_mode: what an action means. Of the normalised ones, ``pd_ee_delta_pos`` is (dx, dy, dz, gripper), ``pd_ee_delta_pose`` is
         (dx, dy, dz, rx, ry, rz, gripper); 1 is 0.1 m or +0.1 rad about that axis of the robot's base, gripper 1 opens and -1 closes.
     image_size: pixels, both height and width of the image ``base``.
-    camera: ``close`` looks at the table from 0.5 m in front of it, 57 degrees wide, so that a 4 cm cube covers 4 of 64 pixels;
-        ``stock`` is the task's own camera.
+    camera: ``close`` looks at the middle of the table from 0.5 m away, so that a 4 cm cube covers 4 or 5 of 64 pixels; ``stock`` is
+        the task's own camera, and what a task gets whose things lie elsewhere.
     robot_visuals: ``low_poly`` draws a robot by its collision meshes and a smaller floor, many times faster on a CPU; the physics is
         the same bit for bit. ``stock`` draws the full meshes.
     reward: per control step; ``sparse`` is 1 on success, -1 on failure, else 0.

@@ -25,8 +25,7 @@ def expert_actions(env: Any) -> Tensor:
 
 def _towards(env: Any, target: Tensor, gripper: Tensor | float) -> Tensor:
     """``[N, 4]``: move the tool centre point to ``target`` ``[N, 3]``."""
-    move = GAIN * (target - env.agent.tcp.pose.p) / 0.1
-    move = move / move.norm(dim=1, keepdim=True).clamp(min=1)
+    move = (GAIN * (target - env.agent.tcp.pose.p) / 0.1).clamp(-1, 1)
     grip = torch.as_tensor(gripper, dtype=move.dtype, device=move.device).expand(len(move))
     return torch.cat([move, grip[:, None]], dim=1)
 

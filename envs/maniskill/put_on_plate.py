@@ -23,8 +23,9 @@ COLOURS = {"red": (0.9, 0.05, 0.05), "green": (0.05, 0.75, 0.1), "blue": (0.05, 
 CUBE_HALF_SIZE = 0.02
 PLATE_RADIUS = 0.07
 PLATE_HALF_THICKNESS = 0.005
-AREA = np.array([[-0.1, -0.16], [0.1, 0.16]])
-"""Lowest and highest (x, y) of every centre, metres, table frame."""
+CUBE_AREA = np.array([[-0.1, -0.16], [0.1, 0.03]])
+"""Lowest and highest (x, y) of the cubes' centres, metres, table frame."""
+PLATE_AREA = np.array([[-0.05, 0.11], [0.05, 0.15]])
 CUBE_TO_CUBE = 0.085
 """Least distance between cube centres, metres: an open gripper fits around one without touching the next."""
 CUBE_TO_PLATE = PLATE_RADIUS + 0.045
@@ -34,9 +35,9 @@ def sample_layout(rng: np.random.RandomState) -> tuple[int, NDArray[np.float64],
     """Draw an episode: (index into COLOURS, plate centre ``[2]``, cube centres ``[3, 2]``), metres."""
     target = int(rng.randint(len(COLOURS)))
     while True:
-        plate = rng.uniform(*AREA)
+        plate = rng.uniform(*PLATE_AREA)
         cubes: list[NDArray[np.float64]] = []
-        for cube in rng.uniform(*AREA, size=(30, 2)):
+        for cube in rng.uniform(*CUBE_AREA, size=(30, 2)):
             if np.linalg.norm(cube - plate) >= CUBE_TO_PLATE and all(np.linalg.norm(cube - other) >= CUBE_TO_CUBE for other in cubes):
                 cubes.append(cube)
                 if len(cubes) == len(COLOURS):

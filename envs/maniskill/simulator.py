@@ -23,23 +23,24 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
 
     from . import put_on_plate  # noqa: F401  (registers the task)
 
-    size = options["image_size"]
-    camera: dict[str, Any] = {"width": size, "height": size, "shader_pack": "minimal"}
+    sensors: dict[str, Any] = {}
+    if not options["bridge"]:  # those mix the image with a photograph, at its own size
+        sensors = {"width": options["image_size"], "height": options["image_size"], "shader_pack": "minimal"}
     if options["close_view"]:
         eye, target, fov = options["close_view"]
-        camera |= {"pose": sapien_utils.look_at(eye, target), "fov": fov}
+        sensors |= {"pose": sapien_utils.look_at(eye, target), "fov": fov}
     keywords: dict[str, Any] = {"robot_uids": options["robot"]} if options["robot"] else {}
     try:
         env = gymnasium.make(
             options["gym_id"],
             num_envs=num_envs,
-            obs_mode=options["obs_mode"],
+            obs_mode="rgb+segmentation" if options["bridge"] else "rgb",
             control_mode=options["control_mode"],
-            reward_mode=options["reward"],
+            reward_mode="none" if options["bridge"] else options["reward"],
             render_mode="rgb_array",
             sim_backend=sim_backend,
             render_backend=render_backend,
-            sensor_configs={options["camera"]: camera},
+            sensor_configs={options["camera"]: sensors},
             human_render_camera_configs={"width": PICTURE_SIZE, "height": PICTURE_SIZE},
             max_episode_steps=sys.maxsize,  # the adapter counts control steps itself
             **keywords,
@@ -67,15 +68,31 @@ def rotation_signs(env: Any) -> NDArray[np.float32]:
     return signs
 
 
+def tool_pose(env: Any) -> Any:
+    """float32 ``[num_envs, 7]``: tool centre point x y z (m, the table's frame) and quaternion w x y z."""
+    agent = env.agent
+    if hasattr(agent, "tcp_pose"):
+        return agent.tcp_pose.raw_pose
+    link = agent.tcp if hasattr(agent, "tcp") else agent.robot.links_map["ee_gripper_link"]
+    return link.pose.raw_pose
+
+
 def proprioception(env: Any) -> Any:
-    """float32 ``[num_envs, 8]``: tool centre point x y z (m, the table's frame), quaternion w x y z, and one finger joint (m; 0 without)."""
+    """float32 ``[num_envs, 8]``: ``tool_pose`` and the last gripper joint (m or rad; 0 for a robot without a gripper)."""
     import torch
 
-    pose = env.agent.tcp.pose.raw_pose
-    qpos = env.agent.robot.get_qpos()
-    has_gripper = bool(getattr(env.agent, "gripper_joint_names", None))
-    finger = qpos[:, -1:] if has_gripper else torch.zeros_like(qpos[:, :1])
-    return torch.cat([pose, finger], dim=1).float()
+    gripper = env.agent.robot.get_qpos()[:, -1:]
+    if not getattr(env.agent, "gripper_joint_names", None):
+        gripper = torch.zeros_like(gripper)
+    return torch.cat([tool_pose(env), gripper], dim=1).float()
+
+
+def outcome(env: Any, info: dict[str, Any], reward: Any, bridge: bool) -> tuple[Any, Any]:
+    """(reward float32 ``[num_envs]``, success bool ``[num_envs]``) of a step."""
+    import torch
+
+    success = info.get("success", torch.zeros_like(reward, dtype=torch.bool)).bool()
+    return (success if bridge else reward).float(), success  # the bridge tasks have no reward of their own
 
 
 class ManiSkillSimulator:
@@ -91,29 +108,34 @@ class ManiSkillSimulator:
             from .lowpoly import use_low_poly_visuals
 
             use_low_poly_visuals()
-        self._camera, self._instruction = options["camera"], options["instruction"]
+        self._options = options
         self._envs = [make(options, 1, "physx_cpu", options["render_backend"]) for _ in range(slots)]
         env = self._envs[0]
         self._signs = rotation_signs(env)
-        size = [options["image_size"]] * 2
-        self.spec = SimulatorSpec(len(self._signs), 8, float(env.control_freq), {"base": size}, [PICTURE_SIZE] * 2)
+        self._size = (options["image_size"], options["image_size"])
+        self.spec = SimulatorSpec(len(self._signs), 8, float(env.control_freq), {"base": list(self._size)}, [PICTURE_SIZE] * 2)
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         env = self._envs[slot]
         env.reset(seed=seed)
         if hasattr(env, "get_language_instruction"):
             return str(env.get_language_instruction()[0])
-        return str(self._instruction)
+        return str(self._options["instruction"])
 
     def step(self, slot: int, action: NDArray[np.float32]) -> Step:
-        _, reward, terminated, _, info = self._envs[slot].step((action * self._signs)[None])
-        success = info.get("success")
-        return Step(float(reward[0]), bool(terminated[0]), bool(success[0]) if success is not None else False)
+        env = self._envs[slot]
+        _, reward, terminated, _, info = env.step((action * self._signs)[None])
+        reward, success = outcome(env, info, reward, self._options["bridge"])
+        return Step(float(reward[0]), bool(terminated[0]), bool(success[0]))
 
     def observe(self, slot: int) -> Seen:
         env = self._envs[slot]
-        image = env._get_obs_sensor_data()[self._camera]["rgb"][0]
-        return Seen(proprioception(env)[0].numpy(), {"base": image.cpu().numpy()})
+        image = env._get_obs_sensor_data()[self._options["camera"]]["rgb"][0].cpu().numpy()
+        if image.shape[:2] != self._size:
+            import cv2
+
+            image = cv2.resize(image, self._size[::-1], interpolation=cv2.INTER_AREA)
+        return Seen(proprioception(env)[0].numpy(), {"base": image})
 
     def expert(self, slot: int) -> NDArray[np.float32]:
         from .experts import expert_actions

@@ -6,14 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-BRIDGE_MARKERS = (
-    "data/tasks/bridge_v2_real2sim_dataset/custom/info_bridge_custom_v0.json",
-    "data/robots/widowx",
-)
-"""Files of the bridge tasks, relative to the asset directory. ManiSkill itself looks at directories only, and takes the empty one that a
-failed download leaves for the data."""
-
-PANDA_MODES = (
+PANDA_STICK_MODES = (
     "pd_ee_delta_pos",
     "pd_ee_delta_pose",
     "pd_ee_target_delta_pos",
@@ -26,52 +19,67 @@ PANDA_MODES = (
     "pd_joint_pos_vel",
     "pd_joint_delta_pos_vel",
 )
-BRIDGE_MODES = ("arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos",)
-SO100_MODES = ("pd_joint_delta_pos", "pd_joint_pos", "pd_joint_target_delta_pos")
-STICK_MODES = (
-    "pd_ee_delta_pos",
-    "pd_ee_delta_pose",
-    "pd_ee_target_delta_pos",
-    "pd_ee_target_delta_pose",
-    "pd_joint_delta_pos",
-    "pd_joint_target_delta_pos",
-    "pd_joint_pos",
-    "pd_joint_vel",
-    "pd_joint_pos_vel",
-    "pd_joint_delta_pos_vel",
+"""Control modes of a Panda that holds a stick; actions have no gripper component."""
+PANDA_MODES = PANDA_STICK_MODES
+SO100_MODES = ("pd_joint_delta_pos", "pd_joint_target_delta_pos", "pd_joint_pos")
+WIDOWX_MODES = ("arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos",)
+EXPERT_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
+"""Control modes that the scripted experts speak."""
+
+BRIDGE_MARKERS = (
+    "data/tasks/bridge_v2_real2sim_dataset/custom/info_bridge_custom_v0.json",
+    "data/robots/widowx/wx250s.urdf",
 )
+"""Files of the bridge tasks, relative to the asset directory. (ManiSkill looks at directories only, and takes the empty one that a failed
+download leaves for the data.)"""
 
-
-Point = tuple[float, float, float]
+View = tuple[tuple[float, float, float], tuple[float, float, float], float]
+"""Where a camera stands, what it looks at (metres, table frame), and its field of view (radians)."""
 
 
 @dataclass(frozen=True)
 class TaskEntry:
     gym_id: str
     instruction: str
-    """Tasks that draw an instruction per episode say it themselves; this is then an example."""
+    """For a task that draws its instruction per episode: an example."""
     limit: int
     """Control steps of an episode."""
+    has_expert: bool = False
     robot: str | None = "panda"
     """None keeps the task's own."""
     control_modes: tuple[str, ...] = PANDA_MODES
     rewards: tuple[str, ...] = ("sparse", "normalized_dense", "dense")
     camera: str = "base_camera"
-    close_view: tuple[Point, Point, float] = ((0.55, 0.0, 0.55), (0.05, 0.0, 0.03), 1.0)
-    """The camera ``close``: where it stands, what it looks at (metres, table frame), and its field of view (radians)."""
-    has_expert: bool = False
+    close_view: View | None = ((0.55, 0.0, 0.55), (0.05, 0.0, 0.03), 1.0)
+    """The camera ``close``; None where only the task's own sees everything."""
     bridge: bool = False
+    """One of the digital twins of BridgeData V2: needs assets, and names rewards and images its own way."""
     note: str = ""
+
+
+def _bridge(gym_id: str, instruction: str, limit: int = 60) -> TaskEntry:
+    return TaskEntry(
+        gym_id,
+        instruction,
+        limit,
+        robot=None,
+        control_modes=WIDOWX_MODES,
+        rewards=("sparse",),
+        camera="3rd_view_camera",
+        close_view=None,
+        bridge=True,
+        note="WidowX; needs downloaded assets",
+    )
 
 
 TASKS: dict[str, TaskEntry] = {
     "PushCube": TaskEntry("PushCube-v1", "push the blue cube to the red and white target", 50, has_expert=True),
     "PickCube": TaskEntry(
         "PickCube-v1",
-        "pick up the red cube and hold it at the goal",
+        "pick up the red cube and hold it still at the goal",
         50,
         has_expert=True,
-        note="the goal is not in the images: a policy that sees images and text alone cannot solve it",
+        note="the goal is not in the images: a policy that sees only images and text cannot solve it",
     ),
     "StackCube": TaskEntry("StackCube-v1", "stack the red cube on the green cube", 50, has_expert=True),
     "PutOnPlate": TaskEntry(
@@ -83,18 +91,47 @@ TASKS: dict[str, TaskEntry] = {
         close_view=((0.5, 0.0, 0.5), (0.0, 0.0, 0.05), 0.8),
         note="the cube is red, green or blue, drawn per episode",
     ),
+    "PullCube": TaskEntry("PullCube-v1", "pull the blue cube to the red and white target", 50),
+    "PokeCube": TaskEntry("PokeCube-v1", "poke the red cube with the peg", 50),
+    "PullCubeTool": TaskEntry("PullCubeTool-v1", "pull the blue cube closer with the tool", 100),
+    "RollBall": TaskEntry("RollBall-v1", "roll the blue ball to the red and white target", 80, close_view=None),
+    "PlaceSphere": TaskEntry("PlaceSphere-v1", "put the blue ball in the bin", 50),
+    "LiftPegUpright": TaskEntry("LiftPegUpright-v1", "stand the peg upright", 50),
+    "PegInsertionSide": TaskEntry(
+        "PegInsertionSide-v1", "insert the peg into the hole in the side of the box", 100, robot=None, close_view=None
+    ),
+    "PlugCharger": TaskEntry(
+        "PlugCharger-v1", "plug the charger into the receptacle", 200, robot=None, rewards=("sparse",), close_view=None
+    ),
+    "StackPyramid": TaskEntry(
+        "StackPyramid-v1", "put the red cube beside the green cube and the blue cube on top of both", 250, rewards=("sparse",)
+    ),
+    "PushT": TaskEntry(
+        "PushT-v1", "push the T to the T-shaped target", 100, robot=None, control_modes=PANDA_STICK_MODES, close_view=None
+    ),
+    "FMBAssembly1Easy": TaskEntry("FMBAssembly1Easy-v1", "assemble the parts on the red board", 500, rewards=("sparse",), close_view=None),
+    "PickCubeSO100": TaskEntry(
+        "PickCubeSO100-v1",
+        "pick up the red cube and hold it still at the goal",
+        50,
+        robot=None,
+        control_modes=SO100_MODES,
+        close_view=None,
+        note="SO-100 arm; the goal is not in the images",
+    ),
+    "PutCarrotOnPlate": _bridge("PutCarrotOnPlateInScene-v1", "put carrot on plate"),
+    "PutSpoonOnTowel": _bridge("PutSpoonOnTableClothInScene-v1", "put the spoon on the towel"),
+    "StackGreenOnYellow": _bridge("StackGreenCubeOnYellowCubeBakedTexInScene-v1", "stack the green block on the yellow block"),
+    "PutEggplantInBasket": _bridge("PutEggplantInBasketScene-v1", "put eggplant into yellow basket", 120),
 }
-
-EXPERT_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
-"""Control modes that the experts speak."""
 
 
 def asset_dir(configured: str | None) -> Path:
-    return Path(configured or os.environ.get("MS_ASSET_DIR") or Path.home() / ".maniskill").expanduser()
+    """Where ManiSkill keeps what it downloads."""
+    return Path(configured or os.environ.get("MS_ASSET_DIR") or Path.home() / ".maniskill").expanduser().absolute()
 
 
 def missing_assets(entry: TaskEntry, configured_dir: str | None) -> list[Path]:
     """Files that the task needs and that are not there."""
-    if not entry.bridge:
-        return []
-    return [path for path in (asset_dir(configured_dir) / marker for marker in BRIDGE_MARKERS) if not path.exists()]
+    markers = BRIDGE_MARKERS if entry.bridge else ()
+    return [path for path in (asset_dir(configured_dir) / marker for marker in markers) if not path.exists()]

@@ -8,6 +8,21 @@ import torch
 from torch import Tensor, nn
 
 
+class ProprioNormalizer(nn.Module):
+    """Proprioception to [-1, 1] by its 1 % and 99 % quantiles. Source: openvla-oft ``normalize_proprio`` (BOUNDS_Q99)."""
+
+    def __init__(self, statistics: dict[str, Any]) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.tensor(statistics["q01"]), persistent=False)
+        self.register_buffer("high", torch.tensor(statistics["q99"]), persistent=False)
+
+    low: Tensor
+    high: Tensor
+
+    def forward(self, state: Tensor) -> Tensor:
+        return (2 * (state - self.low) / (self.high - self.low + 1e-8) - 1).clamp(-1, 1)
+
+
 class ActionTokenizer(nn.Module):
     """Uniform bins on [-1, 1] and their un-normalisation to environment units.
 

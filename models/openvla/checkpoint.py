@@ -32,7 +32,7 @@ def read_statistics(directory: Path, config: dict[str, Any], key: str | None) ->
     statistics = read_json(path) if path.exists() else config.get("norm_stats", {})
     if key is None and len(statistics) == 1:
         return next(iter(statistics.values()))
-    if key not in statistics:
+    if key is None or key not in statistics:
         raise UserError(f"model.options.unnorm_key={key}: {directory} has statistics for {sorted(statistics)}, choose one")
     return statistics[key]
 

@@ -18,7 +18,7 @@ from rlinf_vla.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
 
 from . import checkpoint as layout
-from .actions import ActionTokenizer
+from .actions import ActionTokenizer, ProprioNormalizer
 from .prismatic import PrismaticVLA
 from .processor import PromptEncoder, normalise, resize
 
@@ -69,11 +69,12 @@ class OpenVLAPolicy(Policy):
         super().__init__()
         self.directory, self.options = directory, options
         self.config = config = layout.read_json(directory / layout.CONFIG)
-        statistics = layout.read_statistics(directory, config, options.unnorm_key)["action"]
+        statistics = layout.read_statistics(directory, config, options.unnorm_key)
         vocab_size = config["text_config"]["vocab_size"] - config["pad_to_multiple_of"]
         self.backbone: PrismaticVLA = PrismaticVLA(config)
         self.value_head = ValueHead(self.backbone.hidden_size)
-        self.action_tokens = ActionTokenizer(vocab_size, config["n_action_bins"], statistics)
+        self.action_tokens = ActionTokenizer(vocab_size, config["n_action_bins"], statistics["action"])
+        self.proprio = ProprioNormalizer(statistics["proprio"]) if self.backbone.proprio_dim else None
         self.prompts = PromptEncoder(
             Tokenizer.from_file(str(directory / layout.TOKENIZER)),
             options.prompt_length,
@@ -82,16 +83,15 @@ class OpenVLAPolicy(Policy):
             empty_id=config.get("empty_token_id", 29871),
         )
         height, width = config["image_sizes"]
-        self.spec = PolicySpec(
-            chunk=1, action_dim=self.action_tokens.action_dim, state_dim=0, images={options.image: (height, width)}
-        )
+        self.spec = PolicySpec(chunk=1, action_dim=self.action_tokens.action_dim, state_dim=self.backbone.proprio_dim, images={options.image: (height, width)})
 
     @classmethod
     def load(cls, checkpoint: Path, config: OpenVLAOptions) -> OpenVLAPolicy:
         policy = cls(checkpoint, config)
         if not config.random_weights:
             if not layout.has_weights(checkpoint):
-                raise UserError(f"{checkpoint} has no {layout.WEIGHTS}: choose another model.checkpoint, or model.options.random_weights=true")
+                mend = "choose another model.checkpoint, or set model.options.random_weights=true"
+                raise UserError(f"{checkpoint} has no {layout.WEIGHTS}: {mend}")
             layout.load_weights(policy.backbone, checkpoint)
         return policy
 
@@ -105,7 +105,8 @@ class OpenVLAPolicy(Policy):
     def prepare(self, obs: Observation) -> Inputs:
         images = resize(obs.images[self.options.image], self.spec.images[self.options.image])
         token_ids, token_mask = self.prompts(obs.instruction)
-        return {"image": images, "token_ids": token_ids.to(images.device), "token_mask": token_mask.to(images.device)}
+        inputs = {"image": images, "token_ids": token_ids.to(images.device), "token_mask": token_mask.to(images.device)}
+        return inputs | {"proprio": self.proprio(obs.state)} if self.proprio else inputs
 
     def encode(self, inputs: Inputs) -> Prefix:
         embeds, mask = self._embed(inputs)
@@ -117,7 +118,9 @@ class OpenVLAPolicy(Policy):
 
     def act(self, features: Prefix, noise: Noise | None, temperature: float) -> ActionSample:
         dims = self.spec.action_dim
-        state, mask, tokens, log_probs = features.state, features.mask, [], []
+        state, mask = features.state, features.mask
+        tokens: list[Tensor] = []
+        log_probs: list[Tensor] = []
         # Gumbel-max: argmax(logits / T - log(-log u)) is a draw from softmax(logits / T), and u belongs to the episode alone
         gumbel = -torch.log(-torch.log(noise.uniform(dims, self.action_tokens.n_bins))) if noise is not None and temperature > 0 else None
         for i in range(dims):
@@ -152,9 +155,9 @@ class OpenVLAPolicy(Policy):
         return -log_prob.gather(-1, (token_ids - self.action_tokens.first_id)[..., None]).mean(dim=(1, 2))
 
     def _embed(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        embeds = self.backbone.embed_prompt(normalise(inputs["image"]), inputs["token_ids"])
-        patches = inputs["token_mask"].new_ones(len(embeds), self.backbone.num_patches)
-        mask = torch.cat([inputs["token_mask"][:, :1], patches, inputs["token_mask"][:, 1:]], dim=1)
+        embeds = self.backbone.embed_prompt(normalise(inputs["image"]), inputs["token_ids"], inputs.get("proprio"))
+        prefix = inputs["token_mask"].new_ones(len(embeds), self.backbone.prefix_length)
+        mask = torch.cat([inputs["token_mask"][:, :1], prefix, inputs["token_mask"][:, 1:]], dim=1)
         return embeds, mask
 
     def _teacher_forced(self, inputs: Inputs, token_ids: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class VisionBackbone(nn.Module):
         self.fused_featurizer = VisionTransformer(fused_featurizer)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """``pixels`` float ``[B, 6, H, W]``: DINO-normalised RGB, then SigLIP-normalised RGB. Returns ``[B, patches, d_dino + d_siglip]``."""
+        """``pixels`` float ``[B, 6, H, W]``: RGB normalised for DINO, then for SigLIP. Returns ``[B, patches, d_dino + d_siglip]``."""
         dino, siglip = pixels.split(3, dim=1)
         return torch.cat([self.featurizer(dino), self.fused_featurizer(siglip)], dim=2)
 
@@ -38,28 +38,49 @@ class Projector(nn.Module):
         return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(patches)))))
 
 
+class ProprioProjector(nn.Module):
+    """OpenVLA-OFT's: one more token after the patches."""
+
+    def __init__(self, proprio_dim: int, llm_dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(proprio_dim, llm_dim)
+        self.fc2 = nn.Linear(llm_dim, llm_dim)
+
+    def forward(self, proprio: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(proprio)))[:, None]
+
+
 class PrismaticVLA(nn.Module):
     """``vision_backbone``, ``projector`` and ``language_model`` of an OpenVLA checkpoint."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """``config``: an official config.json. Tower sizes come from ``vision_config`` where it is given (tiny models), else from ``timm_model_ids``."""
+        """``config``: an official config.json; tower sizes from ``vision_config`` (tiny models) or else ``timm_model_ids``."""
         super().__init__()
         if "vision_config" in config:
             towers = [ViTConfig(**config["vision_config"][name]) for name in ("featurizer", "fused_featurizer")]
         else:
             towers = [TIMM[name] for name in config["timm_model_ids"]]
         text = {key: value for key, value in config["text_config"].items() if key not in ("torch_dtype", "dtype", "model_type")}
-        llama = LlamaConfig(**text, attn_implementation="sdpa")
+        llama = LlamaConfig(**(text | {"attn_implementation": "sdpa"}))
         self.vision_backbone = VisionBackbone(*towers)
         self.projector = Projector(sum(tower.embed_dim for tower in towers), llama.hidden_size)
         self.language_model = LlamaForCausalLM(llama)
-        self.num_patches = (towers[0].img_size // towers[0].patch_size) ** 2
+        self.proprio_dim = config.get("proprio_dim", 0)
+        if self.proprio_dim:
+            self.proprio_projector = ProprioProjector(self.proprio_dim, llama.hidden_size)
+        self.prefix_length = (towers[0].img_size // towers[0].patch_size) ** 2 + bool(self.proprio_dim)
         self.hidden_size = llama.hidden_size
 
-    def embed_prompt(self, pixels: Tensor, token_ids: Tensor) -> Tensor:
-        """``[BOS, patches, prompt]``: ``pixels`` ``[B, 6, H, W]``, ``token_ids`` ``[B, L]`` with BOS in column 0; returns ``[B, patches + L, d]``."""
+    def embed_prompt(self, pixels: Tensor, token_ids: Tensor, proprio: Tensor | None = None) -> Tensor:
+        """``[BOS, patches, (proprioception), prompt]`` embeddings ``[B, prefix_length + L, d]``.
+
+        ``pixels`` float ``[B, 6, H, W]``; ``token_ids`` int64 ``[B, L]`` with BOS in column 0; ``proprio`` ``[B, proprio_dim]``, normalised.
+        """
         text = self.embed_tokens(token_ids)
-        return torch.cat([text[:, :1], self.projector(self.vision_backbone(pixels)), text[:, 1:]], dim=1)
+        prefix = [self.projector(self.vision_backbone(pixels))]
+        if proprio is not None:
+            prefix.append(self.proprio_projector(proprio))
+        return torch.cat([text[:, :1], *prefix, text[:, 1:]], dim=1)
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         return self.language_model.model.embed_tokens(token_ids)

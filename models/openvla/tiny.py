@@ -1,6 +1,7 @@
 """A tiny OpenVLA: the official wiring at about a million parameters, with a tokenizer of its own.
 
-``python -m rlinf_vla.models.openvla.tiny DIRECTORY`` writes config.json, tokenizer.json and dataset_statistics.json (no weights).
+``python -m rlinf_vla.models.openvla.tiny DIRECTORY [PROPRIO_DIM [ACTION_DIM]]`` writes config.json, tokenizer.json and
+dataset_statistics.json (no weights). PROPRIO_DIM 0 is OpenVLA's own wiring; 8 adds OpenVLA-OFT's proprioception token.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ drawer door cabinet box bin table robot arm gripper upright side end button hand
 red green blue yellow orange purple white black gray brown pink small large big first second third other another"""
 
 
-def config() -> dict[str, Any]:
+def config(proprio_dim: int = 0) -> dict[str, Any]:
     tower = {"embed_dim": 96, "depth": 4, "num_heads": 4, "patch_size": 16, "img_size": IMAGE, "mlp_ratio": 3.0}
     return {
         "model_type": "openvla",
@@ -57,12 +58,13 @@ def config() -> dict[str, Any]:
         "pad_to_multiple_of": 0,
         "empty_token_id": SPECIAL.index("\u2581"),
         "n_action_bins": ACTION_BINS,
+        "proprio_dim": proprio_dim,
     }
 
 
 def tokenizer() -> Tokenizer:
     """BPE over ASCII, trained on the word list inside the prompt."""
-    result = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    result = Tokenizer(models.BPE(unk_token=SPECIAL[0], fuse_unk=True))
     result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     result.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -76,16 +78,18 @@ def tokenizer() -> Tokenizer:
 
 
 def statistics(action_dim: int) -> dict[str, Any]:
-    """Actions of a normalised controller are their own units: the range is [-1, 1]."""
-    return {"maniskill": {"action": {"q01": [-1.0] * action_dim, "q99": [1.0] * action_dim, "mask": [True] * action_dim}}}
+    """A normalised controller's actions are their own units; proprioception spans a table top (m, quaternion, m of one finger)."""
+    action = {"q01": [-1.0] * action_dim, "q99": [1.0] * action_dim, "mask": [True] * action_dim}
+    proprio = {"q01": [-0.2, -0.3, 0.0, -1, -1, -1, -1, 0.0], "q99": [0.2, 0.3, 0.3, 1, 1, 1, 1, 0.04]}
+    return {"maniskill": {"action": action, "proprio": proprio}}
 
 
-def main(directory: Path, action_dim: int = 4) -> None:
+def main(directory: Path, proprio_dim: int = 0, action_dim: int = 4) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / CONFIG).write_text(json.dumps(config(), indent=1) + "\n")
+    (directory / CONFIG).write_text(json.dumps(config(proprio_dim), indent=1) + "\n")
     (directory / STATISTICS).write_text(json.dumps(statistics(action_dim), indent=1) + "\n")
     tokenizer().save(str(directory / TOKENIZER), pretty=False)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -120,7 +120,7 @@ class VisionTransformer(nn.Module):
             self.attn_pool = AttentionPool(config)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Patch features ``[B, patches, embed_dim]`` after the second-to-last block, without the final norm (openvla, modeling_prismatic)."""
+        """Patch features ``[B, patches, embed_dim]`` after the second-to-last block, without the final norm (as openvla)."""
         x = self.patch_embed(pixels) + self.pos_embed
         prefix = [getattr(self, name).expand(len(x), -1, -1) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         x = torch.cat([*prefix, x], dim=1)

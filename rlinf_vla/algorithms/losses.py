@@ -36,7 +36,10 @@ def ppo_policy_loss(
 
 
 def value_loss(value: Tensor, old_value: Tensor, target: Tensor, mask: Tensor, clip: float | None) -> Tensor:
-    """``0.5 (target - value)**2``; with ``clip``, the worse of that and the loss of the value held within ``clip`` of the old one. Summed ``[N]``."""
+    """Summed ``0.5 (target - value)**2`` over ``[N]``.
+
+    With ``clip``: the worse of that and the loss of the value held within ``clip`` of the old one.
+    """
     value, target = torch.where(mask, value, 0), torch.where(mask, target, 0)
     loss = (target - value) ** 2
     if clip is not None:

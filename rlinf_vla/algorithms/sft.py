@@ -32,6 +32,8 @@ class SFTConfig:
     batch_size: int = 64
     learning_rate: float = 1e-3
     warmup_steps: int = 60
+    decay_steps: int | None = None
+    """Steps until the learning rate has fallen to zero; null: iterations. More stops half-way on purpose."""
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
 

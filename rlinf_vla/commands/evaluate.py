@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from rlinf_vla.recipe import Recipe
 from rlinf_vla.rollout.player import Settings
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.checkpoint import write_json
 
 
 def evaluate(
@@ -42,11 +42,7 @@ def evaluate(
         document[mode] = block(results, temperature)
         for result in results[:filmed]:
             _film(result, name, run_dir / "videos", groups[0].spec.control_hz / policy.spec.chunk)
-    path = run_dir / "evaluation" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(json.dumps(document, indent=1) + "\n")
-    aside.replace(path)
+    write_json(run_dir / "evaluation" / f"{name}.json", document)
     return document
 
 

@@ -27,7 +27,7 @@ from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.report import write_report
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint, write_json
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import UserError
 
@@ -43,7 +43,7 @@ def run(config: DictConfig) -> None:
 
 def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     started = time.monotonic()
-    _write_json(directory / "environment.json", fingerprint())
+    write_json(directory / "environment.json", fingerprint())
     policy = session.build_policy(recipe)
     if recipe.checkpoint is not None:
         load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
@@ -122,7 +122,7 @@ class _Run:
                 algorithm.iteration(flow)
                 done = iteration + 1
                 if iteration == first:
-                    self.console.say(f"first rollout: recomputed log-probabilities differ from the stored ones by at most {flow.parity:.1e}")
+                    self.console.say(f"first rollout: recomputed log-probabilities equal the stored ones to {flow.parity:.1e}")
                 seconds = time.perf_counter() - started
                 flow.log({"timing_s/iteration": seconds, "throughput/steps_per_s": flow.metrics["rollout/steps"] / seconds})
                 self.metrics.write(done, flow.metrics)
@@ -146,16 +146,15 @@ class _Run:
         save_checkpoint(self.directory / run_directory.CHECKPOINTS, self.policy, self.trainer, state, self.recipe.checkpoints.keep)
 
     def evaluate(self, name: str, iteration: int) -> None:
-        document = evaluate(
-            self.recipe, self.policy, self.groups, name, f"iteration {iteration}", self.flow.policy_version, self.directory, self.console.stage
-        )
+        label, version = f"iteration {iteration}", self.flow.policy_version
+        document = evaluate(self.recipe, self.policy, self.groups, name, label, version, self.directory, self.console.stage)
         self.console.say(f"{name}: success {headline(document)}")
         rates = {"sampled": "eval/success_once", "greedy": "eval/success_once_greedy"}
         self.metrics.write(iteration, {rates[mode]: document[mode]["pc_success"] / 100 for mode in rates if mode in document})
 
     def compare(self) -> None:
         before, after = (_read_json(self.directory / "evaluation" / f"{name}.json") for name in ("before", "after"))
-        _write_json(self.directory / "evaluation" / "comparison.json", compare(before, after))
+        write_json(self.directory / "evaluation" / "comparison.json", compare(before, after))
 
     def summary(self) -> list[str]:
         """Success before and after, where both are known."""
@@ -165,10 +164,3 @@ class _Run:
 
 def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(json.dumps(document, indent=1) + "\n")
-    aside.replace(path)

@@ -97,4 +97,3 @@ class InProcessFlow:
     def publish(self) -> None:
         """The rollouts use the trainer's own weights here: only the version moves."""
         self.policy_version += 1
-

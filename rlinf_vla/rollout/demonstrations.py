@@ -17,7 +17,6 @@ from rlinf_vla.types import Episodes, Inputs
 _EXPLORATION, _LEVEL = 1, 2  # noise streams; 0 is the policy's
 
 
-
 def demonstrate(
     policy: Policy,
     groups: Sequence[VectorEnv],

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 PLAIN_STEPS = 10
 """Lines that a simple bar becomes where there is no terminal."""
@@ -64,28 +64,26 @@ class TrainingConsole:
 
 
 @contextmanager
-def progress(total: int, label: str) -> Iterator[Callable[..., None]]:
-    """A simple bar over ``total`` items. Yields ``advance(items=1, note="")``; ``note`` is shown beside the bar.
+def stages() -> Iterator[Callable[[str, float], None]]:
+    """A bar per stage of a job. Yields ``report(stage, fraction)``, ``fraction`` in [0, 1].
 
-    Where there is no terminal, a line at every tenth of the way.
+    Where there is no terminal, a line at every tenth of a stage.
     """
     live = _live_progress()
-    done = 0
+    tasks: dict[str, TaskID] = {}
+    tenths: dict[str, int] = {}
 
-    def advance(items: int = 1, note: str = "") -> None:
-        nonlocal done
-        shown, done = done * PLAIN_STEPS // max(1, total), done + items
+    def report(stage: str, fraction: float) -> None:
         if live is not None:
-            live.update(task, completed=done, status=note)
-        elif done * PLAIN_STEPS // max(1, total) > shown:
-            print(f"{label} {done}/{total}", *([note] if note else []), sep="  ", flush=True)
+            if stage not in tasks:
+                tasks[stage] = live.add_task(stage, total=100, status="", stage="")
+            live.update(tasks[stage], completed=100 * fraction)
+        elif int(fraction * PLAIN_STEPS) > tenths.get(stage, 0):
+            tenths[stage] = int(fraction * PLAIN_STEPS)
+            print(f"{stage} {fraction:.0%}", flush=True)
 
-    if live is None:
-        yield advance
-    else:
-        task = live.add_task(label, total=total, status="", stage="")
-        with live:
-            yield advance
+    with live or nullcontext():
+        yield report
 
 
 def duration(seconds: float) -> str:

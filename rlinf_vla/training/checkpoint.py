@@ -66,7 +66,8 @@ def load_checkpoint(checkpoint: Path, policy: Policy, trainer: Trainer | None = 
     verify(checkpoint)
     adapted = (checkpoint / ADAPTER).exists()
     if adapted != any(is_lora(name) for name, _ in policy.named_parameters()):
-        raise UserError(f"{checkpoint} was trained {'with' if adapted else 'without'} LoRA, model.lora.rank says otherwise: use its run's recipe")
+        how = "with" if adapted else "without"
+        raise UserError(f"{checkpoint} was trained {how} LoRA, model.lora.rank says otherwise: use its run's recipe")
     with torch.no_grad():
         if adapted:
             load_adapter(policy.backbone, checkpoint / ADAPTER)
@@ -93,6 +94,14 @@ def verify(checkpoint: Path) -> None:
         damaged = [COMPLETE]
     if damaged:
         raise UserError(f"checkpoint={checkpoint} is damaged ({damaged[0]} is missing or changed): use the checkpoint before it")
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(json.dumps(document, indent=1) + "\n")
+    aside.replace(path)
 
 
 def _digest(path: Path) -> str:

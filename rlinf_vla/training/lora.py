@@ -55,7 +55,7 @@ def adapter_state(backbone: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapter(backbone: nn.Module, directory: Path) -> None:
-    config = backbone.peft_config["default"]  # type: ignore[index,union-attr]
+    config: LoraConfig = backbone.peft_config["default"]  # type: ignore[index,assignment]
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
     save_file({name: value.contiguous() for name, value in adapter_state(backbone).items()}, directory / "adapter_model.safetensors")

@@ -43,6 +43,15 @@ def choose(config: DictConfig) -> tuple[Path, Path | None]:
     return run_dir, _newest(run_dir)
 
 
+def for_evaluation(config: DictConfig, checkpoint: Path | None) -> Path:
+    """Where an evaluation writes: ``run_dir``, else the run of its checkpoint, else a directory of its own."""
+    if config.run_dir:
+        return Path(config.run_dir).expanduser()
+    if checkpoint is not None and checkpoint.resolve().parent.name == CHECKPOINTS:
+        return checkpoint.resolve().parent.parent
+    return _fresh(Path("runs", config.name))
+
+
 @contextmanager
 def opened(directory: Path, config: DictConfig, checkpoint: Path | None) -> Iterator[None]:
     """Hold the directory alone and keep its recipe; a continued run must be the same run. Raises UserError."""

@@ -50,7 +50,10 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, betas=settings.betas, eps=1e-8, weight_decay=settings.weight_decay)
 
     def step(self, batch: BatchT, loss: LossFunction, learning_rate_scale: float = 1.0) -> dict[str, float]:
-        """One optimiser step on a minibatch; statistics are means over what counts. Raises FloatingPointError before a bad step is taken."""
+        """One optimiser step on a minibatch; statistics are means over what counts.
+
+        Raises FloatingPointError, with the weights as they were, where the gradient is not finite.
+        """
         count = int(batch.counts.sum())
         if count == 0:
             return {}
@@ -120,4 +123,3 @@ class Trainer:
         for key, value in tensors.items():
             name, slot = key.rsplit(".", 1)
             self.optimizer.state[self.parameters[name]][slot] = value.clone()
-

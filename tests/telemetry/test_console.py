@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rlinf_vla.telemetry.console import TrainingConsole, duration, progress
+from rlinf_vla.telemetry.console import TrainingConsole, duration, stages
 
 METRICS = {"rollout/success_once": 0.4375, "rollout/reward_mean": 0.5, "throughput/steps_per_s": 1234.4}
 
@@ -29,13 +29,14 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
     ]
 
 
-def test_a_simple_bar_becomes_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress(250, "evaluating") as advance:
-        for index in range(250):
-            advance(note=f"episode {index + 1}")
+def test_stages_become_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with stages() as report:
+        for stage in ("before (sampled)", "before (greedy)"):
+            for index in range(250):
+                report(stage, (index + 1) / 250)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 10
-    assert lines[0] == "evaluating 25/250  episode 25" and lines[-1] == "evaluating 250/250  episode 250"
+    assert len(lines) == 20
+    assert lines[0] == "before (sampled) 10%" and lines[-1] == "before (greedy) 100%"
 
 
 def test_time_left_counts_this_process_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,48 @@
+# make quickstart: set-up and the main job. make test: set-up and the tests. Everything lands in $(VENV).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS ?= maniskill,dev
+# uv does not read pip's own find-links, from which a machine without a GPU may get its CPU build of PyTorch
+FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
+# cores are shared with simulators: waiting threads must sleep, not spin
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: install quickstart test lint type format prove-ppo prove-ppo-putonplate clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check uv
+	UV_FIND_LINKS="$(FIND_LINKS)" $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[$(EXTRAS)]"
+	$(BIN)/rlinf-vla doctor --fix
+	touch $@
+
+quickstart: install
+	$(BIN)/rlinf-vla train recipe=maniskill_ppo
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: install
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Learning, proven: two seeds, 200 paired evaluation episodes before and after. Results are kept in docs/results/.
+prove-ppo: install
+	for seed in 1 2; do $(BIN)/rlinf-vla train recipe=maniskill_ppo seed=$$seed run_dir=runs/prove-ppo/seed-$$seed resume=auto || exit; done
+
+prove-ppo-putonplate: install
+	for seed in 1 2; do \
+	  $(BIN)/rlinf-vla train recipe=maniskill_ppo_putonplate seed=$$seed run_dir=runs/prove-ppo-putonplate/seed-$$seed resume=auto || exit; done
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,105 @@
+"""``rlinf-vla bench rollout``: environment steps per second, serial and pipelined, and what pipelining could reach at best."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla import plugins
+from rlinf_vla import recipe as recipes
+from rlinf_vla.commands import session
+from rlinf_vla.protocols import Policy
+from rlinf_vla.recipe import Recipe
+from rlinf_vla.rollout.collector import collect
+from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training import run_directory
+from rlinf_vla.training.checkpoint import write_json
+
+REPEATS = 3
+FRAMES = 200
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The best of a few rollouts. Seconds; a stage's seconds are those in which it, or the wait for it, held its track."""
+
+    pipeline_depth: int
+    steps: int
+    seconds: float
+    policy_seconds: float
+    simulator_seconds: float
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / self.seconds
+
+
+def run(config: DictConfig) -> None:
+    recipe = recipes.read(config)
+    policy = session.build_policy(recipe)
+    depth = max(2, recipe.rollout.pipeline_depth)
+    with session.threads(recipe.cluster.rollout_threads):
+        serial, pipelined = _rollout(recipe, policy, 1), _rollout(recipe, policy, depth)
+        frames = _frames(recipe)
+    ratio = pipelined.steps_per_s / serial.steps_per_s
+    bound = serial.seconds / max(serial.policy_seconds, serial.simulator_seconds)
+    table = Table("rollout", "steps/s", "policy s", "simulator s", "wall s", title=f"{recipe.env.num_envs} environments")
+    for name, each in (("serial", serial), (f"pipelined, depth {depth}", pipelined)):
+        numbers = (each.steps_per_s, each.policy_seconds, each.simulator_seconds, each.seconds)
+        table.add_row(name, *(f"{number:.2f}" for number in numbers))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"pipelined / serial: {ratio:.2f}; the bound (only the slower stage remains): {bound:.2f}")
+    for name, rate in frames.items():
+        console.print(f"frames/s in one simulator process, {name}: {rate:.1f}")
+    directory = run_directory.for_evaluation(config, None)
+    document = {"serial": asdict(serial), "pipelined": asdict(pipelined), "ratio": ratio, "bound": bound, "frames_per_s": frames}
+    write_json(directory / "bench_rollout.json", document | {"environment": fingerprint()})
+    console.print(f"numbers: {session.relative(directory / 'bench_rollout.json')}")
+
+
+def _rollout(recipe: Recipe, policy: Policy, depth: int) -> Rollout:
+    calls = recipe.algorithm.horizon // policy.spec.chunk
+    timeline, best = Timeline(), None
+    with session.open_envs(recipe, policy, depth) as groups:
+        settings = session.rollout_settings(recipe)
+        for repeat in range(REPEATS):
+            timeline.begin_iteration(repeat)
+            started = time.perf_counter()
+            rollouts = collect(policy, groups, settings, 0, 0, calls, timeline)
+            seconds = time.perf_counter() - started
+            simulators = [timeline.busy(f"simulator {index}") for index in range(depth)]
+            measured = Rollout(depth, int(rollouts.valid.sum()), seconds, timeline.busy("policy"), max(simulators))
+            best = measured if best is None or measured.seconds < best.seconds else best
+    assert best is not None
+    return best
+
+
+def _frames(recipe: Recipe) -> dict[str, float]:
+    """Control steps, each with its image, per second in one environment: for every variant that the simulator names."""
+    plugin = plugins.choose("env", recipe.env.name, plugins.envs())
+    return {name: _frame_rate(plugin.create(variant, 1)[0]) for name, variant in plugin.variants(replace(recipe.env, num_envs=1)).items()}
+
+
+def _frame_rate(env: Any) -> float:
+    try:
+        episodes = numbered_episodes(EVALUATION_SEEDS, 0, 1, len(env.spec.tasks))
+        env.reset(episodes)
+        generator = torch.Generator().manual_seed(0)
+        started, steps = time.perf_counter(), 0
+        while steps < FRAMES:
+            actions = torch.rand(1, 1, env.spec.action_dim, generator=generator) * 2 - 1
+            steps += 1
+            if env.step(actions).done.any():
+                env.reset(episodes)
+        return steps / (time.perf_counter() - started)
+    finally:
+        env.close()

@@ -1,0 +1,62 @@
+"""``rlinf-vla list``: recipes, models, environments and tasks that are installed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla import plugins
+from rlinf_vla.types import UserError
+
+
+def run(arguments: Sequence[str]) -> None:
+    tables = {"recipes": _recipes, "models": _models, "envs": _envs, "tasks": _tasks}
+    for word in arguments or list(tables):
+        if word not in tables:
+            raise UserError(f"list {word}: nothing of that name{plugins.nearest(word, list(tables))} (lists: {', '.join(tables)})")
+        Console(highlight=False).print(tables[word]())
+
+
+def recipe_names() -> dict[str, str]:
+    """Name -> the sentence at the top of its file."""
+    folder = files("rlinf_vla.recipes") / "recipe"
+    texts = {path.name.removesuffix(".yaml"): path.read_text() for path in folder.iterdir() if path.name.endswith(".yaml")}
+    return {name: _first_sentence(texts[name]) for name in sorted(texts)}
+
+
+def _first_sentence(text: str) -> str:
+    comments = [line[1:].strip() for line in text.splitlines() if line.startswith("#") and "@package" not in line]
+    return comments[0] if comments else ""
+
+
+def _recipes() -> Table:
+    return _table("recipes", ("recipe=", "what it does"), recipe_names().items())
+
+
+def _models() -> Table:
+    return _table("models", ("model=", "LoRA targets"), ((name, ", ".join(model.lora_targets)) for name, model in plugins.models().items()))
+
+
+def _envs() -> Table:
+    return _table("environments", ("env=", "tasks"), ((name, str(len(env.tasks()))) for name, env in plugins.envs().items()))
+
+
+def _tasks() -> Table:
+    rows = []
+    for name, env in plugins.envs().items():
+        for task in env.tasks():
+            state = "ready" if task.available else "needs files"
+            rows.append((name, task.name, task.instruction, "yes" if task.has_expert else "", state, task.note))
+    return _table("tasks", ("env=", "env.task=", "instruction", "expert", "state", "note"), rows)
+
+
+def _table(title: str, columns: Sequence[str], rows: object) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False)
+    for column in columns:
+        table.add_column(column)
+    for row in rows:  # type: ignore[attr-defined]
+        table.add_row(*row)
+    return table

@@ -1,0 +1,247 @@
+"""What every :class:`rlinf_vla.protocols.Policy` must do. A plug-in's test inherits a class and gives it a policy:
+
+    class TestMine(DiscretePolicyConformance):
+        @pytest.fixture
+        def policy(self) -> Policy: ...
+        def choice(self, latent): ...
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.protocols import Policy
+from rlinf_vla.rollout.noise import CounterNoise
+from rlinf_vla.types import ActionSample, Inputs, Observation
+
+INSTRUCTIONS = ["push the cube", "stack the red cube on the green cube", "open the drawer", "put the carrot on the plate"]
+TOLERANCE = 1e-5
+
+
+def observations(policy: Policy, batch: int, seed: int = 0) -> Observation:
+    """Random pictures and states, instructions of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    images = {
+        name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8)
+        for name, (height, width) in policy.spec.images.items()
+    }
+    state = torch.randn(batch, policy.spec.state_dim, generator=generator)
+    return Observation(images, state, [INSTRUCTIONS[i % len(INSTRUCTIONS)] for i in range(batch)])
+
+
+def rows(inputs: Inputs, index: Any) -> Inputs:
+    return {name: value[index] for name, value in inputs.items()}
+
+
+def noise(seeds: Tensor) -> CounterNoise:
+    return CounterNoise(3, torch.zeros_like(seeds), seeds, torch.zeros_like(seeds))
+
+
+@torch.no_grad()
+def act(policy: Policy, inputs: Inputs, temperature: float = 1.0, seeds: Tensor | None = None) -> ActionSample:
+    size = len(next(iter(inputs.values())))
+    seeds = torch.arange(size) if seeds is None else seeds
+    return policy.act(policy.encode(inputs), noise(seeds) if temperature > 0 else None, temperature)
+
+
+def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+
+
+def assert_same_choice(found: ActionSample, expected: ActionSample) -> None:
+    assert torch.equal(found.actions, expected.actions)
+    assert found.latent.keys() == expected.latent.keys()
+    for name, value in expected.latent.items():
+        torch.testing.assert_close(found.latent[name], value, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(found.value, expected.value, rtol=0, atol=TOLERANCE)
+
+
+class PolicyConformance:
+    @pytest.fixture
+    def policy(self) -> Policy:
+        raise NotImplementedError
+
+    def reload(self, policy: Policy, directory: Path) -> Policy:
+        """``policy`` as ``load`` finds it after ``save``."""
+        directory.mkdir()
+        policy.save(directory)
+        return type(policy).load(directory, type(policy).Config())
+
+    def test_shapes_and_types(self, policy: Policy) -> None:
+        spec, batch = policy.spec, 3
+        inputs = policy.prepare(observations(policy, batch))
+        sample = act(policy, inputs)
+        assert sample.actions.shape == sample.log_prob.shape == (batch, spec.chunk, spec.action_dim)
+        assert sample.value.shape == (batch,)
+        assert sample.actions.dtype == sample.log_prob.dtype == sample.value.dtype == torch.float32
+        assert sample.actions.isfinite().all() and (sample.log_prob <= 0).all()
+        assert all(len(value) == batch for value in sample.latent.values())
+        found = policy.evaluate(inputs, sample.latent, 1.0)
+        assert found.log_prob.shape == found.entropy.shape == sample.log_prob.shape and found.value.shape == (batch,)
+        assert found.log_prob.dtype == found.entropy.dtype == found.value.dtype == torch.float32
+        assert policy.value(policy.encode(inputs)).shape == (batch,)
+        assert issubclass(type(policy), Policy) and type(policy).name and type(policy).lora_targets
+
+    def test_prepared_inputs_are_cheap_and_each_row_its_own(self, policy: Policy) -> None:
+        observed = observations(policy, 5)
+        inputs = policy.prepare(observed)
+        for value in inputs.values():
+            assert len(value) == 5 and value.dtype in (torch.uint8, torch.int32, torch.int64, torch.bool)
+        for row in range(5):
+            alone = Observation(
+                {name: image[row : row + 1] for name, image in observed.images.items()},
+                observed.state[row : row + 1],
+                observed.instruction[row : row + 1],
+            )
+            for name, value in policy.prepare(alone).items():
+                assert torch.equal(value, inputs[name][row : row + 1])
+
+    @pytest.mark.parametrize("batch", [1, 3, 8])
+    @pytest.mark.parametrize("temperature", [1.0, 0.5, 1.6])
+    def test_evaluate_finds_the_choice_of_act_again(self, policy: Policy, batch: int, temperature: float) -> None:
+        inputs = policy.prepare(observations(policy, batch))
+        sample = act(policy, inputs, temperature)
+        found = policy.evaluate(inputs, sample.latent, temperature)
+        torch.testing.assert_close(found.log_prob, sample.log_prob, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(found.value, sample.value, rtol=0, atol=TOLERANCE)
+
+    def test_temperature_changes_the_distribution(self, policy: Policy) -> None:
+        inputs = policy.prepare(observations(policy, 4))
+        latent = act(policy, inputs).latent
+        entropies = [policy.evaluate(inputs, latent, temperature).entropy.sum().item() for temperature in (0.25, 1.0, 4.0)]
+        assert entropies[0] < entropies[1] < entropies[2]
+
+    def test_a_row_does_not_know_its_batch(self, policy: Policy) -> None:
+        """Same observation and noise, same action: wherever the row stands, and beside whatever neighbours."""
+        inputs = policy.prepare(observations(policy, 8))
+        whole = act(policy, inputs)
+        for index in (torch.tensor([5]), torch.tensor([6, 2, 5]), torch.arange(8).flip(0)):
+            expected = ActionSample(
+                whole.actions[index], rows(whole.latent, index), whole.log_prob[index], whole.value[index]
+            )
+            assert_same_choice(act(policy, rows(inputs, index), seeds=index), expected)
+
+    def test_noise_is_the_only_source_of_chance(self, policy: Policy) -> None:
+        inputs = policy.prepare(observations(policy, 4))
+        before = torch.get_rng_state()
+        first = act(policy, inputs)
+        torch.randn(1)
+        assert_same_choice(act(policy, inputs), first)
+        torch.set_rng_state(before)
+        act(policy, inputs)
+        assert torch.equal(torch.get_rng_state(), before), "act draws from the global generator"
+        others = [act(policy, inputs, seeds=torch.arange(4) + 100 * i).actions for i in range(1, 9)]
+        assert any(not torch.equal(other, first.actions) for other in others)
+
+    def test_greedy_needs_no_noise_and_chooses_the_likeliest(self, policy: Policy) -> None:
+        inputs = policy.prepare(observations(policy, 3))
+        greedy = act(policy, inputs, temperature=0.0)
+        assert_same_choice(act(policy, inputs, temperature=0.0), greedy)
+        found = policy.evaluate(inputs, greedy.latent, 1.0)
+        torch.testing.assert_close(found.log_prob, greedy.log_prob, rtol=0, atol=TOLERANCE)
+        for i in range(20):
+            sampled = act(policy, inputs, seeds=torch.arange(3) + 10 * i)
+            assert (sampled.log_prob[:, 0, 0] <= greedy.log_prob[:, 0, 0] + TOLERANCE).all()
+
+    def test_acting_leaves_no_gradient_and_no_trace(self, policy: Policy) -> None:
+        inputs = policy.prepare(observations(policy, 2))
+        copies = {name: value.clone() for name, value in inputs.items()}
+        weights = {name: value.clone() for name, value in policy.state_dict().items()}
+        act(policy, inputs)
+        assert all(torch.equal(inputs[name], value) for name, value in copies.items())
+        assert all(torch.equal(policy.state_dict()[name], value) for name, value in weights.items())
+
+    def test_gradients_reach_the_backbone_and_the_critic(self, policy: Policy) -> None:
+        inputs = policy.prepare(observations(policy, 3))
+        latent = act(policy, inputs).latent
+        policy.evaluate(inputs, latent, 1.0).log_prob.sum().backward()
+        assert gradients(policy.backbone) and not gradients(policy.value_head)
+        assert all(p.grad.isfinite().all() for p in policy.parameters() if p.grad is not None)
+        policy.zero_grad()
+        policy.evaluate(inputs, latent, 1.0).entropy.sum().backward()
+        assert gradients(policy.backbone)
+        policy.zero_grad()
+        # a critic whose last layer starts at zero passes nothing on, but learns
+        policy.evaluate(inputs, latent, 1.0).value.sum().backward()
+        assert gradients(policy.value_head)
+
+    def test_save_and_load(self, policy: Policy, tmp_path: Path) -> None:
+        """The first trip may round the weights; after it nothing changes any more."""
+        inputs = policy.prepare(observations(policy, 3))
+        once = self.reload(policy, tmp_path / "once")
+        twice = self.reload(once, tmp_path / "twice")
+        assert once.spec == twice.spec == policy.spec
+        assert type(once) is type(policy)
+        for name, value in once.prepare(observations(policy, 3)).items():
+            assert torch.equal(value, inputs[name])
+        first, second = act(once, inputs), act(twice, inputs)
+        assert torch.equal(first.actions, second.actions) and torch.equal(first.log_prob, second.log_prob)
+        original = policy.evaluate(inputs, first.latent, 1.0).log_prob
+        torch.testing.assert_close(first.log_prob, original, rtol=0, atol=0.05)
+
+    def test_supervised_loss_is_per_row_and_can_be_lowered(self, policy: Policy) -> None:
+        generator = torch.Generator().manual_seed(5)
+        inputs = policy.prepare(observations(policy, 4))
+        actions = torch.rand(4, policy.spec.chunk, policy.spec.action_dim, generator=generator) * 2 - 1
+        before = policy.supervised_loss(inputs, actions)
+        assert before.shape == (4,) and before.dtype == torch.float32
+        for row in range(4):
+            alone = policy.supervised_loss(rows(inputs, slice(row, row + 1)), actions[row : row + 1])
+            torch.testing.assert_close(alone, before[row : row + 1], rtol=0, atol=1e-4)
+        optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
+        for _ in range(6):
+            optimizer.zero_grad()
+            policy.supervised_loss(inputs, actions).mean().backward()
+            optimizer.step()
+        assert policy.supervised_loss(inputs, actions).mean() < before.mean() - 0.1
+
+
+class DiscretePolicyConformance(PolicyConformance):
+    """For policies that choose from finite sets: what is sampled follows the probabilities that are reported."""
+
+    draws = 4096
+    block = 512
+
+    def choices(self, latent: dict[str, Tensor]) -> Tensor:
+        """int64 ``[B, C, D]``: the number of each choice, from 0."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def test_samples_follow_the_reported_probabilities(self, policy: Policy) -> None:
+        one = policy.prepare(observations(policy, 1))
+        inputs = {name: value.expand(self.block, *value.shape[1:]) for name, value in one.items()}
+        starts = range(0, self.draws, self.block)
+        samples = [act(policy, inputs, seeds=torch.arange(start, start + self.block)) for start in starts]
+        choices = torch.cat([self.choices(sample.latent) for sample in samples])
+        log_prob = torch.cat([sample.log_prob for sample in samples]).double()
+
+        self.chi_square(choices[:, 0, 0], log_prob[:, 0, 0].exp())
+        # whatever was chosen before it in the chunk: E[1{choice = k} / p(choice)] = 1 for each k
+        for k in range(int(choices.max()) + 1):
+            self.assert_mean((choices == k) * (-log_prob).exp(), torch.tensor(1.0))
+        entropy = policy.evaluate(one, rows(samples[0].latent, slice(0, 1)), 1.0).entropy[0, 0, 0]
+        self.assert_mean(-log_prob[:, 0, 0], entropy)
+
+    def chi_square(self, choice: Tensor, probability: Tensor) -> None:
+        """The first action of a chunk depends on the observation alone: its choices have fixed probabilities."""
+        statistic, total, freedom = 0.0, 0.0, len(choice.unique()) - 1
+        for k in choice.unique():
+            of_choice = probability[choice == k]
+            assert (of_choice - of_choice[0]).abs().max() < TOLERANCE, "one choice, one probability"
+            expected = self.draws * float(of_choice[0])
+            statistic += (len(of_choice) - expected) ** 2 / expected
+            total += float(of_choice[0])
+        assert total < 1 + TOLERANCE and freedom > 0
+        statistic += self.draws * (1 - total)  # choices that were never seen
+        assert statistic < freedom + 5 * (2 * freedom) ** 0.5
+
+    def assert_mean(self, draws: Tensor, expected: Tensor) -> None:
+        """Within five standard errors."""
+        error = draws.std(0) / len(draws) ** 0.5
+        assert ((draws.mean(0) - expected).abs() <= 5 * error + TOLERANCE).all()

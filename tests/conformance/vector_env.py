@@ -1,0 +1,235 @@
+"""What every ``VectorEnv`` must do. A plug-in's test subclasses :class:`VectorEnvConformance` and says how to make its environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.types import Episodes, Observation, StepResult, UserError
+
+NUM_ENVS = 3
+EPISODE_LIMIT = 20
+
+
+def episodes(*seeds: int, task_id: int = 0) -> Episodes:
+    return Episodes(torch.full((len(seeds),), task_id, dtype=torch.int64), torch.tensor(seeds, dtype=torch.int64))
+
+
+def random_actions(env: VectorEnv, chunk: int, seed: int) -> Tensor:
+    """float32 ``[B, C, D]``, small enough to do no harm in any control mode."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (env.spec.num_envs, chunk, env.spec.action_dim)
+    return (0.3 * torch.randn(shape, generator=generator)).to(env.spec.device)
+
+
+def assert_same_row(a: Observation, i: int, b: Observation, j: int) -> None:
+    """Environment ``i`` of ``a`` and ``j`` of ``b`` see the same, bit for bit."""
+    assert a.instruction[i] == b.instruction[j]
+    assert torch.equal(a.state[i], b.state[j])
+    for name in a.images:
+        assert torch.equal(a.images[name][i], b.images[name][j]), f"image {name} differs"
+
+
+def assert_same(a: StepResult, b: StepResult) -> None:
+    for name in ("reward", "terminated", "truncated", "success", "valid"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), f"{name} differs"
+    for row in range(len(a.reward)):
+        assert_same_row(a.observation, row, b.observation, row)
+
+
+class VectorEnvConformance:
+    """Subclasses override ``make``; the tests share its environments, because simulators start slowly."""
+
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        """Two vector environments that advance independently, of ``NUM_ENVS`` environments and ``EPISODE_LIMIT`` control steps each.
+        A scripted expert, if there is one, succeeds within the limit."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def groups(cls) -> Iterator[list[VectorEnv]]:
+        groups = cls.make()
+        yield groups
+        for env in groups:
+            env.close()
+            env.close()
+        with pytest.raises(RuntimeError):
+            groups[0].reset(episodes(*range(NUM_ENVS)))
+
+    @pytest.fixture
+    def env(self, groups: list[VectorEnv]) -> VectorEnv:
+        return groups[0]
+
+    def test_what_it_returns_matches_its_spec(self, env: VectorEnv) -> None:
+        spec, chunk = env.spec, 2
+        assert (spec.num_envs, spec.episode_limit) == (NUM_ENVS, EPISODE_LIMIT)
+        assert spec.control_hz > 0
+        assert len(spec.tasks) > 0
+        observation = env.reset(episodes(1, 2, 3))
+        result = env.step(random_actions(env, chunk, seed=0))
+        for seen in (observation, result.observation):
+            assert seen.images.keys() == spec.images.keys()
+            for name, image in seen.images.items():
+                assert (image.dtype, image.shape) == (torch.uint8, (NUM_ENVS, *spec.images[name], 3))
+            assert (seen.state.dtype, seen.state.shape) == (torch.float32, (NUM_ENVS, spec.state_dim))
+            assert len(seen.instruction) == NUM_ENVS
+            assert all(isinstance(text, str) and text for text in seen.instruction)
+        assert (result.reward.dtype, result.reward.shape) == (torch.float32, (NUM_ENVS, chunk))
+        for flag in (result.terminated, result.truncated, result.success, result.valid):
+            assert (flag.dtype, flag.shape) == (torch.bool, (NUM_ENVS, chunk))
+
+    def test_an_observation_stays_as_it_was(self, env: VectorEnv) -> None:
+        first = env.reset(episodes(1, 2, 3))
+        copies = first.state.clone(), {name: image.clone() for name, image in first.images.items()}
+        env.step(random_actions(env, 5, seed=1))
+        assert torch.equal(first.state, copies[0])
+        assert all(torch.equal(image, copies[1][name]) for name, image in first.images.items())
+
+    def test_an_episode_does_not_depend_on_what_was_played_before(self, env: VectorEnv) -> None:
+        actions = random_actions(env, 6, seed=2)
+        start = env.reset(episodes(11, 12, 13))
+        first = env.step(actions)
+        env.reset(episodes(21, 22, 23))
+        env.step(random_actions(env, 3, seed=3))
+        again = env.reset(episodes(11, 12, 13))
+        for row in range(NUM_ENVS):
+            assert_same_row(start, row, again, row)
+        assert_same(first, env.step(actions))
+
+    def test_an_episode_does_not_depend_on_its_place_in_the_batch(self, env: VectorEnv) -> None:
+        actions, places = random_actions(env, 6, seed=4), [2, 0, 1]
+        env.reset(episodes(11, 12, 13))
+        first = env.step(actions)
+        env.reset(episodes(*[(11, 12, 13)[place] for place in places]))
+        moved = env.step(actions[places])
+        for row, place in enumerate(places):
+            assert_same_row(moved.observation, row, first.observation, place)
+            assert torch.equal(moved.reward[row], first.reward[place])
+
+    def test_a_seed_matters(self, env: VectorEnv) -> None:
+        seen = env.reset(episodes(31, 32, 31))
+        assert not all(torch.equal(image[0], image[1]) for image in seen.images.values())
+        assert_same_row(seen, 0, seen, 2)
+
+    def test_a_chunk_is_its_control_steps_one_by_one(self, env: VectorEnv) -> None:
+        actions = random_actions(env, 5, seed=5)
+        env.reset(episodes(41, 42, 43))
+        chunk = env.step(actions)
+        env.reset(episodes(41, 42, 43))
+        steps = [env.step(actions[:, i : i + 1]) for i in range(actions.shape[1])]
+        assert torch.equal(chunk.reward, torch.cat([step.reward for step in steps], dim=1))
+        for row in range(NUM_ENVS):
+            assert_same_row(chunk.observation, row, steps[-1].observation, row)
+
+    def test_a_chunk_ends_at_termination(self, env: VectorEnv) -> None:
+        env.reset(episodes(51, 51, 51))
+        actions = []
+        try:
+            for _ in range(EPISODE_LIMIT):
+                actions.append(env.expert_actions())
+                last = env.step(actions[-1][:, None])
+                if last.done.all():
+                    break
+        except UserError:
+            pytest.skip("no scripted expert")
+        assert last.terminated.all(), "the expert did not succeed within the limit"
+        assert last.success.all()
+        length = len(actions)
+        env.reset(episodes(51, 51, 51))
+        chunk = env.step(torch.cat([torch.stack(actions, dim=1), random_actions(env, 4, seed=6)], dim=1))
+        expected = torch.arange(length + 4) < length
+        assert torch.equal(chunk.valid.cpu(), expected.expand(NUM_ENVS, -1))
+        assert torch.equal(chunk.terminated.nonzero()[:, 1].cpu(), torch.full((NUM_ENVS,), length - 1))
+        assert not chunk.truncated.any()
+        assert not (chunk.success & ~chunk.valid).any()
+        assert (chunk.reward[~chunk.valid] == 0).all()
+        for row in range(NUM_ENVS):
+            assert_same_row(chunk.observation, row, last.observation, row)
+
+    def test_an_episode_is_truncated_at_its_limit(self, env: VectorEnv) -> None:
+        env.reset(episodes(61, 62, 63))
+        still = torch.zeros(NUM_ENVS, EPISODE_LIMIT - 2, env.spec.action_dim, device=env.spec.device)
+        result = env.step(still)
+        assert result.valid.all()
+        assert not result.done.any()
+        result = env.step(still[:, :5])
+        assert torch.equal(result.valid.cpu(), (torch.arange(5) < 2).expand(NUM_ENVS, -1))
+        assert torch.equal(result.truncated.nonzero()[:, 1].cpu(), torch.ones(NUM_ENVS, dtype=torch.int64))
+        assert not result.terminated.any()
+
+    def test_a_partial_reset_leaves_the_others_alone(self, env: VectorEnv) -> None:
+        actions = random_actions(env, 8, seed=7)
+        env.reset(episodes(71, 72, 73))
+        whole = env.step(actions)
+        env.reset(episodes(71, 72, 73))
+        half = env.step(actions[:, :4])
+        seen = env.reset(episodes(0, 74, 0), torch.tensor([False, True, False]))
+        for row in (0, 2):
+            assert_same_row(seen, row, half.observation, row)
+        rest = env.step(actions[:, 4:])
+        for row in (0, 2):
+            assert_same_row(rest.observation, row, whole.observation, row)
+        fresh = env.reset(episodes(74, 74, 74))
+        assert_same_row(fresh, 0, seen, 1)
+
+    def test_groups_advance_independently(self, groups: list[VectorEnv]) -> None:
+        actions = random_actions(groups[0], 4, seed=8)
+        expected = []
+        for env, seeds in zip(groups, [(81, 82, 83), (91, 92, 93)], strict=True):
+            env.reset(episodes(*seeds))
+            expected.append(env.step(actions))
+        groups[0].reset_async(episodes(81, 82, 83))
+        groups[1].reset_async(episodes(91, 92, 93))
+        groups[1].reset_wait()
+        groups[1].step_async(actions)
+        groups[0].reset_wait()
+        groups[0].step_async(actions)
+        assert_same(groups[0].step_wait(), expected[0])
+        assert_same(groups[1].step_wait(), expected[1])
+
+    def test_the_expert_and_the_picture_change_nothing(self, env: VectorEnv) -> None:
+        actions = random_actions(env, 4, seed=9)
+        env.reset(episodes(101, 102, 103))
+        expected = env.step(actions)
+        env.reset(episodes(101, 102, 103))
+        picture = env.render(1)
+        assert picture.dtype == torch.uint8
+        assert (picture.ndim, picture.shape[-1]) == (3, 3)
+        try:
+            advice = env.expert_actions()
+        except UserError:
+            pass
+        else:
+            assert (advice.dtype, advice.shape) == (torch.float32, (NUM_ENVS, env.spec.action_dim))
+            assert torch.equal(advice, env.expert_actions())
+        assert_same(env.step(actions), expected)
+
+    def test_bad_input_is_refused(self, env: VectorEnv) -> None:
+        spec = env.spec
+        env.reset(episodes(1, 2, 3))
+        action = torch.zeros(NUM_ENVS, 1, spec.action_dim, device=spec.device)
+        for wrong in (action[:, 0], action[:-1], action[:, :, :-1], action[:, :0], action * torch.nan):
+            with pytest.raises(ValueError, match="actions"):
+                env.step(wrong)
+        with pytest.raises(ValueError, match="seed"):
+            env.reset(episodes(1, 2))
+        with pytest.raises(ValueError, match="seed"):
+            env.reset(episodes(-1, 2, 3))
+        with pytest.raises(ValueError, match="seed"):
+            env.reset(episodes(2**32, 2, 3))
+        with pytest.raises(ValueError, match="task_id"):
+            env.reset(episodes(1, 2, 3, task_id=len(spec.tasks)))
+        with pytest.raises(ValueError, match="mask"):
+            env.reset(episodes(1, 2, 3), torch.tensor([True]))
+        env.step(action)  # and none of that did any harm
+
+    def test_an_ended_episode_is_not_stepped(self, env: VectorEnv) -> None:
+        env.reset(episodes(1, 2, 3))
+        env.step(torch.zeros(NUM_ENVS, EPISODE_LIMIT, env.spec.action_dim, device=env.spec.device))
+        with pytest.raises(RuntimeError, match="reset"):
+            env.step(torch.zeros(NUM_ENVS, 1, env.spec.action_dim, device=env.spec.device))

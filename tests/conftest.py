@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+# Before torch is imported anywhere: one thread is the fastest for tiny tensors, and what subprocesses inherit.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.conformance and the other helpers, however pytest is started
+
+import pytest
+from hypothesis import settings
+
+pytest.register_assert_rewrite("tests.conformance.policy", "tests.conformance.vector_env")
+
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("repeatable")

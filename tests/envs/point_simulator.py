@@ -1,0 +1,55 @@
+"""A point that walks to a goal: a simulator of pure numpy that starts at once, and fails when told to."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_vla.envs.serving import Seen, SimulatorSpec, Step, Unusable, serve
+
+
+class PointSimulator:
+    """Actions over 100 kill the process, those under -100 raise."""
+
+    def __init__(self, options: dict[str, Any], slots: int) -> None:
+        if options.get("unusable"):
+            raise Unusable("this machine lacks a pencil: sharpen one")
+        if options.get("dies_at_start"):
+            print("no ink left", file=sys.stderr)
+            os._exit(7)
+        self.spec = SimulatorSpec(action_dim=2, state_dim=2, control_hz=10.0, images={"map": [8, 6]}, picture=[4, 4])
+        self.position = np.zeros((slots, 2), np.float32)
+        self.goal = np.zeros((slots, 2), np.float32)
+
+    def reset(self, slot: int, seed: int, task: int) -> str:
+        self.position[slot], self.goal[slot] = np.random.RandomState(seed).uniform(-1, 1, (2, 2))
+        return f"task {task}"
+
+    def step(self, slot: int, action: NDArray[np.float32]) -> Step:
+        if action[0] > 100:
+            print("out of ink", file=sys.stderr)
+            os._exit(7)
+        if action[0] < -100:
+            raise ZeroDivisionError("paper torn")
+        self.position[slot] += np.clip(action, -1, 1) * np.float32(0.3)
+        reached = bool(np.abs(self.position[slot] - self.goal[slot]).max() < 0.01)
+        return Step(float(reached), reached, reached)
+
+    def observe(self, slot: int) -> Seen:
+        image = np.zeros((8, 6, 3), np.uint8)
+        image[..., :2] = np.abs(self.position[slot]) * 100
+        return Seen(self.position[slot], {"map": image})
+
+    def expert(self, slot: int) -> NDArray[np.float32]:
+        return np.clip((self.goal[slot] - self.position[slot]) / np.float32(0.3), -1, 1)
+
+    def render(self, slot: int) -> NDArray[np.uint8]:
+        return np.full((4, 4, 3), 100 * np.abs(self.position[slot, 0]), np.uint8)
+
+
+if __name__ == "__main__":
+    serve(PointSimulator)

@@ -1,0 +1,207 @@
+"""Simulator processes: the conformance suite on a toy simulator, and everything that can happen to a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+
+from rlinf_vla.envs.processes import SimulatorPool
+from rlinf_vla.envs.vector_env import ProcessVectorEnv
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.types import StepResult, UserError
+
+PROGRAM = [str(Path(__file__).with_name("point_simulator.py"))]
+
+
+def make_env(slots: int = NUM_ENVS, processes: int = 2, step_timeout: float = 20.0, **options: Any) -> ProcessVectorEnv:
+    pool = SimulatorPool(PROGRAM, options, slots=slots, processes=processes, episode_limit=EPISODE_LIMIT, step_timeout=step_timeout)
+    return ProcessVectorEnv(pool, ("walk",))
+
+
+class TestConformance(VectorEnvConformance):
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        return [make_env(processes=1), make_env(processes=2)]
+
+
+@pytest.fixture
+def env() -> Iterator[ProcessVectorEnv]:
+    env = make_env()
+    yield env
+    env.close()
+
+
+def play(env: ProcessVectorEnv, between: Any = lambda: None, during: Any = lambda: None) -> list[StepResult]:
+    """A rollout with a partial reset in it; ``between`` happens between calls and ``during`` while calls are under way."""
+    results = []
+    between()
+    env.reset_async(episodes(1, 2, 3))
+    during()
+    env.reset_wait()
+    for call in range(4):
+        between()
+        env.step_async(random_actions(env, 3, seed=call))
+        during()
+        results.append(env.step_wait())
+        if call == 1:
+            between()
+            env.reset_async(episodes(4, 5, 6), torch.tensor([True, False, False]))
+            during()
+            env.reset_wait()
+    return results
+
+
+def assert_all_same(a: list[StepResult], b: list[StepResult]) -> None:
+    for one, other in zip(a, b, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("moment", ["between", "during"])
+def test_a_killed_process_is_not_noticed(env: ProcessVectorEnv, moment: str) -> None:
+    expected = play(env)
+
+    def kill() -> None:
+        os.kill(env.pool.pids[0], signal.SIGKILL)
+
+    assert_all_same(play(env, **{moment: kill}), expected)
+    assert env.pool.restarts >= 5  # the last victim may have answered already
+
+
+def test_all_processes_killed_at_once_are_not_noticed(env: ProcessVectorEnv) -> None:
+    expected = play(env)
+
+    def kill() -> None:
+        for pid in env.pool.pids:
+            os.kill(pid, signal.SIGKILL)
+
+    assert_all_same(play(env, between=kill), expected)
+
+
+def test_an_expert_and_a_picture_survive_a_kill(env: ProcessVectorEnv) -> None:
+    play(env)
+    advice, picture = env.expert_actions(), env.render(0)
+    os.kill(env.pool.pids[0], signal.SIGKILL)
+    assert torch.equal(env.expert_actions(), advice)
+    os.kill(env.pool.pids[0], signal.SIGKILL)
+    assert torch.equal(env.render(0), picture)
+
+
+def test_a_hanging_process_is_replaced() -> None:
+    env = make_env(step_timeout=1.0)
+    try:
+        expected = play(env)
+        env.reset(episodes(1, 2, 3))
+        os.kill(env.pool.pids[1], signal.SIGSTOP)
+        assert_same(env.step(random_actions(env, 3, seed=0)), expected[0])
+        assert env.pool.restarts == 1
+    finally:
+        env.close()
+
+
+def test_a_process_killed_while_it_starts_is_replaced() -> None:
+    pool = SimulatorPool(PROGRAM, {}, slots=2, processes=2, episode_limit=EPISODE_LIMIT)
+    os.kill(pool.pids[1], signal.SIGKILL)
+    env = ProcessVectorEnv(pool, ("walk",))
+    env.reset(episodes(1, 2))
+    env.close()
+    assert pool.restarts == 1
+
+
+def test_an_action_that_always_kills_is_reported(env: ProcessVectorEnv) -> None:
+    env.reset(episodes(1, 2, 3))
+    with pytest.raises(RuntimeError, match=r"(?s)3 times in a row.*exit code 7.*'step'.*out of ink"):
+        env.step(torch.full((NUM_ENVS, 1, 2), 101.0))
+    with pytest.raises(RuntimeError, match="closed"):
+        env.reset(episodes(1, 2, 3))
+
+
+def test_an_exception_is_reported_with_its_traceback(env: ProcessVectorEnv) -> None:
+    env.reset(episodes(1, 2, 3))
+    with pytest.raises(RuntimeError, match=r"(?s)point_simulator.py.*paper torn"):
+        env.step(torch.full((NUM_ENVS, 1, 2), -101.0))
+    assert env.pool.restarts == 0
+
+
+def test_a_process_that_cannot_start_is_reported() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)3 times in a row.*exit code 7 while it started.*no ink left"):
+        make_env(dies_at_start=True)
+
+
+def test_a_machine_that_cannot_run_the_simulator_is_the_users_to_mend() -> None:
+    with pytest.raises(UserError, match="^this machine lacks a pencil: sharpen one$"):
+        make_env(unusable=True)
+
+
+def test_ctrl_c_does_not_reach_the_processes(env: ProcessVectorEnv) -> None:
+    pid = env.pool.pids[0]
+    assert os.getpgid(pid) != os.getpgid(0)
+    os.kill(pid, signal.SIGINT)
+    play(env)
+    assert env.pool.restarts == 0
+
+
+def test_processes_end_with_their_parent() -> None:
+    code = f"""
+import sys, time
+from rlinf_vla.envs.processes import SimulatorPool
+pool = SimulatorPool({PROGRAM!r}, {{}}, slots=2, processes=2, episode_limit=5)
+pool.spec
+print(*pool.pids, flush=True)
+time.sleep(100)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "the processes outlived their parent"
+        time.sleep(0.05)
+
+
+def test_closing_ends_the_processes_and_leaks_nothing() -> None:
+    files = len(os.listdir("/proc/self/fd"))
+    env = make_env()
+    pids = env.pool.pids
+    env.reset(episodes(1, 2, 3))
+    env.close()
+    assert not any(_alive(pid) for pid in pids)
+    del env
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert threading.active_count() == 1
+
+
+def test_one_command_at_a_time(env: ProcessVectorEnv) -> None:
+    env.reset(episodes(1, 2, 3))
+    env.step_async(random_actions(env, 1, seed=0))
+    with pytest.raises(RuntimeError, match="under way"):
+        env.reset_async(episodes(1, 2, 3))
+    env.step_wait()
+
+
+def test_stepping_before_the_first_reset_is_refused(env: ProcessVectorEnv) -> None:
+    with pytest.raises(RuntimeError, match="environment 0 has no episode"):
+        env.step(random_actions(env, 1, seed=0))
+    with pytest.raises(UserError, match="no expert here"):
+        ProcessVectorEnv(env.pool, ("walk",), no_expert="no expert here").expert_actions()
+
+
+def _alive(pid: int) -> bool:
+    """Whether the process runs: one that has ended and was not reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,94 @@
+"""The smallest policy with action chunks: a softmax over bins for every action, linear in a few pixels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlinf_vla.protocols import Noise, Policy, PolicySpec
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation
+
+STRIDE = 8
+
+
+@dataclass
+class LinearOptions:
+    chunk: int = 3
+    bins: int = 5
+    seed: int = 0
+
+
+class LinearPolicy(Policy):
+    name: ClassVar[str] = "linear"
+    Config: ClassVar[type] = LinearOptions
+    lora_targets: ClassVar[tuple[str, ...]] = ("logits",)
+
+    def __init__(self, options: LinearOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.spec = PolicySpec(chunk=options.chunk, action_dim=4, state_dim=0, images={"base": (64, 64)})
+        features = 3 * (64 // STRIDE) ** 2
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed)
+            logits = nn.Linear(features, options.chunk * self.spec.action_dim * options.bins)
+            self.backbone = nn.ModuleDict({"logits": logits})
+            self.value_head = nn.Linear(features, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        self.centres = torch.linspace(-1, 1, options.bins)
+
+    @classmethod
+    def load(cls, checkpoint: Path, config: Any) -> LinearPolicy:
+        policy = cls(LinearOptions(**json.loads((checkpoint / "config.json").read_text())))
+        policy.backbone.load_state_dict(load_file(checkpoint / "model.safetensors"))
+        return policy
+
+    def save(self, checkpoint: Path) -> None:
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        (checkpoint / "config.json").write_text(json.dumps(asdict(self.options)))
+        save_file(self.backbone.state_dict(), checkpoint / "model.safetensors")
+
+    def prepare(self, obs: Observation) -> Inputs:
+        return {"image": obs.images["base"][:, ::STRIDE, ::STRIDE].contiguous()}
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        return inputs["image"].flatten(1).float() / 255 - 0.5
+
+    def value(self, features: Tensor) -> Tensor:
+        return self.value_head(features)[:, 0]
+
+    def act(self, features: Tensor, noise: Noise | None, temperature: float) -> ActionSample:
+        log_prob = self._log_softmax(features, temperature)
+        scores = log_prob
+        if noise is not None and temperature > 0:
+            scores = log_prob - torch.log(-torch.log(noise.uniform(*log_prob.shape[1:])))
+        choice = scores.argmax(-1)
+        return ActionSample(
+            actions=self.centres[choice],
+            latent={"choice": choice},
+            log_prob=log_prob.gather(-1, choice[..., None])[..., 0],
+            value=self.value(features),
+        )
+
+    def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
+        features = self.encode(inputs)
+        log_prob = self._log_softmax(features, temperature)
+        return ActionEval(
+            log_prob=log_prob.gather(-1, latent["choice"][..., None])[..., 0],
+            entropy=-(log_prob.exp() * log_prob).sum(-1),
+            value=self.value(features),
+        )
+
+    def supervised_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        choice = (actions[..., None] - self.centres).abs().argmin(-1)
+        return -self.evaluate(inputs, {"choice": choice}, temperature=1.0).log_prob.mean((1, 2))
+
+    def _log_softmax(self, features: Tensor, temperature: float) -> Tensor:
+        logits = self.backbone["logits"](features).reshape(len(features), self.spec.chunk, self.spec.action_dim, -1)
+        return torch.log_softmax(logits / (temperature or 1.0), dim=-1)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlinf_vla.protocols import Noise
+from rlinf_vla.rollout.noise import CounterNoise, philox
+
+word = st.integers(0, 2**32 - 1)
+
+
+def tensors(words: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    a, b, c, d = (torch.tensor([each]) for each in words)
+    return a, b, c, d
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    # Random123's known-answer file, philox4x32-10.
+    [
+        ([0] * 4, (0, 0), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([0xFFFFFFFF] * 4, (0xFFFFFFFF, 0xFFFFFFFF), [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            (0xA4093822, 0x299F31D0),
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_philox_known_answers(counter: list[int], key: tuple[int, int], expected: list[int]) -> None:
+    assert [int(w) for w in philox(tensors(counter), key)] == expected
+
+
+@given(st.lists(word, min_size=4, max_size=4), st.tuples(word, word))
+def test_philox_against_big_integers(counter: list[int], key: tuple[int, int]) -> None:
+    """The rounds of the paper, in integers that cannot overflow."""
+    (c0, c1, c2, c3), (k0, k1) = counter, key
+    for _ in range(10):
+        high0, low0 = divmod(0xD2511F53 * c0, 2**32)
+        high1, low1 = divmod(0xCD9E8D57 * c2, 2**32)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    assert [int(w) for w in philox(tensors(counter), key)] == [c0, c1, c2, c3]
+
+
+def noise(run_seed: int = 7, task: int = 0, seeds: Tensor | None = None, step: int = 0, stream: int = 0) -> CounterNoise:
+    seeds = torch.arange(5) if seeds is None else seeds
+    return CounterNoise(run_seed, torch.full_like(seeds, task), seeds, torch.full_like(seeds, step), stream)
+
+
+def test_it_is_the_noise_of_the_protocol() -> None:
+    assert isinstance(noise(), Noise)
+    assert noise().uniform(3, 2).shape == (5, 3, 2) and noise().normal(4).shape == (5, 4)
+    assert noise().uniform(3).dtype == noise().normal(3).dtype == torch.float32
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), word, st.integers(0, 300)), min_size=1, max_size=9),
+    st.integers(0, 2**64 - 1),
+    st.integers(1, 11),
+    st.data(),
+)
+def test_a_row_depends_on_its_own_episode_and_step_alone(
+    rows: list[tuple[int, int, int]], run_seed: int, count: int, data: st.DataObject
+) -> None:
+    """Whatever the order and the size of the batch."""
+    task, seed, step = (torch.tensor(each) for each in zip(*rows, strict=True))
+
+    def draw(index: Tensor) -> tuple[Tensor, Tensor]:
+        source = CounterNoise(run_seed, task[index], seed[index], step[index])
+        return source.uniform(count, 2), source.normal(count)
+
+    whole = draw(torch.arange(len(rows)))
+    index = torch.tensor(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=12)))
+    for part, all_rows in zip(draw(index), whole, strict=True):
+        assert torch.equal(part, all_rows[index])
+
+
+def test_everything_in_the_key_matters() -> None:
+    base = noise().uniform(8)
+    others = [noise(run_seed=8), noise(run_seed=7 + 2**32), noise(task=1), noise(step=1), noise(stream=1)]
+    draws = [base, *(each.uniform(8) for each in others), noise(seeds=torch.arange(5) + 5).uniform(8)]
+    assert len(torch.cat(draws).unique()) == len(draws) * 5 * 8
+
+
+def test_consecutive_draws_differ_and_repeat() -> None:
+    source = noise()
+    first, second, third = source.uniform(6), source.uniform(6), source.normal(6)
+    assert len(torch.cat([first, second]).unique()) == 2 * 5 * 6
+    again = noise()
+    assert torch.equal(again.uniform(6), first) and torch.equal(again.uniform(6), second) and torch.equal(again.normal(6), third)
+
+
+def test_streams_never_meet() -> None:
+    """A long draw of one stream does not run into the next stream."""
+    long, other = noise(seeds=torch.tensor([3])).uniform(40_000), noise(seeds=torch.tensor([3]), stream=1).uniform(64)
+    assert not (long[:, :, None] == other[:, None, :]).all(1).any()
+    windows = long[0].unfold(0, 8, 1)
+    assert not (windows == other[0, :8]).all(1).any()
+
+
+def test_uniform_moments_and_ends() -> None:
+    draws = noise(seeds=torch.arange(200)).uniform(1000).double().flatten()
+    assert 0 < draws.min() and draws.max() < 1
+    n = len(draws)
+    for power in (1, 2, 3):
+        mean, variance = 1 / (power + 1), 1 / (2 * power + 1) - 1 / (power + 1) ** 2
+        assert abs(float((draws**power).mean()) - mean) < 4.5 * math.sqrt(variance / n)
+    counts = torch.histc(draws, bins=64, min=0, max=1)
+    assert float(((counts - n / 64) ** 2 / (n / 64)).sum()) < 63 + 5 * math.sqrt(2 * 63)
+
+
+@pytest.mark.parametrize("extreme", [0, 2**32 - 1])
+def test_uniform_never_reaches_its_ends(extreme: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """log(-log u) must be finite for every word that the generator can give."""
+    monkeypatch.setattr(CounterNoise, "_words", lambda self, count: torch.full((5, count), extreme))
+    u = noise().uniform(2)
+    assert ((u > 0) & (u < 1)).all() and torch.log(-torch.log(u)).isfinite().all() and noise().normal(2).isfinite().all()
+
+
+def test_normal_moments() -> None:
+    draws = noise(seeds=torch.arange(200)).normal(1000).double().flatten()
+    n = len(draws)
+    for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(float((draws**power).mean()) - mean) < 4.5 * math.sqrt(variance / n)
+    first, second = noise(seeds=torch.arange(2000)).normal(2).double().unbind(1)
+    assert abs(float((first * second).mean())) < 4.5 / math.sqrt(2000)
+
+
+def test_neighbouring_episodes_and_steps_are_uncorrelated() -> None:
+    seeds = torch.arange(20_000)
+    here = noise(seeds=seeds).normal(1)[:, 0].double()
+    for other in (noise(seeds=seeds + 1), noise(seeds=seeds, step=1), noise(seeds=seeds, stream=1), noise(seeds=seeds, task=1)):
+        assert abs(float((here * other.normal(1)[:, 0].double()).mean())) < 4.5 / math.sqrt(len(seeds))

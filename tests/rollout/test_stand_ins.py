@@ -1,0 +1,27 @@
+"""The policy and the world that the engine's tests stand on pass what every policy and every simulator must pass."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor
+
+from rlinf_vla.protocols import VectorEnv
+from tests.conformance.policy import DiscretePolicyConformance
+from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance
+from tests.rollout.fake_env import CounterWorld
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+
+class TestLinearPolicy(DiscretePolicyConformance):
+    @pytest.fixture
+    def policy(self) -> LinearPolicy:
+        return LinearPolicy(LinearOptions(chunk=3))
+
+    def choices(self, latent: dict[str, Tensor]) -> Tensor:
+        return latent["choice"]
+
+
+class TestCounterWorld(VectorEnvConformance):
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        return [CounterWorld(NUM_ENVS, EPISODE_LIMIT) for _ in range(2)]
