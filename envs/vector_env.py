@@ -8,6 +8,7 @@ from torch import Tensor
 from rlinf_vla.protocols import EnvSpec, VectorEnv
 from rlinf_vla.types import Episodes, Observation, StepResult, UserError
 
+from .checks import checked_actions, checked_episodes
 from .processes import SimulatorPool
 
 
@@ -35,16 +36,9 @@ class ProcessVectorEnv(VectorEnv):
         )
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
-        num_envs = self.spec.num_envs
-        chosen = range(num_envs) if mask is None else _checked(mask, (num_envs,), "mask").nonzero().flatten().tolist()
-        seeds = _checked(episodes.seed, (num_envs,), "episodes.seed").tolist()
-        task_ids = _checked(episodes.task_id, (num_envs,), "episodes.task_id").tolist()
-        for index in chosen:
-            if not 0 <= seeds[index] < 2**32:
-                raise ValueError(f"episodes.seed[{index}] is {seeds[index]}; a seed lies in 0 ... 2**32 - 1")
-            if not 0 <= task_ids[index] < len(self.spec.tasks):
-                raise ValueError(f"episodes.task_id[{index}] is {task_ids[index]}; there are {len(self.spec.tasks)} tasks")
-        self.pool.begin("reset", [[index, seeds[index], task_ids[index]] for index in chosen])
+        rows = checked_episodes(self.spec, episodes, mask)
+        seeds, task_ids = episodes.seed.tolist(), episodes.task_id.tolist()
+        self.pool.begin("reset", [[row, seeds[row], task_ids[row]] for row in rows])
 
     def reset_wait(self) -> Observation:
         for index, instruction in self.pool.finish().items():
@@ -53,19 +47,17 @@ class ProcessVectorEnv(VectorEnv):
         return self._observation()
 
     def step_async(self, actions: Tensor) -> None:
-        num_envs, limit = self.spec.num_envs, self.spec.episode_limit
-        actions = _checked(actions, (num_envs, None, self.spec.action_dim), "actions")
-        if not actions.isfinite().all():
-            raise ValueError("actions are not finite")
-        begin = [self.pool.executed(index) for index in range(num_envs)]
+        actions = checked_actions(self.spec, actions)
         rows = []
-        for index, executed in enumerate(begin):
-            if executed is None or self._ended[index]:
+        for index in range(self.spec.num_envs):
+            begin = self.pool.executed(index)
+            if begin is None or self._ended[index]:
                 raise RuntimeError(f"environment {index} has no episode under way: reset it first")
-            end = min(executed + actions.shape[1], limit)
-            self.pool.arrays.actions[index, executed:end] = actions[index, : end - executed].numpy()
-            rows.append([index, executed, end])
-        self._begin, self._chunk = rows, actions.shape[1]
+            end = min(begin + actions.shape[1], self.spec.episode_limit)
+            rows.append([index, begin, end])
+        for index, begin, end in rows:
+            self.pool.arrays.actions[index, begin:end] = actions[index, : end - begin].numpy()
+        self._rows, self._chunk = rows, actions.shape[1]
         self.pool.begin("step", rows)
 
     def step_wait(self) -> StepResult:
@@ -74,7 +66,7 @@ class ProcessVectorEnv(VectorEnv):
         shape = (self.spec.num_envs, self._chunk)
         reward = torch.zeros(shape)
         terminated, truncated, success, valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(4))
-        for index, begin, _ in self._begin:
+        for index, begin, _ in self._rows:
             end = executed[index]
             count = end - begin
             reward[index, :count] = torch.from_numpy(arrays.reward[index, begin:end])
@@ -105,14 +97,3 @@ class ProcessVectorEnv(VectorEnv):
         arrays = self.pool.arrays
         images = {name: torch.from_numpy(image.copy()) for name, image in arrays.images.items()}
         return Observation(images, torch.from_numpy(arrays.state.copy()), list(self._instruction))
-
-
-def _checked(tensor: Tensor, shape: tuple[int | None, ...], name: str) -> Tensor:
-    """``tensor`` on the CPU, if it has this shape (None: any size but 0)."""
-    fits = tensor.ndim == len(shape) and all(
-        size == wanted if wanted is not None else size > 0 for size, wanted in zip(tensor.shape, shape, strict=True)
-    )
-    if not fits:
-        wanted_shape = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name} has shape {list(tensor.shape)}, not [{wanted_shape}]")
-    return tensor.detach().cpu()

@@ -108,9 +108,7 @@ class SharedArrays:
         if os.fstat(file).st_size < end:
             os.ftruncate(file, end)
         memory = mmap.mmap(file, end)
-        views: dict[str, NDArray[Any]] = {
-            name: np.ndarray(shape, dtype, memory, offsets[name]) for name, (dtype, shape) in shapes.items()
-        }
+        views: dict[str, NDArray[Any]] = {name: np.ndarray(shape, dtype, memory, offsets[name]) for name, (dtype, shape) in shapes.items()}
         self.actions: NDArray[np.float32] = views["actions"]
         self.reward: NDArray[np.float32] = views["reward"]
         self.terminated: NDArray[np.bool_] = views["terminated"]

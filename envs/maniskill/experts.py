@@ -1,6 +1,6 @@
 """Scripted experts. Each is a function of the present state alone, so it can label any state that a policy gets itself into.
 
-They answer in ``pd_ee_delta_pos`` (dx, dy, dz, gripper), with privileged positions ``[N, 3]`` in metres. Tolerances are wide and depend on the
+They answer in ``pd_ee_delta_pos`` (dx, dy, dz, gripper) and know all positions, ``[N, 3]`` in metres. Tolerances are wide and depend on the
 height, not on the past, so that a disturbed arm corrects its way instead of starting over.
 """
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
 from rlinf_vla.types import UserError
 
 from ..processes import SimulatorPool
+from ..serving import Unusable
 from ..vector_env import ProcessVectorEnv
 from . import vulkan
+from .batched import BatchedVectorEnv, ManiSkillBatch
 from .config import BACKENDS, CAMERAS, REWARDS, VISUALS, ManiSkillConfig
+from .doctor import INSTALL, NO_DRIVER, checks
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
+
+WORTH_A_GPU = 64
+"""Environments from which on ``backend=auto`` prefers the GPU."""
 
 
 class ManiSkill:
@@ -28,17 +37,24 @@ class ManiSkill:
         options = simulator_options(config)
         per_group = _divide(config.num_envs, groups, "env.num_envs")
         if find_spec("mani_skill") is None:
-            raise UserError("ManiSkill is not installed: pip install 'rlinf-vla[maniskill]'")
+            raise UserError(f"ManiSkill is not installed: {INSTALL}")
         limit = TASKS[config.task].limit if config.episode_limit is None else config.episode_limit
+        refusal = why_not_on_gpu(config, groups)
+        if config.backend == "gpu" and refusal is not None:
+            raise UserError(refusal)
+        if config.backend == "gpu" or (config.backend == "auto" and refusal is None and config.num_envs >= WORTH_A_GPU):
+            try:
+                batch = ManiSkillBatch(options, config.num_envs, "physx_cuda", "gpu")
+            except Unusable as error:
+                raise UserError(str(error)) from error
+            return [BatchedVectorEnv(batch, limit, (config.task,), why_no_expert(config))]
         return self._create_on_cpu(config, options, groups, per_group, limit)
 
-    def _create_on_cpu(
-        self, config: ManiSkillConfig, options: dict[str, Any], groups: int, per_group: int, limit: int
-    ) -> list[VectorEnv]:
+    def _create_on_cpu(self, config: ManiSkillConfig, options: dict[str, Any], groups: int, per_group: int, limit: int) -> list[VectorEnv]:
         processes = _processes(config, groups)
         driver = vulkan.find()
         if driver is None:
-            raise UserError("no Vulkan driver that SAPIEN accepts: run `rlinf-vla doctor --fix`")
+            raise UserError(NO_DRIVER)
         environment = {**driver.environment, "MS_ASSET_DIR": str(asset_dir(config.asset_dir))}
         pools = [
             SimulatorPool(
@@ -59,13 +75,20 @@ class ManiSkill:
                 pool.close()
             raise
 
+    def variants(self, config: ManiSkillConfig) -> dict[str, ManiSkillConfig]:
+        return {
+            f"{visuals} robot, {size} x {size}": replace(config, robot_visuals=visuals, image_size=size, backend="cpu", processes=None)
+            for visuals in VISUALS
+            for size in (64, 224)
+        }
+
     def tasks(self) -> list[Task]:
         return [
             Task(name, entry.instruction, not missing_assets(entry, None), entry.has_expert, entry.note) for name, entry in TASKS.items()
         ]
 
     def diagnose(self) -> list[Diagnosis]:
-        return []
+        return list(checks())
 
 
 def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
@@ -107,6 +130,19 @@ def why_no_expert(config: ManiSkillConfig) -> str | None:
         return f"env.task={config.task} has no scripted expert; these have one: {experts}"
     if config.control_mode not in EXPERT_MODES:
         return f"the scripted experts do not speak env.control_mode={config.control_mode}; use {' or '.join(EXPERT_MODES)}"
+    return None
+
+
+def why_not_on_gpu(config: ManiSkillConfig, groups: int) -> str | None:
+    """One line where the gpu backend cannot do this."""
+    if not torch.cuda.is_available():
+        return "env.backend=gpu needs a CUDA GPU that PyTorch sees: use env.backend=cpu"
+    if groups > 1:
+        return "env.backend=gpu steps all environments as one batch, so there is nothing to overlap: use rollout.pipeline_depth=1"
+    if TASKS[config.task].bridge:
+        return f"env.task={config.task} cannot reset single environments of a batch: use env.backend=cpu"
+    if "target" in config.control_mode:
+        return f"env.control_mode={config.control_mode} loses its targets when a neighbour in the batch is reset: use env.backend=cpu"
     return None
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..serving import Seen, SimulatorSpec, Step, Unusable, serve
+from .doctor import NO_DRIVER
+from .lowpoly import low_poly_visuals
 
 PICTURE_SIZE = 256
 """Height and width of the picture for people."""
@@ -31,7 +34,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
         sensors |= {"pose": sapien_utils.look_at(eye, target), "fov": fov}
     keywords: dict[str, Any] = {"robot_uids": options["robot"]} if options["robot"] else {}
     try:
-        env = gymnasium.make(
+        env: Any = gymnasium.make(
             options["gym_id"],
             num_envs=num_envs,
             obs_mode="rgb+segmentation" if options["bridge"] else "rgb",
@@ -47,7 +50,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
         ).unwrapped
     except RuntimeError as error:
         if any(sign in str(error) for sign in ("ErrorIncompatibleDriver", "supported physical device", "rendering device")):
-            raise Unusable("no Vulkan driver that SAPIEN accepts: run `rlinf-vla doctor --fix`") from error
+            raise Unusable(NO_DRIVER) from error
         raise
     # Steps and resets then return no observation: images are taken by take_images alone. (obs_mode_struct still says which ones.)
     env._obs_mode = "none"
@@ -102,12 +105,9 @@ class ManiSkillSimulator:
         import torch
 
         torch.set_num_threads(1)
+        self._visuals = ExitStack()  # for the life of the process: some tasks build their scene anew at every reset
         if options["low_poly"]:
-            import mani_skill.envs  # noqa: F401
-
-            from .lowpoly import use_low_poly_visuals
-
-            use_low_poly_visuals()
+            self._visuals.enter_context(low_poly_visuals())
         self._options = options
         self._envs = [make(options, 1, "physx_cpu", options["render_backend"]) for _ in range(slots)]
         env = self._envs[0]

@@ -106,9 +106,7 @@ TASKS: dict[str, TaskEntry] = {
     "StackPyramid": TaskEntry(
         "StackPyramid-v1", "put the red cube beside the green cube and the blue cube on top of both", 250, rewards=("sparse",)
     ),
-    "PushT": TaskEntry(
-        "PushT-v1", "push the T to the T-shaped target", 100, robot=None, control_modes=PANDA_STICK_MODES, close_view=None
-    ),
+    "PushT": TaskEntry("PushT-v1", "push the T to the T-shaped target", 100, robot=None, control_modes=PANDA_STICK_MODES, close_view=None),
     "FMBAssembly1Easy": TaskEntry("FMBAssembly1Easy-v1", "assemble the parts on the red board", 500, rewards=("sparse",), close_view=None),
     "PickCubeSO100": TaskEntry(
         "PickCubeSO100-v1",

@@ -1,8 +1,8 @@
 """A Vulkan driver that SAPIEN accepts. Without one ManiSkill does not run at all, rendering or not.
 
-SAPIEN refuses software drivers without ray tracing, which Mesa's lavapipe has since 24.3; Debian 12 has 22.3. ``install`` unpacks a newer one
-beside the Python environment, without root and without touching the system; simulator processes are pointed to it by environment variables,
-and only where the system's own driver is refused.
+SAPIEN refuses the software drivers of Mesa before 24.3, and Debian 12 has 22.3. ``install`` unpacks a newer one beside the Python
+environment, without root and without touching the system; simulator processes are pointed to it by environment variables, and only where
+the system's own driver is refused.
 """
 
 from __future__ import annotations
@@ -125,7 +125,12 @@ def _download(work: Path) -> list[Path]:
     """Fetch the driver and what it needs beyond what is installed, with APT state of our own; no root, no locks, no system change."""
     for folder in ("lists/partial", "cache/archives/partial"):
         (work / folder).mkdir(parents=True)
-    options = {"Dir::State::Lists": str(work / "lists"), "Dir::Cache": str(work / "cache"), "APT::Sandbox::User": "", "Debug::NoLocking": "1"}
+    options = {
+        "Dir::State::Lists": str(work / "lists"),
+        "Dir::Cache": str(work / "cache"),
+        "APT::Sandbox::User": "",
+        "Debug::NoLocking": "1",
+    }
     release = _BACKPORTS.get(_system())
     if release is not None:
         sources = work / "sources.list"

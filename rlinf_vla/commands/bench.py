@@ -70,6 +70,7 @@ def _rollout(recipe: Recipe, policy: Policy, depth: int) -> Rollout:
     calls = recipe.algorithm.horizon // policy.spec.chunk
     timeline, best = Timeline(), None
     with session.open_envs(recipe, policy, depth) as groups:
+        session.check_horizon(recipe, policy, groups[0])
         settings = session.rollout_settings(recipe)
         for repeat in range(REPEATS):
             timeline.begin_iteration(repeat)

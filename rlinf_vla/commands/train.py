@@ -60,9 +60,11 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     if checkpoint is not None:
         print(f"continuing after iteration {done} from {session.relative(checkpoint)}")
     with ExitStack() as stack:
+        stack.callback(_report, directory)
         console = stack.enter_context(TrainingConsole(recipe.iterations, start=done))
         console.say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
         groups = stack.enter_context(session.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
+        session.check_horizon(recipe, policy, groups[0])
         stack.enter_context(session.threads(recipe.cluster.rollout_threads))
         metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else None))
         flow = InProcessFlow(
@@ -78,14 +80,21 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
             run.evaluate("before", 0)
         with deferred() as interrupt:
             run.train(algorithm, done, interrupt)
-        if recipe.evaluation.before_and_after:
+        if recipe.evaluation.before_and_after and not run.evaluated("after", recipe.iterations):
             run.evaluate("after", recipe.iterations)
             run.compare()
-    report = write_report(directory)
     print(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
     for line in run.summary():
         print(line)
-    print(f"report: {session.relative(report)}")
+    print(f"report: {session.relative(directory / 'report.html')}")
+
+
+def _report(directory: Path) -> None:
+    """However a run ends, its report shows how far it came; failing to write one must not hide why it ended."""
+    try:
+        write_report(directory)
+    except OSError as error:
+        print(f"the report could not be written: {error.strerror}")
 
 
 class _Run:
@@ -151,6 +160,10 @@ class _Run:
         self.console.say(f"{name}: success {headline(document)}")
         rates = {"sampled": "eval/success_once", "greedy": "eval/success_once_greedy"}
         self.metrics.write(iteration, {rates[mode]: document[mode]["pc_success"] / 100 for mode in rates if mode in document})
+
+    def evaluated(self, name: str, version: int) -> bool:
+        path = self.directory / "evaluation" / f"{name}.json"
+        return path.exists() and _read_json(path)["policy_version"] == version
 
     def compare(self) -> None:
         before, after = (_read_json(self.directory / "evaluation" / f"{name}.json") for name in ("before", "after"))

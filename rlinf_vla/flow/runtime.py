@@ -43,7 +43,7 @@ class InProcessFlow:
 
     def begin(self, iteration: int) -> None:
         self.iteration, self.metrics = iteration, {}
-        self.timeline.begin_iteration(iteration)
+        self.timeline.begin_iteration(iteration + 1)
 
     def log(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.types import StepResult, UserError
+from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 
 PROGRAM = [str(Path(__file__).with_name("point_simulator.py"))]
 
@@ -139,7 +139,7 @@ def test_a_process_that_cannot_start_is_reported() -> None:
 
 
 def test_a_machine_that_cannot_run_the_simulator_is_the_users_to_mend() -> None:
-    with pytest.raises(UserError, match="^this machine lacks a pencil: sharpen one$"):
+    with pytest.raises(UserError, match=r"^this machine lacks a pencil: sharpen one$"):
         make_env(unusable=True)
 
 
@@ -173,14 +173,14 @@ time.sleep(100)
 
 
 def test_closing_ends_the_processes_and_leaks_nothing() -> None:
-    files = len(os.listdir("/proc/self/fd"))
+    files = len(list(Path("/proc/self/fd").iterdir()))
     env = make_env()
     pids = env.pool.pids
     env.reset(episodes(1, 2, 3))
     env.close()
     assert not any(_alive(pid) for pid in pids)
     del env
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
     assert threading.active_count() == 1
 
 

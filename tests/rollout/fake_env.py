@@ -20,7 +20,7 @@ from rlinf_vla.types import Episodes, Observation, StepResult
 GOALS = {"Low": 2, "High": 3}
 INSTRUCTIONS = {"Low": "push the cube", "High": "stack the red cube on the green cube"}
 IMAGE = 64
-PUSH = 0.6
+PUSH = 0.7
 
 
 @dataclass

@@ -1,0 +1,155 @@
+"""The main job on real ManiSkill, as small as it gets: what is killed, resumed or pipelined gives the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlinf_vla import cli
+from rlinf_vla.telemetry.metrics import read_metrics
+
+pytestmark = pytest.mark.simulator
+
+SMALL = [
+    "train",
+    "recipe=maniskill_ppo",
+    "cluster=laptop",
+    "model.checkpoint=asset://openvla_tiny",
+    "model.options.random_weights=true",
+    "iterations=3",
+    "env.num_envs=4",
+    "env.episode_limit=5",
+    "algorithm.horizon=10",
+    "algorithm.minibatch_size=20",
+    "algorithm.value_warmup=1",
+    "rollout.batch_size=2",
+    "evaluation.before_and_after=false",
+    "checkpoints.every=1",
+    "cluster.update_threads=1",
+]
+
+
+def train(run_dir: Path, *overrides: str) -> int:
+    return cli.run([*SMALL, f"run_dir={run_dir}", *overrides])
+
+
+def weights(run_dir: Path, step: int = 3) -> dict[str, torch.Tensor]:
+    checkpoint = run_dir / "checkpoints" / f"step_{step:06d}"
+    return load_file(checkpoint / "adapter" / "adapter_model.safetensors") | load_file(checkpoint / "heads.safetensors")
+
+
+def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("train") / "undisturbed"
+    assert train(run_dir) == 0
+    return run_dir
+
+
+def test_the_run_directory_holds_everything(undisturbed: Path) -> None:
+    names = {path.relative_to(undisturbed).parts[0] for path in undisturbed.rglob("*")}
+    assert {"recipe.yaml", "environment.json", "metrics.jsonl", "tensorboard", "timeline.json", "report.html", "checkpoints"} <= names
+    metrics = read_metrics(undisturbed)
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    assert {"actor/approx_kl", "critic/explained_variance", "timing_s/rollout", "throughput/steps_per_s"} <= metrics[-1].keys()
+    first, last = weights(undisturbed, 1), weights(undisturbed, 3)
+    adapter = [name for name in last if "lora_B" in name]
+    assert adapter and all(torch.count_nonzero(first[name]) == 0 for name in adapter), "the first iteration trains the critic alone"
+    assert any(not torch.equal(first[name], last[name]) for name in adapter)
+
+
+def test_one_group_and_two_train_the_same_weights(undisturbed: Path, tmp_path: Path) -> None:
+    assert train(tmp_path / "serial", "rollout.pipeline_depth=1") == 0
+    assert_same_bits(weights(tmp_path / "serial"), weights(undisturbed))
+
+
+def test_a_killed_simulator_changes_nothing(undisturbed: Path, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill_two() -> None:
+        while len(killed) < 2:
+            for pid in simulators_of(os.getpid()):
+                if pid not in killed and (tmp_path / "disturbed" / "metrics.jsonl").exists():
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+                    break
+            time.sleep(0.2)
+
+    murderer = threading.Thread(target=kill_two, daemon=True)
+    murderer.start()
+    assert train(tmp_path / "disturbed") == 0
+    assert len(killed) == 2, "the run ended before its simulators could be killed"
+    assert_same_bits(weights(tmp_path / "disturbed"), weights(undisturbed))
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
+def test_a_stopped_run_goes_on_where_it_was(undisturbed: Path, tmp_path: Path, signum: int, code: int) -> None:
+    run_dir = tmp_path / "stopped"
+    command = [sys.executable, "-m", "rlinf_vla.cli", *SMALL, f"run_dir={run_dir}"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        wait_for(lambda: (run_dir / "checkpoints" / "step_000001").exists() or process.poll() is not None)
+        simulators = simulators_of(process.pid)
+        process.send_signal(signum)
+        assert process.wait(timeout=60) == code, (tmp_path / "log").read_text()
+    assert len(simulators) == 2
+    wait_for(lambda: not any(Path("/proc", str(pid)).exists() for pid in simulators))
+    assert not (run_dir / "checkpoints" / "step_000003").exists(), "the run was over before it could be stopped"
+    assert train(run_dir, "resume=auto") == 0
+    assert [line["step"] for line in read_metrics(run_dir)] == [1, 2, 3]
+    assert_same_bits(weights(run_dir), weights(undisturbed))
+
+
+def test_a_finished_run_is_not_trained_again(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (undisturbed / "metrics.jsonl").read_bytes()
+    assert train(undisturbed) == 2
+    assert "resume=auto" in capsys.readouterr().err
+    assert (undisturbed / "metrics.jsonl").read_bytes() == before
+
+
+def test_evaluation_of_a_checkpoint(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = undisturbed / "checkpoints" / "step_000003"
+    overrides = [each for each in SMALL[1:] if not each.startswith("evaluation")]
+    arguments = ["eval", *overrides, f"checkpoint={checkpoint}", "episodes=5", "evaluation.filmed=1"]
+    assert cli.run(arguments) == 0
+    document = json.loads((undisturbed / "evaluation" / "step_000003.json").read_text())
+    for mode in ("sampled", "greedy"):
+        assert document[mode]["n_episodes"] == 5
+        assert [episode["seed"] for episode in document[mode]["episodes"]] == [0, 1, 2, 3, 4]
+        assert len(document[mode]["pc_success_ci95"]) == 2
+    assert len(list((undisturbed / "videos").glob("step_000003_*.mp4"))) == 1
+    assert "in 5 episodes" in capsys.readouterr().out
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def simulators_of(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command, status = (path / "cmdline").read_text(), (path / "status").read_text()
+        except OSError:
+            continue
+        if "rlinf_vla.envs.maniskill.simulator" in command and f"PPid:\t{parent}\n" in status:
+            found.append(int(path.name))
+    return found

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.ppo import parity
+from rlinf_vla.protocols import Policy
+from rlinf_vla.rollout.collector import collect, rollout_metrics
+from rlinf_vla.rollout.episodes import training_episodes
+from rlinf_vla.rollout.noise import CounterNoise
+from rlinf_vla.rollout.player import Settings
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.types import StepResult, Trajectory
+from tests.models.tiny_openvla import tiny
+from tests.rollout.fake_env import GOALS, CounterWorld, groups
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+SETTINGS = Settings(run_seed=11, temperature=1.0, batch_size=2)
+CALLS, VERSION = 7, 5
+
+
+def with_critic(policy: Policy) -> Policy:
+    """Its values are no longer all zero."""
+    last = list(policy.value_head.modules())[-1]
+    assert isinstance(last, torch.nn.Linear)
+    torch.nn.init.normal_(last.weight, generator=torch.Generator().manual_seed(3))
+    return policy
+
+
+def linear(chunk: int) -> Policy:
+    return with_critic(LinearPolicy(LinearOptions(chunk=chunk)))
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "one action per call": lambda: linear(1),
+    "chunks of 4": lambda: linear(4),
+    "openvla": lambda: with_critic(tiny()),
+}
+every_policy = pytest.mark.parametrize("policy", [pytest.param(make(), id=name) for name, make in POLICIES.items()])
+
+
+def rollout(policy: Policy, envs: list[CounterWorld], iteration: int = 2, settings: Settings = SETTINGS) -> Trajectory:
+    return collect(policy, envs, settings, iteration, VERSION, CALLS, Timeline())
+
+
+def named_tensors(rollouts: Trajectory) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for field in fields(rollouts):
+        value = getattr(rollouts, field.name)
+        found |= {f"{field.name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {field.name: value}
+    return found
+
+
+def assert_same(found: Trajectory, expected: Trajectory, tolerance: float = 0.0) -> None:
+    first, second = named_tensors(found), named_tensors(expected)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert value.shape == second[name].shape and value.dtype == second[name].dtype, name
+        difference = (value.double() - second[name].double()).abs().max()
+        assert difference <= tolerance, f"{name} differs by {difference}"
+
+
+@torch.no_grad()
+def reference(policy: Policy, slot: int, iteration: int) -> Trajectory:
+    """What one environment should do, call by call and alone."""
+    env, ordinal, step, rows = CounterWorld(1), 0, 0, []
+    for t in range(CALLS):
+        if step == 0:
+            episode = training_episodes(SETTINGS.run_seed, iteration, torch.tensor([slot]), torch.tensor([ordinal]), len(GOALS))
+            observation = env.reset(episode)
+        inputs, now = policy.prepare(observation), torch.tensor([step])
+        noise = CounterNoise(SETTINGS.run_seed, episode.task_id, episode.seed, now)
+        sample = policy.act(policy.encode(inputs), noise, SETTINGS.temperature)
+        result = env.step(sample.actions)
+        observation = result.observation
+        cut = torch.tensor([not result.terminated.any() and bool(result.done or t + 1 == CALLS)])
+        bootstrap = policy.value(policy.encode(policy.prepare(observation))) if cut else torch.zeros(1)
+        rows.append(
+            Trajectory(
+                inputs=inputs,
+                latent=sample.latent,
+                log_prob=sample.log_prob,
+                value=sample.value,
+                bootstrap_value=bootstrap,
+                cut=cut,
+                reward=result.reward,
+                terminated=result.terminated,
+                truncated=result.truncated,
+                success=result.success,
+                valid=result.valid,
+                task_id=episode.task_id,
+                seed=episode.seed,
+                step=now,
+                policy_version=torch.tensor([VERSION]),
+            )
+        )
+        step = 0 if result.done else step + int(result.valid.sum())
+        ordinal += bool(result.done)
+    return Trajectory.stack(rows)
+
+
+@every_policy
+def test_a_rollout_is_what_each_environment_would_do_alone(policy: Policy) -> None:
+    found = rollout(policy, groups(4, 2))
+    expected = Trajectory.cat([reference(policy, slot, iteration=2) for slot in range(4)], dim=1)
+    assert found.shape == (CALLS, 4) and found.valid.shape == (CALLS, 4, policy.spec.chunk)
+    assert_same(found, expected, tolerance=2e-5)
+
+
+@every_policy
+def test_the_cases_that_matter_happen(policy: Policy) -> None:
+    """Else the other tests would say nothing."""
+    found = rollout(policy, groups(8, 1))
+    ended = (found.terminated | found.truncated).any(-1)
+    assert found.terminated.any() and found.success.any() and (found.truncated.any(-1) & found.cut).any()
+    assert ended[:-1].sum() > 3 and not ended[-1].all()
+    assert (found.bootstrap_value[found.cut] != 0).all() and (found.bootstrap_value[~found.cut] == 0).all()
+    assert (found.cut[-1] == ~found.terminated[-1].any(-1)).all(), "the end of the rollout cuts every episode that is not over"
+    if policy.spec.chunk > 1:
+        assert not found.valid.all(), "some episode ends inside a chunk"
+
+
+@every_policy
+def test_pipeline_depth_changes_nothing(policy: Policy) -> None:
+    """Policy calls of one shape: bit for bit."""
+    whole = rollout(policy, groups(8, 1))
+    for depth in (2, 4):
+        assert_same(rollout(policy, groups(8, depth)), whole)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 100])
+def test_the_shape_of_policy_calls_changes_nothing(batch_size: int) -> None:
+    policy = linear(2)
+    settings = replace(SETTINGS, batch_size=batch_size)
+    assert_same(rollout(policy, groups(8, 2), settings=settings), rollout(policy, groups(8, 2)), tolerance=1e-5)
+
+
+def test_what_was_played_before_changes_nothing() -> None:
+    policy, envs = linear(2), groups(4, 2)
+    first = rollout(policy, envs, iteration=3)
+    other = rollout(policy, envs, iteration=4)
+    assert_same(rollout(policy, envs, iteration=3), first)
+    assert not (other.seed[0] == first.seed[0]).any()
+    assert not torch.equal(rollout(policy, envs, iteration=3, settings=replace(SETTINGS, run_seed=12)).seed, first.seed)
+
+
+def test_groups_overlap() -> None:
+    """While one group simulates, the policy infers for the next: no group's step is waited for before the others have begun."""
+    journal: list[str] = []
+    rollout(linear(2), groups(6, 3, journal=journal))
+    last_start = {name: journal.index(f"{name} step") for name in "012"}
+    assert max(last_start.values()) < journal.index("0 step done")
+    under_way, most = set(), 0
+    for line in journal:
+        name = line.split()[0]
+        under_way = under_way - {name} if line.endswith("done") else under_way | {name}
+        most = max(most, len(under_way))
+    assert most == 3
+
+
+@every_policy
+def test_stored_log_probabilities_are_found_again(policy: Policy) -> None:
+    for temperature in (0.7, 1.0):
+        settings = replace(SETTINGS, temperature=temperature)
+        found = rollout(policy, groups(4, 2), settings=settings)
+        assert parity(policy, found, temperature, calls=CALLS * 4) <= 1e-5
+        assert parity(policy, found, temperature * 1.5, calls=CALLS * 4) > 1e-3
+
+
+def test_parity_counts_executed_actions_only() -> None:
+    policy = linear(4)
+    found = rollout(policy, groups(8, 1))
+    skipped = ~found.valid[..., None].expand_as(found.log_prob)
+    assert skipped.any()
+    assert parity(policy, replace(found, log_prob=torch.where(skipped, -99.0, found.log_prob)), 1.0, calls=CALLS * 8) <= 1e-5
+    wrong = found.log_prob.clone()
+    wrong[0, 0, 0, 0] += 0.5
+    assert parity(policy, replace(found, log_prob=wrong), 1.0) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_progress_reaches_one() -> None:
+    seen: list[float] = []
+    collect(linear(2), groups(4, 2), SETTINGS, 0, 0, CALLS, Timeline(), seen.append)
+    assert seen == sorted(seen) and len(seen) == 2 * CALLS and seen[-1] == 1
+
+
+def test_a_simulator_that_fails_ends_the_rollout() -> None:
+    class Failing(CounterWorld):
+        def step_wait(self) -> StepResult:
+            raise OSError("out of fingers")
+
+    with pytest.raises(OSError, match="fingers"):
+        rollout(linear(1), [CounterWorld(2), Failing(2)])
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_metrics_against_a_loop(chunk: int) -> None:
+    found = rollout(linear(chunk), groups(8, 2))
+    lengths, outcomes, rewards = [], [], []
+    for env in range(8):
+        length, won = 0, False
+        for t in range(CALLS):
+            for c in range(chunk):
+                if not found.valid[t, env, c]:
+                    continue
+                length, won = length + 1, won or bool(found.success[t, env, c])
+                rewards.append(float(found.reward[t, env, c]))
+                if found.terminated[t, env, c] or found.truncated[t, env, c]:
+                    lengths.append(length)
+                    outcomes.append(won)
+                    length, won = 0, False
+    assert rollout_metrics(found) == pytest.approx(
+        {
+            "rollout/episodes": len(lengths),
+            "rollout/reward_mean": sum(rewards) / len(rewards),
+            "rollout/success_once": sum(outcomes) / len(outcomes),
+            "rollout/episode_len": sum(lengths) / len(lengths),
+        },
+        abs=1e-6,
+    )
+
+
+def test_metrics_without_a_finished_episode() -> None:
+    found = collect(linear(1), [CounterWorld(2, episode_limit=50)], SETTINGS, 0, 0, 1, Timeline())
+    assert not (found.terminated | found.truncated).any()
+    metrics = rollout_metrics(found)
+    assert metrics["rollout/episodes"] == 0 and "rollout/success_once" not in metrics

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
+from rlinf_vla.rollout.demonstrations import demonstrate
+from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
+from rlinf_vla.types import Inputs, Observation, UserError
+from tests.rollout.fake_env import CounterWorld, groups
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+NOISY = DemonstrationConfig(episodes=11, noise=[0.0, 0.8], random_actions=0.3)
+CLEAN = DemonstrationConfig(episodes=11, noise=[0.0], random_actions=0.5)
+
+
+class WholeImages(LinearPolicy):
+    """Keeps the whole picture, from which the state can be read."""
+
+    def prepare(self, obs: Observation) -> Inputs:
+        return {"image": obs.images["base"].clone()}
+
+
+@dataclass(frozen=True)
+class State:
+    seed: int
+    level: int
+    clock: int
+
+    @classmethod
+    def read(cls, image: Tensor) -> State:
+        # the row and the column at the edge show one thing only
+        return cls(int(image[0, 0, 2]), (int((image[-1, :, 0] == 255).sum()) - 32) // 8, int((image[:, -1, 1] == 255).sum()) // 3)
+
+    @property
+    def label(self) -> list[float]:
+        return [1.0, self.level / 4, self.clock / 32, 0.0]
+
+
+def shown(
+    config: DemonstrationConfig = NOISY, chunk: int = 1, envs: list[CounterWorld] | None = None, run_seed: int = 0
+) -> tuple[Demonstrations, float]:
+    return demonstrate(WholeImages(LinearOptions(chunk=chunk)), envs or groups(4, 2), config, run_seed)
+
+
+def by_episode(demonstrations: Demonstrations) -> list[list[State]]:
+    """States in order, cut where the clock starts again."""
+    episodes: list[list[State]] = []
+    for image in demonstrations.inputs["image"]:
+        state = State.read(image)
+        if state.clock == 0:
+            episodes.append([])
+        episodes[-1].append(state)
+    return episodes
+
+
+def test_every_state_has_the_experts_own_action() -> None:
+    found, success = shown()
+    assert found.actions.shape == (len(found), 1, 4) and found.actions.dtype == torch.float32
+    for image, action in zip(found.inputs["image"], found.actions, strict=True):
+        assert action[0].tolist() == pytest.approx(State.read(image).label)
+    assert 0 < success < 1, "under noise the expert sometimes fails"
+    assert found.counts.all() and len(found.counts) == len(found)
+
+
+def test_each_episode_once_and_in_order() -> None:
+    episodes = by_episode(shown()[0])
+    assert [episode[0].seed for episode in episodes] == [seed % 251 for seed in DEMONSTRATION_SEEDS[: NOISY.episodes]]
+    for episode in episodes:
+        assert [state.clock for state in episode] == list(range(len(episode))) and len(episode) <= 6
+        assert len({state.seed for state in episode}) == 1
+
+
+def test_noise_leads_off_the_experts_path() -> None:
+    rising, noisy = by_episode(shown(CLEAN)[0]), by_episode(shown()[0])
+    assert shown(CLEAN)[1] == 1.0, "without noise nothing is random, whatever random_actions says"
+    for episode in rising:
+        assert [state.level for state in episode] == list(range(episode[0].level, episode[0].level + len(episode)))
+    strayed = [any(b.level != a.level + 1 for a, b in zip(e, e[1:], strict=False)) for e in noisy]
+    assert any(strayed) and not all(strayed), "each episode draws its own level of noise"
+
+
+def test_windows_hold_the_next_actions_of_the_same_episode() -> None:
+    found, _ = shown(chunk=3)
+    assert found.actions.shape[1:] == (3, 4)
+    rows = iter(found.actions.tolist())
+    for episode in by_episode(found):
+        for i in range(len(episode)):
+            expected = [episode[min(i + c, len(episode) - 1)].label for c in range(3)]
+            assert next(rows) == [pytest.approx(label) for label in expected]
+
+
+@pytest.mark.parametrize("episodes", [1, 3, 11])
+def test_neither_groups_nor_environments_change_anything(episodes: int) -> None:
+    config = DemonstrationConfig(episodes=episodes, noise=NOISY.noise, random_actions=NOISY.random_actions)
+    first, success = shown(config, envs=groups(4, 1))
+    for envs in (groups(4, 2), groups(6, 3), groups(1, 1)):
+        found, again = shown(config, envs=envs)
+        assert torch.equal(found.inputs["image"], first.inputs["image"]) and torch.equal(found.actions, first.actions)
+        assert again == success
+
+
+def test_the_run_seed_changes_the_noise_alone() -> None:
+    first, other = by_episode(shown()[0]), by_episode(shown(run_seed=1)[0])
+    assert first != other and [e[0] for e in first] == [e[0] for e in other]
+
+
+def test_progress_counts_finished_episodes() -> None:
+    seen: list[float] = []
+    demonstrate(WholeImages(LinearOptions()), groups(4, 2), NOISY, 0, seen.append)
+    assert seen == pytest.approx([(i + 1) / 11 for i in range(11)])
+
+
+def test_without_an_expert_there_is_one_line() -> None:
+    class Clueless(CounterWorld):
+        def expert_actions(self) -> Tensor:
+            raise UserError("this task has no scripted expert")
+
+    with pytest.raises(UserError, match="no scripted expert"):
+        shown(envs=[Clueless(2)])
