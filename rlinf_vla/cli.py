@@ -42,8 +42,9 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), 2)
     except Interrupted as interruption:
         return _fail(f"interrupted by {interruption.args[0]}", 128 + interruption.signum)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of our output has had enough
+        sys.stdout = None  # type: ignore[assignment]
+        return 1
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             where = f" ({error.filename})" if error.filename else ""

@@ -24,7 +24,7 @@ CONFIG_MODULE = "rlinf_vla.recipes"
 def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[DictConfig], object]) -> int:
     """Hand the composed recipe to ``command``; Hydra's own flags (``--cfg job``, ``--help``, ``--multirun`` ...) work."""
     recipes.register()
-    arguments = with_cluster(arguments)
+    arguments = sorted(with_cluster(arguments), key=_is_flag)  # argparse wants the overrides together
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
 
     def job(config: DictConfig) -> None:
@@ -64,6 +64,11 @@ def with_cluster(arguments: Sequence[str]) -> list[str]:
 
     found = "1gpu" if torch.cuda.is_available() else "laptop"
     return [argument for argument in arguments if argument != "cluster=auto"] + [f"cluster={found}"]
+
+
+def _is_flag(argument: str) -> bool:
+    """A flag of Hydra's own, or the value that follows one."""
+    return not re.match(r"[~+]*[\w./@]+=|~", argument)
 
 
 def explain(error: BaseException, verb: str, arguments: Sequence[str]) -> str:

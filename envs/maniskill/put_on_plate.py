@@ -35,9 +35,9 @@ def sample_layout(rng: np.random.RandomState) -> tuple[int, NDArray[np.float64],
     """Draw an episode: (index into COLOURS, plate centre ``[2]``, cube centres ``[3, 2]``), metres."""
     target = int(rng.randint(len(COLOURS)))
     while True:
-        plate = rng.uniform(*PLATE_AREA)
+        plate = rng.uniform(PLATE_AREA[0], PLATE_AREA[1])
         cubes: list[NDArray[np.float64]] = []
-        for cube in rng.uniform(*CUBE_AREA, size=(30, 2)):
+        for cube in rng.uniform(CUBE_AREA[0], CUBE_AREA[1], size=(30, 2)):
             if np.linalg.norm(cube - plate) >= CUBE_TO_PLATE and all(np.linalg.norm(cube - other) >= CUBE_TO_CUBE for other in cubes):
                 cubes.append(cube)
                 if len(cubes) == len(COLOURS):

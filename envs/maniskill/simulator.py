@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from contextlib import ExitStack
@@ -105,6 +106,8 @@ class ManiSkillSimulator:
         import torch
 
         torch.set_num_threads(1)
+        gc.collect()
+        gc.freeze()  # ManiSkill collects garbage at every new scene; what was imported need not be searched each time
         self._visuals = ExitStack()  # for the life of the process: some tasks build their scene anew at every reset
         if options["low_poly"]:
             self._visuals.enter_context(low_poly_visuals())
@@ -117,7 +120,9 @@ class ManiSkillSimulator:
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         env = self._envs[slot]
-        env.reset(seed=seed)
+        # PhysX remembers earlier episodes in the order of its contacts, so that the same one can come out in two ways. Only a new scene,
+        # for the price of about four control steps, makes an episode a function of its seed and actions.
+        env.reset(seed=seed, options={"reconfigure": True})
         if hasattr(env, "get_language_instruction"):
             return str(env.get_language_instruction()[0])
         return str(self._options["instruction"])

@@ -1,4 +1,7 @@
-"""OpenVLA as a policy of the engine: one image and an instruction in, ``D`` action tokens out, one control step per call."""
+"""OpenVLA as a policy of the engine: an image and an instruction in, ``C * D`` action tokens out, one after the other.
+
+OpenVLA itself predicts one control step (``C = 1``); ``chunk`` in a config.json of ours makes it several.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ class OpenVLAPolicy(Policy):
             empty_id=config.get("empty_token_id", 29871),
         )
         height, width = config["image_sizes"]
-        self.spec = PolicySpec(chunk=1, action_dim=self.action_tokens.action_dim, state_dim=self.backbone.proprio_dim, images={options.image: (height, width)})
+        self.spec = PolicySpec(chunk=config.get("chunk", 1), action_dim=self.action_tokens.action_dim, state_dim=self.backbone.proprio_dim, images={options.image: (height, width)})
 
     @classmethod
     def load(cls, checkpoint: Path, config: OpenVLAOptions) -> OpenVLAPolicy:
@@ -117,13 +120,15 @@ class OpenVLAPolicy(Policy):
         return self.value_head(features.state.float()).squeeze(-1)
 
     def act(self, features: Prefix, noise: Noise | None, temperature: float) -> ActionSample:
-        dims = self.spec.action_dim
+        count = self.spec.chunk * self.spec.action_dim
         state, mask = features.state, features.mask
         tokens: list[Tensor] = []
         log_probs: list[Tensor] = []
-        # Gumbel-max: argmax(logits / T - log(-log u)) is a draw from softmax(logits / T), and u belongs to the episode alone
-        gumbel = -torch.log(-torch.log(noise.uniform(dims, self.action_tokens.n_bins))) if noise is not None and temperature > 0 else None
-        for i in range(dims):
+        gumbel = None
+        if noise is not None and temperature > 0:
+            # argmax(logits / T - log(-log u)) is a draw from softmax(logits / T), and u belongs to the episode alone
+            gumbel = -torch.log(-torch.log(noise.uniform(count, self.action_tokens.n_bins)))
+        for i in range(count):
             if i > 0:
                 mask = F.pad(mask, (0, 1), value=True)
                 state = self.backbone.hidden_states(self.backbone.embed_tokens(tokens[-1][:, None]), mask, features.cache)[:, 0]
@@ -133,9 +138,9 @@ class OpenVLAPolicy(Policy):
             log_probs.append(log_prob.gather(-1, choice[:, None])[:, 0])
         token_ids = torch.stack(tokens, dim=1)
         return ActionSample(
-            actions=self.action_tokens.decode(token_ids)[:, None],
+            actions=self.action_tokens.decode(self._per_action(token_ids)),
             latent={"token_ids": token_ids},
-            log_prob=torch.stack(log_probs, dim=1)[:, None],
+            log_prob=self._per_action(torch.stack(log_probs, dim=1)),
             value=self.value(features),
         )
 
@@ -144,15 +149,19 @@ class OpenVLAPolicy(Policy):
         log_prob = self._log_softmax(states, temperature)
         choice = latent["token_ids"] - self.action_tokens.first_id
         return ActionEval(
-            log_prob=log_prob.gather(-1, choice[..., None])[..., 0][:, None],
-            entropy=-(log_prob.exp() * log_prob).sum(-1)[:, None],
+            log_prob=self._per_action(log_prob.gather(-1, choice[..., None])[..., 0]),
+            entropy=self._per_action(-(log_prob.exp() * log_prob).sum(-1)),
             value=self.value_head(states[:, 0].float()).squeeze(-1),
         )
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        token_ids = self.action_tokens.encode(actions[:, 0])
+        token_ids = self.action_tokens.encode(actions).flatten(1)
         log_prob = self._log_softmax(self._teacher_forced(inputs, token_ids), temperature=1.0)
         return -log_prob.gather(-1, (token_ids - self.action_tokens.first_id)[..., None]).mean(dim=(1, 2))
+
+    def _per_action(self, per_token: Tensor) -> Tensor:
+        """``[B, C * D]`` to ``[B, C, D]``."""
+        return per_token.unflatten(1, (self.spec.chunk, self.spec.action_dim))
 
     def _embed(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         embeds = self.backbone.embed_prompt(normalise(inputs["image"]), inputs["token_ids"], inputs.get("proprio"))
@@ -161,7 +170,7 @@ class OpenVLAPolicy(Policy):
         return embeds, mask
 
     def _teacher_forced(self, inputs: Inputs, token_ids: Tensor) -> Tensor:
-        """States ``[B, D, d]`` that predict each of the action tokens ``[B, D]``."""
+        """States ``[B, C * D, d]`` that predict each of the action tokens ``[B, C * D]``."""
         embeds, mask = self._embed(inputs)
         embeds = torch.cat([embeds, self.backbone.embed_tokens(token_ids[:, :-1])], dim=1)
         mask = F.pad(mask, (0, token_ids.shape[1] - 1), value=True)

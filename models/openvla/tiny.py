@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from .checkpoint import CONFIG, STATISTICS, TOKENIZER
 from .processor import PROMPT
 
-VOCABULARY, ACTION_BINS, IMAGE = 512, 32, 64
+VOCABULARY, ACTION_BINS, IMAGE, CHUNK = 512, 32, 64, 2
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "\u2581")  # the last one plays Llama's empty token 29871
 
 # Words of manipulation instructions become one token each; other words fall back to characters.
@@ -59,6 +59,7 @@ def config(proprio_dim: int = 0) -> dict[str, Any]:
         "empty_token_id": SPECIAL.index("\u2581"),
         "n_action_bins": ACTION_BINS,
         "proprio_dim": proprio_dim,
+        "chunk": CHUNK,
     }
 
 

@@ -111,6 +111,27 @@ class VectorEnvConformance:
             assert_same_row(moved.observation, row, first.observation, place)
             assert torch.equal(moved.reward[row], first.reward[place])
 
+    def test_an_experts_episode_repeats_in_any_place(self, env: VectorEnv) -> None:
+        """An expert touches things, and contacts are where simulators remember what was played before."""
+        env.reset(episodes(31, 32, 33))
+        actions = []
+        try:
+            for _ in range(EPISODE_LIMIT):
+                actions.append(env.expert_actions())
+                if env.step(actions[-1][:, None]).done.any():
+                    break
+        except UserError:
+            pytest.skip("no scripted expert")
+        chunk = torch.stack(actions, dim=1)
+        env.reset(episodes(31, 32, 33))
+        first = env.step(chunk)
+        for turn in range(4):
+            places = [(turn + row) % NUM_ENVS for row in range(NUM_ENVS)]
+            env.reset(episodes(*[(31, 32, 33)[place] for place in places]))
+            again = env.step(chunk[places])
+            for row, place in enumerate(places):
+                assert_same_row(again.observation, row, first.observation, place)
+
     def test_a_seed_matters(self, env: VectorEnv) -> None:
         seen = env.reset(episodes(31, 32, 31))
         assert not all(torch.equal(image[0], image[1]) for image in seen.images.values())

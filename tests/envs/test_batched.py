@@ -61,4 +61,3 @@ def test_what_an_environment_saw_at_its_end_is_kept() -> None:
     assert result.valid.tolist() == [[True, False, False], [True] * 3, [True] * 3]
     assert result.terminated[0].tolist() == [True, False, False]
     assert torch.allclose(result.observation.state - start, torch.tensor([[0.3], [0.9], [0.9]]).expand(-1, 2))
-

@@ -75,7 +75,7 @@ def test_a_killed_process_is_not_noticed(env: ProcessVectorEnv, moment: str) -> 
         os.kill(env.pool.pids[0], signal.SIGKILL)
 
     assert_all_same(play(env, **{moment: kill}), expected)
-    assert env.pool.restarts >= 5  # the last victim may have answered already
+    assert env.pool.restarts >= 3  # a victim may have answered already
 
 
 def test_all_processes_killed_at_once_are_not_noticed(env: ProcessVectorEnv) -> None:

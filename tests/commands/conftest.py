@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+
+from rlinf_vla import cli, plugins
+from tests.rollout.fake_env import CounterPlugin
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """The one line that a user's mistake gets."""
+        assert self.code == 2, self.out + self.err
+        assert self.err.startswith("rlinf-vla: ") and self.err.count("\n") == 1, self.err
+        return self.err.removeprefix("rlinf-vla: ").rstrip("\n")
+
+
+CommandLine = Callable[..., Outcome]
+
+
+@pytest.fixture
+def rlinf_vla(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+    """Runs a command line in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setenv("COLUMNS", "300")
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    threads = torch.get_num_threads()
+
+    def run(*arguments: str) -> Outcome:
+        capsys.readouterr()
+        try:
+            code = cli.run(arguments)
+        except SystemExit as ending:
+            code = ending.code if isinstance(ending.code, int) else 1
+        return Outcome(code, *capsys.readouterr())
+
+    yield run
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+    torch.set_num_threads(threads)
+    GlobalHydra.instance().clear()
+
+
+COUNTING = """# @package _global_
+# Counting up, by {algorithm}.
+defaults:
+  - _self_
+  - override /env: counter
+  - override /model: linear
+  - override /algorithm: {algorithm}
+name: {name}
+iterations: {iterations}
+episodes: 5
+env:
+  num_envs: 4
+model:
+  checkpoint: {checkpoint}
+  lora:
+    rank: {rank}
+rollout:
+  batch_size: 1
+checkpoints:
+  every: 1
+algorithm:
+"""
+PPO = COUNTING + "  horizon: 12\n  minibatch_size: 10\n  epochs: 2\n  learning_rate: 0.05\n  value_learning_rate: 0.01\n  target_kl: null\n"
+SFT = COUNTING + "  batch_size: 8\n  warmup_steps: 1\n  learning_rate: 0.05\n  demonstrations:\n    episodes: 6\n"
+
+
+@dataclass
+class Counting:
+    """Recipes for counter world, in a folder of the user's; ``plugin.created`` are the environments of all runs."""
+
+    folder: Path
+    plugin: CounterPlugin
+
+    def arguments(self, verb: str, recipe: str, *overrides: str) -> list[str]:
+        return [verb, "--config-dir", str(self.folder), f"recipe={recipe}", *overrides]
+
+
+@pytest.fixture
+def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Counting:
+    """Counter world and the linear policy as installed plug-ins, and recipes ``counting_ppo`` and ``counting_sft``."""
+    plugin = CounterPlugin()
+    monkeypatch.setattr(plugins, "envs", lambda: {"counter": plugin})
+    monkeypatch.setattr(plugins, "models", lambda: {"linear": LinearPolicy})
+    folder = tmp_path_factory.mktemp("user")
+    LinearPolicy(LinearOptions(chunk=2)).save(folder / "model")
+    (folder / "recipe").mkdir()
+    for name, text, algorithm, iterations, rank in (("counting_ppo", PPO, "ppo", 2, 2), ("counting_sft", SFT, "sft", 6, 0)):
+        filled = text.format(name=name, algorithm=algorithm, iterations=iterations, rank=rank, checkpoint=folder / "model")
+        (folder / "recipe" / f"{name}.yaml").write_text(filled)
+    return Counting(folder, plugin)

@@ -1,0 +1,135 @@
+"""Things to know about the ManiSkill side that need a simulator in the asking process. Prints one JSON object; run by test_maniskill.py."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlinf_vla.envs.maniskill import ManiSkillConfig, put_on_plate
+from rlinf_vla.envs.maniskill.batched import BatchedVectorEnv, ManiSkillBatch
+from rlinf_vla.envs.maniskill.plugin import simulator_options
+from rlinf_vla.envs.maniskill.simulator import ManiSkillSimulator
+from rlinf_vla.types import Episodes
+
+
+def simulator(**config: Any) -> ManiSkillSimulator:
+    return ManiSkillSimulator({**simulator_options(ManiSkillConfig(**config)), "render_backend": "cpu"}, 1)
+
+
+def expert_success(task: str, control_mode: str = "pd_ee_delta_pos", episodes: int = 10, noise: float = 0.0) -> float:
+    """Share of episodes that the expert solves within the task's own limit, under Gaussian noise on every action."""
+    sim = simulator(task=task, control_mode=control_mode)
+    successes = 0
+    for seed in range(episodes):
+        rng = np.random.RandomState(seed)
+        sim.reset(0, seed, 0)
+        for _ in range(50):
+            action = sim.expert(0)
+            step = sim.step(0, (action + noise * rng.normal(size=action.shape)).astype(np.float32))
+            if step.terminated:
+                successes += step.success
+                break
+    return successes / episodes
+
+
+def rotation_vector(before: NDArray[np.float32], after: NDArray[np.float32]) -> list[float]:
+    """Of the turn from one unit quaternion (w, x, y, z) to another, in the fixed frame, radians (small angles)."""
+    w, x, y, z = after
+    a, b, c, d = before * [1, -1, -1, -1]
+    turn = [
+        w * a - x * b - y * c - z * d,
+        w * b + x * a + y * d - z * c,
+        w * c - x * d + y * a + z * b,
+        w * d + x * c - y * b + z * a,
+    ]
+    return [float(2 * part * np.sign(turn[0])) for part in turn[1:]]
+
+
+def turns() -> list[list[float]]:
+    """What ten steps of +1 about each axis do: the tool's rotation vector."""
+    sim = simulator(task="PushCube", control_mode="pd_ee_delta_pose")
+    answers = []
+    for axis in range(3):
+        sim.reset(0, 0, 0)
+        start = sim.observe(0).state[3:7]
+        for _ in range(10):
+            sim.step(0, np.eye(7, dtype=np.float32)[3 + axis])
+        answers.append(rotation_vector(start, sim.observe(0).state[3:7]))
+    return answers
+
+
+def trajectory(sim: ManiSkillSimulator, actions: NDArray[np.float32]) -> list[bytes]:
+    sim.reset(0, 7, 0)
+    states = []
+    for action in actions:
+        sim.step(0, action)
+        states.append(sim.observe(0).state.tobytes())
+    return states
+
+
+def low_poly_is_the_same_physics() -> bool:
+    actions = np.random.RandomState(0).normal(0.0, 0.5, (15, 4)).astype(np.float32)
+    low, stock = (simulator(task="PushCube", robot_visuals=visuals) for visuals in ("low_poly", "stock"))
+    return trajectory(low, actions) == trajectory(stock, actions)
+
+
+def a_batch_of_one_is_the_cpu_backend() -> bool:
+    config = ManiSkillConfig(task="PutOnPlate")
+    actions = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0)) * 0.5
+    batch = ManiSkillBatch(simulator_options(config), 1, "physx_cpu", "cpu")
+    env = BatchedVectorEnv(batch, episode_limit=8, tasks=("PutOnPlate",))
+    result = [env.reset(Episodes(torch.zeros(1).long(), torch.tensor([seed]))) for seed in (3, 4)] and env.step(actions)
+    seen = result.observation
+    sim = simulator(task="PutOnPlate")
+    instruction = sim.reset(0, 4, 0)
+    for action in actions[0, :8]:
+        sim.step(0, action.numpy())
+    state, images = sim.observe(0)
+    return (
+        torch.equal(seen.state[0], torch.from_numpy(state))
+        and torch.equal(seen.images["base"][0], torch.from_numpy(images["base"]))
+        and seen.instruction == [instruction]
+        and result.valid.sum() == 8
+        and bool(result.truncated[0, 7])
+        and env.expert_actions().shape == (1, 4)
+        and env.render(0).shape == (256, 256, 3)
+    )
+
+
+def layouts() -> dict[str, Any]:
+    """Over many episodes: the least distances, and how often each colour is the instructed one."""
+    apart, to_plate, targets = [], [], [0, 0, 0]
+    for seed in range(300):
+        target, plate, cubes = put_on_plate.sample_layout(np.random.RandomState(seed))
+        targets[target] += 1
+        apart += [float(np.linalg.norm(cubes[i] - cubes[j])) for i in range(3) for j in range(i)]
+        to_plate += [float(np.linalg.norm(cube - plate)) for cube in cubes]
+    return {"apart": min(apart), "to_plate": min(to_plate), "targets": targets}
+
+
+def instructions() -> list[list[str]]:
+    """Of some episodes: what the robot is told, and which colour the environment waits for."""
+    sim = simulator(task="PutOnPlate")
+    colours = list(put_on_plate.COLOURS)
+    return [[sim.reset(0, seed, 0), colours[int(sim._envs[0].target[0])]] for seed in range(12)]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warm = simulator()  # as long as one lives the renderer is not built anew
+    facts = {
+        "expert": {task: expert_success(task) for task in ("PushCube", "PickCube", "StackCube", "PutOnPlate")},
+        "expert_in_poses": expert_success("PutOnPlate", "pd_ee_delta_pose", episodes=4),
+        "expert_under_noise": {task: expert_success(task, noise=0.3) for task in ("PushCube", "PutOnPlate")},
+        "turns": turns(),
+        "low_poly_is_the_same_physics": low_poly_is_the_same_physics(),
+        "a_batch_of_one_is_the_cpu_backend": a_batch_of_one_is_the_cpu_backend(),
+        "layouts": layouts(),
+        "instructions": instructions(),
+    }
+    del warm
+    print(json.dumps(facts))

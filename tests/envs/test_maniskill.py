@@ -1,0 +1,199 @@
+"""ManiSkill itself. Starting a simulator takes about ten seconds, so tests share theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_vla.envs.maniskill import ManiSkillConfig, plugin, vulkan
+from rlinf_vla.envs.maniskill.plugin import simulator_options
+from rlinf_vla.envs.maniskill.tasks import BRIDGE_MARKERS, TASKS
+from rlinf_vla.envs.processes import SimulatorPool
+from rlinf_vla.envs.vector_env import ProcessVectorEnv
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.types import UserError
+from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+
+pytestmark = [
+    pytest.mark.simulator,
+    pytest.mark.skipif(find_spec("mani_skill") is None, reason="ManiSkill is not installed"),
+]
+
+
+class TestPushCube(VectorEnvConformance):
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        config = ManiSkillConfig(task="PushCube", num_envs=2 * NUM_ENVS, processes=2, episode_limit=EPISODE_LIMIT, backend="cpu")
+        return plugin.create(config, groups=2)
+
+    def test_a_killed_process_is_not_noticed(self, env: ProcessVectorEnv) -> None:
+        actions = random_actions(env, 6, seed=10)
+        env.reset(episodes(111, 112, 113))
+        env.step(actions)
+        expected = env.step(actions)
+        env.reset(episodes(111, 112, 113))
+        env.step(actions)
+        env.step_async(actions)
+        os.kill(env.pool.pids[0], signal.SIGKILL)
+        assert_same(env.step_wait(), expected)
+        assert env.pool.restarts == 1
+
+    def test_the_state_is_the_tool_and_a_finger(self, env: VectorEnv) -> None:
+        state = env.reset(episodes(1, 2, 3)).state
+        assert ((state[:, 2] > 0.1) & (state[:, 2] < 0.3)).all(), "the tool hangs above the table, in metres"
+        assert torch.allclose(state[:, 3:7].norm(dim=1), torch.ones(NUM_ENVS), atol=1e-5)
+        assert torch.allclose(state[:, 7], torch.full((NUM_ENVS,), 0.04), atol=1e-3)
+        up_and_closed = torch.tensor([0.0, 0.0, 0.5, -1.0]).expand(NUM_ENVS, 4, 4)
+        after = env.step(up_and_closed).observation.state
+        assert (after[:, 2] > state[:, 2] + 0.01).all()
+        assert (after[:, 7] < 0.02).all()
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    driver = vulkan.find()
+    assert driver is not None, "no Vulkan driver: run `rlinf-vla doctor --fix`"
+    environment = {**os.environ, **driver.environment}
+    script = Path(__file__).with_name("maniskill_facts.py")
+    done = subprocess.run([sys.executable, str(script)], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_the_experts_succeed(facts: dict[str, Any]) -> None:
+    assert min(facts["expert"].values()) >= 0.9, facts["expert"]
+    assert facts["expert_in_poses"] == 1.0
+    assert min(facts["expert_under_noise"].values()) >= 0.7, facts["expert_under_noise"]
+
+
+def test_a_positive_rotation_turns_the_positive_way(facts: dict[str, Any]) -> None:
+    for axis, turn in enumerate(facts["turns"]):
+        assert turn[axis] > 0.15, facts["turns"]
+        assert all(abs(part) < 0.1 for other, part in enumerate(turn) if other != axis), facts["turns"]
+
+
+def test_low_poly_visuals_do_not_change_the_physics(facts: dict[str, Any]) -> None:
+    assert facts["low_poly_is_the_same_physics"]
+
+
+def test_the_gpu_backend_as_a_batch_of_one_is_the_cpu_backend(facts: dict[str, Any]) -> None:
+    assert facts["a_batch_of_one_is_the_cpu_backend"]
+
+
+def test_put_on_plate_draws_layouts_without_collisions(facts: dict[str, Any]) -> None:
+    layouts = facts["layouts"]
+    assert layouts["apart"] >= 0.08
+    assert layouts["to_plate"] >= 0.09
+    assert min(layouts["targets"]) > 60
+
+
+def test_put_on_plate_says_which_cube(facts: dict[str, Any]) -> None:
+    for text, colour in facts["instructions"]:
+        assert text == f"put the {colour} cube on the plate"
+    assert {colour for _, colour in facts["instructions"]} == {"red", "green", "blue"}
+
+
+def test_importing_the_plugin_imports_no_simulator() -> None:
+    code = "import sys, rlinf_vla.envs.maniskill; sys.exit(bool({'mani_skill', 'sapien', 'gymnasium'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "groups", "message"),
+    [
+        ({"task": "PushCub"}, 1, "env.task=PushCub is unknown: did you mean PushCube?"),
+        ({"task": "Chess"}, 1, "env.task=Chess is unknown: one of PushCube, "),
+        ({"control_mode": "pd_ee_delta"}, 1, "did you mean pd_ee_delta_pos?"),
+        ({"task": "PickCubeSO100"}, 1, "did you mean pd_joint_delta_pos?"),
+        ({"task": "PutOnPlate", "reward": "dense"}, 1, "env.reward for PutOnPlate=dense is unknown: one of sparse"),
+        ({"reward": "spars"}, 1, "did you mean sparse?"),
+        ({"camera": "closer"}, 1, "did you mean close?"),
+        ({"robot_visuals": "lowpoly"}, 1, "did you mean low_poly?"),
+        ({"backend": "tpu"}, 1, "did you mean gpu?"),
+        ({"image_size": 4}, 1, "16 ... 1024"),
+        ({"episode_limit": 0}, 1, "at least 1 control step"),
+        ({"step_timeout_s": 0.0}, 1, "more than 0 seconds"),
+        ({"num_envs": 10}, 4, "env.num_envs=10 cannot be shared by 4 groups: use 8"),
+        ({"num_envs": 8, "processes": 3}, 2, "env.processes=3 cannot be shared by 2 groups: use 4"),
+        ({"num_envs": 2, "processes": 4}, 1, "env.processes=4 is more than env.num_envs=2"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], groups: int, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        plugin.create(ManiSkillConfig(**config), groups)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_the_gpu_backend_needs_a_gpu() -> None:
+    with pytest.raises(UserError, match=r"use env\.backend=cpu"):
+        plugin.create(ManiSkillConfig(backend="gpu"), 1)
+
+
+def test_a_task_without_an_expert_says_which_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlinf_vla.envs.maniskill.plugin import why_no_expert
+
+    assert why_no_expert(ManiSkillConfig()) is None
+    assert "PutOnPlate" in str(why_no_expert(ManiSkillConfig(task="PullCube")))
+    assert "pd_ee_delta_pose" in str(why_no_expert(ManiSkillConfig(control_mode="pd_joint_pos")))
+
+
+def test_bridge_tasks_need_their_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
+    config = ManiSkillConfig(task="PutCarrotOnPlate", control_mode=TASKS["PutCarrotOnPlate"].control_modes[0])
+    with pytest.raises(UserError, match="needs assets that are not on this machine"):
+        plugin.create(config, 1)
+    available = {task.name: task.available for task in plugin.tasks()}
+    assert available["PushCube"]
+    assert not available["PutCarrotOnPlate"]
+    (check,) = [check for check in plugin.diagnose() if "bridge" in check.name]
+    assert not check.ok
+    assert check.detail.startswith("optional")
+    assert "download_asset" in check.mend
+    for marker in BRIDGE_MARKERS:
+        (tmp_path / marker).parent.mkdir(parents=True)
+        (tmp_path / marker).touch()
+    assert all(task.available for task in plugin.tasks())
+    assert simulator_options(config)["bridge"]
+
+
+def no_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("RLINF_VLA_VULKAN_DIR", str(folder / "vulkan"))
+    for name in ("VK_ICD_FILENAMES", "VK_DRIVER_FILES"):
+        monkeypatch.setenv(name, str(folder / "nothing.json"))
+
+
+def test_a_machine_without_a_driver_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_driver(monkeypatch, tmp_path)
+    with pytest.raises(UserError, match="rlinf-vla doctor --fix"):
+        plugin.create(ManiSkillConfig(), 1)
+    (check,) = [check for check in plugin.diagnose() if check.name == "Vulkan driver"]
+    assert not check.ok
+    assert check.repair is vulkan.install
+
+
+def test_a_driver_that_vanished_is_reported_by_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_driver(monkeypatch, tmp_path)
+    options = {**simulator_options(ManiSkillConfig()), "render_backend": "cpu"}
+    pool = SimulatorPool(["-m", "rlinf_vla.envs.maniskill.simulator"], options, slots=1, processes=1, episode_limit=5)
+    with pytest.raises(UserError, match=r"^no Vulkan driver that SAPIEN accepts: run `rlinf-vla doctor --fix`$"):
+        ProcessVectorEnv(pool, ("PushCube",))
+
+
+def test_an_accepted_driver_is_remembered() -> None:
+    assert vulkan.find() is not None
+    start = time.monotonic()
+    vulkan.find()
+    assert time.monotonic() - start < 0.5

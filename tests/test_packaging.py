@@ -1,0 +1,107 @@
+"""What a user installs: a wheel that holds everything, and requests that never replace the PyTorch they have."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("rlinf_vla", "models", "envs", "recipes", "assets")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that no build folder is left in the checkout; without network."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / name, copy / name)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check", "--outdir", str(copy / "dist"), str(copy)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=copy)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (found,) = (copy / "dist").glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel's tree, to be put on PYTHONPATH."""
+    tree = tmp_path_factory.mktemp("installed")
+    zipfile.ZipFile(wheel).extractall(tree)
+    return tree
+
+
+def packaged(folder: str) -> set[str]:
+    return {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+def test_the_wheel_holds_everything(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in SOURCES:
+        wanted = packaged(folder)
+        missing = {name for name in wanted if (name if folder == "rlinf_vla" else f"rlinf_vla/{name}") not in names}
+        assert wanted and not missing
+    assert {"rlinf_vla/py.typed", "rlinf_vla/recipes/train.yaml", "rlinf_vla/assets/openvla_tiny/tokenizer.json"} <= names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"rlinf_vla"}, "nothing generic in anyone's site-packages"
+
+
+def run_installed(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    return subprocess.run(
+        [sys.executable, "-m", "rlinf_vla.cli", *arguments], capture_output=True, text=True, timeout=200, cwd=cwd, env=environment
+    )
+
+
+def test_the_wheel_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    where = "import rlinf_vla, rlinf_vla.models.openvla; print(rlinf_vla.__file__, rlinf_vla.models.__file__)"
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    # its own modules are imported, not those of a checkout that is installed as well
+    found = subprocess.run([sys.executable, "-c", where], capture_output=True, text=True, timeout=200, cwd=tmp_path, env=environment)
+    assert found.stdout.count(str(installed)) == 2, found.stdout + found.stderr
+    shown = run_installed(installed, "train", "recipe=maniskill_ppo", "--cfg", "job", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "name: maniskill_ppo" in shown.stdout and "checkpoint: asset://" in shown.stdout
+    assert list(tmp_path.iterdir()) == [], "showing a recipe writes nothing"
+
+
+# the torch trap: a request that makes pip replace a CPU build by gigabytes of CUDA, or a torchvision that breaks transformers
+
+
+def test_torch_here_is_one_that_fits_this_machine() -> None:
+    assert torch.version.cuda is None or torch.cuda.is_available()
+
+
+def test_torchvision_is_absent_or_fits() -> None:
+    if importlib.util.find_spec("torchvision"):
+        code = "import torchvision; from transformers import LlamaForCausalLM"
+        assert subprocess.run([sys.executable, "-c", code], timeout=200).returncode == 0
+
+
+def test_torch_is_bounded() -> None:
+    project = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())["project"]
+    (request,) = [each for each in project["dependencies"] if re.match(r"torch\b", each)]
+    assert request.endswith("<2.14")
+    pinned = re.search(r"^torch==(2\.\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned and float(pinned[1].removeprefix("2.")) < 14, "what CI installs is inside the bound"
+    everything = project["dependencies"] + sum(project["optional-dependencies"].values(), [])
+    assert not [each for each in everything if re.match(r"(torchvision|timm)\b", each)], "both drag a torchvision in"
+
+
+def test_the_entry_points_exist() -> None:
+    project = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())["project"]
+    targets = [*project["scripts"].values(), *(target for group in project["entry-points"].values() for target in group.values())]
+    for target in targets:
+        module, _, name = target.partition(":")
+        assert hasattr(importlib.import_module(module), name)

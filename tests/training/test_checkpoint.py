@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
+from rlinf_vla.protocols import Policy
+from rlinf_vla.training import checkpoint as checkpoints
+from rlinf_vla.training import lora
+from rlinf_vla.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint, verify
+from rlinf_vla.training.lora import LoraOptions, add_lora
+from rlinf_vla.training.trainer import Optimisation, Trainer
+from rlinf_vla.types import UserError
+from tests.conformance.policy import observations
+from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
+from tests.training.processes import in_process
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return smaller_directory(tmp_path_factory.mktemp("model"))
+
+
+def build(model: Path, rank: int = 4, seed: int = 0) -> tuple[Policy, Trainer]:
+    policy = tiny(directory=model, seed=0 if rank else seed)
+    add_lora(policy, LoraOptions(rank=rank), seed)
+    return policy, Trainer(policy, Optimisation(1e-2, 1e-2, 1.0), 3)
+
+
+def learn(policy: Policy, trainer: Trainer, steps: range) -> None:
+    """Both the actor and the critic move."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        inputs = policy.prepare(observations(policy, 4, seed=step))
+        batch = Demonstrations(inputs, torch.rand(4, 1, 4, generator=generator) * 2 - 1)
+
+        def loss(policy: Any, part: Demonstrations) -> tuple[Tensor, dict[str, Tensor]]:
+            critic = (policy.value(policy.encode(part.inputs)) - part.actions[:, 0, 0]) ** 2
+            return imitation_loss(policy, part)[0] + critic.sum(), {}
+
+        trainer.step(batch, loss)
+
+
+def save(directory: Path, policy: Policy, trainer: Trainer, iteration: int, keep: int = 9) -> Path:
+    return save_checkpoint(directory, policy, trainer, {"iteration": iteration, "note": "kept"}, keep)
+
+
+def trained(model: Path, rank: int = 4, steps: int = 1) -> tuple[Policy, Trainer]:
+    policy, trainer = build(model, rank)
+    learn(policy, trainer, range(steps))
+    return policy, trainer
+
+
+def assert_same(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+def test_a_continued_run_is_the_uninterrupted_one(model: Path, tmp_path: Path, rank: int) -> None:
+    policy, trainer = trained(model, rank, steps=2)
+    written = save(tmp_path, policy, trainer, 2)
+    learn(policy, trainer, range(2, 4))
+
+    again, its_trainer = build(model, rank, seed=0 if rank else 7)
+    assert load_checkpoint(written, again, its_trainer) == {"iteration": 2, "note": "kept"}
+    learn(again, its_trainer, range(2, 4))
+    assert_same(again.state_dict(), policy.state_dict())
+    assert_same(its_trainer.state(), trainer.state())
+
+
+def test_the_layout_is_the_documented_one(model: Path, tmp_path: Path) -> None:
+    written = save(tmp_path, *trained(model), iteration=100)
+    assert written == tmp_path / "step_000100"
+    assert names(written) == ["COMPLETE", "adapter", "heads.safetensors", "optimizer.safetensors", "state.json"]
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(names(written / "adapter"))
+    assert all(name.startswith("value_head.") for name in load_file(written / "heads.safetensors"))
+    assert names(tmp_path) == ["step_000100"]
+    assert "adapter" not in names(save(tmp_path, *trained(model, rank=0), iteration=101))
+
+
+def test_a_checkpoint_may_be_loaded_without_its_optimiser(model: Path, tmp_path: Path) -> None:
+    policy, trainer = trained(model)
+    other, _ = build(model, seed=5)
+    load_checkpoint(save(tmp_path, policy, trainer, 1), other)
+    assert_same(other.state_dict(), policy.state_dict())
+
+
+def test_the_newest_are_kept(model: Path, tmp_path: Path) -> None:
+    policy, trainer = trained(model)
+    for iteration in (1, 2, 9, 10):
+        save(tmp_path, policy, trainer, iteration, keep=2)
+    assert names(tmp_path) == ["step_000009", "step_000010"]
+    assert complete_checkpoints(tmp_path) == [tmp_path / "step_000009", tmp_path / "step_000010"]
+
+
+def test_the_newest_has_the_highest_number(model: Path, tmp_path: Path) -> None:
+    policy, trainer = trained(model)
+    for iteration in (999_999, 1_000_000):
+        save(tmp_path, policy, trainer, iteration, keep=1)
+    assert complete_checkpoints(tmp_path) == [tmp_path / "step_1000000"]
+
+
+def test_a_checkpoint_is_written_again_in_place(model: Path, tmp_path: Path) -> None:
+    policy, trainer = trained(model)
+    save(tmp_path, policy, trainer, 1)
+    learn(policy, trainer, range(1, 2))
+    other, its_trainer = build(model)
+    load_checkpoint(save(tmp_path, policy, trainer, 1), other, its_trainer)
+    assert names(tmp_path) == ["step_000001"]
+    assert_same(other.state_dict(), policy.state_dict())
+
+
+# a writer that is stopped
+
+WRITES = 3  # the adapter, the heads, the optimiser
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, at: int, fail: Callable[[], None]) -> None:
+    """The ``at``-th file of weights is written half, and then comes ``fail``; after the last one it comes before COMPLETE."""
+    count = [0]
+
+    def save_half(tensors: dict[str, Tensor], path: Path) -> None:
+        save_file(tensors, path)
+        if count[0] == at:
+            Path(path).write_bytes(Path(path).read_bytes()[:50])
+            fail()
+        count[0] += 1
+
+    for module in (checkpoints, lora):
+        monkeypatch.setattr(module, "save_file", save_half)
+    if at == WRITES:
+        monkeypatch.setattr(checkpoints, "_digest", lambda path: fail())
+
+
+def disk_full() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("at", range(WRITES + 1))
+def test_a_full_disk_leaves_what_was_there(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    policy, trainer = trained(model)
+    before = save(tmp_path, policy, trainer, 1)
+    with monkeypatch.context() as patch:
+        failing(patch, at, disk_full)
+        for iteration in (1, 2):
+            with pytest.raises(OSError, match="No space left"):
+                save(tmp_path, policy, trainer, iteration, keep=1)
+    assert names(tmp_path) == ["step_000001"], "neither a step_ directory nor rubbish"
+    load_checkpoint(before, *build(model))
+    assert save(tmp_path, policy, trainer, 2, keep=1).exists()
+
+
+@pytest.mark.parametrize("at", range(WRITES + 1))
+def test_a_killed_writer_leaves_no_step(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    policy, trainer = trained(model)
+    before = save(tmp_path, policy, trainer, 1)
+
+    def write_and_die() -> None:
+        failing(monkeypatch, at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        save(tmp_path, policy, trainer, 2)
+
+    assert in_process(write_and_die) == -signal.SIGKILL
+    assert list(tmp_path.glob("step_*")) == complete_checkpoints(tmp_path) == [before]
+    load_checkpoint(before, *build(model))
+    save(tmp_path, policy, trainer, 2, keep=1)
+    assert complete_checkpoints(tmp_path) == [tmp_path / "step_000002"]
+
+
+@pytest.mark.parametrize("limit", [0, 1_000, 30_000])
+def test_a_real_limit_on_file_sizes(model: Path, tmp_path: Path, limit: int) -> None:
+    """The kernel refuses to write more, in the midst of a file."""
+    policy, trainer = trained(model)
+
+    def write() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        save(tmp_path, policy, trainer, 2)
+
+    assert in_process(write) == 1
+    assert names(tmp_path) == []
+    save(tmp_path, policy, trainer, 2)
+    assert sum(path.stat().st_size > limit for path in tmp_path.rglob("*") if path.is_file()) > 0
+
+
+# what cannot be loaded
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "name", ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "heads.safetensors", "optimizer.safetensors", "state.json"]
+)
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_damaged_file_is_named(model: Path, tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+    written = save(tmp_path, *trained(model), iteration=1)
+    verify(written)
+    damage(written / name)
+    with pytest.raises(UserError, match=name) as error:
+        load_checkpoint(written, *build(model))
+    assert "\n" not in str(error.value) and str(written) in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "null"])
+def test_a_spoilt_list_of_files_is_damage(model: Path, tmp_path: Path, content: str) -> None:
+    written = save(tmp_path, *trained(model), iteration=1)
+    (written / "COMPLETE").write_text(content)
+    with pytest.raises(UserError, match="COMPLETE"):
+        load_checkpoint(written, *build(model))
+
+
+def test_an_incomplete_checkpoint_is_none(model: Path, tmp_path: Path) -> None:
+    written = save(tmp_path, *trained(model), iteration=1)
+    (written / "COMPLETE").unlink()
+    assert complete_checkpoints(tmp_path) == []
+    with pytest.raises(UserError, match="COMPLETE is missing"):
+        load_checkpoint(written, *build(model))
+    with pytest.raises(UserError, match="no such directory"):
+        load_checkpoint(tmp_path / "step_000009", *build(model))
+
+
+@pytest.mark.parametrize(("saved", "built", "word"), [(4, 0, "with LoRA"), (0, 4, "without LoRA"), (4, 8, "lora"), (8, 4, "lora")])
+def test_another_lora_rank_is_refused(model: Path, tmp_path: Path, saved: int, built: int, word: str) -> None:
+    written = save(tmp_path, *trained(model, saved), iteration=1)
+    policy, trainer = build(model, built)
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    with pytest.raises(UserError, match=word) as error:
+        load_checkpoint(written, policy, trainer)
+    assert "\n" not in str(error.value)
+    assert_same(policy.state_dict(), before)
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+@pytest.mark.parametrize(("key", "size"), [("hidden_size", 48), ("num_hidden_layers", 3), ("num_hidden_layers", 1)])
+def test_another_model_is_refused(model: Path, tmp_path: Path, rank: int, key: str, size: int) -> None:
+    """Be it wider, deeper or shallower: nothing is left out without a word."""
+    config = smaller_config()
+    config["text_config"][key] = size
+    written = save(tmp_path / "run", *trained(smaller_directory(tmp_path / "other", config), rank), iteration=1)
+    with pytest.raises(UserError, match="fit"):
+        load_checkpoint(written, *build(model, rank))
+
+
+def test_the_state_is_json_and_weights_are_safetensors(model: Path, tmp_path: Path) -> None:
+    written = save(tmp_path, *trained(model), iteration=3)
+    assert json.loads((written / "state.json").read_text())["iteration"] == 3
+    kinds = {path.suffix for path in written.rglob("*") if path.is_file() and path.name != "COMPLETE"}
+    assert kinds <= {".safetensors", ".json", ".md"}

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor
+
+from rlinf_vla.models.openvla import OpenVLAPolicy
+from rlinf_vla.models.openvla.prismatic import PrismaticVLA
+from rlinf_vla.models.openvla.processor import normalise
+from rlinf_vla.training.lora import LoraOptions, add_lora, is_lora, load_adapter, save_adapter
+from rlinf_vla.types import UserError
+from tests.conformance.policy import act, observations
+from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return smaller_directory(tmp_path / "model")
+
+
+def adapted(directory: Path, seed: int = 0, trained: bool = False, **options: object) -> OpenVLAPolicy:
+    """``trained`` moves the factors B away from zero."""
+    policy = tiny(directory=directory)
+    add_lora(policy, LoraOptions(**({"rank": 4} | options)), seed)  # type: ignore[arg-type]
+    if trained:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, value in policy.named_parameters():
+                if is_lora(name):
+                    value.normal_(std=0.2, generator=generator)
+    return policy
+
+
+def log_prob(policy: OpenVLAPolicy) -> Tensor:
+    inputs = policy.prepare(observations(policy, 3))
+    return policy.evaluate(inputs, {"token_ids": torch.arange(12).reshape(3, 4) % 8 + 504}, 1.0).log_prob.detach()
+
+
+def test_fresh_adapters_change_nothing(directory: Path) -> None:
+    plain, policy = tiny(directory=directory), adapted(directory)
+    torch.testing.assert_close(log_prob(policy), log_prob(plain), rtol=0, atol=1e-6)
+    inputs = plain.prepare(observations(plain, 3))
+    assert torch.equal(act(policy, inputs).actions, act(plain, inputs).actions)
+    assert (log_prob(adapted(directory, trained=True)) - log_prob(plain)).abs().max() > 1e-2
+
+
+def test_only_adapters_and_the_critic_train(directory: Path) -> None:
+    policy = adapted(directory)
+    trainable = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert trainable == {name for name, _ in policy.named_parameters() if is_lora(name) or name.startswith("value_head.")}
+    adapted_modules = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in trainable if is_lora(name)}
+    assert adapted_modules == {*"q kv qkv proj fc1 fc2 fc3".split(), *"q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()}
+
+
+def test_factors_depend_on_the_seed_alone(directory: Path) -> None:
+    states = []
+    for seed, disturbance in ((0, 1), (0, 2), (1, 3)):
+        torch.manual_seed(disturbance)
+        before = torch.get_rng_state()
+        states.append({name: value for name, value in adapted(directory, seed).state_dict().items() if ".lora_A." in name})
+        assert torch.equal(torch.get_rng_state(), before), "the global generator is left alone"
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert all(not torch.equal(value, states[2][name]) for name, value in states[0].items())
+
+
+def test_rank_zero_trains_everything(directory: Path) -> None:
+    policy = adapted(directory, rank=0)
+    assert all(p.requires_grad for p in policy.parameters()) and not any(is_lora(name) for name, _ in policy.named_parameters())
+
+
+@pytest.mark.parametrize(("alpha", "scale"), [(None, 1.0), (2, 0.5), (16, 4.0)])
+def test_alpha_over_rank_scales(directory: Path, alpha: int | None, scale: float) -> None:
+    policy = adapted(directory, alpha=alpha, targets=["lm_head"], trained=True)
+    head = policy.backbone.language_model.lm_head
+    x = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
+    delta = x @ head.lora_A["default"].weight.T @ head.lora_B["default"].weight.T
+    torch.testing.assert_close(head(x), head.base_layer(x) + scale * delta)
+
+
+def test_stock_peft_reads_the_adapter(directory: Path, tmp_path: Path) -> None:
+    policy = adapted(directory, trained=True, alpha=8)
+    save_adapter(policy.backbone, tmp_path / "adapter")
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    base = PrismaticVLA(smaller_config())
+    base.load_state_dict(tiny(directory=directory).backbone.state_dict())
+    stock = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
+
+    def logits(backbone: torch.nn.Module) -> Tensor:
+        inputs = policy.prepare(observations(policy, 3))
+        embeds = backbone.embed_prompt(normalise(inputs["image"]), inputs["token_ids"])
+        mask = torch.ones(embeds.shape[:2], dtype=torch.bool)
+        return backbone.logits(backbone.hidden_states(embeds, mask))
+
+    with torch.no_grad():
+        torch.testing.assert_close(logits(stock), logits(policy.backbone), rtol=0, atol=1e-5)
+        assert (logits(base) - logits(tiny(directory=directory).backbone)).abs().max() > 1e-2, "from_pretrained adapts in place"
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 8, "LORA")
+
+
+def test_an_adapter_is_loaded_again(directory: Path, tmp_path: Path) -> None:
+    policy = adapted(directory, trained=True)
+    save_adapter(policy.backbone, tmp_path / "adapter")
+    other = adapted(directory, seed=1)
+    with torch.no_grad():
+        load_adapter(other.backbone, tmp_path / "adapter")
+    assert torch.equal(log_prob(other), log_prob(policy))
+
+
+@pytest.mark.parametrize("options", [{"rank": 8}, {"targets": ["q_proj"]}, {"targets": ["lm_head"]}])
+def test_an_adapter_of_another_shape_is_refused(directory: Path, tmp_path: Path, options: dict[str, object]) -> None:
+    """A larger one, too: what it holds must not be lost without a word."""
+    save_adapter(adapted(directory).backbone, tmp_path / "adapter")
+    with torch.no_grad(), pytest.raises(UserError, match="lora"):
+        load_adapter(adapted(directory, **options).backbone, tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("target", ["q_prjo", "attention.q_prjo", "value_head"])
+def test_an_unknown_target_is_named(directory: Path, target: str) -> None:
+    with pytest.raises(UserError, match=rf"model\.lora\.targets.*{target}") as error:
+        adapted(directory, targets=["q_proj", target])
+    assert "\n" not in str(error.value)
+
+
+def test_some_targets_of_ones_own(directory: Path) -> None:
+    policy = adapted(directory, targets=["q_proj", "v_proj"])
+    layers = {name.split(".lora_")[0] for name, _ in policy.named_parameters() if is_lora(name)}
+    assert layers == {f"backbone.language_model.model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv"}

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from rlinf_vla.training.run_directory import choose, opened
+from rlinf_vla.types import UserError
+from tests.training.processes import during
+
+NAME = "sorting"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config(**changes: object) -> DictConfig:
+    recipe = {
+        "name": NAME,
+        "seed": 0,
+        "iterations": 10,
+        "run_dir": None,
+        "resume": "never",
+        "env": {"num_envs": 4, "processes": 2},
+        "algorithm": {"gamma": 0.9, "learning_rate": 0.1, "target_kl": None},
+        "rollout": {"pipeline_depth": 2, "temperature": 1.0},
+        "cluster": {"name": "laptop"},
+        "checkpoints": {"every": 5},
+        "evaluation": {"every": 0},
+        "episodes": 20,
+    }
+    result = OmegaConf.create(recipe)
+    for key, value in changes.items():
+        OmegaConf.update(result, key.replace("__", "."), value)
+    return result
+
+
+def begin(directory: Path, *steps: int, **changes: object) -> Path:
+    """A run that has written checkpoints after ``steps``."""
+    with opened(directory, config(run_dir=str(directory), **changes), None):
+        for step in steps:
+            checkpoint = directory / "checkpoints" / f"step_{step:06d}"
+            checkpoint.mkdir(parents=True)
+            (checkpoint / "COMPLETE").write_text("{}")
+    return directory
+
+
+def resume(**changes: object) -> tuple[Path, Path | None]:
+    """Choose and open, as a verb does."""
+    recipe = config(**changes)
+    directory, checkpoint = choose(recipe)
+    with opened(directory, recipe, checkpoint):
+        pass
+    return directory, checkpoint
+
+
+def test_every_start_has_a_directory_of_its_own() -> None:
+    starts = [choose(config()) for _ in range(3)]
+    assert len({directory for directory, _ in starts}) == 3
+    for directory, checkpoint in starts:
+        assert directory.parent == Path("runs", NAME) and directory.is_dir() and checkpoint is None
+
+
+def test_the_recipe_is_kept(here: Path) -> None:
+    recipe = config(run_dir=str(here / "run"))
+    with opened(here / "run", recipe, None):
+        assert OmegaConf.load(here / "run" / "recipe.yaml") == recipe
+
+
+def test_a_used_directory_is_not_overwritten(here: Path) -> None:
+    begin(here / "run")
+    before = (here / "run" / "recipe.yaml").read_text()
+    with pytest.raises(UserError, match="resume=auto"):
+        choose(config(run_dir=str(here / "run")))
+    assert (here / "run" / "recipe.yaml").read_text() == before
+
+
+def test_two_runs_never_share_a_directory(here: Path) -> None:
+    recipe = config(run_dir=str(here / "run"))
+
+    def hold(wait: Callable[[], None]) -> None:
+        with opened(here / "run", recipe, None):
+            wait()
+
+    with during(hold), pytest.raises(UserError, match="in use by another run"), opened(here / "run", recipe, None):
+        pytest.fail("both are in")
+    with opened(here / "run", recipe, None), pytest.raises(UserError, match="in use"), opened(here / "run", recipe, None):
+        pytest.fail("both are in")
+    with opened(here / "run", recipe, None):
+        pass
+
+
+def test_the_lock_goes_with_a_failed_run(here: Path) -> None:
+    recipe = config(run_dir=str(here / "run"))
+    with pytest.raises(ZeroDivisionError), opened(here / "run", recipe, None):
+        raise ZeroDivisionError
+    with opened(here / "run", recipe, None):
+        pass
+
+
+def test_a_directory_that_cannot_be_written_is_the_users_to_mend(here: Path) -> None:
+    (here / "file").write_text("")
+    for directory in (here / "file", here / "file" / "run", Path("/proc/run")):
+        with pytest.raises(UserError, match=f"run_dir={directory} cannot be written"), opened(directory, config(), None):
+            pytest.fail("it is open")
+
+
+# where a continued run goes on
+
+
+def test_auto_takes_the_newest_checkpoint_of_run_dir(here: Path) -> None:
+    begin(here / "run", 5, 10)
+    (here / "run" / "checkpoints" / "step_000015").mkdir()  # without COMPLETE
+    assert resume(run_dir=str(here / "run"), resume="auto") == (here / "run", here / "run/checkpoints/step_000010")
+
+
+def test_auto_takes_the_newest_run_of_the_recipe() -> None:
+    begin(Path("runs", NAME, "20260101-000000"), 50)
+    newest = begin(Path("runs", NAME, "20260102-000000"), 5)
+    begin(Path("runs", "another", "20270101-000000"), 7)
+    assert resume(resume="auto", run_dir=None)[1] == newest / "checkpoints/step_000005"
+
+
+def test_auto_begins_where_there_is_nothing(here: Path) -> None:
+    assert choose(config(resume="auto", run_dir=str(here / "new"))) == (here / "new", None)
+    directory, checkpoint = choose(config(resume="auto"))
+    assert directory.parent == Path("runs", NAME) and checkpoint is None
+
+
+@pytest.mark.parametrize(
+    ("form", "step"),
+    [
+        ("{run}", 10),
+        ("{run}/", 10),
+        ("{run}/checkpoints/step_000005", 5),
+        ("{run}/checkpoints/step_000005/", 5),
+        ("run", 10),
+        ("./run/../run", 10),
+        ("run/checkpoints/step_000005", 5),
+    ],
+)
+def test_a_path_may_name_a_run_or_a_checkpoint(here: Path, form: str, step: int) -> None:
+    begin(here / "run", 5, 10)
+    directory, checkpoint = resume(resume=form.format(run=here / "run"))
+    assert checkpoint is not None
+    assert directory.resolve() == here / "run" and checkpoint.resolve() == here / "run" / "checkpoints" / f"step_{step:06d}"
+
+
+@pytest.mark.parametrize(("where", "form"), [("run", "."), ("run", "checkpoints/step_000005"), ("run/checkpoints", "step_000005")])
+def test_a_path_may_be_relative_to_anywhere(here: Path, monkeypatch: pytest.MonkeyPatch, where: str, form: str) -> None:
+    begin(here / "run", 5)
+    monkeypatch.chdir(where)
+    directory, checkpoint = resume(resume=form)
+    assert checkpoint is not None
+    assert directory.resolve() == here / "run" and checkpoint.resolve() == here / "run" / "checkpoints" / "step_000005"
+
+
+@pytest.mark.parametrize("form", ["nowhere", "empty", "run/checkpoints/step_000099"])
+def test_a_path_without_a_checkpoint_is_refused(here: Path, form: str) -> None:
+    begin(here / "run", 5)
+    begin(here / "empty")
+    with pytest.raises(UserError, match=f"resume={form}"):
+        choose(config(resume=form))
+
+
+def test_a_path_and_another_run_dir_contradict(here: Path) -> None:
+    begin(here / "run", 5)
+    with pytest.raises(UserError, match="leave run_dir out"):
+        choose(config(resume="run", run_dir=str(here / "other")))
+    assert resume(resume="run", run_dir="run")[1] is not None
+
+
+# what a continued run may change
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("algorithm.gamma", 0.8),
+        ("algorithm.target_kl", 0.1),
+        ("seed", 1),
+        ("env.num_envs", 8),
+        ("rollout.temperature", 0.5),
+        ("name", "other"),
+        ("algorithm.brand_new", 1),
+    ],
+)
+def test_a_continued_run_is_the_same_run(here: Path, key: str, value: object) -> None:
+    begin(here / "run", 5)
+    recipe = config(run_dir=str(here / "run"), resume="auto")
+    OmegaConf.update(recipe, key, value, force_add=True)
+    directory, checkpoint = choose(recipe)
+    before = (here / "run" / "recipe.yaml").read_text()
+    with pytest.raises(UserError, match=f"resume: {key} was .* in this run and is .* now"), opened(directory, recipe, checkpoint):
+        pytest.fail("it goes on")
+    assert (here / "run" / "recipe.yaml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"iterations": 99},
+        {"episodes": 1},
+        {"cluster__name": "1gpu"},
+        {"evaluation__every": 3},
+        {"checkpoints__every": 1},
+        {"rollout__pipeline_depth": 1},
+        {"env__processes": 1},
+    ],
+)
+def test_length_and_plan_may_change(here: Path, changes: dict[str, object]) -> None:
+    begin(here / "run", 5)
+    assert resume(run_dir=str(here / "run"), resume="auto", **changes)[1] is not None
+    key, value = next(iter(changes.items()))
+    assert OmegaConf.select(OmegaConf.load(here / "run" / "recipe.yaml"), key.replace("__", ".")) == value
