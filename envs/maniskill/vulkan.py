@@ -95,7 +95,8 @@ def _icd() -> Path:
 
 def _environment() -> dict[str, str]:
     library = Path(json.loads(_icd().read_text())["ICD"]["library_path"])
-    folders = [str(library.parent), os.environ.get("LD_LIBRARY_PATH", "")]
+    system_libraries = private_dir() / "lib" / library.parent.name
+    folders = [str(library.parent), str(system_libraries), os.environ.get("LD_LIBRARY_PATH", "")]
     return {"VK_ICD_FILENAMES": str(_icd()), "VK_DRIVER_FILES": str(_icd()), "LD_LIBRARY_PATH": ":".join(filter(None, folders))}
 
 
@@ -141,7 +142,9 @@ def _download(work: Path) -> list[Path]:
     _run([*apt, "update"])
     _run([*apt, "install", "--download-only", "--yes", "--no-install-recommends", "--reinstall", *_PACKAGES])
     for library in _LIBRARIES:  # one by one: their names differ between releases, and most systems have them
-        subprocess.run([*apt, "install", "--download-only", "--yes", "--no-install-recommends", library], capture_output=True)
+        subprocess.run(
+            [*apt, "install", "--download-only", "--yes", "--no-install-recommends", "--no-upgrade", library], capture_output=True
+        )
     return sorted((work / "cache/archives").glob("*.deb"))
 
 

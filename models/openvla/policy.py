@@ -9,13 +9,12 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
@@ -24,6 +23,9 @@ from . import checkpoint as layout
 from .actions import ActionTokenizer, ProprioNormalizer
 from .prismatic import PrismaticVLA
 from .processor import PromptEncoder, normalise, resize
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
 
 
 @dataclass
@@ -86,7 +88,12 @@ class OpenVLAPolicy(Policy):
             empty_id=config.get("empty_token_id", 29871),
         )
         height, width = config["image_sizes"]
-        self.spec = PolicySpec(chunk=config.get("chunk", 1), action_dim=self.action_tokens.action_dim, state_dim=self.backbone.proprio_dim, images={options.image: (height, width)})
+        self.spec = PolicySpec(
+            chunk=config.get("chunk", 1),
+            action_dim=self.action_tokens.action_dim,
+            state_dim=self.backbone.proprio_dim,
+            images={options.image: (height, width)},
+        )
 
     @classmethod
     def load(cls, checkpoint: Path, config: OpenVLAOptions) -> OpenVLAPolicy:
@@ -112,6 +119,8 @@ class OpenVLAPolicy(Policy):
         return inputs | {"proprio": self.proprio(obs.state)} if self.proprio else inputs
 
     def encode(self, inputs: Inputs) -> Prefix:
+        from transformers import DynamicCache
+
         embeds, mask = self._embed(inputs)
         cache = DynamicCache()
         return Prefix(self.backbone.hidden_states(embeds, mask, cache)[:, -1], mask, cache)

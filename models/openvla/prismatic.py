@@ -5,14 +5,16 @@ Source: openvla ``prismatic/extern/hf/modeling_prismatic.py``. The language mode
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from .vit import TIMM, VisionTransformer, ViTConfig
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
 
 
 class VisionBackbone(nn.Module):
@@ -55,6 +57,8 @@ class PrismaticVLA(nn.Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         """``config``: an official config.json; tower sizes from ``vision_config`` (tiny models) or else ``timm_model_ids``."""
+        from transformers import LlamaConfig, LlamaForCausalLM  # here, because importing a plug-in must not take seconds
+
         super().__init__()
         if "vision_config" in config:
             towers = [ViTConfig(**config["vision_config"][name]) for name in ("featurizer", "fused_featurizer")]
@@ -74,7 +78,7 @@ class PrismaticVLA(nn.Module):
     def embed_prompt(self, pixels: Tensor, token_ids: Tensor, proprio: Tensor | None = None) -> Tensor:
         """``[BOS, patches, (proprioception), prompt]`` embeddings ``[B, prefix_length + L, d]``.
 
-        ``pixels`` float ``[B, 6, H, W]``; ``token_ids`` int64 ``[B, L]`` with BOS in column 0; ``proprio`` ``[B, proprio_dim]``, normalised.
+        ``pixels`` float ``[B, 6, H, W]``; ``token_ids`` int64 ``[B, L]`` with BOS in column 0; ``proprio`` ``[B, proprio_dim]`` in [-1, 1].
         """
         text = self.embed_tokens(token_ids)
         prefix = [self.projector(self.vision_backbone(pixels))]

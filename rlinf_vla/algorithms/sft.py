@@ -19,7 +19,7 @@ class DemonstrationConfig:
     episodes: int = 300
     noise: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.6])
     """Standard deviations of Gaussian noise on the executed (not the learnt) action; each episode draws one of them."""
-    random_actions: float = 0.08
+    random_actions: float = 0.05
     """Share of wholly random actions in the episodes with noise."""
 
 

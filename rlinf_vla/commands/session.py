@@ -61,7 +61,7 @@ def check_fit(policy: Policy, env: VectorEnv) -> None:
 
 
 def check_horizon(recipe: Recipe, policy: Policy, env: VectorEnv) -> None:
-    """Raises UserError unless a rollout is whole episodes and whole chunks: it starts from a reset, and then no late episode is favoured."""
+    """Raises UserError unless a rollout holds whole episodes and whole chunks."""
     horizon, limit, chunk = recipe.algorithm.horizon, env.spec.episode_limit, policy.spec.chunk
     if horizon < 1 or horizon % limit:
         near = max(1, round(horizon / limit)) * limit

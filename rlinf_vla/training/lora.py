@@ -1,17 +1,20 @@
-"""LoRA by peft, in peft's own directory layout."""
+"""LoRA by peft, in peft's own directory layout. peft is imported when first used: reading a recipe must not take seconds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Policy
 from rlinf_vla.types import UserError
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 _PREFIX = "base_model.model."
 _ADAPTER = ".default."
@@ -33,6 +36,8 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
     """Freeze the backbone and put adapters into it. Factors A are random by ``seed``, B zero: the policy is unchanged."""
     if options.rank <= 0:
         return
+    from peft import LoraConfig, inject_adapter_in_model
+
     targets = options.targets or list(policy.lora_targets)
     names = {name.rsplit(".", 1)[-1] for name, _ in policy.backbone.named_modules()}
     unknown = [target for target in options.targets if target.rsplit(".", 1)[-1] not in names]

@@ -152,10 +152,8 @@ def test_a_mistake_in_the_keys(rlinf_vla: CommandLine, trained: list[DictConfig]
         ("evaluation.modes=[sampled,dreaming]", ["evaluation.modes", "dreaming"]),
         ("checkpoints.every=0", ["checkpoints.every"]),
         ("checkpoints.keep=0", ["checkpoints.keep"]),
-        ("algorithm.horizon=0", ["algorithm.horizon=0"]),
         ("algorithm.minibatch_size=0", ["algorithm.minibatch_size=0"]),
         ("cluster.micro_batch_size=0", ["cluster.micro_batch_size=0"]),
-        ("algorithm.horizon=45", ["algorithm.horizon=45", "env.episode_limit=30"]),
         ("rollout.temperature=nan", ["rollout.temperature=nan"]),
     ],
 )

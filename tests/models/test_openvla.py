@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from tests.conformance.policy import DiscretePolicyConformance, PolicyConformance, act, gradients, observations
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.tiny_openvla import ASSET, smaller_config, smaller_directory, tiny
+from tests.models.tiny_openvla import ASSET, ASSETS, smaller_config, smaller_directory, tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -24,11 +25,33 @@ from rlinf_vla.models.openvla.processor import normalise
 from rlinf_vla.models.openvla.tiny import main as write_tiny
 from rlinf_vla.types import Observation, UserError
 
+PROPRIO = ASSETS / "openvla_tiny_proprio"
+
 
 class TestPackagedTinyOpenVLA(PolicyConformance):
     @pytest.fixture
     def policy(self) -> OpenVLAPolicy:
         return tiny()
+
+
+class TestPackagedTinyOpenVLAWithProprioception(PolicyConformance):
+    @pytest.fixture
+    def policy(self) -> OpenVLAPolicy:
+        return tiny(directory=PROPRIO)
+
+    def test_actions_follow_the_state(self, policy: OpenVLAPolicy) -> None:
+        inputs = policy.prepare(observations(policy, 2))
+        inputs |= {name: inputs[name][[0, 0]] for name in ("image", "token_ids", "token_mask")}
+        log_prob = policy.evaluate(inputs, {"token_ids": torch.full((2, 8), 490)}, 1.0).log_prob
+        assert (log_prob[0] - log_prob[1]).abs().max() > 1e-3
+
+    def test_the_state_is_normalised_by_its_quantiles(self, policy: OpenVLAPolicy) -> None:
+        statistics = json.loads((PROPRIO / "dataset_statistics.json").read_text())["maniskill"]["proprio"]
+        low, high = np.array(statistics["q01"]), np.array(statistics["q99"])
+        state = np.random.default_rng(0).uniform(low - 0.1, high + 0.1, (20, len(low))).astype(np.float32)
+        observed = replace(observations(policy, 20), state=torch.tensor(state))
+        expected = np.clip(2 * (state - low) / (high - low + 1e-8) - 1, -1, 1)
+        np.testing.assert_allclose(policy.prepare(observed)["proprio"].numpy(), expected, atol=1e-5)
 
 
 class TestSmallerOpenVLA(DiscretePolicyConformance):
@@ -37,7 +60,7 @@ class TestSmallerOpenVLA(DiscretePolicyConformance):
         return tiny(directory=smaller_directory(tmp_path / "smaller"))
 
     def choices(self, latent: dict[str, Tensor]) -> Tensor:
-        return (latent["token_ids"] - 504)[:, None]
+        return (latent["token_ids"] - 504).unflatten(1, (2, 4))
 
     def test_every_part_learns(self, policy: OpenVLAPolicy) -> None:
         inputs = policy.prepare(observations(policy, 3))
@@ -52,7 +75,7 @@ class TestSmallerOpenVLA(DiscretePolicyConformance):
         same = Observation(observed.images, observed.state, [observed.instruction[0]] * 2)
         both = policy.prepare(observed) | {"image": policy.prepare(observed)["image"][[0, 0]]}
         for inputs in (policy.prepare(same), both):
-            log_prob = policy.evaluate(inputs, {"token_ids": torch.full((2, 4), 506)}, 1.0).log_prob
+            log_prob = policy.evaluate(inputs, {"token_ids": torch.full((2, 8), 506)}, 1.0).log_prob
             assert (log_prob[0] - log_prob[1]).abs().max() > 1e-3
 
 
@@ -210,10 +233,13 @@ def test_the_published_configuration_gives_the_published_sizes() -> None:
     assert model.language_model.config.rms_norm_eps == 1e-6
 
 
-def test_the_packaged_assets_are_what_the_module_writes(tmp_path: Path) -> None:
-    write_tiny(tmp_path)
-    for name in ("config.json", "dataset_statistics.json", "tokenizer.json"):
-        assert (tmp_path / name).read_text() == (ASSET / name).read_text()
+@pytest.mark.parametrize(("asset", "proprio_dim"), [(ASSET, 0), (PROPRIO, 8)])
+def test_the_packaged_assets_are_what_the_module_writes(tmp_path: Path, asset: Path, proprio_dim: int) -> None:
+    write_tiny(tmp_path, proprio_dim)
+    for name in ("config.json", "tokenizer.json"):
+        assert (tmp_path / name).read_text() == (asset / name).read_text()
+    written, packaged = (json.loads((folder / "dataset_statistics.json").read_text()) for folder in (tmp_path, asset))
+    assert written["maniskill"]["action"] == packaged["maniskill"]["action"]
 
 
 # checkpoints that cannot be loaded

@@ -13,7 +13,8 @@ import torch
 from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.openvla.policy import OpenVLAOptions
 
-ASSET = Path(str(files("rlinf_vla.assets"))) / "openvla_tiny"
+ASSETS = Path(str(files("rlinf_vla.assets")))
+ASSET = ASSETS / "openvla_tiny"
 
 
 def tiny(seed: int = 0, directory: Path = ASSET, **options: Any) -> OpenVLAPolicy:
@@ -24,7 +25,7 @@ def tiny(seed: int = 0, directory: Path = ASSET, **options: Any) -> OpenVLAPolic
 
 
 def smaller_config() -> dict[str, Any]:
-    """Eight action bins, 32-pixel images, 2 layers; a pooling head as SigLIP has it."""
+    """Eight action bins, 32-pixel images, 2 layers; a pooling head as SigLIP has it; chunks of two actions."""
     config = json.loads((ASSET / "config.json").read_text())
     tower = {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 16, "img_size": 32, "mlp_ratio": 2.0}
     config["vision_config"] = {
@@ -33,7 +34,7 @@ def smaller_config() -> dict[str, Any]:
     }
     config["text_config"] |= {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     config["text_config"] |= {"num_key_value_heads": 2, "initializer_range": 0.15}
-    return config | {"image_sizes": [32, 32], "n_action_bins": 8}
+    return config | {"image_sizes": [32, 32], "n_action_bins": 8, "chunk": 2, "proprio_dim": 0}
 
 
 def smaller_directory(directory: Path, config: dict[str, Any] | None = None) -> Path:

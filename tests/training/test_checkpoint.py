@@ -43,7 +43,7 @@ def learn(policy: Policy, trainer: Trainer, steps: range) -> None:
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         inputs = policy.prepare(observations(policy, 4, seed=step))
-        batch = Demonstrations(inputs, torch.rand(4, 1, 4, generator=generator) * 2 - 1)
+        batch = Demonstrations(inputs, torch.rand(4, policy.spec.chunk, 4, generator=generator) * 2 - 1)
 
         def loss(policy: Any, part: Demonstrations) -> tuple[Tensor, dict[str, Tensor]]:
             critic = (policy.value(policy.encode(part.inputs)) - part.actions[:, 0, 0]) ** 2

@@ -37,7 +37,7 @@ def adapted(directory: Path, seed: int = 0, trained: bool = False, **options: ob
 
 def log_prob(policy: OpenVLAPolicy) -> Tensor:
     inputs = policy.prepare(observations(policy, 3))
-    return policy.evaluate(inputs, {"token_ids": torch.arange(12).reshape(3, 4) % 8 + 504}, 1.0).log_prob.detach()
+    return policy.evaluate(inputs, {"token_ids": torch.arange(24).reshape(3, 8) % 7 + 504}, 1.0).log_prob.detach()
 
 
 def test_fresh_adapters_change_nothing(directory: Path) -> None:

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.flow.runtime import InProcessFlow
+from rlinf_vla.rollout.player import Settings
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.trainer import Optimisation, Trainer
+from tests.rollout.fake_env import groups
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None)
+
+
+def flow(**options: Any) -> InProcessFlow:
+    policy = LinearPolicy(LinearOptions(chunk=2))
+    return InProcessFlow(policy, groups(4, 2), Trainer(policy, Optimisation(0.05, 0.01, 0.5), 100), Settings(0, 1.0, 2), Timeline(), **options)
+
+
+def iterate(subject: InProcessFlow, count: int, config: PPOConfig = CONFIG) -> list[dict[str, float]]:
+    found = []
+    for iteration in range(subject.iteration, subject.iteration + count):
+        subject.begin(iteration)
+        PPO(config, 1.0).iteration(subject)
+        found.append(subject.metrics)
+    return found
+
+
+def test_an_iteration_collects_updates_and_publishes() -> None:
+    subject = flow()
+    before = {name: value.clone() for name, value in subject.policy.state_dict().items()}
+    (metrics,) = iterate(subject, 1)
+    assert subject.policy_version == 1 and subject.parity is not None and subject.parity < 1e-5
+    assert any(not torch.equal(value, before[name]) for name, value in subject.policy.state_dict().items())
+    # six calls of two steps in four environments; two epochs of 24 calls in minibatches of ten
+    assert 24 < metrics["rollout/steps"] <= 48 and metrics["actor/updates"] == 6
+    assert 0 <= metrics["actor/clip_fraction"] <= 1
+    assert {"rollout/reward_mean", "critic/explained_variance", "actor/entropy", "timing_s/rollout", "timing_s/update"} <= metrics.keys()
+
+
+def test_what_is_collected_carries_its_version() -> None:
+    subject = flow()
+    subject.policy_version = 7
+    assert (subject.collect(12).policy_version == 7).all()
+
+
+def test_a_large_step_ends_the_updates_of_its_iteration() -> None:
+    assert iterate(flow(), 1, replace(CONFIG, target_kl=1e-9))[0]["actor/updates"] < 6
+
+
+def test_each_iteration_has_its_own_episodes_and_order() -> None:
+    subject, seeds, orders = flow(), [], []
+    update = subject.trainer.update
+
+    def watching(batch: Any, *arguments: Any, **named: Any) -> dict[str, float]:
+        seeds.append(batch.calls.seed.unique().tolist())
+        orders.append(named["shuffle_seed"])
+        return update(batch, *arguments, **named)
+
+    subject.trainer.update = watching  # type: ignore[method-assign]
+    iterate(subject, 3)
+    assert len(set(orders)) == 3 and len({seed for each in seeds for seed in each}) == sum(map(len, seeds))
+
+
+def test_the_update_has_its_own_threads_and_progress() -> None:
+    entered, stages = [0], []
+
+    @contextmanager
+    def threads() -> Iterator[None]:
+        entered[0] += 1
+        yield
+
+    iterate(flow(update_threads=threads, progress=lambda stage, fraction: stages.append((stage, fraction))), 1)
+    assert entered == [1]
+    for stage in ("rollout", "update"):
+        fractions = [fraction for name, fraction in stages if name == stage]
+        assert fractions == sorted(fractions) and fractions[-1] == 1
+
