@@ -46,7 +46,6 @@ class _Process:
     ) -> None:
         self.slots = slots
         self.command: dict[str, Any] | None = None
-        self.deadline = 0.0
         self.losses = 0
         """Processes lost since a command was last completed."""
         self._program, self._options, self._memory, self._environment = program, options, memory, environment
@@ -75,7 +74,7 @@ class _Process:
 
     def send(self, message: dict[str, Any], timeout: float) -> None:
         """Its answer is due in ``timeout`` seconds. A process that is gone is noticed when the answer is awaited."""
-        self.deadline = time.monotonic() + timeout
+        self.timeout, self.deadline = timeout, time.monotonic() + timeout
         with contextlib.suppress(ChannelClosed, TimeoutError):
             self.channel.send(message, timeout)
 
@@ -245,7 +244,7 @@ class SimulatorPool:
 
     def _replace(self, process: _Process, loss: Exception) -> None:
         exit_code = process.kill()
-        how = "did not answer in time" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
+        how = f"gave no answer for {process.timeout:.0f} s" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
         process.losses += 1
         if process.losses >= _ATTEMPTS:
             doing = f"while it carried out '{process.command['verb']}'" if process.command else "while it started"

@@ -79,6 +79,8 @@ class ProcessVectorEnv(VectorEnv):
         return StepResult(self._observation(), reward, terminated, truncated, success, valid)
 
     def render(self, index: int) -> Tensor:
+        if not 0 <= index < self.spec.num_envs:
+            raise IndexError(f"there is no environment {index}; there are {self.spec.num_envs}")
         self.pool.begin("render", [[index]])
         self.pool.finish()
         return torch.from_numpy(self.pool.arrays.picture.copy())

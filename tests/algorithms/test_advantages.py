@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.trajectories import trajectories, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import chunk_rewards, explained_variance, gae, standardise
 from rlinf_vla.types import Trajectory
+from tests.algorithms.trajectories import trajectories, trajectory
 
 gammas = st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0])
 lambdas = st.sampled_from([0.0, 0.4, 0.95, 1.0])
@@ -159,9 +159,11 @@ def test_environments_do_not_touch_each_other(rollouts: Trajectory, data: st.Dat
     assert torch.equal(gae(rollouts[:, order], 0.97, 0.9)[0], gae(rollouts, 0.97, 0.9)[0][:, order])
 
 
-masked = st.integers(1, 30).flatmap(
-    lambda n: st.tuples(st.lists(st.floats(-100, 100), min_size=n, max_size=n), st.lists(st.booleans(), min_size=n, max_size=n))
-).map(lambda pair: (torch.tensor(pair[0], dtype=torch.float64), torch.tensor(pair[1])))
+masked = (
+    st.integers(1, 30)
+    .flatmap(lambda n: st.tuples(st.lists(st.floats(-100, 100), min_size=n, max_size=n), st.lists(st.booleans(), min_size=n, max_size=n)))
+    .map(lambda pair: (torch.tensor(pair[0], dtype=torch.float64), torch.tensor(pair[1])))
+)
 
 
 @given(masked)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.algorithms.trajectories import GARBAGE
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_vla.algorithms.losses import joint, ppo_policy_loss, safe_ratio, value_loss
+from tests.algorithms.trajectories import GARBAGE
 
 LOW, HIGH = 0.2, 0.3
 
@@ -169,9 +169,7 @@ def test_joint_adds_the_executed_actions(size: int, chunk: int, dims: int, seed:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(size, chunk, dims, generator=generator, dtype=torch.float64)
     valid = torch.rand(size, chunk, generator=generator) < 0.6
-    expected = [
-        sum(float(values[n, c, d]) for c in range(chunk) if valid[n, c] for d in range(dims)) for n in range(size)
-    ]
+    expected = [sum(float(values[n, c, d]) for c in range(chunk) if valid[n, c] for d in range(dims)) for n in range(size)]
     poisoned = torch.where(valid[..., None], values, float("-inf")).requires_grad_(True)
     result = joint(poisoned, valid)
     assert result.tolist() == pytest.approx(expected)

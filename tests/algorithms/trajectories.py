@@ -12,7 +12,7 @@ GARBAGE = (float("nan"), float("inf"), float("-inf"), 1e30)
 
 
 def trajectory(reward: Tensor, value: Tensor, valid: Tensor, terminated: Tensor, truncated: Tensor, bootstrap: Tensor) -> Trajectory:
-    """``reward``, ``valid``, ``terminated``, ``truncated`` ``[T, B, C]``; ``value``, ``bootstrap`` ``[T, B]``. ``bootstrap`` counts where cut."""
+    """Per control step ``[T, B, C]``, per call ``[T, B]``; ``bootstrap`` counts where the episode is cut."""
     calls, envs, chunk = reward.shape
     ended = (terminated & valid).any(-1)
     cut = (truncated & valid).any(-1) & ~ended

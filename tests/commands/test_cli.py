@@ -294,7 +294,9 @@ def test_a_signal_ends_a_command(rlinf_vla: CommandLine, monkeypatch: pytest.Mon
 # verbs without a recipe
 
 
-@pytest.mark.parametrize(("what", "word"), [("recipes", "maniskill_ppo"), ("models", "openvla"), ("envs", "maniskill"), ("tasks", "PushCube")])
+@pytest.mark.parametrize(
+    ("what", "word"), [("recipes", "maniskill_ppo"), ("models", "openvla"), ("envs", "maniskill"), ("tasks", "PushCube")]
+)
 def test_list(rlinf_vla: CommandLine, what: str, word: str) -> None:
     found = rlinf_vla("list", what)
     assert found.code == 0 and word in found.out

@@ -116,6 +116,26 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert_same_bits(checkpoint(run_dir, 3), checkpoint(whole, 3))
 
 
+def test_a_run_that_died_before_its_first_checkpoint_begins_again(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = (*QUICK, "iterations=3", "checkpoints.every=3")
+    whole = train("whole", *late)
+    steps, step_wait = [0], CounterWorld.step_wait
+
+    def dying(self: CounterWorld) -> StepResult:
+        steps[0] += 1
+        if steps[0] == 18:
+            raise RuntimeError("the world has ended")
+        return step_wait(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CounterWorld, "step_wait", dying)
+        run_dir = train("run", *late, code=1)
+    assert [line["step"] for line in metrics(run_dir)] == [1] and not (run_dir / "checkpoints").exists()
+    train("run", *late, "resume=auto")
+    assert_same_bits(checkpoint(run_dir, 3), checkpoint(whole, 3))
+    assert metrics(run_dir) == metrics(whole), "no iteration shows twice"
+
+
 def test_the_critic_may_warm_up_alone(train: Any) -> None:
     run_dir = train("run", *QUICK, "algorithm.value_warmup=1")
     first, second = checkpoint(run_dir, 1), checkpoint(run_dir, 2)
@@ -127,7 +147,14 @@ def test_the_critic_may_warm_up_alone(train: Any) -> None:
 
 def test_training_learns_to_count(train: Any) -> None:
     """From chance to nearly always, in a fraction of a second per iteration."""
-    longer = ("iterations=15", "env.num_envs=16", "algorithm.minibatch_size=64", "algorithm.epochs=4", "episodes=60", "checkpoints.every=15")
+    longer = (
+        "iterations=15",
+        "env.num_envs=16",
+        "algorithm.minibatch_size=64",
+        "algorithm.epochs=4",
+        "episodes=60",
+        "checkpoints.every=15",
+    )
     run_dir = train("run", *longer, "model.lora.rank=0", "evaluation.filmed=0")
     before, after = (json.loads((run_dir / "evaluation" / f"{name}.json").read_text())["sampled"] for name in ("before", "after"))
     assert before["pc_success"] < 50 and after["pc_success"] > before["pc_success"] + 30
@@ -168,7 +195,9 @@ def test_continued_imitation_is_the_uninterrupted_one(rlinf_vla: CommandLine, co
     """The learning-rate schedule must not be that of a shorter run: decay_steps says how long it is."""
     fixed = ("algorithm.decay_steps=6", *QUICK)
     for name, iterations, resume in (("whole", 6, "never"), ("parts", 3, "never"), ("parts", 6, "auto")):
-        found = rlinf_vla(*counting.arguments("sft", "counting_sft", f"run_dir={name}", f"iterations={iterations}", f"resume={resume}", *fixed))
+        found = rlinf_vla(
+            *counting.arguments("sft", "counting_sft", f"run_dir={name}", f"iterations={iterations}", f"resume={resume}", *fixed)
+        )
         assert found.code == 0, found.out + found.err
     assert_same_bits(checkpoint(tmp_path / "parts", 6), checkpoint(tmp_path / "whole", 6))
 
@@ -212,18 +241,29 @@ def test_a_simulator_that_dies_ends_the_run(train: Any, counting: Counting, monk
     assert all(env.closed for env in counting.plugin.created)
 
 
-def test_a_policy_that_does_not_fit_is_refused(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"action_dim": 7}, ["4 dimensions", "7"]),
+        ({"images": {"wrist": (64, 64)}}, ["base", "wrist"]),
+        ({"images": {"base": (32, 32)}}, ["64x64", "32x32"]),
+        ({"images": {"base": (128, 32)}}, ["64x64", "128x32"]),
+    ],
+)
+def test_a_policy_that_does_not_fit_is_refused(
+    rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: list[str]
+) -> None:
     create = counting.plugin.create
 
-    def with_other_actions(config: Any, groups: int) -> Any:
+    def otherwise(config: Any, groups: int) -> Any:
         envs = create(config, groups)
         for env in envs:
-            env.spec = replace(env.spec, action_dim=7)
+            env.spec = replace(env.spec, **change)
         return envs
 
-    monkeypatch.setattr(counting.plugin, "create", with_other_actions)
+    monkeypatch.setattr(counting.plugin, "create", otherwise)
     complaint = rlinf_vla(*counting.arguments("train", "counting_ppo")).complaint
-    assert "4 dimensions" in complaint and "7" in complaint
+    assert all(word in complaint for word in words), complaint
     assert all(env.closed for env in counting.plugin.created)
 
 

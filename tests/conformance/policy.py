@@ -1,9 +1,9 @@
 """What every :class:`rlinf_vla.protocols.Policy` must do. A plug-in's test inherits a class and gives it a policy:
 
-    class TestMine(DiscretePolicyConformance):
-        @pytest.fixture
-        def policy(self) -> Policy: ...
-        def choice(self, latent): ...
+class TestMine(DiscretePolicyConformance):
+    @pytest.fixture
+    def policy(self) -> Policy: ...
+    def choice(self, latent): ...
 """
 
 from __future__ import annotations
@@ -123,9 +123,7 @@ class PolicyConformance:
         inputs = policy.prepare(observations(policy, 8))
         whole = act(policy, inputs)
         for index in (torch.tensor([5]), torch.tensor([6, 2, 5]), torch.arange(8).flip(0)):
-            expected = ActionSample(
-                whole.actions[index], rows(whole.latent, index), whole.log_prob[index], whole.value[index]
-            )
+            expected = ActionSample(whole.actions[index], rows(whole.latent, index), whole.log_prob[index], whole.value[index])
             assert_same_choice(act(policy, rows(inputs, index), seeds=index), expected)
 
     def test_noise_is_the_only_source_of_chance(self, policy: Policy) -> None:

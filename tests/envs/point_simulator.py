@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rlinf_vla.envs.serving import Seen, SimulatorSpec, Step, Unusable, serve
 
 
 class PointSimulator:
-    """Actions over 100 kill the process, those under -100 raise."""
+    """Actions over 50 hang the process, those over 100 kill it, those under -100 raise."""
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
         if options.get("unusable"):
@@ -33,6 +34,8 @@ class PointSimulator:
         if action[0] > 100:
             print("out of ink", file=sys.stderr)
             os._exit(7)
+        if action[0] > 50:
+            time.sleep(100)
         if action[0] < -100:
             raise ZeroDivisionError("paper torn")
         self.position[slot] += np.clip(action, -1, 1) * np.float32(0.3)

@@ -109,6 +109,13 @@ def test_a_hanging_process_is_replaced() -> None:
         env.close()
 
 
+def test_a_process_that_always_hangs_is_reported() -> None:
+    env = make_env(step_timeout=1.0)
+    env.reset(episodes(1, 2, 3))
+    with pytest.raises(RuntimeError, match=r"3 times in a row: the last one gave no answer for 1 s while it carried out 'step'"):
+        env.step(torch.full((NUM_ENVS, 1, 2), 60.0))
+
+
 def test_a_process_killed_while_it_starts_is_replaced() -> None:
     pool = SimulatorPool(PROGRAM, {}, slots=2, processes=2, episode_limit=EPISODE_LIMIT)
     os.kill(pool.pids[1], signal.SIGKILL)

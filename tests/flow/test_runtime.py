@@ -20,7 +20,9 @@ CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None)
 
 def flow(**options: Any) -> InProcessFlow:
     policy = LinearPolicy(LinearOptions(chunk=2))
-    return InProcessFlow(policy, groups(4, 2), Trainer(policy, Optimisation(0.05, 0.01, 0.5), 100), Settings(0, 1.0, 2), Timeline(), **options)
+    return InProcessFlow(
+        policy, groups(4, 2), Trainer(policy, Optimisation(0.05, 0.01, 0.5), 100), Settings(0, 1.0, 2), Timeline(), **options
+    )
 
 
 def iterate(subject: InProcessFlow, count: int, config: PPOConfig = CONFIG) -> list[dict[str, float]]:
@@ -81,4 +83,3 @@ def test_the_update_has_its_own_threads_and_progress() -> None:
     for stage in ("rollout", "update"):
         fractions = [fraction for name, fraction in stages if name == stage]
         assert fractions == sorted(fractions) and fractions[-1] == 1
-

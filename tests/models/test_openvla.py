@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conformance.policy import DiscretePolicyConformance, PolicyConformance, act, gradients, observations
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.tiny_openvla import ASSET, ASSETS, smaller_config, smaller_directory, tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -24,6 +22,8 @@ from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
 from rlinf_vla.models.openvla.tiny import main as write_tiny
 from rlinf_vla.types import Observation, UserError
+from tests.conformance.policy import DiscretePolicyConformance, PolicyConformance, act, gradients, observations
+from tests.models.tiny_openvla import ASSET, ASSETS, smaller_config, smaller_directory, tiny
 
 PROPRIO = ASSETS / "openvla_tiny_proprio"
 
@@ -194,7 +194,9 @@ FULL_SIZE = {
     "projector": 71_385_600,
     "language_model": 6_738_939_904,
 }
-BLOCK = {f"blocks.N.{layer}.{kind}" for layer in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2") for kind in ("weight", "bias")}
+BLOCK = {
+    f"blocks.N.{layer}.{kind}" for layer in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2") for kind in ("weight", "bias")
+}
 TOWER = BLOCK | {"pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias", "norm.weight", "norm.bias"}
 DINO = TOWER | {"cls_token", "reg_token", "blocks.N.ls1.scale_factor", "blocks.N.ls2.scale_factor"}
 POOL = {f"attn_pool.{layer}.{kind}" for layer in ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2") for kind in ("weight", "bias")}
@@ -343,7 +345,7 @@ def test_a_bad_checkpoint_is_one_line_that_names_the_fault(checkpoint: Path, spo
 
 
 def test_an_unknown_unnorm_key_lists_the_known_ones(checkpoint: Path) -> None:
-    with pytest.raises(UserError, match="unnorm_key=libero.*maniskill"):
+    with pytest.raises(UserError, match=r"unnorm_key=libero.*maniskill"):
         load(checkpoint, unnorm_key="libero")
 
 

@@ -94,7 +94,9 @@ class CounterWorld(VectorEnv):
 
         def reset() -> Observation:
             fresh = [Counter(self.spec.tasks[task], seed, self.spec.episode_limit) for task, seed in zip(tasks, seeds, strict=True)]
-            self._counters = [new if new_wanted else old for new, old, new_wanted in zip(fresh, self._counters or fresh, wanted, strict=True)]
+            self._counters = [
+                new if new_wanted else old for new, old, new_wanted in zip(fresh, self._counters or fresh, wanted, strict=True)
+            ]
             self.played += [(counter.task, counter.seed) for counter, it_is in zip(fresh, wanted, strict=True) if it_is]
             return self._observe()
 

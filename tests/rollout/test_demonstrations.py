@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_noise_leads_off_the_experts_path() -> None:
     assert shown(CLEAN)[1] == 1.0, "without noise nothing is random, whatever random_actions says"
     for episode in rising:
         assert [state.level for state in episode] == list(range(episode[0].level, episode[0].level + len(episode)))
-    strayed = [any(b.level != a.level + 1 for a, b in zip(e, e[1:], strict=False)) for e in noisy]
+    strayed = [any(b.level != a.level + 1 for a, b in pairwise(e)) for e in noisy]
     assert any(strayed) and not all(strayed), "each episode draws its own level of noise"
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -24,7 +26,7 @@ def training(run_seed: int = 0, iteration: int = 0, ordinal: int = 0, tasks: int
 def test_training_evaluation_and_demonstrations_share_no_seed() -> None:
     ranges = sorted([EVALUATION_SEEDS, DEMONSTRATION_SEEDS, TRAINING_SEEDS], key=lambda each: each.start)
     assert ranges[0].start >= 0 and ranges[-1].stop <= 2**32
-    assert all(before.stop <= after.start for before, after in zip(ranges, ranges[1:], strict=False))
+    assert all(before.stop <= after.start for before, after in pairwise(ranges))
     assert all(len(each) > 10_000 and each.step == 1 for each in ranges)
 
 
@@ -33,7 +35,7 @@ def test_training_episodes_are_a_function_in_range(run_seed: int, iteration: int
     episodes = training(run_seed, iteration, ordinal, tasks)
     assert len(episodes) == 16
     assert all(seed in TRAINING_SEEDS for seed in episodes.seed.tolist())
-    assert (0 <= episodes.task_id).all() and (episodes.task_id < tasks).all()
+    assert (episodes.task_id >= 0).all() and (episodes.task_id < tasks).all()
     alone = training(run_seed, iteration, ordinal, tasks, slots=torch.tensor([11]))
     assert (alone.seed[0], alone.task_id[0]) == (episodes.seed[11], episodes.task_id[11]), "other slots do not matter"
 
