@@ -67,3 +67,4 @@ def load_weights(module: nn.Module, directory: Path) -> None:
 
 def save_weights(module: nn.Module, directory: Path, dtype: torch.dtype) -> None:
     save_file({key: value.to(dtype).contiguous() for key, value in module.state_dict().items()}, directory / WEIGHTS)
+    (directory / WEIGHTS).chmod(0o644)  # safetensors makes files that their owner alone can read

@@ -107,6 +107,6 @@ def _export(policy: Policy, directory: Path, resolved: str) -> Path:
     target = directory / "policy"
     target.mkdir(exist_ok=True)
     policy.save(target)
-    manifest = {"command": ["rlinf-vla", *sys.argv[1:]], "recipe": OmegaConf.to_container(OmegaConf.create(resolved))}
+    manifest = {"command": " ".join(sys.argv), "recipe": OmegaConf.to_container(OmegaConf.create(resolved))}
     write_json(target / "manifest.json", manifest | {"environment": fingerprint()})
     return target
