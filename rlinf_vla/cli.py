@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     except Interrupted as interruption:
         return _fail(f"interrupted by {interruption.args[0]}", 128 + interruption.signum)
     except BrokenPipeError:  # the reader of our output has had enough
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 1
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):

@@ -108,7 +108,7 @@ def _right_key(key: str, verb: str, arguments: Sequence[str]) -> str:
 
 def _keys(node: DictConfig, prefix: str = "") -> list[str]:
     keys: list[str] = []
-    for name in node:
+    for name in map(str, node):
         child = None if OmegaConf.is_missing(node, name) else node._get_node(name)
         path = f"{prefix}{name}"
         keys += [path, *_keys(child, f"{path}.")] if isinstance(child, DictConfig) and not child._is_none() else [path]
