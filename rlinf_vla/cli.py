@@ -42,6 +42,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), 2)
     except Interrupted as interruption:
         return _fail(f"interrupted by {interruption.args[0]}", 128 + interruption.signum)
+    except KeyboardInterrupt:  # a library's own; a real Ctrl-C arrives as Interrupted
+        return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader of our output has had enough
         sys.stdout = None
         return 1

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import hydra
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_vla import recipe as recipes
@@ -28,20 +27,27 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
 
     def job(config: DictConfig) -> None:
-        if "hydra" in config:
-            OmegaConf.set_struct(config, False)
-            del config["hydra"]
-        command(config)
+        try:
+            command(config)
+        except Exception as error:
+            raise _Failed from error
 
     saved = sys.argv
     sys.argv = [f"rlinf-vla {verb}", *arguments]
     try:
         hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=verb)(job)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain(error, verb, arguments)) from error
+    except _Failed as failed:
+        assert failed.__cause__ is not None
+        raise failed.__cause__ from None
+    except Exception as error:  # the command's own failures are _Failed: what is left is wrong in the recipe
+        raise UserError(explain(error, arguments)) from error
     finally:
         sys.argv = saved
     return 0
+
+
+class _Failed(BaseException):
+    """Carries a command's failure past Hydra, which would print lines of its own about any Exception."""
 
 
 def load(verb: str, overrides: Sequence[str]) -> DictConfig:
@@ -52,8 +58,8 @@ def load(verb: str, overrides: Sequence[str]) -> DictConfig:
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             return compose(verb, overrides=list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain(error, verb, overrides)) from error
+    except Exception as error:
+        raise UserError(explain(error, overrides)) from error
 
 
 def with_cluster(arguments: Sequence[str]) -> list[str]:
@@ -71,13 +77,13 @@ def _is_flag(argument: str) -> bool:
     return not re.match(r"[~+]*[\w./@]+=|~", argument)
 
 
-def explain(error: BaseException, verb: str, arguments: Sequence[str]) -> str:
+def explain(error: BaseException, arguments: Sequence[str]) -> str:
     """One line: what is wrong, where, and the nearest right key."""
     causes = list(_causes(error))
     for cause in causes:
         if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in|Key not found: '([^']+)'", str(cause)):
             key = getattr(cause, "full_key", None) or match[1] or match[2] or match[3]
-            return f"{key} is not a key{_right_key(key, verb, arguments)}"
+            return f"{key} is not a key{recipes.right_key(str(key))}"
     if match := re.search(r"Could not find '([\w/]+)/([^'/]+)'.*?Available options in '[^']+':\n((?:\t\w+\n?)*)", str(error), re.DOTALL):
         group, name, options = match[1], match[2], [each for each in match[3].split() if each != "schema"]
         close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
@@ -85,34 +91,7 @@ def explain(error: BaseException, verb: str, arguments: Sequence[str]) -> str:
     if match := re.search(r"Error merging override (\S+)", str(error)):
         reason = next((str(cause) for cause in causes if isinstance(cause, OmegaConfBaseException)), "not a valid value")
         return f"{match[1]}: {reason.splitlines()[0]}"
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _right_key(key: str, verb: str, arguments: Sequence[str]) -> str:
-    """The same last name elsewhere, or a close spelling."""
-    groups = [argument for argument in arguments if re.match(r"(recipe|cluster|env|model|algorithm)=", argument)]
-    try:
-        known = sorted(_keys(load(verb, groups)))
-    except UserError:
-        return ""
-    if not groups or not any(group.startswith("recipe=") for group in groups):
-        return ": give recipe=NAME first" if "." in key else ""
-    last = key.rsplit(".", 1)[-1]
-    same = [each for each in known if each.rsplit(".", 1)[-1] == last]
-    close = same or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if not close:
-        names = {each.rsplit(".", 1)[-1]: each for each in known}
-        close = [names[name] for name in difflib.get_close_matches(last, list(names), n=1, cutoff=0.6)]
-    return f"; did you mean {close[0]}?" if close else " (see --cfg job)"
-
-
-def _keys(node: DictConfig, prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for name in map(str, node):
-        child = None if OmegaConf.is_missing(node, name) else node._get_node(name)
-        path = f"{prefix}{name}"
-        keys += [path, *_keys(child, f"{path}.")] if isinstance(child, DictConfig) and not child._is_none() else [path]
-    return keys
+    return f"{' '.join(arguments)}: {' '.join(str(error).split()) or type(error).__name__}"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -31,7 +32,7 @@ class ClusterConfig:
     """CPU threads of the policy while simulators compete for the cores."""
     update_threads: int | None = None
     """CPU threads of an update; null: all cores."""
-    micro_batch_size: int = 160
+    micro_batch_size: int = 320
     """Largest number of policy calls in one forward and backward pass."""
 
 
@@ -107,8 +108,41 @@ def register() -> None:
         store.store(group="model", name=name, node=ModelConfig(name=name, options=model.Config()))
 
 
+def keys() -> list[str]:
+    """Every key that some recipe may have."""
+    nodes = [("", Recipe), *(("algorithm.", config) for config in ALGORITHMS.values())]
+    nodes += [("env.", env.Config) for env in plugins.envs().values()]
+    nodes += [("model.options.", model.Config) for model in plugins.models().values()]
+    return sorted({prefix + key for prefix, node in nodes for key in _keys(OmegaConf.structured(node))})
+
+
+def right_key(key: str) -> str:
+    """The same last name elsewhere, or a close spelling."""
+    known = keys()
+    last = key.rsplit(".", 1)[-1]
+    close = [each for each in known if each.rsplit(".", 1)[-1] == last and each != key]
+    close = close or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if not close:
+        names = {each.rsplit(".", 1)[-1]: each for each in known}
+        close = [names[name] for name in difflib.get_close_matches(last, list(names), n=1, cutoff=0.6)]
+    if key in known:
+        return " of what is chosen here: give recipe=NAME, which chooses env, model and algorithm"
+    return f"; did you mean {close[0]}?" if close else " (--cfg job shows all keys)"
+
+
+def _keys(node: DictConfig) -> list[str]:
+    found: list[str] = []
+    for name in map(str, node):
+        child = None if OmegaConf.is_missing(node, name) else node._get_node(name)
+        found += [name, *(f"{name}.{key}" for key in _keys(child))] if isinstance(child, DictConfig) else [name]
+    return found
+
+
 def read(config: DictConfig) -> Recipe:
     """The composed configuration as dataclasses, checked as a whole. Raises UserError."""
+    unknown = sorted(set(_keys(config)) - set(keys()))  # Hydra's +KEY=VALUE adds any
+    if unknown:
+        raise UserError(f"{unknown[0]} is not a key{right_key(unknown[0])}")
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         hint = " (choose one with recipe=NAME; `rlinf-vla list recipes` names them)" if "name" in missing else ""
@@ -137,6 +171,10 @@ def _check(recipe: Recipe) -> None:
     )
     require(recipe.rollout.temperature > 0, f"rollout.temperature={recipe.rollout.temperature}: must be above 0 to explore")
     require(recipe.cluster.device in ("cpu", "cuda"), f"cluster.device={recipe.cluster.device}: choose cpu or cuda")
+    require(recipe.cluster.micro_batch_size >= 1, f"cluster.micro_batch_size={recipe.cluster.micro_batch_size}: must be at least 1")
+    for name in ("minibatch_size", "epochs", "horizon", "batch_size"):
+        value = getattr(recipe.algorithm, name, 1)
+        require(value >= 1, f"algorithm.{name}={value}: must be at least 1")
     require(recipe.checkpoints.every >= 1 and recipe.checkpoints.keep >= 1, "checkpoints.every and checkpoints.keep must be at least 1")
     require(recipe.episodes >= 1, f"episodes={recipe.episodes}: must be at least 1")
     for mode in recipe.evaluation.modes:

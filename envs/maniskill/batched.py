@@ -186,7 +186,7 @@ class ManiSkillBatch:
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         _, reward, terminated, _, info = self._env.step(actions * self._signs)
-        reward, success = outcome(self._env, info, reward, self._options["bridge"])
+        reward, success = outcome(info, reward, self._options["bridge"])
         return reward, terminated, success
 
     def observe(self) -> tuple[Tensor, Tensor]:

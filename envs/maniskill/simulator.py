@@ -53,7 +53,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
         if any(sign in str(error) for sign in ("ErrorIncompatibleDriver", "supported physical device", "rendering device")):
             raise Unusable(NO_DRIVER) from error
         raise
-    # Steps and resets then return no observation: images are taken by take_images alone. (obs_mode_struct still says which ones.)
+    # From here on steps and resets render nothing; _get_obs_sensor_data still knows from obs_mode_struct what to render when it is asked.
     env._obs_mode = "none"
     return env
 
@@ -91,7 +91,7 @@ def proprioception(env: Any) -> Any:
     return torch.cat([tool_pose(env), gripper], dim=1).float()
 
 
-def outcome(env: Any, info: dict[str, Any], reward: Any, bridge: bool) -> tuple[Any, Any]:
+def outcome(info: dict[str, Any], reward: Any, bridge: bool) -> tuple[Any, Any]:
     """(reward float32 ``[num_envs]``, success bool ``[num_envs]``) of a step."""
     import torch
 
@@ -103,12 +103,13 @@ class ManiSkillSimulator:
     """Implements ``serving.Simulator``."""
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
+        import mani_skill.envs  # noqa: F401  (now, so that it is not searched below)
         import torch
 
         torch.set_num_threads(1)
         gc.collect()
-        gc.freeze()  # ManiSkill collects garbage at every new scene; what was imported need not be searched each time
-        self._visuals = ExitStack()  # for the life of the process: some tasks build their scene anew at every reset
+        gc.freeze()  # ManiSkill collects garbage with every new scene: 0.1 s, were the imported modules searched each time
+        self._visuals = ExitStack()  # for the life of the process: every reset builds a new scene
         if options["low_poly"]:
             self._visuals.enter_context(low_poly_visuals())
         self._options = options
@@ -130,7 +131,7 @@ class ManiSkillSimulator:
     def step(self, slot: int, action: NDArray[np.float32]) -> Step:
         env = self._envs[slot]
         _, reward, terminated, _, info = env.step((action * self._signs)[None])
-        reward, success = outcome(env, info, reward, self._options["bridge"])
+        reward, success = outcome(info, reward, self._options["bridge"])
         return Step(float(reward[0]), bool(terminated[0]), bool(success[0]))
 
     def observe(self, slot: int) -> Seen:

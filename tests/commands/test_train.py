@@ -30,6 +30,7 @@ SMALL = [
     "iterations=3",
     "env.num_envs=4",
     "env.episode_limit=5",
+    "env.reward=normalized_dense",
     "algorithm.horizon=10",
     "algorithm.minibatch_size=20",
     "algorithm.value_warmup=1",

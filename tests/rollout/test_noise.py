@@ -88,6 +88,14 @@ def test_everything_in_the_key_matters() -> None:
     assert len(torch.cat(draws).unique()) == len(draws) * 5 * 8
 
 
+def test_no_two_episodes_or_steps_share_their_noise() -> None:
+    bits = torch.tensor([0, *(1 << i for i in range(32))])
+    zero, tasks, steps = torch.zeros_like(bits), torch.arange(1, 100), torch.arange(1, 1000)
+    counters = [(zero, bits, zero), (tasks, tasks * 0, tasks * 0), (steps * 0, steps * 0, steps)]
+    draws = torch.cat([CounterNoise(7, *each).uniform(4) for each in counters])
+    assert len(draws.unique(dim=0)) == len(draws)
+
+
 def test_consecutive_draws_differ_and_repeat() -> None:
     source = noise()
     first, second, third = source.uniform(6), source.uniform(6), source.normal(6)
