@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rlinf_vla.types import UserError
@@ -19,7 +20,10 @@ STATISTICS, TOKENIZER = "dataset_statistics.json", "tokenizer.json"
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        document = json.loads(path.read_text())
+        if not isinstance(document, dict):
+            raise ValueError("an object is expected")
+        return document
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not an OpenVLA checkpoint: {path.name} is missing") from None
     except ValueError as error:
@@ -35,6 +39,13 @@ def read_statistics(directory: Path, config: dict[str, Any], key: str | None) ->
     if key is None or key not in statistics:
         raise UserError(f"model.options.unnorm_key={key}: {directory} has statistics for {sorted(statistics)}, choose one")
     return statistics[key]
+
+
+def read_tokenizer(directory: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(directory / TOKENIZER))
+    except Exception as error:  # the library raises nothing more specific
+        raise UserError(f"{directory / TOKENIZER} cannot be read ({error}): copy the checkpoint again") from None
 
 
 def has_weights(directory: Path) -> bool:

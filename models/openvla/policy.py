@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
@@ -81,7 +80,7 @@ class OpenVLAPolicy(Policy):
         self.action_tokens = ActionTokenizer(vocab_size, config["n_action_bins"], statistics["action"])
         self.proprio = ProprioNormalizer(statistics["proprio"]) if self.backbone.proprio_dim else None
         self.prompts = PromptEncoder(
-            Tokenizer.from_file(str(directory / layout.TOKENIZER)),
+            layout.read_tokenizer(directory),
             options.prompt_length,
             bos_id=config["text_config"].get("bos_token_id", 1),
             pad_id=config["pad_token_id"],
@@ -97,7 +96,10 @@ class OpenVLAPolicy(Policy):
 
     @classmethod
     def load(cls, checkpoint: Path, config: OpenVLAOptions) -> OpenVLAPolicy:
-        policy = cls(checkpoint, config)
+        try:
+            policy = cls(checkpoint, config)
+        except KeyError as error:
+            raise UserError(f"{checkpoint}: {layout.CONFIG} or {layout.STATISTICS} lacks {error}: copy the checkpoint again") from None
         if not config.random_weights:
             if not layout.has_weights(checkpoint):
                 mend = "choose another model.checkpoint, or set model.options.random_weights=true"

@@ -53,7 +53,7 @@ def check_fit(policy: Policy, env: VectorEnv) -> None:
         if name not in env.spec.images:
             raise UserError(f"the policy looks at image {name!r}, the environment has {sorted(env.spec.images)}: set model.options.image")
         height, width = env.spec.images[name]
-        if (height, width) < size:
+        if height < size[0] or width < size[1]:
             raise UserError(
                 f"the policy's image {name!r} is {size[0]}x{size[1]} pixels, the environment renders {height}x{width}: "
                 f"set env.image_size={size[0]}"

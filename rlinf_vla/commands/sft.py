@@ -54,7 +54,7 @@ def _learn(recipe: Recipe, directory: Path, checkpoint: Path | None, resolved: s
             )
         count = config.demonstrations.episodes
         print(f"{count} episodes, {len(demonstrations)} states; under this noise the expert succeeds in {100 * expert:.0f} %")
-        metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else None))
+        metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
         with session.threads(recipe.cluster.update_threads), deferred() as interrupt:
             _optimise(recipe, policy, trainer, demonstrations, done, directory, metrics, progress, interrupt)
         if recipe.evaluation.before_and_after:

@@ -66,7 +66,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
         groups = stack.enter_context(session.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
         session.check_horizon(recipe, policy, groups[0])
         stack.enter_context(session.threads(recipe.cluster.rollout_threads))
-        metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else None))
+        metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
         flow = InProcessFlow(
             policy,
             groups,

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rlinf_vla.protocols import Policy
-from rlinf_vla.training.lora import is_lora, load_adapter, save_adapter
+from rlinf_vla.training.lora import copy_all, is_lora, load_adapter, save_adapter
 from rlinf_vla.training.trainer import Trainer
 from rlinf_vla.types import UserError
 
@@ -55,7 +55,7 @@ def save_checkpoint(directory: Path, policy: Policy, trainer: Trainer, state: di
 
 def complete_checkpoints(directory: Path) -> list[Path]:
     """Oldest first."""
-    return sorted(path.parent for path in directory.glob(f"step_*/{COMPLETE}"))
+    return sorted((path.parent for path in directory.glob(f"step_*/{COMPLETE}")), key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def load_checkpoint(checkpoint: Path, policy: Policy, trainer: Trainer | None = None) -> dict[str, Any]:
@@ -71,11 +71,8 @@ def load_checkpoint(checkpoint: Path, policy: Policy, trainer: Trainer | None = 
     with torch.no_grad():
         if adapted:
             load_adapter(policy.backbone, checkpoint / ADAPTER)
-        own = dict(policy.named_parameters())
-        for name, value in load_file(checkpoint / HEADS).items():
-            if name not in own or own[name].shape != value.shape:
-                raise UserError(f"{checkpoint} does not fit this model: {name} is unknown or has another shape; use its run's recipe")
-            own[name].copy_(value)
+        own = {name: p for name, p in policy.named_parameters() if p.requires_grad and not is_lora(name)}
+        copy_all(load_file(checkpoint / HEADS), own, checkpoint)
     if trainer is not None:
         trainer.load_state(load_file(checkpoint / OPTIMIZER))
     return json.loads((checkpoint / STATE).read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,10 +68,14 @@ def save_adapter(backbone: nn.Module, directory: Path) -> None:
 
 
 def load_adapter(backbone: nn.Module, directory: Path) -> None:
-    own = {name: value for name, value in backbone.state_dict().items() if is_lora(name)}
-    stored = load_file(directory / "adapter_model.safetensors")
+    own = {_PREFIX + name.replace(_ADAPTER, "."): value for name, value in backbone.state_dict().items() if is_lora(name)}
+    copy_all(load_file(directory / "adapter_model.safetensors"), own, directory)
+
+
+def copy_all(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Path) -> None:
+    """Every tensor of ``stored`` into its namesake. Raises UserError, with nothing copied, unless names and shapes are the same."""
+    differ = sorted(stored.keys() ^ own.keys()) or [name for name in sorted(own) if own[name].shape != stored[name].shape]
+    if differ:
+        raise UserError(f"{source} does not fit this model: {differ[0]} is missing or has another shape; use the model.* of its run")
     for name, value in own.items():
-        key = _PREFIX + name.replace(_ADAPTER, ".")
-        if key not in stored or stored[key].shape != value.shape:
-            raise UserError(f"{directory} does not fit this model: {key} is missing or has another shape; use the model.lora.* of its run")
-        value.copy_(stored[key])
+        value.copy_(stored[name])

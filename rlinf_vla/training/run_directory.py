@@ -25,7 +25,7 @@ def choose(config: DictConfig) -> tuple[Path, Path | None]:
     """The run directory and the checkpoint to go on from (None: from the start). Raises UserError."""
     resume, run_dir = config.resume, config.run_dir and Path(config.run_dir).expanduser()
     if resume not in ("auto", "never"):
-        path = Path(resume).expanduser()
+        path = Path(resume).expanduser().absolute()
         checkpoint = path if path.name.startswith("step_") else _newest(path)
         if checkpoint is None or not checkpoint.is_dir():
             raise UserError(f"resume={resume}: no complete checkpoint there (a run directory or a checkpoints/step_* is expected)")
