@@ -8,14 +8,14 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test lint type format prove-ppo prove-ppo-putonplate clean
+.PHONY: install quickstart test lint type format prove-ppo clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check uv
-	UV_FIND_LINKS="$(FIND_LINKS)" $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[$(EXTRAS)]"
+	UV_FIND_LINKS="$(FIND_LINKS)" $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -c constraints.txt -e ".[$(EXTRAS)]"
 	$(BIN)/rlinf-vla doctor --fix
 	touch $@
 
@@ -38,11 +38,7 @@ format: install
 
 # Learning, proven: two seeds, 200 paired evaluation episodes before and after. Results are kept in docs/results/.
 prove-ppo: install
-	for seed in 1 2; do $(BIN)/rlinf-vla train recipe=maniskill_ppo seed=$$seed run_dir=runs/prove-ppo/seed-$$seed resume=auto || exit; done
-
-prove-ppo-putonplate: install
-	for seed in 1 2; do \
-	  $(BIN)/rlinf-vla train recipe=maniskill_ppo_putonplate seed=$$seed run_dir=runs/prove-ppo-putonplate/seed-$$seed resume=auto || exit; done
+	for seed in 1 2; do $(BIN)/rlinf-vla train recipe=maniskill_ppo iterations=24 seed=$$seed run_dir=runs/prove-ppo/seed-$$seed resume=auto || exit; done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

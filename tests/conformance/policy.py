@@ -49,6 +49,15 @@ def act(policy: Policy, inputs: Inputs, temperature: float = 1.0, seeds: Tensor 
     return policy.act(policy.encode(inputs), noise(seeds) if temperature > 0 else None, temperature)
 
 
+def with_critic(policy: Policy) -> Policy:
+    """Its values are no longer all zero, as those of a critic that starts at zero are."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in policy.value_head.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    return policy
+
+
 def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
 
@@ -106,8 +115,10 @@ class PolicyConformance:
     @pytest.mark.parametrize("batch", [1, 3, 8])
     @pytest.mark.parametrize("temperature", [1.0, 0.5, 1.6])
     def test_evaluate_finds_the_choice_of_act_again(self, policy: Policy, batch: int, temperature: float) -> None:
-        inputs = policy.prepare(observations(policy, batch))
+        inputs = with_critic(policy).prepare(observations(policy, batch))
         sample = act(policy, inputs, temperature)
+        assert len(sample.value.unique()) == batch
+        torch.testing.assert_close(policy.value(policy.encode(inputs)), sample.value, rtol=0, atol=TOLERANCE)
         found = policy.evaluate(inputs, sample.latent, temperature)
         torch.testing.assert_close(found.log_prob, sample.log_prob, rtol=0, atol=TOLERANCE)
         torch.testing.assert_close(found.value, sample.value, rtol=0, atol=TOLERANCE)
@@ -120,7 +131,7 @@ class PolicyConformance:
 
     def test_a_row_does_not_know_its_batch(self, policy: Policy) -> None:
         """Same observation and noise, same action: wherever the row stands, and beside whatever neighbours."""
-        inputs = policy.prepare(observations(policy, 8))
+        inputs = with_critic(policy).prepare(observations(policy, 8))
         whole = act(policy, inputs)
         for index in (torch.tensor([5]), torch.tensor([6, 2, 5]), torch.arange(8).flip(0)):
             expected = ActionSample(whole.actions[index], rows(whole.latent, index), whole.log_prob[index], whole.value[index])

@@ -23,9 +23,9 @@ def play(episodes: int, envs: list[CounterWorld], chunk: int = 2, temperature: f
 
 
 @torch.no_grad()
-def reference(episode: int, chunk: int, temperature: float) -> EpisodeResult:
+def reference(episode: int, chunk: int, temperature: float, **world: bool) -> EpisodeResult:
     """One episode, alone."""
-    policy, env = LinearPolicy(LinearOptions(chunk=chunk)), CounterWorld(1)
+    policy, env = LinearPolicy(LinearOptions(chunk=chunk)), CounterWorld(1, **world)
     task = list(GOALS)[episode % len(GOALS)]
     place = Episodes(torch.tensor([episode % len(GOALS)]), torch.tensor([EVALUATION_SEEDS[episode]]))
     result = EpisodeResult(task, int(place.seed), INSTRUCTIONS[task])
@@ -51,6 +51,13 @@ def test_every_episode_goes_as_it_would_alone(chunk: int, temperature: float) ->
         assert result.episode_return == pytest.approx(expected.episode_return, abs=1e-5)
     if temperature:
         assert 0 < sum(result.success for result in found) < 13
+
+
+def test_a_success_on_the_way_counts() -> None:
+    """Where the simulator does not end the episode at it, and the end is none."""
+    found = play(20, groups(4, 2, ends_at_goal=False), chunk=1)
+    assert [result.success for result in found] == [reference(i, 1, 1.0, ends_at_goal=False).success for i in range(20)]
+    assert all(result.steps == 6 for result in found) and any(result.success for result in found)
 
 
 @pytest.mark.parametrize("episodes", [1, 3, 8, 21])

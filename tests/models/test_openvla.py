@@ -244,6 +244,68 @@ def test_the_packaged_assets_are_what_the_module_writes(tmp_path: Path, asset: P
     assert written["maniskill"]["action"] == packaged["maniskill"]["action"]
 
 
+# the wiring, as the official code has it
+
+
+def stirred(module: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
+
+
+@pytest.fixture
+def vla() -> PrismaticVLA:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return PrismaticVLA(smaller_config()).eval()
+
+
+PIXELS = torch.randn(2, 6, 32, 32, generator=torch.Generator().manual_seed(2))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tower", ["featurizer", "fused_featurizer"])
+def test_features_come_from_the_second_to_last_block_without_a_norm(vla: PrismaticVLA, tower: str) -> None:
+    part = vla.vision_backbone.get_submodule(tower)
+    before = vla.vision_backbone(PIXELS)
+    for unused in (part.blocks[-1], part.norm, *([part.attn_pool] if tower == "fused_featurizer" else [])):
+        stirred(unused)
+        assert torch.equal(vla.vision_backbone(PIXELS), before)
+    stirred(part.blocks[-2])
+    assert not torch.equal(vla.vision_backbone(PIXELS), before)
+
+
+@torch.no_grad()
+def test_features_are_those_of_the_patches(vla: PrismaticVLA) -> None:
+    """Blocks that add nothing leave the patch embeddings; class token and registers are gone."""
+    towers = (vla.vision_backbone.featurizer, vla.vision_backbone.fused_featurizer)
+    expected = []
+    for tower, pixels in zip(towers, PIXELS.split(3, dim=1), strict=True):
+        for block in tower.blocks:
+            for last in (block.attn.proj, block.mlp.fc2):
+                torch.nn.init.zeros_(last.weight)
+                torch.nn.init.zeros_(last.bias)
+        patches = torch.nn.functional.conv2d(pixels, tower.patch_embed.proj.weight, tower.patch_embed.proj.bias, stride=16)
+        expected.append(patches.flatten(2).transpose(1, 2) + tower.pos_embed)
+    torch.testing.assert_close(vla.vision_backbone(PIXELS), torch.cat(expected, dim=2), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_prompt_follows_the_image_and_the_image_the_beginning(vla: PrismaticVLA) -> None:
+    ids = torch.tensor([[1, 7, 8, 9], [1, 3, 8, 4]])
+    embeds = vla.embed_prompt(PIXELS, ids)
+    table, patches = vla.language_model.model.embed_tokens.weight, vla.projector(vla.vision_backbone(PIXELS))
+    torch.testing.assert_close(embeds, torch.cat([table[ids[:, :1]], patches, table[ids[:, 1:]]], dim=1))
+
+
+@torch.no_grad()
+def test_the_language_model_runs_as_transformers_runs_it(vla: PrismaticVLA) -> None:
+    """Without padding: a plain causal language model."""
+    ids = torch.tensor([[1, 7, 8, 9, 30], [1, 5, 8, 4, 31]])
+    hidden = vla.hidden_states(vla.embed_tokens(ids), torch.ones(2, 5, dtype=torch.bool))
+    torch.testing.assert_close(vla.logits(hidden), vla.language_model(input_ids=ids).logits, rtol=0, atol=1e-5)
+
+
 # checkpoints that cannot be loaded
 
 

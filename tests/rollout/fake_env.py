@@ -30,6 +30,7 @@ class Counter:
     task: str
     seed: int
     limit: int
+    ends_at_goal: bool = True
     level: int = 0
     clock: int = 0
     ended: bool = False
@@ -47,9 +48,10 @@ class Counter:
             self.level += 1 if action[0] > 0 else -1
         self.clock += 1
         success, failed, truncated = self.level >= self.goal, self.level <= -self.goal, self.clock == self.limit
-        self.ended = success or failed or truncated
+        terminated = self.ends_at_goal and (success or failed)
+        self.ended = terminated or truncated
         reward = float(success) - 0.5 * failed + 0.1 * action[1] * (1 + self.seed % 4)
-        return reward, success or failed, truncated, success
+        return reward, terminated, truncated, success
 
     def image(self) -> Tensor:
         """Red columns show the level, green rows the clock, blue the seed."""
@@ -64,8 +66,10 @@ class Counter:
 
 
 class CounterWorld(VectorEnv):
-    def __init__(self, num_envs: int, episode_limit: int = 6, journal: list[str] | None = None, name: str = "") -> None:
-        """``journal`` is told what happens, in order."""
+    def __init__(
+        self, num_envs: int, episode_limit: int = 6, journal: list[str] | None = None, name: str = "", ends_at_goal: bool = True
+    ) -> None:
+        """``journal`` is told what happens, in order. Without ``ends_at_goal`` every episode goes on to its limit."""
         self.spec = EnvSpec(
             num_envs=num_envs,
             action_dim=4,
@@ -79,7 +83,7 @@ class CounterWorld(VectorEnv):
         self.played: list[tuple[str, int]] = []
         self.closed = False
         self._journal = [] if journal is None else journal
-        self._name = name
+        self._name, self._ends_at_goal = name, ends_at_goal
         self._counters: list[Counter] = []
         self._pending: tuple[str, Callable[[], Any]] | None = None
 
@@ -93,7 +97,10 @@ class CounterWorld(VectorEnv):
         _require(bool(self._counters) or all(wanted), "mask", wanted)
 
         def reset() -> Observation:
-            fresh = [Counter(self.spec.tasks[task], seed, self.spec.episode_limit) for task, seed in zip(tasks, seeds, strict=True)]
+            fresh = [
+                Counter(self.spec.tasks[task], seed, self.spec.episode_limit, self._ends_at_goal)
+                for task, seed in zip(tasks, seeds, strict=True)
+            ]
             self._counters = [
                 new if new_wanted else old for new, old, new_wanted in zip(fresh, self._counters or fresh, wanted, strict=True)
             ]

@@ -15,20 +15,13 @@ from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.rollout.player import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.types import StepResult, Trajectory
+from tests.conformance.policy import with_critic
 from tests.models.tiny_openvla import tiny
 from tests.rollout.fake_env import GOALS, CounterWorld, groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 SETTINGS = Settings(run_seed=11, temperature=1.0, batch_size=2)
 CALLS, VERSION = 7, 5
-
-
-def with_critic(policy: Policy) -> Policy:
-    """Its values are no longer all zero."""
-    last = list(policy.value_head.modules())[-1]
-    assert isinstance(last, torch.nn.Linear)
-    torch.nn.init.normal_(last.weight, generator=torch.Generator().manual_seed(3))
-    return policy
 
 
 def linear(chunk: int) -> Policy:

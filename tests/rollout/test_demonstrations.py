@@ -84,6 +84,34 @@ def test_noise_leads_off_the_experts_path() -> None:
     assert any(strayed) and not all(strayed), "each episode draws its own level of noise"
 
 
+class Watched(CounterWorld):
+    """Keeps what was executed beside what the expert said."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.executed: list[Tensor] = []
+        self.advice: list[Tensor] = []
+
+    def step_async(self, actions: Tensor) -> None:
+        self.advice.append(self.expert_actions())
+        self.executed.append(actions[:, 0])
+        super().step_async(actions)
+
+
+@pytest.mark.parametrize(("sigma", "random_actions"), [(0.3, 0.0), (0.3, 1.0)])
+def test_the_executed_actions_have_the_noise_that_was_asked_for(sigma: float, random_actions: float) -> None:
+    env = Watched(8)
+    shown(DemonstrationConfig(episodes=160, noise=[sigma], random_actions=random_actions), envs=[env])
+    executed, advice = torch.cat(env.executed), torch.cat(env.advice)
+    assert executed.abs().max() <= 1 and len(executed) > 400
+    if random_actions:
+        assert abs(float(executed.mean())) < 0.06 and abs(float((executed**2).mean()) - 1 / 3) < 0.03, "uniform"
+    else:
+        noise = (executed - advice)[:, 3]
+        assert abs(float(noise.mean())) < 0.05 and abs(float(noise.std()) - sigma) < 0.03
+    assert len(executed[:, 3].unique()) > 0.99 * len(executed), "drawn anew at every step"
+
+
 def test_windows_hold_the_next_actions_of_the_same_episode() -> None:
     found, _ = shown(chunk=3)
     assert found.actions.shape[1:] == (3, 4)

@@ -116,6 +116,17 @@ def test_the_newest_has_the_highest_number(model: Path, tmp_path: Path) -> None:
     assert complete_checkpoints(tmp_path) == [tmp_path / "step_1000000"]
 
 
+def test_a_folder_of_another_name_is_no_checkpoint(model: Path, tmp_path: Path) -> None:
+    policy, trainer = trained(model)
+    first = save(tmp_path, policy, trainer, 1)
+    for name in ("step_best", "step_000001_copy", "step_"):
+        first.with_name(name).mkdir()
+        (first.with_name(name) / "COMPLETE").write_text("{}")
+    second = save(tmp_path, policy, trainer, 2, keep=1)
+    assert complete_checkpoints(tmp_path) == [second]
+    assert first.with_name("step_best").exists(), "what others put there is left alone"
+
+
 def test_a_checkpoint_is_written_again_in_place(model: Path, tmp_path: Path) -> None:
     policy, trainer = trained(model)
     save(tmp_path, policy, trainer, 1)

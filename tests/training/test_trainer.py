@@ -232,6 +232,14 @@ def test_a_gradient_that_is_not_finite_takes_no_step(bad: float, where: int) -> 
     assert all(value.isfinite().all() for value in weights(subject).values())
 
 
+def test_an_infinite_gradient_takes_no_step_either() -> None:
+    subject = trainer()
+    before = weights(subject)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        subject.step(rows(), lambda model, batch: (model.body.bias.sum() * float("inf"), {}))
+    assert_equal(weights(subject), before)
+
+
 @pytest.mark.parametrize("first", [{}, {"critic_only": True}])
 def test_state_continues_bit_for_bit(first: dict[str, Any]) -> None:
     """Also where only the critic has been trained so far."""
