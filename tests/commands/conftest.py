@@ -65,6 +65,8 @@ defaults:
 name: {name}
 iterations: {iterations}
 episodes: 5
+cluster:
+  update_threads: 1
 env:
   num_envs: 4
 model:

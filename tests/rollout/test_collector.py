@@ -190,9 +190,10 @@ def test_a_simulator_that_fails_ends_the_rollout() -> None:
         rollout(linear(1), [CounterWorld(2), Failing(2)])
 
 
+@pytest.mark.parametrize("ends_at_goal", [True, False])
 @pytest.mark.parametrize("chunk", [1, 4])
-def test_metrics_against_a_loop(chunk: int) -> None:
-    found = rollout(linear(chunk), groups(8, 2))
+def test_metrics_against_a_loop(chunk: int, ends_at_goal: bool) -> None:
+    found = rollout(linear(chunk), groups(8, 2, ends_at_goal=ends_at_goal))
     lengths, outcomes, rewards = [], [], []
     for env in range(8):
         length, won = 0, False
