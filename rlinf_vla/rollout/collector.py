@@ -50,6 +50,8 @@ def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
     """What the episodes that ended in a rollout show. Short episodes are over-represented; an evaluation is the measure."""
     ended = ((rollouts.terminated | rollouts.truncated) & rollouts.valid).any(-1)
     success = (rollouts.success & rollouts.valid).any(-1)
+    for t in range(1, len(success)):  # once in an episode is enough, where success does not end it
+        success[t] |= success[t - 1] & ~ended[t - 1]
     lengths = rollouts.step + rollouts.valid.sum(-1)
     episodes = int(ended.sum())
     metrics = {"rollout/episodes": float(episodes), "rollout/reward_mean": rollouts.reward[rollouts.valid].mean().item()}
