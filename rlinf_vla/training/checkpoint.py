@@ -55,7 +55,8 @@ def save_checkpoint(directory: Path, policy: Policy, trainer: Trainer, state: di
 
 def complete_checkpoints(directory: Path) -> list[Path]:
     """Oldest first."""
-    return sorted((path.parent for path in directory.glob(f"step_*/{COMPLETE}")), key=lambda path: int(path.name.removeprefix("step_")))
+    found = {path.parent.name.removeprefix("step_"): path.parent for path in directory.glob(f"step_*/{COMPLETE}")}
+    return [found[number] for number in sorted(filter(str.isdigit, found), key=int)]
 
 
 def load_checkpoint(checkpoint: Path, policy: Policy, trainer: Trainer | None = None) -> dict[str, Any]:
