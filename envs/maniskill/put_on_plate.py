@@ -23,25 +23,18 @@ COLOURS = {"red": (0.9, 0.05, 0.05), "green": (0.05, 0.75, 0.1), "blue": (0.05, 
 CUBE_HALF_SIZE = 0.02
 PLATE_RADIUS = 0.07
 PLATE_HALF_THICKNESS = 0.005
-CUBE_AREA = np.array([[-0.1, -0.16], [0.1, 0.03]])
-"""Lowest and highest (x, y) of the cubes' centres, metres, table frame."""
-PLATE_AREA = np.array([[-0.05, 0.11], [0.05, 0.15]])
-CUBE_TO_CUBE = 0.085
-"""Least distance between cube centres, metres: an open gripper fits around one without touching the next."""
-CUBE_TO_PLATE = PLATE_RADIUS + 0.045
+CUBE_PLACES = np.array([[-0.06, -0.17], [0.08, -0.095], [-0.06, -0.02]])
+"""Where the cubes' centres lie before ``JITTER``: (x, y), metres, table frame. Far enough apart for an open gripper around each."""
+PLATE_PLACE = np.array([0.0, 0.14])
+JITTER = 0.025
+"""Largest distance of cubes and plate from their places along x and y, metres."""
 
 
 def sample_layout(rng: np.random.RandomState) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
-    """Draw an episode: (index into COLOURS, plate centre ``[2]``, cube centres ``[3, 2]``), metres."""
+    """Draw an episode: (index into COLOURS, plate centre ``[2]``, cube centres ``[3, 2]``), metres. Any cube may lie in any place."""
     target = int(rng.randint(len(COLOURS)))
-    while True:
-        plate = rng.uniform(PLATE_AREA[0], PLATE_AREA[1])
-        cubes: list[NDArray[np.float64]] = []
-        for cube in rng.uniform(CUBE_AREA[0], CUBE_AREA[1], size=(30, 2)):
-            if np.linalg.norm(cube - plate) >= CUBE_TO_PLATE and all(np.linalg.norm(cube - other) >= CUBE_TO_CUBE for other in cubes):
-                cubes.append(cube)
-                if len(cubes) == len(COLOURS):
-                    return target, plate, np.stack(cubes)
+    cubes = rng.permutation(CUBE_PLACES) + rng.uniform(-JITTER, JITTER, CUBE_PLACES.shape)
+    return target, PLATE_PLACE + rng.uniform(-JITTER, JITTER, 2), cubes
 
 
 @register_env("PutOnPlate-v1", max_episode_steps=50)
@@ -93,7 +86,7 @@ class PutOnPlateEnv(BaseEnv):
         )
         actors.build_box(
             self.scene,
-            half_sizes=[0.17, 0.22, 0.0005],
+            half_sizes=[0.17, 0.25, 0.0005],
             color=[0.15, 0.15, 0.17, 1],
             name="mat",  # dark, so that every colour stands out in a small image
             body_type="kinematic",

@@ -48,15 +48,16 @@ def _learn(recipe: Recipe, directory: Path, checkpoint: Path | None, resolved: s
     with ExitStack() as stack:
         progress = stack.enter_context(stages())
         groups = stack.enter_context(session.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
-        with session.threads(recipe.cluster.rollout_threads):
-            demonstrations, expert = demonstrate(
-                policy, groups, config.demonstrations, recipe.seed, lambda fraction: progress("demonstrations", fraction)
-            )
-        count = config.demonstrations.episodes
-        print(f"{count} episodes, {len(demonstrations)} states; under this noise the expert succeeds in {100 * expert:.0f} %")
-        metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
-        with session.threads(recipe.cluster.update_threads), deferred() as interrupt:
-            _optimise(recipe, policy, trainer, demonstrations, done, directory, metrics, progress, interrupt)
+        if done < recipe.iterations:
+            with session.threads(recipe.cluster.rollout_threads):
+                demonstrations, expert = demonstrate(
+                    policy, groups, config.demonstrations, recipe.seed, lambda fraction: progress("demonstrations", fraction)
+                )
+            count = config.demonstrations.episodes
+            print(f"{count} episodes, {len(demonstrations)} states; under this noise the expert succeeds in {100 * expert:.0f} %")
+            metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
+            with session.threads(recipe.cluster.update_threads), deferred() as interrupt:
+                _optimise(recipe, policy, trainer, demonstrations, done, directory, metrics, progress, interrupt)
         if recipe.evaluation.before_and_after:
             with session.threads(recipe.cluster.rollout_threads):
                 document = evaluate(
