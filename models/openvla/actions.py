@@ -57,10 +57,16 @@ class ActionTokenizer(nn.Module):
     def encode(self, actions: Tensor) -> Tensor:
         """Environment units ``[..., D]`` to token ids int64 ``[..., D]``."""
         # in float64, as numpy.digitize: an action on an edge must not change its bin
-        normalised = ((actions.double() - self.offset) / self.scale).clamp(-1, 1)
-        return self.first_id + self.n_bins - torch.bucketize(normalised, self.edges, right=True)
+        return self.first_id + self.n_bins - torch.bucketize(self.normalise(actions.double()).clamp(-1, 1), self.edges, right=True)
 
     def decode(self, token_ids: Tensor) -> Tensor:
         """Token ids ``[..., D]`` to environment units float32 ``[..., D]``."""
         index = (self.first_id + self.n_bins - token_ids - 1).clamp(0, self.n_bins - 2)
-        return self.centres[index] * self.scale + self.offset
+        return self.denormalise(self.centres[index])
+
+    def normalise(self, actions: Tensor) -> Tensor:
+        """Environment units ``[..., D]`` to the model's, in which ``q01`` to ``q99`` are -1 to 1."""
+        return (actions - self.offset) / self.scale
+
+    def denormalise(self, normalised: Tensor) -> Tensor:
+        return normalised * self.scale + self.offset
