@@ -8,7 +8,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test lint type format prove-ppo clean
+.PHONY: install quickstart test lint type format prove-ppo prove-ppo-putonplate sft-putonplate clean
 
 install: $(VENV)/.installed
 
@@ -37,8 +37,15 @@ format: install
 	$(BIN)/ruff format .
 
 # Learning, proven: two seeds, 200 paired evaluation episodes before and after. Results are kept in docs/results/.
-prove-ppo: install
-	for seed in 1 2; do $(BIN)/rlinf-vla train recipe=maniskill_ppo iterations=24 seed=$$seed run_dir=runs/prove-ppo/seed-$$seed resume=auto || exit; done
+prove-ppo: RECIPE = maniskill_ppo
+prove-ppo-putonplate: RECIPE = maniskill_ppo_putonplate
+prove-ppo prove-ppo-putonplate: install
+	for seed in 1 2; do $(BIN)/rlinf-vla train recipe=$(RECIPE) seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto || exit; done
+
+# How assets/openvla_tiny_putonplate was made: first what a cube looks like, then which word means which.
+sft-putonplate: install
+	$(BIN)/rlinf-vla sft recipe=maniskill_sft_putredcube run_dir=runs/putonplate/red resume=auto
+	$(BIN)/rlinf-vla sft recipe=maniskill_sft_putonplate run_dir=runs/putonplate/all resume=auto
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

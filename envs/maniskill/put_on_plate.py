@@ -30,9 +30,9 @@ JITTER = 0.025
 """Largest distance of cubes and plate from their places along x and y, metres."""
 
 
-def sample_layout(rng: np.random.RandomState) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+def sample_layout(rng: np.random.RandomState, targets: tuple[str, ...]) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
     """Draw an episode: (index into COLOURS, plate centre ``[2]``, cube centres ``[3, 2]``), metres. Any cube may lie in any place."""
-    target = int(rng.randint(len(COLOURS)))
+    target = list(COLOURS).index(targets[rng.randint(len(targets))])
     cubes = rng.permutation(CUBE_PLACES) + rng.uniform(-JITTER, JITTER, CUBE_PLACES.shape)
     return target, PLATE_PLACE + rng.uniform(-JITTER, JITTER, 2), cubes
 
@@ -43,6 +43,8 @@ class PutOnPlateEnv(BaseEnv):
 
     SUPPORTED_ROBOTS = ["panda"]  # noqa: RUF012  (the base class's own declaration)
     SUPPORTED_REWARD_MODES = ("sparse", "none")
+    TARGETS: tuple[str, ...] = tuple(COLOURS)
+    """Colours that an instruction may name."""
     agent: Panda
 
     def __init__(self, *args: Any, robot_uids: str = "panda", robot_init_qpos_noise: float = 0.02, **kwargs: Any) -> None:
@@ -97,7 +99,7 @@ class PutOnPlateEnv(BaseEnv):
         """index into COLOURS of the instructed cube, int64 ``[num_envs]``"""
 
     def _initialize_episode(self, env_idx: Tensor, options: dict[str, Any]) -> None:
-        layouts = [sample_layout(self._batched_episode_rng.rngs[i]) for i in env_idx.tolist()]
+        layouts = [sample_layout(self._batched_episode_rng.rngs[i], self.TARGETS) for i in env_idx.tolist()]
         self.table_scene.initialize(env_idx)
         self.target[env_idx] = torch.tensor([target for target, _, _ in layouts], device=self.device)
         for i, cube in enumerate(self.cubes):
@@ -134,3 +136,10 @@ class PutOnPlateEnv(BaseEnv):
 
     def _get_obs_extra(self, info: dict[str, Any]) -> dict[str, Tensor]:
         return {"tcp_pose": self.agent.tcp.pose.raw_pose}
+
+
+@register_env("PutRedCubeOnPlate-v1", max_episode_steps=50)
+class PutRedCubeOnPlateEnv(PutOnPlateEnv):
+    """The same scene with one instruction: what to look for is learnt here, to which word it belongs in ``PutOnPlate``."""
+
+    TARGETS = ("red",)

@@ -72,6 +72,18 @@ def _bridge(gym_id: str, instruction: str, limit: int = 60) -> TaskEntry:
     )
 
 
+def _put_on_plate(gym_id: str, note: str) -> TaskEntry:
+    return TaskEntry(
+        gym_id,
+        "put the red cube on the plate",
+        50,
+        has_expert=True,
+        rewards=("sparse",),
+        close_view=((0.5, 0.0, 0.5), (0.0, 0.0, 0.05), 0.8),
+        note=note,
+    )
+
+
 TASKS: dict[str, TaskEntry] = {
     "PushCube": TaskEntry("PushCube-v1", "push the blue cube to the red and white target", 50, has_expert=True),
     "PickCube": TaskEntry(
@@ -82,15 +94,8 @@ TASKS: dict[str, TaskEntry] = {
         note="the goal is not in the images: a policy that sees only images and text cannot solve it",
     ),
     "StackCube": TaskEntry("StackCube-v1", "stack the red cube on the green cube", 50, has_expert=True),
-    "PutOnPlate": TaskEntry(
-        "PutOnPlate-v1",
-        "put the red cube on the plate",
-        50,
-        has_expert=True,
-        rewards=("sparse",),
-        close_view=((0.5, 0.0, 0.5), (0.0, 0.0, 0.05), 0.8),
-        note="the cube is red, green or blue, drawn per episode",
-    ),
+    "PutOnPlate": _put_on_plate("PutOnPlate-v1", "the cube is red, green or blue, drawn per episode"),
+    "PutRedCubeOnPlate": _put_on_plate("PutRedCubeOnPlate-v1", "the scene of PutOnPlate; the cube is always the red one"),
     "PullCube": TaskEntry("PullCube-v1", "pull the blue cube to the red and white target", 50),
     "PokeCube": TaskEntry("PokeCube-v1", "poke the red cube with the peg", 50),
     "PullCubeTool": TaskEntry("PullCubeTool-v1", "pull the blue cube closer with the tool", 100),
