@@ -52,18 +52,50 @@ def has_weights(directory: Path) -> bool:
     return (directory / WEIGHTS).exists() or (directory / INDEX).exists()
 
 
-def load_weights(module: nn.Module, directory: Path) -> None:
-    """Fill ``module`` from one safetensors file or a sharded set; every key must be there, with its shape. Computes in float32."""
+def read_weights(directory: Path) -> dict[str, Tensor]:
+    """One safetensors file or a sharded set."""
+    names = [WEIGHTS]
     if (directory / INDEX).exists():
-        files = sorted(set(read_json(directory / INDEX)["weight_map"].values()))
-    else:
-        files = [WEIGHTS]
+        names = sorted(set(read_json(directory / INDEX)["weight_map"].values()))
     state: dict[str, Tensor] = {}
-    for name in files:
-        try:
-            state |= load_file(directory / name)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{directory / name} cannot be read ({error}): the file is missing or damaged, copy it again") from None
+    for name in names:
+        state |= _read_safetensors(directory / name)
+    return state
+
+
+def read_component(directory: Path, name: str) -> dict[str, Tensor] | None:
+    """A part that openvla-oft keeps beside the model, ``NAME--STEP_checkpoint.pt``, or ours, ``NAME.safetensors``; None: no such part.
+
+    Unpickled as tensors only: no code of the checkpoint runs.
+    """
+    if (directory / f"{name}.safetensors").exists():
+        return _read_safetensors(directory / f"{name}.safetensors")
+    found = sorted(directory.glob(f"{name}--*_checkpoint.pt"), key=_step)
+    if not found:
+        return None
+    try:
+        state = torch.load(found[-1], map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged or hostile pickle makes of itself
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{found[-1]} cannot be read as tensors ({reason}): it is damaged or holds code, copy it again") from None
+    return {key.removeprefix("module."): value for key, value in state.items()}
+
+
+def _step(path: Path) -> float:
+    """``latest`` is the newest."""
+    step = path.name.split("--")[1].removesuffix("_checkpoint.pt")
+    return float(step) if step.isdigit() else float("inf")
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}): the file is missing or damaged, copy it again") from None
+
+
+def fill(module: nn.Module, state: dict[str, Tensor], directory: Path) -> None:
+    """Fill ``module``; every key must be there, with its shape. Computes in float32."""
     expected = module.state_dict()
     for problem, keys in (("missing", expected.keys() - state.keys()), ("unexpected", state.keys() - expected.keys())):
         if keys:
@@ -76,6 +108,6 @@ def load_weights(module: nn.Module, directory: Path) -> None:
     module.load_state_dict({key: value.float() for key, value in state.items()})
 
 
-def save_weights(module: nn.Module, directory: Path, dtype: torch.dtype) -> None:
-    save_file({key: value.to(dtype).contiguous() for key, value in module.state_dict().items()}, directory / WEIGHTS)
-    (directory / WEIGHTS).chmod(0o644)  # safetensors makes files that their owner alone can read
+def save_weights(module: nn.Module, path: Path, dtype: torch.dtype) -> None:
+    save_file({key: value.to(dtype).contiguous() for key, value in module.state_dict().items()}, path)
+    path.chmod(0o644)  # safetensors makes files that their owner alone can read

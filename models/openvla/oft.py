@@ -5,9 +5,9 @@ Sources: openvla-oft ``prismatic/extern/hf/modeling_prismatic.py``, ``prismatic/
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from rlinf_vla.protocols import Noise
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, UserError
 
+from . import checkpoint as layout
 from .policy import OpenVLAPolicy, gumbel
 from .prismatic import PrismaticVLA
 
 
 @dataclass
 class OpenVLAOFTOptions:
-    """Recipe node ``model.options``."""
+    """Recipe node ``model.options``. null: what config.json says under ``oft`` (ours), else as the official LIBERO checkpoints."""
 
     images: list[str] = field(default_factory=lambda: ["base"])
     """The environment's cameras that the policy sees, in the order of its training (the main one first)."""
@@ -32,16 +33,19 @@ class OpenVLAOFTOptions:
     """Which dataset's statistics un-normalise the actions; needed only where the checkpoint has several."""
     random_weights: bool = False
     """Start from random weights: config.json alone is enough."""
-    head: str = "discrete"
+    head: str | None = None
     """discrete: action tokens, with a distribution to sample from. l1: the regression head (``action_head--*.pt``), deterministic."""
-    chunk: int = 8
+    chunk: int | None = None
     """Actions per call: 8 in the LIBERO checkpoints, 25 in ALOHA's, 5 in Bridge's."""
-    proprio: bool = False
+    proprio: bool | None = None
     """Read proprioception (``proprio_projector--*.pt``)."""
-    film: bool = False
+    film: bool | None = None
     """The instruction modulates the vision towers (OFT+)."""
-    stop_token: bool = True
+    stop_token: bool | None = None
     """``</s>`` closes the sequence: the official code and SimpleVLA-RL. RLinf's own fine-tunes were trained without."""
+
+
+OFFICIAL = {"head": "discrete", "chunk": 8, "proprio": False, "film": False, "stop_token": True}
 
 
 class ResidualBlock(nn.Module):
@@ -101,19 +105,44 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     options: OpenVLAOFTOptions
 
     def __init__(self, directory: Path, options: OpenVLAOFTOptions) -> None:
+        stored = OFFICIAL | layout.read_json(directory / layout.CONFIG).get("oft", {})
+        for name, value in stored.items():
+            if getattr(options, name) is None:
+                options = replace(options, **{name: value})
         if options.head not in ("discrete", "l1"):
             raise UserError(f"model.options.head={options.head}: choose discrete or l1")
         super().__init__(directory, options)
+        self.config["oft"] = {name: getattr(options, name) for name in OFFICIAL}
         self.stop_id = self.config["text_config"].get("eos_token_id", 2) if options.stop_token else None
-        self.action_head = None
+        self.action_head: L1RegressionHead | None = None
         if options.head == "l1":
-            self.action_head = L1RegressionHead(self.chunk, self.spec.action_dim, self.backbone.hidden_size, self._head_dim())
+            width = self.backbone.hidden_size
+            self.action_head = L1RegressionHead(self.chunk, self.spec.action_dim, width, width)
 
     def build(self) -> PrismaticVLA:
         options = self.options
         return PrismaticVLA(
-            self.config, proprio_dim=self.proprio_dim, num_images=len(options.images), film=options.film, bidirectional=True
+            self.config, proprio_dim=self.proprio_dim, num_images=len(options.images), film=bool(options.film), bidirectional=True
         )
+
+    def load_weights(self, checkpoint: Path) -> None:
+        weights = layout.read_weights(checkpoint)
+        for name, used in (("proprio_projector", self.options.proprio), ("vision_backbone", self.options.film)):
+            component = layout.read_component(checkpoint, name) if used else None
+            if component is not None:
+                weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.")}
+                weights |= {f"{name}.{key}": value for key, value in component.items()}
+        layout.fill(self.backbone, weights, checkpoint)
+        if self.action_head is not None:
+            component = layout.read_component(checkpoint, "action_head")
+            if component is None:
+                raise UserError(f"{checkpoint} has no action_head--STEP_checkpoint.pt: use model.options.head=discrete, or copy the file")
+            layout.fill(self.action_head, component, checkpoint)
+
+    def save(self, checkpoint: Path) -> None:
+        super().save(checkpoint)
+        if self.action_head is not None:
+            layout.save_weights(self.action_head, checkpoint / "action_head.safetensors", torch.bfloat16)
 
     @property
     def cameras(self) -> list[str]:
@@ -121,7 +150,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
 
     @property
     def chunk(self) -> int:
-        return self.options.chunk
+        return self.options.chunk or 1
 
     @property
     def proprio_dim(self) -> int:
@@ -131,16 +160,16 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         embeds, mask = self.embed_prompt(inputs, self.stop_id)
         return slot_states(self.backbone, embeds, mask, self.spec.chunk * self.spec.action_dim, self.stop_id)
 
-    def value(self, features: Tensor) -> Tensor:
+    def value(self, features: Any) -> Tensor:
         return self.value_head(features[:, 0].float()).squeeze(-1)
 
-    def act(self, features: Tensor, noise: Noise | None, temperature: float) -> ActionSample:
+    def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
         if self.action_head is not None:
             actions = self.action_tokens.denormalise(self.action_head(features).float())
             return ActionSample(actions, {}, torch.zeros_like(actions), self.value(features))
         log_prob = self._log_softmax(features, temperature)
-        sampled = noise is not None and temperature > 0
-        choice = (log_prob + gumbel(noise, *log_prob.shape[1:]) if sampled else log_prob).argmax(dim=-1)
+        scores = log_prob + gumbel(noise, *log_prob.shape[1:]) if noise is not None and temperature > 0 else log_prob
+        choice = scores.argmax(dim=-1)
         token_ids = choice + self.action_tokens.first_id
         return ActionSample(
             actions=self.action_tokens.decode(self._per_action(token_ids)),

@@ -9,7 +9,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -117,7 +117,7 @@ class OpenVLAPolicy(Policy):
         return self.config.get("proprio_dim", 0)
 
     @classmethod
-    def load(cls, checkpoint: Path, config: OpenVLAOptions) -> OpenVLAPolicy:
+    def load(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
         try:
             policy = cls(checkpoint, config)
         except KeyError as error:
@@ -126,15 +126,18 @@ class OpenVLAPolicy(Policy):
             if not layout.has_weights(checkpoint):
                 mend = "choose another model.checkpoint, or set model.options.random_weights=true"
                 raise UserError(f"{checkpoint} has no {layout.WEIGHTS}: {mend}")
-            layout.load_weights(policy.backbone, checkpoint)
+            policy.load_weights(checkpoint)
         return policy
+
+    def load_weights(self, checkpoint: Path) -> None:
+        layout.fill(self.backbone, layout.read_weights(checkpoint), checkpoint)
 
     def save(self, checkpoint: Path) -> None:
         for name in (layout.TOKENIZER, layout.STATISTICS):
             if (self.directory / name).exists():
                 shutil.copyfile(self.directory / name, checkpoint / name)
         (checkpoint / layout.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
-        layout.save_weights(self.backbone, checkpoint, torch.bfloat16)
+        layout.save_weights(self.backbone, checkpoint / layout.WEIGHTS, torch.bfloat16)
 
     def prepare(self, obs: Observation) -> Inputs:
         inputs = {f"image.{name}": resize(obs.images[name], size) for name, size in self.spec.images.items()}
@@ -144,16 +147,17 @@ class OpenVLAPolicy(Policy):
         return inputs | {"proprio": self.proprio(obs.state)} if self.proprio else inputs
 
     def encode(self, inputs: Inputs) -> Any:
+        """A :class:`Prefix`."""
         from transformers import DynamicCache
 
         embeds, mask = self.embed_prompt(inputs)
         cache = DynamicCache()
         return Prefix(self.backbone.hidden_states(embeds, mask, cache)[:, -1], mask, cache)
 
-    def value(self, features: Prefix) -> Tensor:
+    def value(self, features: Any) -> Tensor:
         return self.value_head(features.state.float()).squeeze(-1)
 
-    def act(self, features: Prefix, noise: Noise | None, temperature: float) -> ActionSample:
+    def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
         count = self.spec.chunk * self.spec.action_dim
         state, mask = features.state, features.mask
         tokens: list[Tensor] = []

@@ -89,7 +89,7 @@ class PrismaticVLA(nn.Module):
             towers = [TIMM[name] for name in config["timm_model_ids"]]
         text = {key: value for key, value in config["text_config"].items() if key not in ("torch_dtype", "dtype", "model_type")}
         llama = LlamaConfig(**(text | {"attn_implementation": "sdpa"}))
-        backbone = VisionBackbone(*towers, film_dim=llama.hidden_size if film else None)
+        backbone = VisionBackbone(towers[0], towers[1], llama.hidden_size if film else None)
         self.vision_backbone: nn.Module = FiLMedVisionBackbone(backbone) if film else backbone
         self.projector = Projector(sum(tower.embed_dim for tower in towers), llama.hidden_size)
         self.language_model = LlamaForCausalLM(llama)

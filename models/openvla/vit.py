@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 class FiLMBlock(nn.Module):
-    """A block whose attention output is scaled and shifted by the instruction. Source: openvla-oft ``prismatic/models/film_vit_wrapper.py``."""
+    """A block whose attention output the instruction scales and shifts. Source: openvla-oft ``prismatic/models/film_vit_wrapper.py``."""
 
     def __init__(self, block: Block, dim: int, text_dim: int) -> None:
         super().__init__()
@@ -141,7 +141,10 @@ class VisionTransformer(nn.Module):
             self.attn_pool = AttentionPool(config)
 
     def forward(self, pixels: Tensor, text: Tensor | None = None) -> Tensor:
-        """Patch features ``[B, patches, embed_dim]`` after the second-to-last block, without the final norm (as openvla). ``text`` ``[B, film_dim]``."""
+        """Patch features ``[B, patches, embed_dim]`` after the second-to-last block, without the final norm (as openvla).
+
+        ``text`` ``[B, film_dim]``: the instruction's embedding, with FiLM.
+        """
         x = self.patch_embed(pixels) + self.pos_embed
         prefix = [getattr(self, name).expand(len(x), -1, -1) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         x = torch.cat([*prefix, x], dim=1)

@@ -1,7 +1,7 @@
 """Sampling by rectified flow, and the probability of what was sampled. Pure functions; ``t = 1`` is noise, ``t = 0`` the action.
 
-``x_t = t * noise + (1 - t) * action`` and the network's velocity is ``E[noise - action | x_t]``, so that the action and the noise it expects are
-``x - t v`` and ``x + (1 - t) v``. Time runs down in ``K`` equal steps of ``delta = 1 / K``.
+``x_t = t * noise + (1 - t) * action`` and the network's velocity is ``E[noise - action | x_t]``: it expects the action ``x - t v`` and the
+noise ``x + (1 - t) v``. Time runs down in ``K`` equal steps of ``delta = 1 / K``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def ode_step(x: Tensor, velocity: Tensor, steps: int) -> Tensor:
 
 
 def sde_step(x: Tensor, velocity: Tensor, time: Tensor, steps: int, noise_level: float) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of a stochastic step with the marginals of the flow (Flow-GRPO, arXiv 2505.05470, eq. 9; piRL, 2510.25889).
+    """Mean and standard deviation of a stochastic step with the marginals of the flow (Flow-GRPO, arXiv 2505.05470; piRL, 2510.25889).
 
     ``dx = [v - sigma**2 / 2 * score] dt + sigma dw`` with ``sigma = noise_level * sqrt(t / (1 - t))`` and ``score = -(x + (1 - t) v) / t``.
     At ``t = 1``, where that is singular, ``1 - t`` is taken at the end of the step (as RLinf does), so that the first standard deviation is

@@ -1,8 +1,8 @@
 """The network of π₀ and π₀.₅: PaliGemma sees images and text once, an action expert denoises beside its keys and values.
 
-Under openpi's own state-dict names, so that its checkpoints load unchanged. Source: openpi ``models_pytorch/{pi0_pytorch,gemma_pytorch}.py``.
-Every layer is one attention over two streams: prefix tokens go through PaliGemma's weights, suffix tokens through the expert's. The prefix never
-sees the suffix, so its keys and values serve all denoising steps, in training too.
+Under openpi's own state-dict names, so that its checkpoints load unchanged. Source: openpi ``models_pytorch/pi0_pytorch.py`` and
+``gemma_pytorch.py``. Every layer is one attention over two streams: prefix tokens go through PaliGemma's weights, suffix tokens through the
+expert's. The prefix never sees the suffix, so its keys and values serve all denoising steps, in training too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KeysAndValues = list[tuple[Tensor, Tensor]]
 
 
 class RMSNorm(nn.Module):
-    """Gemma's: in float32, scaled by ``1 + weight``. With ``condition_dim`` scale, shift and a gate come from a condition instead (adaRMS)."""
+    """Gemma's: in float32, scaled by ``1 + weight``. With ``condition_dim`` a condition gives scale, shift and a gate instead (adaRMS)."""
 
     def __init__(self, dim: int, condition_dim: int | None = None) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rotation: Tensor, mask: Tensor, before: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """``before``: keys and values to attend to besides those of ``x``. ``mask``: additive ``[B, 1, N, M]``."""
+        """``before``: keys and values to attend to besides those of ``x``. ``mask``: additive ``[B, 1, N, M]``. Also returns its own."""
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, rotation), rotate(k, rotation)
         keys, values = (k, v) if before is None else (torch.cat([before[0], k], dim=2), torch.cat([before[1], v], dim=2))
@@ -121,8 +121,10 @@ class Gemma(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, visible: Tensor, before: KeysAndValues | None = None, condition: Tensor | None = None
     ) -> tuple[Tensor, KeysAndValues]:
-        """``x`` ``[B, N, width]`` at ``positions`` int64 ``[B, N]``; ``visible`` bool ``[B, N, M]``: which of the ``M`` tokens (``before``, then
-        own) each may attend to. Returns the normalised last states and every layer's own keys and values."""
+        """``x`` ``[B, N, width]`` at ``positions`` int64 ``[B, N]``. Returns the normalised last states and each layer's keys and values.
+
+        visible: bool ``[B, N, M]``, which of the ``M`` tokens (those of ``before``, then its own) each may attend to.
+        """
         # a row that may attend to nothing (padding) attends to all, because a softmax over nothing is NaN; nobody reads it
         visible = visible | ~visible.any(-1, keepdim=True)
         mask = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill_(~visible, float("-inf"))[:, None]
@@ -276,8 +278,8 @@ class Pi0Network(nn.Module):
         return torch.arange(count) < (1 if self.config.pi05 else 2)
 
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """``E[noise - action | x]`` float32 ``[B, H, action_dim]`` at ``x`` ``[B, H, action_dim]`` and ``time`` ``[B]`` (1 is noise, 0 the action),
-        and the expert's last states ``[B, H, width]``. ``state`` ``[B, action_dim]`` is read by π₀ only."""
+        """``E[noise - action | x]`` float32 ``[B, H, action_dim]`` at ``x`` and ``time`` ``[B]`` (1 is noise, 0 the action), and the
+        expert's last states ``[B, H, width]``. ``state`` ``[B, action_dim]`` is read by π₀ only."""
         embeds, condition = self.embed_suffix(state, x, time)
         batch, count = embeds.shape[:2]
         blocks = self.suffix_starts(count).to(x.device).cumsum(0)
