@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +39,7 @@ class ActionTokenizer(nn.Module):
         low = torch.tensor(statistics["q01"], dtype=torch.float64)
         high = torch.tensor(statistics["q99"], dtype=torch.float64)
         mask = torch.tensor(statistics.get("mask", [True] * len(low)))
-        edges = torch.linspace(-1, 1, n_bins, dtype=torch.float64)
+        edges = torch.from_numpy(np.linspace(-1, 1, n_bins))  # torch's own differ in the last bit
         # a dimension outside the mask (a binary gripper) is not normalised
         self.register_buffer("scale", torch.where(mask, 0.5 * (high - low), 1.0).float(), persistent=False)
         self.register_buffer("offset", torch.where(mask, 0.5 * (high + low), 0.0).float(), persistent=False)

@@ -140,7 +140,8 @@ class OpenVLAPolicy(Policy):
         layout.save_weights(self.backbone, checkpoint / layout.WEIGHTS, torch.bfloat16)
 
     def prepare(self, obs: Observation) -> Inputs:
-        inputs = {f"image.{name}": resize(obs.images[name], size) for name, size in self.spec.images.items()}
+        strategy = self.config.get("image_resize_strategy", "resize-naive")
+        inputs = {f"image.{name}": resize(obs.images[name], size, strategy) for name, size in self.spec.images.items()}
         token_ids, token_mask = self.prompts(obs.instruction)
         device = obs.state.device
         inputs |= {"token_ids": token_ids.to(device), "token_mask": token_mask.to(device)}
