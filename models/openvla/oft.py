@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from rlinf_vla.protocols import Noise
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, UserError
 
-from . import checkpoint as layout
+from .. import files
+from .checkpoint import read_component
 from .policy import OpenVLAPolicy, gumbel
 from .prismatic import PrismaticVLA
 
@@ -105,7 +106,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     options: OpenVLAOFTOptions
 
     def __init__(self, directory: Path, options: OpenVLAOFTOptions) -> None:
-        stored = OFFICIAL | layout.read_json(directory / layout.CONFIG).get("oft", {})
+        stored = OFFICIAL | files.read_json(directory / files.CONFIG).get("oft", {})
         for name, value in stored.items():
             if getattr(options, name) is None:
                 options = replace(options, **{name: value})
@@ -126,23 +127,23 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         )
 
     def load_weights(self, checkpoint: Path) -> None:
-        weights = layout.read_weights(checkpoint)
+        weights = files.read_weights(checkpoint)
         for name, used in (("proprio_projector", self.options.proprio), ("vision_backbone", self.options.film)):
-            component = layout.read_component(checkpoint, name) if used else None
+            component = read_component(checkpoint, name) if used else None
             if component is not None:
                 weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.")}
                 weights |= {f"{name}.{key}": value for key, value in component.items()}
-        layout.fill(self.backbone, weights, checkpoint)
+        files.fill(self.backbone, weights, checkpoint)
         if self.action_head is not None:
-            component = layout.read_component(checkpoint, "action_head")
+            component = read_component(checkpoint, "action_head")
             if component is None:
                 raise UserError(f"{checkpoint} has no action_head--STEP_checkpoint.pt: use model.options.head=discrete, or copy the file")
-            layout.fill(self.action_head, component, checkpoint)
+            files.fill(self.action_head, component, checkpoint)
 
     def save(self, checkpoint: Path) -> None:
         super().save(checkpoint)
         if self.action_head is not None:
-            layout.save_weights(self.action_head, checkpoint / "action_head.safetensors", torch.bfloat16)
+            files.save_weights(self.action_head, checkpoint / "action_head.safetensors", torch.bfloat16)
 
     @property
     def cameras(self) -> list[str]:

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
 
-from . import checkpoint as layout
+from .. import files
 from .actions import ActionTokenizer, ProprioNormalizer
+from .checkpoint import STATISTICS, read_statistics
 from .prismatic import PrismaticVLA
 from .processor import PromptEncoder, normalise, resize
 
@@ -77,8 +78,8 @@ class OpenVLAPolicy(Policy):
     def __init__(self, directory: Path, options: Any) -> None:
         super().__init__()
         self.directory, self.options = directory, options
-        self.config = config = layout.read_json(directory / layout.CONFIG)
-        self.statistics = layout.read_statistics(directory, config, options.unnorm_key)
+        self.config = config = files.read_json(directory / files.CONFIG)
+        self.statistics = read_statistics(directory, config, options.unnorm_key)
         text = config["text_config"]
         self.backbone: PrismaticVLA = self.build()
         self.value_head = ValueHead(self.backbone.hidden_size)
@@ -87,7 +88,7 @@ class OpenVLAPolicy(Policy):
         )
         self.proprio = ProprioNormalizer(self.statistics["proprio"]) if self.proprio_dim else None
         self.prompts = PromptEncoder(
-            layout.read_tokenizer(directory),
+            files.read_tokenizer(directory),
             options.prompt_length,
             bos_id=text.get("bos_token_id", 1),
             pad_id=config["pad_token_id"],
@@ -121,23 +122,23 @@ class OpenVLAPolicy(Policy):
         try:
             policy = cls(checkpoint, config)
         except KeyError as error:
-            raise UserError(f"{checkpoint}: {layout.CONFIG} or {layout.STATISTICS} lacks {error}: copy the checkpoint again") from None
+            raise UserError(f"{checkpoint}: {files.CONFIG} or {STATISTICS} lacks {error}: copy the checkpoint again") from None
         if not config.random_weights:
-            if not layout.has_weights(checkpoint):
+            if not files.has_weights(checkpoint):
                 mend = "choose another model.checkpoint, or set model.options.random_weights=true"
-                raise UserError(f"{checkpoint} has no {layout.WEIGHTS}: {mend}")
+                raise UserError(f"{checkpoint} has no {files.WEIGHTS}: {mend}")
             policy.load_weights(checkpoint)
         return policy
 
     def load_weights(self, checkpoint: Path) -> None:
-        layout.fill(self.backbone, layout.read_weights(checkpoint), checkpoint)
+        files.fill(self.backbone, files.read_weights(checkpoint), checkpoint)
 
     def save(self, checkpoint: Path) -> None:
-        for name in (layout.TOKENIZER, layout.STATISTICS):
+        for name in (files.TOKENIZER, STATISTICS):
             if (self.directory / name).exists():
                 shutil.copyfile(self.directory / name, checkpoint / name)
-        (checkpoint / layout.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
-        layout.save_weights(self.backbone, checkpoint / layout.WEIGHTS, torch.bfloat16)
+        (checkpoint / files.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
+        files.save_weights(self.backbone, checkpoint / files.WEIGHTS, torch.bfloat16)
 
     def prepare(self, obs: Observation) -> Inputs:
         strategy = self.config.get("image_resize_strategy", "resize-naive")

@@ -32,6 +32,16 @@ GEMMA = {
 }
 """openpi's variant names."""
 
+SIGLIP = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 14,
+}
+PALIGEMMA_VOCABULARY = 257152
+
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """Per layer, rotated keys and values ``[B, kv_heads, N, head_dim]``."""
 
