@@ -42,9 +42,10 @@ prove-ppo-putonplate: RECIPE = maniskill_ppo_putonplate
 prove-ppo prove-ppo-putonplate: install
 	for seed in 1 2; do $(BIN)/rlinf-vla train recipe=$(RECIPE) seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto || exit; done
 
-# How assets/openvla_tiny_putonplate was made: first what a cube looks like, then which word means which.
+# How assets/openvla_tiny_putonplate was made. From random weights, three colours at once are not told apart in any time one would wait.
 sft-putonplate: install
 	$(BIN)/rlinf-vla sft recipe=maniskill_sft_putredcube run_dir=runs/putonplate/red resume=auto
+	$(BIN)/rlinf-vla sft recipe=maniskill_sft_putmostlyredcube run_dir=runs/putonplate/mostly_red resume=auto
 	$(BIN)/rlinf-vla sft recipe=maniskill_sft_putonplate run_dir=runs/putonplate/all resume=auto
 
 clean:

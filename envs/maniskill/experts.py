@@ -108,10 +108,4 @@ def put_on_plate(env: Any) -> Tensor:
     return _pick_and_place(env, cube, goal, 0.03, grasped, env.evaluate()["is_on_plate"])
 
 
-EXPERTS = {
-    "PushCube-v1": push_cube,
-    "PickCube-v1": pick_cube,
-    "StackCube-v1": stack_cube,
-    "PutOnPlate-v1": put_on_plate,
-    "PutRedCubeOnPlate-v1": put_on_plate,
-}
+EXPERTS = {"PushCube-v1": push_cube, "PickCube-v1": pick_cube, "StackCube-v1": stack_cube, "PutOnPlate-v1": put_on_plate}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ JITTER = 0.025
 """Largest distance of cubes and plate from their places along x and y, metres."""
 
 
-def sample_layout(rng: np.random.RandomState, targets: tuple[str, ...]) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+def sample_layout(rng: np.random.RandomState, targets: Sequence[str]) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
     """Draw an episode: (index into COLOURS, plate centre ``[2]``, cube centres ``[3, 2]``), metres. Any cube may lie in any place."""
     target = list(COLOURS).index(targets[rng.randint(len(targets))])
     cubes = rng.permutation(CUBE_PLACES) + rng.uniform(-JITTER, JITTER, CUBE_PLACES.shape)
@@ -43,12 +43,18 @@ class PutOnPlateEnv(BaseEnv):
 
     SUPPORTED_ROBOTS = ["panda"]  # noqa: RUF012  (the base class's own declaration)
     SUPPORTED_REWARD_MODES = ("sparse", "none")
-    TARGETS: tuple[str, ...] = tuple(COLOURS)
-    """Colours that an instruction may name."""
     agent: Panda
 
-    def __init__(self, *args: Any, robot_uids: str = "panda", robot_init_qpos_noise: float = 0.02, **kwargs: Any) -> None:
-        self.robot_init_qpos_noise = robot_init_qpos_noise
+    def __init__(
+        self,
+        *args: Any,
+        robot_uids: str = "panda",
+        robot_init_qpos_noise: float = 0.02,
+        targets: Sequence[str] = tuple(COLOURS),
+        **kwargs: Any,
+    ) -> None:
+        """``targets``: the colours that an instruction is drawn from."""
+        self.robot_init_qpos_noise, self.targets = robot_init_qpos_noise, targets
         super().__init__(*args, robot_uids=robot_uids, **kwargs)
 
     @property
@@ -99,7 +105,7 @@ class PutOnPlateEnv(BaseEnv):
         """index into COLOURS of the instructed cube, int64 ``[num_envs]``"""
 
     def _initialize_episode(self, env_idx: Tensor, options: dict[str, Any]) -> None:
-        layouts = [sample_layout(self._batched_episode_rng.rngs[i], self.TARGETS) for i in env_idx.tolist()]
+        layouts = [sample_layout(self._batched_episode_rng.rngs[i], self.targets) for i in env_idx.tolist()]
         self.table_scene.initialize(env_idx)
         self.target[env_idx] = torch.tensor([target for target, _, _ in layouts], device=self.device)
         for i, cube in enumerate(self.cubes):
@@ -136,10 +142,3 @@ class PutOnPlateEnv(BaseEnv):
 
     def _get_obs_extra(self, info: dict[str, Any]) -> dict[str, Tensor]:
         return {"tcp_pose": self.agent.tcp.pose.raw_pose}
-
-
-@register_env("PutRedCubeOnPlate-v1", max_episode_steps=50)
-class PutRedCubeOnPlateEnv(PutOnPlateEnv):
-    """The same scene with one instruction: what to look for is learnt here, to which word it belongs in ``PutOnPlate``."""
-
-    TARGETS = ("red",)

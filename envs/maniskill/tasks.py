@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 PANDA_STICK_MODES = (
     "pd_ee_delta_pos",
@@ -54,6 +56,8 @@ class TaskEntry:
     """The camera ``close``; None where only the task's own sees everything."""
     bridge: bool = False
     """One of the digital twins of BridgeData V2: needs assets, and names rewards and images its own way."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What else the environment is made with."""
     note: str = ""
 
 
@@ -72,14 +76,15 @@ def _bridge(gym_id: str, instruction: str, limit: int = 60) -> TaskEntry:
     )
 
 
-def _put_on_plate(gym_id: str, note: str) -> TaskEntry:
+def _put_on_plate(targets: Sequence[str], note: str) -> TaskEntry:
     return TaskEntry(
-        gym_id,
+        "PutOnPlate-v1",
         "put the red cube on the plate",
         50,
         has_expert=True,
         rewards=("sparse",),
         close_view=((0.5, 0.0, 0.5), (0.0, 0.0, 0.05), 0.8),
+        settings={"targets": targets},
         note=note,
     )
 
@@ -94,8 +99,10 @@ TASKS: dict[str, TaskEntry] = {
         note="the goal is not in the images: a policy that sees only images and text cannot solve it",
     ),
     "StackCube": TaskEntry("StackCube-v1", "stack the red cube on the green cube", 50, has_expert=True),
-    "PutOnPlate": _put_on_plate("PutOnPlate-v1", "the cube is red, green or blue, drawn per episode"),
-    "PutRedCubeOnPlate": _put_on_plate("PutRedCubeOnPlate-v1", "the scene of PutOnPlate; the cube is always the red one"),
+    "PutOnPlate": _put_on_plate(("red", "green", "blue"), "the cube is red, green or blue, drawn per episode"),
+    # steps towards it for a model that starts from nothing: to see and grasp one cube, then that words differ
+    "PutRedCubeOnPlate": _put_on_plate(("red",), "PutOnPlate with one instruction"),
+    "PutMostlyRedCubeOnPlate": _put_on_plate(("red",) * 4 + ("green", "blue"), "PutOnPlate with red in two of three episodes"),
     "PullCube": TaskEntry("PullCube-v1", "pull the blue cube to the red and white target", 50),
     "PokeCube": TaskEntry("PokeCube-v1", "poke the red cube with the peg", 50),
     "PullCubeTool": TaskEntry("PullCubeTool-v1", "pull the blue cube closer with the tool", 100),

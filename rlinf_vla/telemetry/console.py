@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from time import perf_counter
 from types import TracebackType
 
 from rich.console import Console
@@ -18,19 +18,17 @@ PLAIN_STEPS = 10
 class TrainingConsole:
     """Progress of a training run; a context manager, so that the cursor comes back however the run ends.
 
-    ``start``: iterations that were done before this process began (a resumed run), which tell nothing about its speed.
+    ``start``: iterations that were done before this process began (a resumed run). The time left is told from the latest iterations.
     """
 
     def __init__(self, total_iterations: int, start: int = 0) -> None:
         self._total = total_iterations
-        self._start = start
-        self._began = perf_counter()
+        self._seconds: deque[float] = deque(maxlen=10)
         self._live = _live_progress()
         if self._live is not None:
             self._task = self._live.add_task("train", total=total_iterations, completed=start, status="", stage="")
 
     def __enter__(self) -> TrainingConsole:
-        self._began = perf_counter()
         if self._live is not None:
             self._live.start()
         return self
@@ -42,9 +40,10 @@ class TrainingConsole:
     def update(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """``iteration`` iterations are done (1 after the first); ``metrics`` are those of the latest."""
         status = _status(metrics)
-        seconds_each = (perf_counter() - self._began) / max(1, iteration - self._start)
-        if iteration < self._total:
-            status.append(f"{duration(seconds_each * (self._total - iteration))} left")
+        if "timing_s/iteration" in metrics:
+            self._seconds.append(metrics["timing_s/iteration"])
+        if iteration < self._total and self._seconds:
+            status.append(f"{duration(sum(self._seconds) / len(self._seconds) * (self._total - iteration))} left")
         if self._live is None:
             print(f"iteration {iteration}/{self._total}", *status, sep="  ", flush=True)
         else:

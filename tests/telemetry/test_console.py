@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_vla.telemetry.console import TrainingConsole, duration, stages
 
-METRICS = {"rollout/success_once": 0.4375, "rollout/reward_mean": 0.5, "throughput/steps_per_s": 1234.4}
+METRICS = {"rollout/success_once": 0.4375, "rollout/reward_mean": 0.5, "throughput/steps_per_s": 1234.4, "timing_s/iteration": 20.0}
 
 
 def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,7 +24,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
     assert "\x1b" not in output and "\r" not in output
     assert output.splitlines() == [
         "checkpoint [bold]step_000001[/bold]",
-        "iteration 2/3  success 43.8 %  reward 0.5  1,234 steps/s  0 s left",
+        "iteration 2/3  success 43.8 %  reward 0.5  1,234 steps/s  20 s left",
         "iteration 3/3",
     ]
 
@@ -39,13 +39,12 @@ def test_stages_become_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "before (sampled) 10%" and lines[-1] == "before (greedy) 100%"
 
 
-def test_time_left_counts_this_process_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 0.0, 60.0])
-    monkeypatch.setattr("rlinf_vla.telemetry.console.perf_counter", lambda: next(now))
+def test_time_left_is_told_from_the_latest_iterations(capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingConsole(total_iterations=200, start=100) as console:
-        console.update(102, {})
-    # Two iterations in a minute, 98 to go.
-    assert capsys.readouterr().out == "iteration 102/200  49 min left\n"
+        console.update(101, {"timing_s/iteration": 1000.0})
+        for iteration in range(102, 112):
+            console.update(iteration, {"timing_s/iteration": 30.0})
+    assert capsys.readouterr().out.splitlines()[-1] == "iteration 111/200  44 min left"
 
 
 @pytest.mark.parametrize(
