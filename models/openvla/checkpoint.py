@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlinf_vla.types import UserError
 
-from ..files import read_json
+from ..files import read_json, read_safetensors
 
 STATISTICS = "dataset_statistics.json"
 

@@ -184,7 +184,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             raise UserError("model.options.head=l1 has no distribution that could learn by reinforcement: use head=discrete")
         return self._evaluate(self.encode(inputs), latent["token_ids"], temperature)
 
-    def supervised_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+    def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         states = self.encode(inputs)
         if self.action_head is not None:
             return (self.action_head(states).float() - self.action_tokens.normalise(actions)).abs().mean(dim=(1, 2))

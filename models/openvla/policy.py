@@ -193,7 +193,7 @@ class OpenVLAPolicy(Policy):
             value=self.value_head(states[:, 0].float()).squeeze(-1),
         )
 
-    def supervised_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+    def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         token_ids = self.action_tokens.encode(actions).flatten(1)
         return self._cross_entropy(self._teacher_forced(inputs, token_ids), token_ids)
 

@@ -52,6 +52,11 @@ def gaussian_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return torch.where(certain, 0.0, log_prob)
 
 
+def standard_log_prob(noise: Tensor) -> Tensor:
+    """Elementwise log-density of the noise that a chain begins with."""
+    return gaussian_log_prob(noise, torch.zeros_like(noise), torch.ones_like(noise))
+
+
 def gaussian_entropy(std: Tensor) -> Tensor:
     """Elementwise differential entropy; 0 where ``std`` is 0."""
     certain = std == 0
@@ -62,3 +67,8 @@ def interpolate(actions: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, T
     """``x_t`` and the velocity to be learnt there; ``time`` ``[B]``."""
     t = time.reshape(-1, *[1] * (actions.ndim - 1))
     return t * noise + (1 - t) * actions, noise - actions
+
+
+def training_times(uniform: Tensor) -> Tensor:
+    """Uniform draws in (0, 1) to times with the density of ``0.999 Beta(1.5, 1) + 0.001``, by its inverse distribution ``u ** (2 / 3)``."""
+    return 0.999 * uniform ** (2 / 3) + 0.001

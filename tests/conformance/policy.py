@@ -199,17 +199,17 @@ class PolicyConformance:
         generator = torch.Generator().manual_seed(5)
         inputs = policy.prepare(observations(policy, 4))
         actions = torch.rand(4, policy.spec.chunk, policy.spec.action_dim, generator=generator) * 2 - 1
-        before = policy.supervised_loss(inputs, actions)
+        before = policy.supervised_loss(inputs, actions, noise(torch.arange(4)))
         assert before.shape == (4,) and before.dtype == torch.float32
         for row in range(4):
-            alone = policy.supervised_loss(rows(inputs, slice(row, row + 1)), actions[row : row + 1])
+            alone = policy.supervised_loss(rows(inputs, slice(row, row + 1)), actions[row : row + 1], noise(torch.tensor([row])))
             torch.testing.assert_close(alone, before[row : row + 1], rtol=0, atol=1e-4)
         optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
         for _ in range(6):
             optimizer.zero_grad()
-            policy.supervised_loss(inputs, actions).mean().backward()
+            policy.supervised_loss(inputs, actions, noise(torch.arange(4))).mean().backward()
             optimizer.step()
-        assert policy.supervised_loss(inputs, actions).mean() < before.mean() - 0.1
+        assert policy.supervised_loss(inputs, actions, noise(torch.arange(4))).mean() < before.mean() - 0.1
 
 
 class DiscretePolicyConformance(PolicyConformance):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy
 from rlinf_vla.types import UserError
-from tests.conformance.policy import DiscretePolicyConformance, act, observations
+from tests.conformance.policy import DiscretePolicyConformance, act, noise, observations
 from tests.models.tiny_openvla import smaller_config, smaller_directory
 
 
@@ -61,7 +61,7 @@ def test_the_regression_head_imitates_but_has_no_distribution(tmp_path: Path) ->
     inputs = policy.prepare(observations(policy, 3))
     sample = act(policy, inputs)
     assert torch.equal(sample.actions, act(policy, inputs, temperature=0.0).actions)
-    loss = policy.supervised_loss(inputs, sample.actions)
+    loss = policy.supervised_loss(inputs, sample.actions, noise(torch.arange(3)))
     assert loss.shape == (3,) and loss.abs().max() < 1e-6
     with pytest.raises(UserError, match="head=discrete"):
         policy.evaluate(inputs, {}, 1.0)
