@@ -51,7 +51,11 @@ def small(path: Path, pi05: bool = False, **options: Any) -> Pi0Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         options = {"denoise_steps": 3, "frozen_vlm": False, "prompt_length": 64 if pi05 else 32} | options
-        return Pi0Policy.load(directory(path, pi05), Pi0Options(random_weights=True, **options))
+        policy = Pi0Policy.load(directory(path, pi05), Pi0Options(random_weights=True, **options))
+        for name, parameter in policy.backbone.named_parameters():
+            if ".dense." in name:  # of adaRMS, whose gates start closed
+                torch.nn.init.normal_(parameter, std=0.2)
+        return policy
 
 
 class Pi0(PolicyConformance):
