@@ -20,7 +20,7 @@ from ..vector_env import ProcessVectorEnv
 from . import vulkan
 from .batched import BatchedVectorEnv, ManiSkillBatch
 from .config import BACKENDS, CAMERAS, REWARDS, VISUALS, ManiSkillConfig
-from .doctor import INSTALL, NO_DRIVER, checks
+from .doctor import BRIDGE_DOWNLOAD, INSTALL, NO_DRIVER, checks
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
 
 WORTH_A_GPU = 64
@@ -95,6 +95,9 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
     """What a simulator is built from, JSON values only. Raises UserError for what the user can mend."""
     _one_of(config.task, TASKS, "env.task")
     entry = TASKS[config.task]
+    missing = missing_assets(entry, config.asset_dir)
+    if missing:
+        raise UserError(f"env.task={config.task} needs assets that are not on this machine ({missing[0]}): {BRIDGE_DOWNLOAD}")
     _one_of(config.control_mode, entry.control_modes, f"env.control_mode for {config.task}")
     _one_of(config.reward, entry.rewards if config.reward in REWARDS else REWARDS, f"env.reward for {config.task}")
     _one_of(config.camera, CAMERAS, "env.camera")
@@ -106,9 +109,6 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
         raise UserError(f"env.episode_limit={config.episode_limit} must be at least 1 control step")
     if config.step_timeout_s <= 0:
         raise UserError(f"env.step_timeout_s={config.step_timeout_s} must be more than 0 seconds")
-    missing = missing_assets(entry, config.asset_dir)
-    if missing:
-        raise UserError(f"env.task={config.task} needs assets that are not on this machine ({missing[0]}): see `rlinf-vla doctor`")
     return {
         "gym_id": entry.gym_id,
         "robot": entry.robot,
