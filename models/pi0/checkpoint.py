@@ -10,7 +10,8 @@ from torch import Tensor
 from rlinf_vla.types import UserError
 
 from ..files import CONFIG, read_json, read_weights
-from .network import GEMMA, PALIGEMMA_VOCABULARY, SIGLIP, GemmaConfig, Pi0Config
+from .gemma import GEMMA, GemmaConfig
+from .network import PALIGEMMA_VOCABULARY, SIGLIP, Pi0Config
 
 NORM_STATS = "norm_stats.json"
 LM_HEAD = "paligemma_with_expert.paligemma.lm_head.weight"

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
-from rlinf_vla.models.pi0.network import GEMMA, PALIGEMMA_VOCABULARY, SIGLIP, Pi0Config, Pi0Network
+from rlinf_vla.models.pi0.gemma import GEMMA
+from rlinf_vla.models.pi0.network import PALIGEMMA_VOCABULARY, SIGLIP, Pi0Config, Pi0Network
 
 from .fixtures import ROOT
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.models.pi0 import flow
-from rlinf_vla.models.pi0.network import GemmaConfig, Pi0Config, Pi0Network, Prefix, time_embedding
+from rlinf_vla.models.pi0.gemma import GemmaConfig
+from rlinf_vla.models.pi0.network import Pi0Config, Pi0Network, Prefix, time_embedding
 
 from .fixtures import Arrays, Fixture, difference, gradient_norms_differ
 
