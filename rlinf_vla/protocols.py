@@ -88,8 +88,8 @@ class Policy(nn.Module):
         """The same distribution as ``act``; differentiable."""
 
     @abstractmethod
-    def supervised_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """Imitation loss for expert chunks float32 ``[B, C, D]``; returns float32 ``[B]``."""
+    def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
+        """Imitation loss for expert chunks float32 ``[B, C, D]``; returns float32 ``[B]``. ``noise``: for models that denoise."""
 
 
 @dataclass(frozen=True)

@@ -164,5 +164,5 @@ def test_the_listed_packages_are_the_folders() -> None:
 def test_every_test_folder_is_a_room() -> None:
     """tests/ mirrors the tree."""
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    rooms_of_code = {path.name for path in (ROOT / "rlinf_vla").iterdir() if path.is_dir()} | {*SHELVES, "conformance"}
+    rooms_of_code = {path.name for path in (ROOT / "rlinf_vla").iterdir() if path.is_dir()} | {*SHELVES, "conformance", "parity"}
     assert folders <= rooms_of_code

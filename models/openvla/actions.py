@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +39,7 @@ class ActionTokenizer(nn.Module):
         low = torch.tensor(statistics["q01"], dtype=torch.float64)
         high = torch.tensor(statistics["q99"], dtype=torch.float64)
         mask = torch.tensor(statistics.get("mask", [True] * len(low)))
-        edges = torch.linspace(-1, 1, n_bins, dtype=torch.float64)
+        edges = torch.from_numpy(np.linspace(-1, 1, n_bins))  # torch's own differ in the last bit
         # a dimension outside the mask (a binary gripper) is not normalised
         self.register_buffer("scale", torch.where(mask, 0.5 * (high - low), 1.0).float(), persistent=False)
         self.register_buffer("offset", torch.where(mask, 0.5 * (high + low), 0.0).float(), persistent=False)
@@ -57,10 +58,16 @@ class ActionTokenizer(nn.Module):
     def encode(self, actions: Tensor) -> Tensor:
         """Environment units ``[..., D]`` to token ids int64 ``[..., D]``."""
         # in float64, as numpy.digitize: an action on an edge must not change its bin
-        normalised = ((actions.double() - self.offset) / self.scale).clamp(-1, 1)
-        return self.first_id + self.n_bins - torch.bucketize(normalised, self.edges, right=True)
+        return self.first_id + self.n_bins - torch.bucketize(self.normalise(actions.double()).clamp(-1, 1), self.edges, right=True)
 
     def decode(self, token_ids: Tensor) -> Tensor:
         """Token ids ``[..., D]`` to environment units float32 ``[..., D]``."""
         index = (self.first_id + self.n_bins - token_ids - 1).clamp(0, self.n_bins - 2)
-        return self.centres[index] * self.scale + self.offset
+        return self.denormalise(self.centres[index])
+
+    def normalise(self, actions: Tensor) -> Tensor:
+        """Environment units ``[..., D]`` to the model's, in which ``q01`` to ``q99`` are -1 to 1."""
+        return (actions - self.offset) / self.scale
+
+    def denormalise(self, normalised: Tensor) -> Tensor:
+        return normalised * self.scale + self.offset

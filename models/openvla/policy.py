@@ -9,7 +9,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
 
-from . import checkpoint as layout
+from .. import files
 from .actions import ActionTokenizer, ProprioNormalizer
+from .checkpoint import STATISTICS, read_statistics
 from .prismatic import PrismaticVLA
 from .processor import PromptEncoder, normalise, resize
 
@@ -60,6 +61,11 @@ class Prefix:
     cache: DynamicCache
 
 
+def gumbel(noise: Noise, *shape: int) -> Tensor:
+    """``argmax(logits / T + gumbel)`` is a draw from ``softmax(logits / T)`` that belongs to the episode alone."""
+    return -torch.log(-torch.log(noise.uniform(*shape)))
+
+
 class OpenVLAPolicy(Policy):
     name: ClassVar[str] = "openvla"
     Config: ClassVar[type] = OpenVLAOptions
@@ -69,82 +75,102 @@ class OpenVLAPolicy(Policy):
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     )
 
-    def __init__(self, directory: Path, options: OpenVLAOptions) -> None:
+    def __init__(self, directory: Path, options: Any) -> None:
         super().__init__()
         self.directory, self.options = directory, options
-        self.config = config = layout.read_json(directory / layout.CONFIG)
-        statistics = layout.read_statistics(directory, config, options.unnorm_key)
-        vocab_size = config["text_config"]["vocab_size"] - config["pad_to_multiple_of"]
-        self.backbone: PrismaticVLA = PrismaticVLA(config)
+        self.config = config = files.read_json(directory / files.CONFIG)
+        self.statistics = read_statistics(directory, config, options.unnorm_key)
+        text = config["text_config"]
+        self.backbone: PrismaticVLA = self.build()
         self.value_head = ValueHead(self.backbone.hidden_size)
-        self.action_tokens = ActionTokenizer(vocab_size, config["n_action_bins"], statistics["action"])
-        self.proprio = ProprioNormalizer(statistics["proprio"]) if self.backbone.proprio_dim else None
+        self.action_tokens = ActionTokenizer(
+            text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"], self.statistics["action"]
+        )
+        self.proprio = ProprioNormalizer(self.statistics["proprio"]) if self.proprio_dim else None
         self.prompts = PromptEncoder(
-            layout.read_tokenizer(directory),
+            files.read_tokenizer(directory),
             options.prompt_length,
-            bos_id=config["text_config"].get("bos_token_id", 1),
+            bos_id=text.get("bos_token_id", 1),
             pad_id=config["pad_token_id"],
             empty_id=config.get("empty_token_id", 29871),
         )
         height, width = config["image_sizes"]
         self.spec = PolicySpec(
-            chunk=config.get("chunk", 1),
+            chunk=self.chunk,
             action_dim=self.action_tokens.action_dim,
-            state_dim=self.backbone.proprio_dim,
-            images={options.image: (height, width)},
+            state_dim=self.proprio_dim,
+            images=dict.fromkeys(self.cameras, (height, width)),
         )
 
+    def build(self) -> PrismaticVLA:
+        return PrismaticVLA(self.config, proprio_dim=self.proprio_dim)
+
+    @property
+    def cameras(self) -> list[str]:
+        return [self.options.image]
+
+    @property
+    def chunk(self) -> int:
+        return self.config.get("chunk", 1)
+
+    @property
+    def proprio_dim(self) -> int:
+        return self.config.get("proprio_dim", 0)
+
     @classmethod
-    def load(cls, checkpoint: Path, config: OpenVLAOptions) -> OpenVLAPolicy:
+    def load(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
         try:
             policy = cls(checkpoint, config)
         except KeyError as error:
-            raise UserError(f"{checkpoint}: {layout.CONFIG} or {layout.STATISTICS} lacks {error}: copy the checkpoint again") from None
+            raise UserError(f"{checkpoint}: {files.CONFIG} or {STATISTICS} lacks {error}: copy the checkpoint again") from None
         if not config.random_weights:
-            if not layout.has_weights(checkpoint):
+            if not files.has_weights(checkpoint):
                 mend = "choose another model.checkpoint, or set model.options.random_weights=true"
-                raise UserError(f"{checkpoint} has no {layout.WEIGHTS}: {mend}")
-            layout.load_weights(policy.backbone, checkpoint)
+                raise UserError(f"{checkpoint} has no {files.WEIGHTS}: {mend}")
+            policy.load_weights(checkpoint)
         return policy
 
+    def load_weights(self, checkpoint: Path) -> None:
+        files.fill(self.backbone, files.read_weights(checkpoint), checkpoint)
+
     def save(self, checkpoint: Path) -> None:
-        for name in (layout.TOKENIZER, layout.STATISTICS):
+        for name in (files.TOKENIZER, STATISTICS):
             if (self.directory / name).exists():
                 shutil.copyfile(self.directory / name, checkpoint / name)
-        (checkpoint / layout.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
-        layout.save_weights(self.backbone, checkpoint, torch.bfloat16)
+        (checkpoint / files.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
+        files.save_weights(self.backbone, checkpoint / files.WEIGHTS, torch.bfloat16)
 
     def prepare(self, obs: Observation) -> Inputs:
-        images = resize(obs.images[self.options.image], self.spec.images[self.options.image])
+        strategy = self.config.get("image_resize_strategy", "resize-naive")
+        inputs = {f"image.{name}": resize(obs.images[name], size, strategy) for name, size in self.spec.images.items()}
         token_ids, token_mask = self.prompts(obs.instruction)
-        inputs = {"image": images, "token_ids": token_ids.to(images.device), "token_mask": token_mask.to(images.device)}
+        device = obs.state.device
+        inputs |= {"token_ids": token_ids.to(device), "token_mask": token_mask.to(device)}
         return inputs | {"proprio": self.proprio(obs.state)} if self.proprio else inputs
 
-    def encode(self, inputs: Inputs) -> Prefix:
+    def encode(self, inputs: Inputs) -> Any:
+        """A :class:`Prefix`."""
         from transformers import DynamicCache
 
-        embeds, mask = self._embed(inputs)
+        embeds, mask = self.embed_prompt(inputs)
         cache = DynamicCache()
         return Prefix(self.backbone.hidden_states(embeds, mask, cache)[:, -1], mask, cache)
 
-    def value(self, features: Prefix) -> Tensor:
+    def value(self, features: Any) -> Tensor:
         return self.value_head(features.state.float()).squeeze(-1)
 
-    def act(self, features: Prefix, noise: Noise | None, temperature: float) -> ActionSample:
+    def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
         count = self.spec.chunk * self.spec.action_dim
         state, mask = features.state, features.mask
         tokens: list[Tensor] = []
         log_probs: list[Tensor] = []
-        gumbel = None
-        if noise is not None and temperature > 0:
-            # argmax(logits / T - log(-log u)) is a draw from softmax(logits / T), and u belongs to the episode alone
-            gumbel = -torch.log(-torch.log(noise.uniform(count, self.action_tokens.n_bins)))
+        perturbation = gumbel(noise, count, self.action_tokens.n_bins) if noise is not None and temperature > 0 else None
         for i in range(count):
             if i > 0:
                 mask = F.pad(mask, (0, 1), value=True)
                 state = self.backbone.hidden_states(self.backbone.embed_tokens(tokens[-1][:, None]), mask, features.cache)[:, 0]
             log_prob = self._log_softmax(state, temperature)
-            choice = (log_prob if gumbel is None else log_prob + gumbel[:, i]).argmax(dim=-1)
+            choice = (log_prob if perturbation is None else log_prob + perturbation[:, i]).argmax(dim=-1)
             tokens.append(choice + self.action_tokens.first_id)
             log_probs.append(log_prob.gather(-1, choice[:, None])[:, 0])
         token_ids = torch.stack(tokens, dim=1)
@@ -156,33 +182,39 @@ class OpenVLAPolicy(Policy):
         )
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
-        states = self._teacher_forced(inputs, latent["token_ids"])
+        token_ids = latent["token_ids"]
+        return self._evaluate(self._teacher_forced(inputs, token_ids), token_ids, temperature)
+
+    def _evaluate(self, states: Tensor, token_ids: Tensor, temperature: float) -> ActionEval:
         log_prob = self._log_softmax(states, temperature)
-        choice = latent["token_ids"] - self.action_tokens.first_id
         return ActionEval(
-            log_prob=self._per_action(log_prob.gather(-1, choice[..., None])[..., 0]),
+            log_prob=self._per_action(self._chosen(log_prob, token_ids)),
             entropy=self._per_action(-(log_prob.exp() * log_prob).sum(-1)),
             value=self.value_head(states[:, 0].float()).squeeze(-1),
         )
 
-    def supervised_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+    def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         token_ids = self.action_tokens.encode(actions).flatten(1)
-        log_prob = self._log_softmax(self._teacher_forced(inputs, token_ids), temperature=1.0)
-        return -log_prob.gather(-1, (token_ids - self.action_tokens.first_id)[..., None]).mean(dim=(1, 2))
+        return self._cross_entropy(self._teacher_forced(inputs, token_ids), token_ids)
+
+    def _cross_entropy(self, states: Tensor, token_ids: Tensor) -> Tensor:
+        return -self._chosen(self._log_softmax(states, temperature=1.0), token_ids).mean(dim=1)
+
+    def _chosen(self, log_prob: Tensor, token_ids: Tensor) -> Tensor:
+        """``[B, N, n_bins]`` and action ids ``[B, N]`` to ``[B, N]``."""
+        return log_prob.gather(-1, (token_ids - self.action_tokens.first_id)[..., None])[..., 0]
 
     def _per_action(self, per_token: Tensor) -> Tensor:
         """``[B, C * D]`` to ``[B, C, D]``."""
         return per_token.unflatten(1, (self.spec.chunk, self.spec.action_dim))
 
-    def _embed(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        embeds = self.backbone.embed_prompt(normalise(inputs["image"]), inputs["token_ids"], inputs.get("proprio"))
-        prefix = inputs["token_mask"].new_ones(len(embeds), self.backbone.prefix_length)
-        mask = torch.cat([inputs["token_mask"][:, :1], prefix, inputs["token_mask"][:, 1:]], dim=1)
-        return embeds, mask
+    def embed_prompt(self, inputs: Inputs, stop_id: int | None = None) -> tuple[Tensor, Tensor]:
+        pixels = torch.cat([normalise(inputs[f"image.{name}"]) for name in self.spec.images], dim=1)
+        return self.backbone.embed_prompt(pixels, inputs["token_ids"], inputs["token_mask"], inputs.get("proprio"), stop_id)
 
     def _teacher_forced(self, inputs: Inputs, token_ids: Tensor) -> Tensor:
         """States ``[B, C * D, d]`` that predict each of the action tokens ``[B, C * D]``."""
-        embeds, mask = self._embed(inputs)
+        embeds, mask = self.embed_prompt(inputs)
         embeds = torch.cat([embeds, self.backbone.embed_tokens(token_ids[:, :-1])], dim=1)
         mask = F.pad(mask, (0, token_ids.shape[1] - 1), value=True)
         return self.backbone.hidden_states(embeds, mask)[:, -token_ids.shape[1] :]

@@ -18,15 +18,33 @@ if TYPE_CHECKING:
 
 
 class VisionBackbone(nn.Module):
-    def __init__(self, featurizer: ViTConfig, fused_featurizer: ViTConfig) -> None:
+    def __init__(self, featurizer: ViTConfig, fused_featurizer: ViTConfig, film_dim: int | None = None) -> None:
         super().__init__()
-        self.featurizer = VisionTransformer(featurizer)
-        self.fused_featurizer = VisionTransformer(fused_featurizer)
+        self.featurizer = VisionTransformer(featurizer, film_dim)
+        self.fused_featurizer = VisionTransformer(fused_featurizer, film_dim)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """``pixels`` float ``[B, 6, H, W]``: RGB normalised for DINO, then for SigLIP. Returns ``[B, patches, d_dino + d_siglip]``."""
-        dino, siglip = pixels.split(3, dim=1)
-        return torch.cat([self.featurizer(dino), self.fused_featurizer(siglip)], dim=2)
+    def forward(self, pixels: Tensor, text: Tensor | None = None) -> Tensor:
+        """``pixels`` float ``[B, 6 I, H, W]``, ``I`` images after each other: RGB normalised for DINO, then for SigLIP.
+
+        Returns ``[B, I * patches, d_dino + d_siglip]``.
+        """
+        images = pixels.unflatten(1, (-1, 6))
+        count = images.shape[1]
+        dino, siglip = images.flatten(0, 1).split(3, dim=1)
+        text = text.repeat_interleave(count, dim=0) if text is not None else None
+        patches = torch.cat([self.featurizer(dino, text), self.fused_featurizer(siglip, text)], dim=2)
+        return patches.unflatten(0, (-1, count)).flatten(1, 2)
+
+
+class FiLMedVisionBackbone(nn.Module):
+    """One name deeper, as openvla-oft stores it."""
+
+    def __init__(self, backbone: VisionBackbone) -> None:
+        super().__init__()
+        self.vision_backbone = backbone
+
+    def forward(self, pixels: Tensor, text: Tensor | None = None) -> Tensor:
+        return self.vision_backbone(pixels, text)
 
 
 class Projector(nn.Module):
@@ -53,10 +71,15 @@ class ProprioProjector(nn.Module):
 
 
 class PrismaticVLA(nn.Module):
-    """``vision_backbone``, ``projector`` and ``language_model`` of an OpenVLA checkpoint."""
+    """``vision_backbone``, ``projector`` and ``language_model`` of an OpenVLA checkpoint, with the switches of OpenVLA-OFT."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        """``config``: an official config.json; tower sizes from ``vision_config`` (tiny models) or else ``timm_model_ids``."""
+    def __init__(
+        self, config: dict[str, Any], *, proprio_dim: int = 0, num_images: int = 1, film: bool = False, bidirectional: bool = False
+    ) -> None:
+        """``config``: an official config.json; tower sizes from ``vision_config`` (tiny models) or else ``timm_model_ids``.
+
+        film: the instruction modulates the vision towers. bidirectional: every token sees every other one.
+        """
         from transformers import LlamaConfig, LlamaForCausalLM  # here, because importing a plug-in must not take seconds
 
         super().__init__()
@@ -66,25 +89,37 @@ class PrismaticVLA(nn.Module):
             towers = [TIMM[name] for name in config["timm_model_ids"]]
         text = {key: value for key, value in config["text_config"].items() if key not in ("torch_dtype", "dtype", "model_type")}
         llama = LlamaConfig(**(text | {"attn_implementation": "sdpa"}))
-        self.vision_backbone = VisionBackbone(*towers)
+        backbone = VisionBackbone(towers[0], towers[1], llama.hidden_size if film else None)
+        self.vision_backbone: nn.Module = FiLMedVisionBackbone(backbone) if film else backbone
         self.projector = Projector(sum(tower.embed_dim for tower in towers), llama.hidden_size)
         self.language_model = LlamaForCausalLM(llama)
-        self.proprio_dim = config.get("proprio_dim", 0)
-        if self.proprio_dim:
-            self.proprio_projector = ProprioProjector(self.proprio_dim, llama.hidden_size)
-        self.prefix_length = (towers[0].img_size // towers[0].patch_size) ** 2 + bool(self.proprio_dim)
+        if proprio_dim:
+            self.proprio_projector = ProprioProjector(proprio_dim, llama.hidden_size)
+        self.film, self.bidirectional = film, bidirectional
+        self.prefix_length = num_images * (towers[0].img_size // towers[0].patch_size) ** 2 + bool(proprio_dim)
         self.hidden_size = llama.hidden_size
 
-    def embed_prompt(self, pixels: Tensor, token_ids: Tensor, proprio: Tensor | None = None) -> Tensor:
-        """``[BOS, patches, (proprioception), prompt]`` embeddings ``[B, prefix_length + L, d]``.
+    def embed_prompt(
+        self, pixels: Tensor, token_ids: Tensor, token_mask: Tensor, proprio: Tensor | None = None, stop_id: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``[BOS, patches, (proprioception), prompt]`` embeddings ``[B, prefix_length + L, d]`` and which of them count, bool.
 
-        ``pixels`` float ``[B, 6, H, W]``; ``token_ids`` int64 ``[B, L]`` with BOS in column 0; ``proprio`` ``[B, proprio_dim]`` in [-1, 1].
+        ``pixels`` float ``[B, 6 I, H, W]``; ``token_ids`` int64 and ``token_mask`` bool ``[B, L]`` with BOS in column 0; ``proprio``
+        ``[B, proprio_dim]`` in [-1, 1]. ``stop_id``: a token that ends the sequence, which the mean for FiLM includes.
         """
         text = self.embed_tokens(token_ids)
-        prefix = [self.projector(self.vision_backbone(pixels))]
+        mean = self._mean_embedding(text, token_mask, stop_id) if self.film else None
+        prefix = [self.projector(self.vision_backbone(pixels, mean))]
         if proprio is not None:
             prefix.append(self.proprio_projector(proprio))
-        return torch.cat([text[:, :1], *prefix, text[:, 1:]], dim=1)
+        counts = token_mask.new_ones(len(text), self.prefix_length)
+        return torch.cat([text[:, :1], *prefix, text[:, 1:]], dim=1), torch.cat([token_mask[:, :1], counts, token_mask[:, 1:]], dim=1)
+
+    def _mean_embedding(self, text: Tensor, mask: Tensor, stop_id: int | None) -> Tensor:
+        total, count = (text * mask[..., None]).sum(1), mask.sum(1, keepdim=True)
+        if stop_id is not None:
+            total, count = total + self.language_model.model.embed_tokens.weight[stop_id], count + 1
+        return total / count
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         return self.language_model.model.embed_tokens(token_ids)
@@ -98,7 +133,7 @@ class PrismaticVLA(nn.Module):
         new, total = embeds.shape[1], mask.shape[1]
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         order = torch.arange(total, device=mask.device)
-        visible = mask[:, None, :] & (order <= order[-new:, None])
+        visible = mask[:, None, :] & (order <= (total if self.bidirectional else order[-new:, None]))
         # a padding row attends to itself only, because a softmax over nothing is NaN
         visible = visible | (order == order[-new:, None])
         bias = torch.zeros(visible.shape, dtype=embeds.dtype, device=embeds.device).masked_fill_(~visible, float("-inf"))

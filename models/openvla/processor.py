@@ -15,16 +15,40 @@ PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 # The released preprocessor_config.json holds these bf16-rounded values.
 DINO_MEAN, DINO_STD = (0.484375, 0.455078125, 0.40625), (0.228515625, 0.2236328125, 0.224609375)
 SIGLIP_MEAN, SIGLIP_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+LETTERBOX_FILL = (127, 127, 127)
 
 
-def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 ``[B, H, W, 3]`` to uint8 ``[B, 3, *size]``: PIL bicubic, ignoring the aspect ratio ("resize-naive")."""
+STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
+
+
+def resize(images: Tensor, size: tuple[int, int], strategy: str = "resize-naive") -> Tensor:
+    """uint8 ``[B, H, W, 3]`` to uint8 ``[B, 3, *size]``, PIL bicubic; ``strategy`` is ``image_resize_strategy`` of config.json.
+
+    resize-naive ignores the aspect ratio. resize-crop cuts the longer sides off, letterbox adds grey to the shorter ones first; for both
+    the policy's image is square.
+    """
+    if strategy not in STRATEGIES:
+        raise UserError(f"image_resize_strategy {strategy!r} of config.json is not known: one of {', '.join(STRATEGIES)}")
     if tuple(images.shape[1:3]) != size:
-        resized = [
-            np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BICUBIC)) for image in images.cpu().numpy()
-        ]
+        resized = [np.asarray(_resized(Image.fromarray(image), size, strategy)) for image in images.cpu().numpy()]
         images = torch.from_numpy(np.stack(resized)).to(images.device)
     return images.permute(0, 3, 1, 2).contiguous()
+
+
+def _resized(image: Image.Image, size: tuple[int, int], strategy: str) -> Image.Image:
+    if strategy == "resize-naive":
+        return image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+    if strategy == "letterbox":
+        longer = max(image.size)
+        pad = [int((longer - side) / 2) for side in image.size]
+        canvas = Image.new("RGB", (image.width + 2 * pad[0], image.height + 2 * pad[1]), LETTERBOX_FILL)
+        canvas.paste(image, (pad[0], pad[1]))
+        image = canvas
+    target, shorter = size[0], min(image.size)
+    width, height = (target if side == shorter else int(target * side / shorter) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = round((width - target) / 2), round((height - target) / 2)
+    return image.crop((left, top, left + target, top + target))
 
 
 def normalise(images: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .checkpoint import CONFIG, STATISTICS, TOKENIZER
+from ..files import CONFIG, TOKENIZER
+from .checkpoint import STATISTICS
 from .processor import PROMPT
 
 VOCABULARY, ACTION_BINS, IMAGE, CHUNK = 512, 32, 64, 2

@@ -85,9 +85,28 @@ class Block(nn.Module):
         self.ls1: nn.Module = LayerScale(config.embed_dim) if config.layer_scale else nn.Identity()
         self.ls2: nn.Module = LayerScale(config.embed_dim) if config.layer_scale else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.ls1(self.attn(self.norm1(x)))
+    def forward(self, x: Tensor, text: Tensor | None = None) -> Tensor:
+        return self.second(self.first(x))
+
+    def first(self, x: Tensor) -> Tensor:
+        return x + self.ls1(self.attn(self.norm1(x)))
+
+    def second(self, x: Tensor) -> Tensor:
         return x + self.ls2(self.mlp(self.norm2(x)))
+
+
+class FiLMBlock(nn.Module):
+    """A block whose attention output the instruction scales and shifts. Source: openvla-oft ``prismatic/models/film_vit_wrapper.py``."""
+
+    def __init__(self, block: Block, dim: int, text_dim: int) -> None:
+        super().__init__()
+        self.block = block
+        self.scale = nn.Linear(text_dim, dim)
+        self.shift = nn.Linear(text_dim, dim)
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        x = self.block.first(x)
+        return self.block.second(x * (1 + self.scale(text)[:, None]) + self.shift(text)[:, None])
 
 
 class AttentionPool(nn.Module):
@@ -104,7 +123,8 @@ class AttentionPool(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, film_dim: int | None = None) -> None:
+        """``film_dim``: size of the instruction's embedding where it modulates the blocks (FiLM)."""
         super().__init__()
         patches = (config.img_size // config.patch_size) ** 2
         if config.class_token:
@@ -114,16 +134,20 @@ class VisionTransformer(nn.Module):
         self.prefix_tokens = int(config.class_token) + config.reg_tokens
         self.pos_embed = nn.Parameter(torch.randn(1, patches, config.embed_dim) * 0.02)
         self.patch_embed = PatchEmbed(config)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        blocks = (Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(FiLMBlock(block, config.embed_dim, film_dim) if film_dim else block for block in blocks)
         self.norm = nn.LayerNorm(config.embed_dim, eps=1e-6)
         if config.attn_pool:
             self.attn_pool = AttentionPool(config)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Patch features ``[B, patches, embed_dim]`` after the second-to-last block, without the final norm (as openvla)."""
+    def forward(self, pixels: Tensor, text: Tensor | None = None) -> Tensor:
+        """Patch features ``[B, patches, embed_dim]`` after the second-to-last block, without the final norm (as openvla).
+
+        ``text`` ``[B, film_dim]``: the instruction's embedding, with FiLM.
+        """
         x = self.patch_embed(pixels) + self.pos_embed
         prefix = [getattr(self, name).expand(len(x), -1, -1) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         x = torch.cat([*prefix, x], dim=1)
         for block in self.blocks[:-1]:
-            x = block(x)
+            x = block(x, text)
         return x[:, self.prefix_tokens :]

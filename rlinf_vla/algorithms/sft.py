@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import Policy
+from rlinf_vla.protocols import Noise, Policy
 from rlinf_vla.types import Inputs
 
 
@@ -40,10 +41,14 @@ class SFTConfig:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """``N`` states, prepared for a policy, and what the expert does there: actions float32 ``[N, C, D]``."""
+    """``N`` states, prepared for a policy, and what the expert does there: actions float32 ``[N, C, D]``.
+
+    draws: int64 ``[N]``, numbers that the random part of a loss belongs to; no two alike in a run.
+    """
 
     inputs: Inputs
     actions: Tensor
+    draws: Tensor
 
     @property
     def counts(self) -> Tensor:
@@ -53,12 +58,12 @@ class Demonstrations:
         return len(self.actions)
 
     def __getitem__(self, index: Tensor | slice) -> Demonstrations:
-        return Demonstrations({name: value[index] for name, value in self.inputs.items()}, self.actions[index])
+        return Demonstrations({name: value[index] for name, value in self.inputs.items()}, self.actions[index], self.draws[index])
 
 
-def imitation_loss(policy: Policy, batch: Demonstrations) -> tuple[Tensor, dict[str, Tensor]]:
-    """Summed over the batch."""
-    loss = policy.supervised_loss(batch.inputs, batch.actions).sum()
+def imitation_loss(policy: Policy, batch: Demonstrations, noise: Callable[[Tensor], Noise]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Summed over the batch. ``noise(draws)``: the random numbers of these draws."""
+    loss = policy.supervised_loss(batch.inputs, batch.actions, noise(batch.draws)).sum()
     return loss, {"sft/loss": loss.detach()}
 
 

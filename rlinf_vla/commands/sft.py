@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +19,7 @@ from rlinf_vla.commands.evaluate import evaluate, headline
 from rlinf_vla.commands.interrupt import Interrupt, deferred
 from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import Recipe
-from rlinf_vla.rollout.demonstrations import demonstrate
+from rlinf_vla.rollout.demonstrations import demonstrate, imitation_noise
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
@@ -86,12 +88,14 @@ def _optimise(
         state = {"iteration": step, "policy_version": step, "seed": recipe.seed}
         save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep)
 
+    loss = partial(imitation_loss, noise=partial(imitation_noise, recipe.seed))
     for step in range(done, recipe.iterations):
         # the batch of a step depends on (seed, step) alone, so that a resumed run draws the same ones
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
         batch = demonstrations[torch.randint(len(demonstrations), (config.batch_size,), generator=generator)]
+        batch = replace(batch, draws=step * config.batch_size + torch.arange(config.batch_size))
         rate = warmup_cosine(step, config.warmup_steps, config.decay_steps or recipe.iterations)
-        values = trainer.step(batch, imitation_loss, rate)
+        values = trainer.step(batch, loss, rate)
         progress("imitation", (step + 1) / recipe.iterations)
         if (step + 1) % 10 == 0:
             metrics.write(step + 1, values | {"sft/learning_rate": rate * config.learning_rate})

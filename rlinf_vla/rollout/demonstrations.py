@@ -14,7 +14,7 @@ from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.rollout.player import interleave
 from rlinf_vla.types import Episodes, Inputs
 
-_EXPLORATION, _LEVEL = 1, 2  # noise streams; 0 is the policy's
+_EXPLORATION, _LEVEL, _IMITATION = 1, 2, 3  # noise streams; 0 is the policy's
 
 
 def demonstrate(
@@ -37,7 +37,14 @@ def demonstrate(
     parts = [recording.demonstrations(policy.spec.chunk) for recording in episodes]
     names = parts[0].inputs.keys()
     inputs = {name: torch.cat([part.inputs[name] for part in parts]) for name in names}
-    return Demonstrations(inputs, torch.cat([part.actions for part in parts])), sum(e.success for e in episodes) / len(episodes)
+    actions = torch.cat([part.actions for part in parts])
+    return Demonstrations(inputs, actions, torch.arange(len(actions))), sum(e.success for e in episodes) / len(episodes)
+
+
+def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
+    """The random numbers of a loss on demonstrations; ``draws`` int64 ``[B]``."""
+    zero = torch.zeros_like(draws)
+    return CounterNoise(run_seed, zero, draws, zero, _IMITATION)
 
 
 class _Queue:
@@ -62,7 +69,7 @@ class _Recording:
         actions = torch.stack(self.actions)
         steps = torch.arange(len(actions))[:, None] + torch.arange(chunk)
         inputs = {name: torch.stack([each[name] for each in self.inputs]) for name in self.inputs[0]}
-        return Demonstrations(inputs, actions[steps.clamp(max=len(actions) - 1)])
+        return Demonstrations(inputs, actions[steps.clamp(max=len(actions) - 1)], torch.arange(len(actions)))
 
 
 def _record(

@@ -41,7 +41,7 @@ class TestPackagedTinyOpenVLAWithProprioception(PolicyConformance):
 
     def test_actions_follow_the_state(self, policy: OpenVLAPolicy) -> None:
         inputs = policy.prepare(observations(policy, 2))
-        inputs |= {name: inputs[name][[0, 0]] for name in ("image", "token_ids", "token_mask")}
+        inputs |= {name: inputs[name][[0, 0]] for name in ("image.base", "token_ids", "token_mask")}
         log_prob = policy.evaluate(inputs, {"token_ids": torch.full((2, 8), 490)}, 1.0).log_prob
         assert (log_prob[0] - log_prob[1]).abs().max() > 1e-3
 
@@ -73,7 +73,7 @@ class TestSmallerOpenVLA(DiscretePolicyConformance):
     def test_actions_follow_the_image_and_the_instruction(self, policy: OpenVLAPolicy) -> None:
         observed = observations(policy, 2)
         same = Observation(observed.images, observed.state, [observed.instruction[0]] * 2)
-        both = policy.prepare(observed) | {"image": policy.prepare(observed)["image"][[0, 0]]}
+        both = policy.prepare(observed) | {"image.base": policy.prepare(observed)["image.base"][[0, 0]]}
         for inputs in (policy.prepare(same), both):
             log_prob = policy.evaluate(inputs, {"token_ids": torch.full((2, 8), 506)}, 1.0).log_prob
             assert (log_prob[0] - log_prob[1]).abs().max() > 1e-3
@@ -178,7 +178,7 @@ def test_images_are_resized_as_pil_does_and_normalised_twice() -> None:
         torch.zeros(2, 0),
         ["push the cube"] * 2,
     )
-    image = policy.prepare(observed)["image"]
+    image = policy.prepare(observed)["image.base"]
     assert image.shape == (2, 3, 64, 64) and image.dtype == torch.uint8
     flat = torch.full((1, 3, 2, 2), 128, dtype=torch.uint8)
     six = normalise(flat)[0, :, 0, 0]
@@ -293,7 +293,9 @@ def test_features_are_those_of_the_patches(vla: PrismaticVLA) -> None:
 @torch.no_grad()
 def test_the_prompt_follows_the_image_and_the_image_the_beginning(vla: PrismaticVLA) -> None:
     ids = torch.tensor([[1, 7, 8, 9], [1, 3, 8, 4]])
-    embeds = vla.embed_prompt(PIXELS, ids)
+    token_mask = torch.tensor([[True, False, True, True], [True, True, True, True]])
+    embeds, mask = vla.embed_prompt(PIXELS, ids, token_mask)
+    assert mask[0].tolist() == [True] * (1 + vla.prefix_length) + [False, True, True] and mask[1].all()
     table, patches = vla.language_model.model.embed_tokens.weight, vla.projector(vla.vision_backbone(PIXELS))
     torch.testing.assert_close(embeds, torch.cat([table[ids[:, :1]], patches, table[ids[:, 1:]]], dim=1))
 

@@ -85,7 +85,7 @@ class LinearPolicy(Policy):
             value=self.value(features),
         )
 
-    def supervised_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+    def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         choice = (actions[..., None] - self.centres).abs().argmin(-1)
         return -self.evaluate(inputs, {"choice": choice}, temperature=1.0).log_prob.mean((1, 2))
 

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.protocols import Policy
+from rlinf_vla.rollout.demonstrations import imitation_noise
 from rlinf_vla.training import checkpoint as checkpoints
 from rlinf_vla.training import lora
 from rlinf_vla.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint, verify
@@ -43,11 +45,11 @@ def learn(policy: Policy, trainer: Trainer, steps: range) -> None:
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         inputs = policy.prepare(observations(policy, 4, seed=step))
-        batch = Demonstrations(inputs, torch.rand(4, policy.spec.chunk, 4, generator=generator) * 2 - 1)
+        batch = Demonstrations(inputs, torch.rand(4, policy.spec.chunk, 4, generator=generator) * 2 - 1, torch.arange(4))
 
         def loss(policy: Any, part: Demonstrations) -> tuple[Tensor, dict[str, Tensor]]:
             critic = (policy.value(policy.encode(part.inputs)) - part.actions[:, 0, 0]) ** 2
-            return imitation_loss(policy, part)[0] + critic.sum(), {}
+            return imitation_loss(policy, part, partial(imitation_noise, 0))[0] + critic.sum(), {}
 
         trainer.step(batch, loss)
 

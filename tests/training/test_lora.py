@@ -92,8 +92,7 @@ def test_stock_peft_reads_the_adapter(directory: Path, tmp_path: Path) -> None:
 
     def logits(backbone: torch.nn.Module) -> Tensor:
         inputs = policy.prepare(observations(policy, 3))
-        embeds = backbone.embed_prompt(normalise(inputs["image"]), inputs["token_ids"])
-        mask = torch.ones(embeds.shape[:2], dtype=torch.bool)
+        embeds, mask = backbone.embed_prompt(normalise(inputs["image.base"]), inputs["token_ids"], inputs["token_mask"])
         return backbone.logits(backbone.hidden_states(embeds, mask))
 
     with torch.no_grad():

@@ -1,0 +1,191 @@
+"""OpenVLA-OFT (arXiv 2502.19645): all actions of a chunk in one bidirectional pass, over empty slots that rotary positions tell apart.
+
+Sources: openvla-oft ``prismatic/extern/hf/modeling_prismatic.py``, ``prismatic/models/action_heads.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rlinf_vla.protocols import Noise
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, UserError
+
+from .. import files
+from .checkpoint import read_component
+from .policy import OpenVLAPolicy, gumbel
+from .prismatic import PrismaticVLA
+
+
+@dataclass
+class OpenVLAOFTOptions:
+    """Recipe node ``model.options``. null: what config.json says under ``oft`` (ours), else as the official LIBERO checkpoints."""
+
+    images: list[str] = field(default_factory=lambda: ["base"])
+    """The environment's cameras that the policy sees, in the order of its training (the main one first)."""
+    prompt_length: int = 32
+    """Token ids per prompt, padding included."""
+    unnorm_key: str | None = None
+    """Which dataset's statistics un-normalise the actions; needed only where the checkpoint has several."""
+    random_weights: bool = False
+    """Start from random weights: config.json alone is enough."""
+    head: str | None = None
+    """discrete: action tokens, with a distribution to sample from. l1: the regression head (``action_head--*.pt``), deterministic."""
+    chunk: int | None = None
+    """Actions per call: 8 in the LIBERO checkpoints, 25 in ALOHA's, 5 in Bridge's."""
+    proprio: bool | None = None
+    """Read proprioception (``proprio_projector--*.pt``)."""
+    film: bool | None = None
+    """The instruction modulates the vision towers (OFT+)."""
+    stop_token: bool | None = None
+    """``</s>`` closes the sequence: the official code and SimpleVLA-RL. RLinf's own fine-tunes were trained without."""
+
+
+OFFICIAL = {"head": "discrete", "chunk": 8, "proprio": False, "film": False, "stop_token": True}
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.ffn(x)
+
+
+class MLPResNet(nn.Module):
+    def __init__(self, input_dim: int, hidden_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(input_dim)
+        self.fc1 = nn.Linear(input_dim, hidden_dim)
+        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(hidden_dim) for _ in range(2))
+        self.layer_norm2 = nn.LayerNorm(hidden_dim)
+        self.fc2 = nn.Linear(hidden_dim, output_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.fc1(self.layer_norm1(x)))
+        for block in self.mlp_resnet_blocks:
+            x = block(x)
+        return self.fc2(self.layer_norm2(x))
+
+
+class L1RegressionHead(nn.Module):
+    """Slot states ``[B, C * D, d]`` to normalised actions ``[B, C, D]``."""
+
+    def __init__(self, chunk: int, action_dim: int, state_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.chunk = chunk
+        self.model = MLPResNet(action_dim * state_dim, hidden_dim, action_dim)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.model(states.reshape(len(states), self.chunk, -1))
+
+
+def slot_states(network: PrismaticVLA, embeds: Tensor, mask: Tensor, slots: int, stop_id: int | None) -> Tensor:
+    """``[B, slots, d]``: the states that predict the slots after a prompt ``[B, L, d]``; slot ``i`` is read one position before it, as in a
+    causal model. ``stop_id``: the token that closes the sequence."""
+    first = embeds.shape[1] - 1
+    parts = [embeds, embeds.new_zeros(len(embeds), slots, embeds.shape[2])]
+    if stop_id is not None:
+        parts.append(network.embed_tokens(torch.full((len(embeds), 1), stop_id, device=embeds.device)).to(embeds.dtype))
+    embeds = torch.cat(parts, dim=1)
+    states = network.hidden_states(embeds, F.pad(mask, (0, embeds.shape[1] - mask.shape[1]), value=True))
+    return states[:, first : first + slots]
+
+
+class OpenVLAOFTPolicy(OpenVLAPolicy):
+    """Features are the states ``[B, C * D, d]`` that predict the slots; slot ``i`` is read one position before it, as in a causal model."""
+
+    name: ClassVar[str] = "openvla_oft"
+    Config: ClassVar[type] = OpenVLAOFTOptions
+    options: OpenVLAOFTOptions
+
+    def __init__(self, directory: Path, options: OpenVLAOFTOptions) -> None:
+        stored = OFFICIAL | files.read_json(directory / files.CONFIG).get("oft", {})
+        for name, value in stored.items():
+            if getattr(options, name) is None:
+                options = replace(options, **{name: value})
+        if options.head not in ("discrete", "l1"):
+            raise UserError(f"model.options.head={options.head}: choose discrete or l1")
+        super().__init__(directory, options)
+        self.config["oft"] = {name: getattr(options, name) for name in OFFICIAL}
+        self.stop_id = self.config["text_config"].get("eos_token_id", 2) if options.stop_token else None
+        self.action_head: L1RegressionHead | None = None
+        if options.head == "l1":
+            width = self.backbone.hidden_size
+            self.action_head = L1RegressionHead(self.chunk, self.spec.action_dim, width, width)
+
+    def build(self) -> PrismaticVLA:
+        options = self.options
+        return PrismaticVLA(
+            self.config, proprio_dim=self.proprio_dim, num_images=len(options.images), film=bool(options.film), bidirectional=True
+        )
+
+    def load_weights(self, checkpoint: Path) -> None:
+        weights = files.read_weights(checkpoint)
+        for name, used in (("proprio_projector", self.options.proprio), ("vision_backbone", self.options.film)):
+            component = read_component(checkpoint, name) if used else None
+            if component is not None:
+                weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.")}
+                weights |= {f"{name}.{key}": value for key, value in component.items()}
+        files.fill(self.backbone, weights, checkpoint)
+        if self.action_head is not None:
+            component = read_component(checkpoint, "action_head")
+            if component is None:
+                raise UserError(f"{checkpoint} has no action_head--STEP_checkpoint.pt: use model.options.head=discrete, or copy the file")
+            files.fill(self.action_head, component, checkpoint)
+
+    def save(self, checkpoint: Path) -> None:
+        super().save(checkpoint)
+        if self.action_head is not None:
+            files.save_weights(self.action_head, checkpoint / "action_head.safetensors", torch.bfloat16)
+
+    @property
+    def cameras(self) -> list[str]:
+        return self.options.images
+
+    @property
+    def chunk(self) -> int:
+        return self.options.chunk or 1
+
+    @property
+    def proprio_dim(self) -> int:
+        return len(self.statistics["proprio"]["q01"]) if self.options.proprio else 0
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        embeds, mask = self.embed_prompt(inputs, self.stop_id)
+        return slot_states(self.backbone, embeds, mask, self.spec.chunk * self.spec.action_dim, self.stop_id)
+
+    def value(self, features: Any) -> Tensor:
+        return self.value_head(features[:, 0].float()).squeeze(-1)
+
+    def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
+        if self.action_head is not None:
+            actions = self.action_tokens.denormalise(self.action_head(features).float())
+            return ActionSample(actions, {}, torch.zeros_like(actions), self.value(features))
+        log_prob = self._log_softmax(features, temperature)
+        scores = log_prob + gumbel(noise, *log_prob.shape[1:]) if noise is not None and temperature > 0 else log_prob
+        choice = scores.argmax(dim=-1)
+        token_ids = choice + self.action_tokens.first_id
+        return ActionSample(
+            actions=self.action_tokens.decode(self._per_action(token_ids)),
+            latent={"token_ids": token_ids},
+            log_prob=self._per_action(self._chosen(log_prob, token_ids)),
+            value=self.value(features),
+        )
+
+    def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
+        if self.action_head is not None:
+            raise UserError("model.options.head=l1 has no distribution that could learn by reinforcement: use head=discrete")
+        return self._evaluate(self.encode(inputs), latent["token_ids"], temperature)
+
+    def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
+        states = self.encode(inputs)
+        if self.action_head is not None:
+            return (self.action_head(states).float() - self.action_tokens.normalise(actions)).abs().mean(dim=(1, 2))
+        return self._cross_entropy(states, self.action_tokens.encode(actions).flatten(1))

@@ -1,0 +1,74 @@
+"""Sampling by rectified flow, and the probability of what was sampled. Pure functions; ``t = 1`` is noise, ``t = 0`` the action.
+
+``x_t = t * noise + (1 - t) * action`` and the network's velocity is ``E[noise - action | x_t]``: it expects the action ``x - t v`` and the
+noise ``x + (1 - t) v``. Time runs down in ``K`` equal steps of ``delta = 1 / K``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def times(steps: int, device: torch.device | str | None = None) -> Tensor:
+    """``[K]``: 1, 1 - delta, ..., delta; accumulated in float32, as openpi does it."""
+    delta = torch.tensor(-1.0 / steps)
+    time, result = torch.tensor(1.0), []
+    for _ in range(steps):
+        result.append(time)
+        time = time + delta
+    return torch.stack(result).to(device)
+
+
+def ode_step(x: Tensor, velocity: Tensor, steps: int) -> Tensor:
+    """Euler's step."""
+    return x - velocity / steps
+
+
+def sde_step(x: Tensor, velocity: Tensor, time: Tensor, steps: int, noise_level: float) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of a stochastic step with the marginals of the flow (Flow-GRPO, arXiv 2505.05470; piRL, 2510.25889).
+
+    ``dx = [v - sigma**2 / 2 * score] dt + sigma dw`` with ``sigma = noise_level * sqrt(t / (1 - t))`` and ``score = -(x + (1 - t) v) / t``.
+    At ``t = 1``, where that is singular, ``1 - t`` is taken at the end of the step (as RLinf does), so that the first standard deviation is
+    ``noise_level``. ``time`` ``[B]``; x, velocity and the mean ``[B, ...]``; the standard deviation is broadcastable to them.
+    """
+    delta = 1.0 / steps
+    t = time.reshape(-1, *[1] * (x.ndim - 1))
+    remaining = torch.where(t >= 1 - 0.5 * delta, delta, 1 - t)
+    sigma = noise_level * (t / remaining).sqrt()
+    action, noise = x - t * velocity, x + (1 - t) * velocity
+    mean = (1 - (t - delta)) * action + (t - delta - sigma**2 * delta / (2 * t)) * noise
+    return mean, sigma * math.sqrt(delta)
+
+
+def gaussian_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Elementwise log-density; 0 where ``std`` is 0 (a deterministic step)."""
+    std = std.expand_as(mean)
+    certain = std == 0
+    safe = torch.where(certain, 1.0, std)
+    log_prob = -0.5 * ((value - mean) / safe) ** 2 - safe.log() - 0.5 * math.log(2 * math.pi)
+    return torch.where(certain, 0.0, log_prob)
+
+
+def standard_log_prob(noise: Tensor) -> Tensor:
+    """Elementwise log-density of the noise that a chain begins with."""
+    return gaussian_log_prob(noise, torch.zeros_like(noise), torch.ones_like(noise))
+
+
+def gaussian_entropy(std: Tensor) -> Tensor:
+    """Elementwise differential entropy; 0 where ``std`` is 0."""
+    certain = std == 0
+    return torch.where(certain, 0.0, 0.5 * math.log(2 * math.pi * math.e) + torch.where(certain, 1.0, std).log())
+
+
+def interpolate(actions: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    """``x_t`` and the velocity to be learnt there; ``time`` ``[B]``."""
+    t = time.reshape(-1, *[1] * (actions.ndim - 1))
+    return t * noise + (1 - t) * actions, noise - actions
+
+
+def training_times(uniform: Tensor) -> Tensor:
+    """Uniform draws in (0, 1) to times with the density of ``0.999 Beta(1.5, 1) + 0.001``, by its inverse distribution ``u ** (2 / 3)``."""
+    return 0.999 * uniform ** (2 / 3) + 0.001

@@ -1,0 +1,170 @@
+"""The network of π₀ and π₀.₅: PaliGemma sees images and text once, an action expert denoises beside its keys and values.
+
+Under openpi's own state-dict names, so that its checkpoints load unchanged. Source: openpi ``models_pytorch/pi0_pytorch.py`` and
+``gemma_pytorch.py``. Every layer is one attention over two streams: prefix tokens go through PaliGemma's weights, suffix tokens through the
+expert's. The prefix never sees the suffix, so its keys and values serve all denoising steps, in training too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .gemma import Gemma, GemmaConfig, KeysAndValues
+
+SIGLIP = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 14,
+}
+PALIGEMMA_VOCABULARY = 257152
+
+
+def time_embedding(time: Tensor, dim: int, min_period: float = 4e-3, max_period: float = 4.0) -> Tensor:
+    """sin and cos at geometric periods, ``[B]`` to ``[B, dim]``; in float64, as openpi."""
+    fraction = torch.linspace(0.0, 1.0, dim // 2, dtype=torch.float64, device=time.device)
+    angles = time.double()[:, None] * (2 * math.pi / (min_period * (max_period / min_period) ** fraction))
+    return torch.cat([angles.sin(), angles.cos()], dim=1).float()
+
+
+@dataclass
+class Prefix:
+    """What the expert needs of images and text: states ``[B, P, width]``, keys and values, and which tokens count (bool ``[B, P]``)."""
+
+    states: Tensor
+    keys_and_values: KeysAndValues
+    mask: Tensor
+
+    def detach(self) -> Prefix:
+        return Prefix(self.states.detach(), [(k.detach(), v.detach()) for k, v in self.keys_and_values], self.mask)
+
+
+class VisionTower(nn.Module):
+    """transformers' own SigLIP, one name deeper."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        from transformers import SiglipVisionConfig, SiglipVisionModel
+
+        super().__init__()
+        sizes = {key: value for key, value in config.items() if key != "projection_dim"}
+        siglip = SiglipVisionConfig(**sizes, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6, vision_use_head=False)
+        siglip._attn_implementation = "sdpa"
+        self.vision_model = SiglipVisionModel(siglip)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.vision_model(pixel_values=pixels).last_hidden_state
+
+
+class _PaliGemmaModel(nn.Module):
+    def __init__(self, config: Pi0Config) -> None:
+        super().__init__()
+        self.vision_tower = VisionTower(config.vision)
+        self.multi_modal_projector = nn.ModuleDict({"linear": nn.Linear(config.vision["hidden_size"], config.paligemma.width)})
+        self.language_model = Gemma(config.paligemma)
+
+
+class _PaliGemma(nn.Module):
+    def __init__(self, config: Pi0Config) -> None:
+        super().__init__()
+        self.model = _PaliGemmaModel(config)
+        self.lm_head = nn.Linear(config.paligemma.width, config.vocab_size, bias=False)  # tied: read as the embedding of the text
+
+
+class _Expert(nn.Module):
+    def __init__(self, config: Pi0Config) -> None:
+        super().__init__()
+        self.model = Gemma(config.expert, config.expert.width if config.pi05 else None)
+        self.lm_head = nn.Linear(config.expert.width, config.vocab_size, bias=False)  # never run; in every published file
+
+
+class _PaliGemmaWithExpert(nn.Module):
+    def __init__(self, config: Pi0Config) -> None:
+        super().__init__()
+        self.paligemma = _PaliGemma(config)
+        self.gemma_expert = _Expert(config)
+
+
+@dataclass(frozen=True)
+class Pi0Config:
+    """Sizes of a π₀ (or, with ``pi05``, a π₀.₅): action_dim and horizon are the network's own, padding included."""
+
+    paligemma: GemmaConfig
+    expert: GemmaConfig
+    vision: dict[str, Any]
+    vocab_size: int
+    action_dim: int
+    horizon: int
+    pi05: bool
+
+
+class Pi0Network(nn.Module):
+    def __init__(self, config: Pi0Config) -> None:
+        super().__init__()
+        self.config = config
+        width = config.expert.width
+        self.paligemma_with_expert = _PaliGemmaWithExpert(config)
+        self.action_in_proj = nn.Linear(config.action_dim, width)
+        self.action_out_proj = nn.Linear(width, config.action_dim)
+        if config.pi05:
+            self.time_mlp_in = nn.Linear(width, width)
+            self.time_mlp_out = nn.Linear(width, width)
+        else:
+            self.state_proj = nn.Linear(config.action_dim, width)
+            self.action_time_mlp_in = nn.Linear(2 * width, width)
+            self.action_time_mlp_out = nn.Linear(width, width)
+
+    def prefix(self, images: Tensor, image_mask: Tensor, token_ids: Tensor, token_mask: Tensor) -> Prefix:
+        """``images`` float ``[B, I, 3, H, W]`` in [-1, 1], ``image_mask`` bool ``[B, I]``; text int64 and bool ``[B, L]``.
+
+        Everything in the prefix sees everything that counts. Positions skip what does not, so leaving a masked camera out changes nothing.
+        """
+        embeds, mask = self.embed_prefix(images, image_mask, token_ids, token_mask)
+        gemma = self.paligemma_with_expert.paligemma.model.language_model
+        states, pairs = gemma(embeds, mask.cumsum(1) - 1, mask[:, None, :] & mask[:, :, None])
+        return Prefix(states, pairs, mask)
+
+    def embed_prefix(self, images: Tensor, image_mask: Tensor, token_ids: Tensor, token_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings ``[B, P, width]`` and which of them count, bool ``[B, P]``."""
+        paligemma = self.paligemma_with_expert.paligemma
+        patches = paligemma.model.vision_tower(images.flatten(0, 1))
+        patches = paligemma.model.multi_modal_projector["linear"](patches).unflatten(0, images.shape[:2])
+        text = F.embedding(token_ids, paligemma.lm_head.weight) * self.config.paligemma.width**0.5
+        mask = torch.cat([image_mask.repeat_interleave(patches.shape[2], dim=1), token_mask], dim=1)
+        return torch.cat([patches.flatten(1, 2), text.to(patches.dtype)], dim=1), mask
+
+    def embed_suffix(self, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Suffix tokens ``[B, N, width]`` and, for π₀.₅, the adaRMS condition ``[B, width]``."""
+        dtype = self.action_in_proj.weight.dtype
+        actions = self.action_in_proj(x.to(dtype))
+        embedded = time_embedding(time, actions.shape[-1]).to(dtype)
+        if self.config.pi05:
+            return actions, F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(embedded))))
+        mixed = torch.cat([actions, embedded[:, None].expand_as(actions)], dim=-1)
+        mixed = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(mixed)))
+        return torch.cat([self.state_proj(state.to(dtype))[:, None], mixed], dim=1), None
+
+    def suffix_starts(self, count: int) -> Tensor:
+        """bool ``[count]``: where a block of suffix tokens begins. A token sees its own block and those before it: the state no action."""
+        return torch.arange(count) < (1 if self.config.pi05 else 2)
+
+    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """``E[noise - action | x]`` float32 ``[B, H, action_dim]`` at ``x`` and ``time`` ``[B]`` (1 is noise, 0 the action), and the
+        expert's last states ``[B, H, width]``. ``state`` ``[B, action_dim]`` is read by π₀ only."""
+        embeds, condition = self.embed_suffix(state, x, time)
+        batch, count = embeds.shape[:2]
+        blocks = self.suffix_starts(count).to(x.device).cumsum(0)
+        own = (blocks[None, :] <= blocks[:, None]).expand(batch, -1, -1)
+        visible = torch.cat([prefix.mask[:, None, :].expand(-1, count, -1), own], dim=2)
+        positions = prefix.mask.sum(1, keepdim=True) + torch.arange(count, device=x.device)
+        expert = self.paligemma_with_expert.gemma_expert.model
+        states, _ = expert(embeds, positions, visible, prefix.keys_and_values, condition)
+        states = states[:, -self.config.horizon :]
+        return self.action_out_proj(states.to(self.action_out_proj.weight.dtype)).float(), states

@@ -1,0 +1,245 @@
+"""π₀ and π₀.₅ as a policy of the engine: a chunk is denoised in ``K`` steps, and what was random on the way has a probability.
+
+Samplers (``model.options.sampler``), after piRL (arXiv 2510.25889):
+``flow_sde`` draws one of the ``K`` steps per sample and makes it stochastic, with that step's log-probability; the others are Euler steps.
+``flow_sde_all`` makes every step stochastic, ``flow_noise`` does with a learnt standard deviation; the log-probability is that of the whole
+chain, the first noise included.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rlinf_vla.protocols import Noise, Policy, PolicySpec
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
+
+from .. import files
+from . import flow
+from .checkpoint import NORM_STATS, read_config, read_norm_stats, read_state
+from .network import Pi0Network, Prefix
+from .processor import Normalizer, PromptEncoder, resize_with_pad, to_unit_range
+
+SAMPLERS = ("flow_sde", "flow_sde_all", "flow_noise")
+
+
+@dataclass
+class Pi0Options:
+    """Recipe node ``model.options``."""
+
+    images: list[str] = field(default_factory=lambda: ["base"])
+    """The environment's cameras, in the order of the model's slots (base, left wrist, right wrist). Empty slots cost nothing."""
+    chunk: int | None = None
+    """Actions that are executed of a denoised horizon; null: all."""
+    prompt_length: int = 48
+    """Token ids per prompt, padding included; 200 where the state is part of it."""
+    state_in_prompt: bool | None = None
+    """null: π₀.₅ reads the state in its prompt, π₀ as a token. The published pi05_libero reads none: false."""
+    asset_id: str | None = None
+    """Whose norm_stats.json; needed only where the checkpoint has several."""
+    denoise_steps: int = 10
+    sampler: str = "flow_sde"
+    noise_level: float = 0.5
+    """Standard deviation of the first stochastic step; the others follow from it."""
+    noise_range: list[float] = field(default_factory=lambda: [0.08, 0.16])
+    """Least and greatest standard deviation that flow_noise learns."""
+    value_on: str = "expert"
+    """What the critic reads: expert (its states at pure noise; the state is in them) or vlm (mean state of images and text)."""
+    frozen_vlm: bool = True
+    """Only the action expert learns; PaliGemma runs without gradients."""
+    random_weights: bool = False
+    """Start from random weights: config.json alone is enough."""
+
+
+@dataclass
+class Features:
+    prefix: Prefix
+    state: Tensor
+    critic: Tensor
+    """What the value head reads, ``[B, width]``."""
+
+
+def mlp(input_dim: int, *sizes: int, activation: type[nn.Module]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in zip((input_dim, *sizes), sizes, strict=False):
+        layers += [nn.Linear(before, after), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+class NoiseHead(nn.Module):
+    """Log-variances of flow_noise from the expert's states, squashed into a range. Source: RLinf's ``explore_noise_net``."""
+
+    def __init__(self, width: int, action_dim: int, low: float, high: float) -> None:
+        super().__init__()
+        self.mlp = mlp(width, 128, 64, action_dim, activation=nn.Tanh)
+        self.low, self.high = 2 * math.log(low), 2 * math.log(high)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Standard deviations ``[B, H, action_dim]``."""
+        log_variance = self.low + (self.high - self.low) * (self.mlp(states.float()).tanh() + 1) / 2
+        return (0.5 * log_variance).exp()
+
+
+class Pi0Policy(Policy):
+    name: ClassVar[str] = "pi0"
+    Config: ClassVar[type] = Pi0Options
+    lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    def __init__(self, directory: Path, options: Pi0Options) -> None:
+        super().__init__()
+        if options.sampler not in SAMPLERS:
+            raise UserError(f"model.options.sampler={options.sampler}: one of {', '.join(SAMPLERS)}")
+        if options.value_on not in ("expert", "vlm"):
+            raise UserError(f"model.options.value_on={options.value_on}: choose expert or vlm")
+        self.directory, self.options = directory, options
+        config = self.config = read_config(directory)
+        statistics = read_norm_stats(directory, options.asset_id)
+        self.state_normalizer = Normalizer(statistics["state"], quantiles=config.pi05)
+        self.action_normalizer = Normalizer(statistics["actions"], quantiles=config.pi05)
+        with_state = config.pi05 if options.state_in_prompt is None else options.state_in_prompt
+        document = files.read_json(directory / files.CONFIG)
+        self.prompts = PromptEncoder(files.read_tokenizer(directory), options.prompt_length, document.get("bos_token_id", 2), with_state)
+        self.backbone: Pi0Network = Pi0Network(config)
+        width = config.expert.width if options.value_on == "expert" else config.paligemma.width
+        self.value_head = mlp(width, 512, 128, 1, activation=nn.GELU)
+        for parameter in self.value_head[-1].parameters():
+            nn.init.zeros_(parameter)
+        low, high = options.noise_range
+        self.noise_head = NoiseHead(config.expert.width, config.action_dim, low, high) if options.sampler == "flow_noise" else None
+        chunk = options.chunk or config.horizon
+        if chunk > config.horizon:
+            raise UserError(f"model.options.chunk={chunk} is more than the model's horizon of {config.horizon} actions")
+        size = (config.vision["image_size"],) * 2
+        self.spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), dict.fromkeys(options.images, size))
+        if options.frozen_vlm:
+            self.backbone.paligemma_with_expert.paligemma.requires_grad_(False)
+
+    @classmethod
+    def load(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
+        try:
+            policy = cls(checkpoint, config)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{checkpoint}: {files.CONFIG} or {NORM_STATS} does not fit ({error}): copy the checkpoint again") from None
+        if not config.random_weights:
+            if not files.has_weights(checkpoint):
+                mend = "choose another model.checkpoint, or set model.options.random_weights=true"
+                raise UserError(f"{checkpoint} has no {files.WEIGHTS}: {mend}")
+            files.fill(policy.backbone, read_state(checkpoint), checkpoint)
+        return policy
+
+    def save(self, checkpoint: Path) -> None:
+        for name in (files.CONFIG, files.TOKENIZER):
+            shutil.copyfile(self.directory / name, checkpoint / name)
+        for path in self.directory.glob(f"**/{NORM_STATS}"):
+            target = checkpoint / path.relative_to(self.directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        files.save_weights(self.backbone, checkpoint / files.WEIGHTS, torch.bfloat16)
+
+    def prepare(self, obs: Observation) -> Inputs:
+        inputs = {f"image.{name}": resize_with_pad(obs.images[name], size) for name, size in self.spec.images.items()}
+        state = self.state_normalizer(obs.state)
+        token_ids, token_mask = self.prompts(obs.instruction, state)
+        inputs |= {"token_ids": token_ids.to(state.device), "token_mask": token_mask.to(state.device)}
+        return inputs | {"state": F.pad(state, (0, self.config.action_dim - state.shape[-1]))}
+
+    def encode(self, inputs: Inputs) -> Features:
+        images = to_unit_range(torch.stack([inputs[f"image.{name}"] for name in self.spec.images], dim=1))
+        everywhere = inputs["token_mask"].new_ones(images.shape[:2])
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.options.frozen_vlm):
+            prefix = self.backbone.prefix(images, everywhere, inputs["token_ids"], inputs["token_mask"])
+        if self.options.value_on == "vlm":
+            count = prefix.mask.sum(1, keepdim=True)
+            critic = (prefix.states * prefix.mask[..., None]).sum(1) / count
+        else:
+            x = images.new_zeros(len(images), self.config.horizon, self.config.action_dim)
+            critic = self._velocity(prefix, inputs["state"], x, images.new_ones(1))[1].mean(1)
+        return Features(prefix, inputs["state"], critic)
+
+    def value(self, features: Features) -> Tensor:
+        return self.value_head(features.critic.float()).squeeze(-1)
+
+    def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
+        steps, batch = self.options.denoise_steps, len(features.state)
+        shape = (self.config.horizon, self.config.action_dim)
+        device = features.state.device
+        last = torch.full((batch,), steps - 1, device=device)
+        if noise is None or temperature == 0:  # the likeliest: from the middle of the noise, and each step at its mean
+            draws, index = torch.zeros(batch, steps + 1, *shape, device=device), last
+        else:
+            draws = noise.normal(steps + 1, *shape)
+            index = (noise.uniform(1)[:, 0] * steps).long()
+        chain = [draws[:, 0]]
+        log_prob = features.state.new_zeros(batch, *shape) if self._one_step else flow.standard_log_prob(chain[0])
+        for i, time in enumerate(flow.times(steps, device)):
+            x = chain[-1]
+            velocity, states = self._velocity(features.prefix, features.state, x, time)
+            mean, std = self._transition(x, velocity, states, time.expand(batch), temperature)
+            moved = mean + std * draws[:, i + 1]
+            here = flow.gaussian_log_prob(moved, mean, std)
+            if self._one_step:
+                chosen = (index == i)[:, None, None]
+                moved = torch.where(chosen, moved, flow.ode_step(x, velocity, steps))
+                here = torch.where(chosen, here, 0)
+            chain.append(moved)
+            log_prob = log_prob + here
+        latent = {"chain": torch.stack(chain, dim=1)}
+        if self._one_step:
+            rows = torch.arange(batch, device=device)
+            latent = {"before": latent["chain"][rows, index], "after": latent["chain"][rows, index + 1], "index": index}
+        actions = self.action_normalizer.inverse(self._executed(chain[-1]))
+        return ActionSample(actions, latent, self._executed(log_prob), self.value(features))
+
+    def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
+        features = self.encode(inputs)
+        times = flow.times(self.options.denoise_steps, features.state.device)
+        if self._one_step:
+            log_prob, entropy = self._evaluate(features, latent["before"], latent["after"], times[latent["index"]], temperature)
+        else:
+            chain = latent["chain"]
+            log_prob, entropy = flow.standard_log_prob(chain[:, 0]), flow.gaussian_entropy(torch.ones_like(chain[:, 0]))
+            for i, time in enumerate(times):
+                parts = self._evaluate(features, chain[:, i], chain[:, i + 1], time.expand(len(chain)), temperature)
+                log_prob, entropy = log_prob + parts[0], entropy + parts[1]
+        return ActionEval(self._executed(log_prob), self._executed(entropy), self.value(features))
+
+    def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
+        """Conditional flow matching over the horizon; past the end of a shorter chunk its last action is repeated."""
+        features, config = self.encode(inputs), self.config
+        target = self.action_normalizer(actions)
+        target = torch.cat([target, target[:, -1:].expand(-1, config.horizon - target.shape[1], -1)], dim=1)
+        target = F.pad(target, (0, config.action_dim - target.shape[2]))
+        time = flow.training_times(noise.uniform(1)[:, 0])
+        x, velocity = flow.interpolate(target, noise.normal(config.horizon, config.action_dim), time)
+        found, _ = self._velocity(features.prefix, features.state, x, time)
+        return ((found - velocity) ** 2).mean(dim=(1, 2))
+
+    @property
+    def _one_step(self) -> bool:
+        return self.options.sampler == "flow_sde"
+
+    def _executed(self, chunk: Tensor) -> Tensor:
+        return chunk[:, : self.spec.chunk, : self.spec.action_dim]
+
+    def _velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        return self.backbone.velocity(prefix, state, x, time.expand(len(x)))
+
+    def _transition(self, x: Tensor, velocity: Tensor, states: Tensor, time: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of a stochastic step; greedy (0) reports the probability of temperature 1."""
+        if self.noise_head is not None:
+            return flow.ode_step(x, velocity, self.options.denoise_steps), self.noise_head(states) * (temperature or 1.0)
+        level = self.options.noise_level * (temperature or 1.0)
+        mean, std = flow.sde_step(x, velocity, time, self.options.denoise_steps, level)
+        return mean, std.expand_as(mean)
+
+    def _evaluate(self, features: Features, before: Tensor, after: Tensor, time: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        velocity, states = self._velocity(features.prefix, features.state, before, time)
+        mean, std = self._transition(before, velocity, states, time, temperature)
+        return flow.gaussian_log_prob(after, mean, std), flow.gaussian_entropy(std)

@@ -1,0 +1,99 @@
+"""Observations to tensors and actions back. Sources: openpi ``transforms.py``, ``models/tokenizer.py``, ``image_tools.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from rlinf_vla.types import UserError
+
+STATE_BINS = 256
+
+
+def resize_with_pad(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 ``[B, H, W, 3]`` to uint8 ``[B, 3, *size]``: PIL bilinear, keeping the aspect ratio, black bars on both sides."""
+    height, width = size
+    if tuple(images.shape[1:3]) != size:
+        ratio = max(images.shape[2] / width, images.shape[1] / height)
+        inner = (int(images.shape[2] / ratio), int(images.shape[1] / ratio))
+        corner = (max(0, int((width - inner[0]) / 2)), max(0, int((height - inner[1]) / 2)))
+        padded = []
+        for image in images.cpu().numpy():
+            canvas = Image.new("RGB", (width, height))
+            canvas.paste(Image.fromarray(image).resize(inner, Image.Resampling.BILINEAR), corner)
+            padded.append(np.asarray(canvas))
+        images = torch.from_numpy(np.stack(padded)).to(images.device)
+    return images.permute(0, 3, 1, 2).contiguous()
+
+
+def to_unit_range(images: Tensor) -> Tensor:
+    """uint8 to float32 in [-1, 1]."""
+    return images.float() / 255 * 2 - 1
+
+
+class Normalizer(nn.Module):
+    """Units of the robot to those of the model: by mean and standard deviation (π₀) or by the 1 % and 99 % quantiles (π₀.₅)."""
+
+    def __init__(self, statistics: dict[str, Any], quantiles: bool) -> None:
+        super().__init__()
+        if quantiles:
+            low, high = (torch.tensor(statistics[name], dtype=torch.float64) for name in ("q01", "q99"))
+            offset, scale = low, high - low + 1e-6
+        else:
+            offset, scale = (torch.tensor(statistics[name], dtype=torch.float64) for name in ("mean", "std"))
+            scale = scale + 1e-6
+        self.quantiles = quantiles
+        self.register_buffer("offset", offset, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+
+    offset: Tensor
+    scale: Tensor
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """``[..., D]``; statistics of more dimensions than the robot has are cut."""
+        count = values.shape[-1]
+        unit = (values.double() - self.offset[:count]) / self.scale[:count]
+        return (unit * 2 - 1 if self.quantiles else unit).to(values.dtype)
+
+    def inverse(self, values: Tensor) -> Tensor:
+        count = values.shape[-1]
+        unit = (values.double() + 1) / 2 if self.quantiles else values.double()
+        return (unit * self.scale[:count] + self.offset[:count]).to(values.dtype)
+
+
+class PromptEncoder:
+    """Instructions (and, where the model reads it there, the normalised state) to token ids ``[B, length]``, padded on the right."""
+
+    def __init__(self, tokenizer: Tokenizer, length: int, bos_id: int, with_state: bool) -> None:
+        self.tokenizer, self.length, self.bos_id, self.with_state = tokenizer, length, bos_id, with_state
+
+    def texts(self, instruction: str, state: Tensor) -> list[str]:
+        """What is tokenised, piece by piece. ``state`` ``[S]``, normalised and not padded; 256 bins on [-1, 1], -1 below the lowest."""
+        clean = instruction.strip().replace("_", " ").replace("\n", " ")
+        if not self.with_state:
+            return [clean, "\n"]
+        bins = np.digitize(state.double().numpy(), np.linspace(-1, 1, STATE_BINS + 1)[:-1]) - 1
+        return [f"Task: {clean}, State: {' '.join(map(str, bins))};\nAction: "]
+
+    def __call__(self, instructions: list[str], states: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids int64 and mask bool, ``[B, length]``."""
+        ids = torch.zeros(len(instructions), self.length, dtype=torch.int64)
+        mask = torch.zeros(len(instructions), self.length, dtype=torch.bool)
+        for row, (instruction, state) in enumerate(zip(instructions, states.cpu(), strict=True)):
+            pieces = [self.tokenizer.encode(text, add_special_tokens=False).ids for text in self.texts(instruction, state)]
+            tokens = [self.bos_id, *(token for piece in pieces for token in piece)]
+            if len(tokens) > self.length:
+                raise UserError(
+                    f"instruction {instruction!r} takes {len(tokens)} tokens, model.options.prompt_length is {self.length}: "
+                    f"set model.options.prompt_length={len(tokens)} or more"
+                )
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), True
+        return ids, mask

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy
+from rlinf_vla.types import UserError
+from tests.conformance.policy import DiscretePolicyConformance, act, noise, observations
+from tests.models.tiny_openvla import smaller_config, smaller_directory
+
+
+def small(directory: Path, options: dict[str, Any] | None = None, **oft: Any) -> OpenVLAOFTPolicy:
+    """Random weights; ``oft`` goes into config.json, ``options`` into the recipe's node."""
+    smaller_directory(directory, smaller_config() | {"oft": {"chunk": 2} | oft})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions(random_weights=True, **(options or {})))
+
+
+class OFT(DiscretePolicyConformance):
+    def choices(self, latent: dict[str, Tensor]) -> Tensor:
+        return (latent["token_ids"] - 504).unflatten(1, (2, 4))
+
+
+class TestOFT(OFT):
+    @pytest.fixture
+    def policy(self, tmp_path: Path) -> OpenVLAOFTPolicy:
+        return small(tmp_path / "small")
+
+    def test_slots_do_not_see_each_others_choice(self, policy: OpenVLAOFTPolicy) -> None:
+        inputs = policy.prepare(observations(policy, 2))
+        choice = act(policy, inputs).latent["token_ids"]
+        other = choice.clone()
+        other[:, 0] = 504 + (choice[:, 0] - 503) % 8
+        found = [policy.evaluate(inputs, {"token_ids": ids}, 1.0).log_prob.flatten(1) for ids in (choice, other)]
+        assert torch.equal(found[0][:, 1:], found[1][:, 1:]) and not torch.equal(found[0][:, 0], found[1][:, 0])
+
+
+class TestOFTWithProprioceptionAndFiLM(OFT):
+    @pytest.fixture
+    def policy(self, tmp_path: Path) -> OpenVLAOFTPolicy:
+        return small(tmp_path / "small", proprio=True, film=True, stop_token=False)
+
+
+def test_two_cameras_are_two_sets_of_patches(tmp_path: Path) -> None:
+    policy = small(tmp_path / "small", options={"images": ["base", "wrist"]})
+    observed = observations(policy, 2)
+    log_prob = act(policy, policy.prepare(observed)).log_prob
+    observed.images["wrist"].zero_()
+    assert set(policy.spec.images) == {"base", "wrist"}
+    assert (act(policy, policy.prepare(observed), temperature=0.0).log_prob - log_prob).abs().max() > 1e-3
+
+
+def test_the_regression_head_imitates_but_has_no_distribution(tmp_path: Path) -> None:
+    policy = small(tmp_path / "small", head="l1")
+    inputs = policy.prepare(observations(policy, 3))
+    sample = act(policy, inputs)
+    assert torch.equal(sample.actions, act(policy, inputs, temperature=0.0).actions)
+    loss = policy.supervised_loss(inputs, sample.actions, noise(torch.arange(3)))
+    assert loss.shape == (3,) and loss.abs().max() < 1e-6
+    with pytest.raises(UserError, match="head=discrete"):
+        policy.evaluate(inputs, {}, 1.0)
+
+
+def test_parts_are_read_from_the_official_files(tmp_path: Path) -> None:
+    source = small(tmp_path / "small", proprio=True, head="l1")
+    published = tmp_path / "published"
+    smaller_directory(published)
+    source.save(published)
+    (published / "action_head.safetensors").unlink()
+    weights = {name: value for name, value in source.backbone.state_dict().items() if not name.startswith("proprio_projector.")}
+    from safetensors.torch import save_file
+
+    save_file(weights, published / "model.safetensors")
+    assert source.action_head is not None
+    for step in ("50000", "150000"):
+        factor = 1 if step == "150000" else 0  # the newer one counts
+        for name, part in (("action_head", source.action_head), ("proprio_projector", source.backbone.proprio_projector)):
+            state = {f"module.{key}": value * factor for key, value in part.state_dict().items()}
+            torch.save(state, published / f"{name}--{step}_checkpoint.pt")
+    loaded = OpenVLAOFTPolicy.load(published, OpenVLAOFTOptions())
+    inputs = source.prepare(observations(source, 2))
+    torch.testing.assert_close(act(loaded, inputs).actions, act(source, inputs).actions)
+    (published / "action_head--150000_checkpoint.pt").write_bytes(b"not a pickle")
+    with pytest.raises(UserError, match="cannot be read as tensors"):
+        OpenVLAOFTPolicy.load(published, OpenVLAOFTOptions())
+    for path in published.glob("action_head--*"):
+        path.unlink()
+    with pytest.raises(UserError, match="has no action_head"):
+        OpenVLAOFTPolicy.load(published, OpenVLAOFTOptions())
+
+
+def test_no_code_of_a_checkpoint_runs(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "touched",)
+
+    source = small(tmp_path / "small", head="l1")
+    published = tmp_path / "published"
+    smaller_directory(published)
+    source.save(published)
+    (published / "action_head.safetensors").unlink()
+    torch.save({"fc1": Hostile()}, published / "action_head--latest_checkpoint.pt")
+    with pytest.raises(UserError, match="holds code"):
+        OpenVLAOFTPolicy.load(published, OpenVLAOFTOptions())
+    assert not (tmp_path / "touched").exists()
+
+
+def test_the_switches_travel_with_the_checkpoint(tmp_path: Path) -> None:
+    small(tmp_path / "small", options={"chunk": 3, "stop_token": False}).save(smaller_directory(tmp_path / "saved"))
+    stored = json.loads((tmp_path / "saved" / "config.json").read_text())["oft"]
+    assert stored == {"head": "discrete", "chunk": 3, "proprio": False, "film": False, "stop_token": False}
+
+
+def test_an_unknown_head(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="choose discrete or l1"):
+        small(tmp_path / "small", options={"head": "diffusion"})
