@@ -37,15 +37,15 @@ def read_tokenizer(directory: Path) -> Tokenizer:
         raise UserError(f"{directory / TOKENIZER} cannot be read ({error}): copy the checkpoint again") from None
 
 
-def has_weights(directory: Path) -> bool:
-    return (directory / WEIGHTS).exists() or (directory / INDEX).exists()
-
-
 def read_weights(directory: Path) -> dict[str, Tensor]:
     """One safetensors file or a sharded set."""
-    names = [WEIGHTS]
     if (directory / INDEX).exists():
         names = sorted(set(read_json(directory / INDEX)["weight_map"].values()))
+    elif (directory / WEIGHTS).exists():
+        names = [WEIGHTS]
+    else:
+        mend = "choose another model.checkpoint, or set model.options.random_weights=true"
+        raise UserError(f"{directory} has no {WEIGHTS}: {mend}")
     state: dict[str, Tensor] = {}
     for name in names:
         state |= read_safetensors(directory / name)

@@ -124,9 +124,6 @@ class OpenVLAPolicy(Policy):
         except KeyError as error:
             raise UserError(f"{checkpoint}: {files.CONFIG} or {STATISTICS} lacks {error}: copy the checkpoint again") from None
         if not config.random_weights:
-            if not files.has_weights(checkpoint):
-                mend = "choose another model.checkpoint, or set model.options.random_weights=true"
-                raise UserError(f"{checkpoint} has no {files.WEIGHTS}: {mend}")
             policy.load_weights(checkpoint)
         return policy
 

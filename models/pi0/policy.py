@@ -128,9 +128,6 @@ class Pi0Policy(Policy):
         except (KeyError, TypeError) as error:
             raise UserError(f"{checkpoint}: {files.CONFIG} or {NORM_STATS} does not fit ({error}): copy the checkpoint again") from None
         if not config.random_weights:
-            if not files.has_weights(checkpoint):
-                mend = "choose another model.checkpoint, or set model.options.random_weights=true"
-                raise UserError(f"{checkpoint} has no {files.WEIGHTS}: {mend}")
             files.fill(policy.backbone, read_state(checkpoint), checkpoint)
         return policy
 

@@ -59,6 +59,8 @@ def small(path: Path, pi05: bool = False, **options: Any) -> Pi0Policy:
 
 
 class Pi0(PolicyConformance):
+    continuous = True
+    state_numbers = 6
     options: dict[str, Any] = {}  # noqa: RUF012
     pi05 = False
 

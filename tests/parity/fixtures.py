@@ -14,8 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load
 from torch import Tensor
+
+EMPTY = 29871
+"""Llama's empty token, in which OpenVLA's prompts end."""
 
 ROOT = Path(os.environ.get("PARITY_FIXTURES") or Path(__file__).with_name("fixtures"))
 
@@ -70,6 +74,18 @@ class Fixture:
     @cached_property
     def expected(self) -> Arrays:
         return Arrays(self.path / "expected.npz")
+
+
+def prompts(fixture: Fixture) -> list[Tensor]:
+    """Ids ``[1, L]`` of every sample of OpenVLA, ending in the empty token."""
+    rows: list[Tensor] = []
+    while f"prompt_ids_{len(rows)}" in fixture.inputs:
+        rows.append(closed(fixture.inputs[f"prompt_ids_{len(rows)}"]))
+    return rows
+
+
+def closed(ids: Tensor) -> Tensor:
+    return (ids if ids[-1] == EMPTY else F.pad(ids, (0, 1), value=EMPTY))[None]
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:

@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from rlinf_vla.models.openvla.actions import ActionTokenizer
 from rlinf_vla.models.openvla.oft import L1RegressionHead, slot_states
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 
-from .fixtures import Arrays, Fixture, difference, gradient_norms_differ
+from .fixtures import Arrays, Fixture, closed, difference, gradient_norms_differ, prompts
 
-EMPTY, STOP, FIRST, BINS = 29871, 2, 31744, 256
+STOP, FIRST, BINS = 2, 31744, 256
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +63,6 @@ def l1_head(fixture: Fixture) -> L1RegressionHead:
     head = L1RegressionHead(chunk, action_dim, width // action_dim, hidden_dim)
     head.load_state_dict(weights)
     return head
-
-
-def prompts(fixture: Fixture) -> list[Tensor]:
-    rows = []
-    while f"prompt_ids_{len(rows)}" in fixture.inputs:
-        rows.append(closed(fixture.inputs[f"prompt_ids_{len(rows)}"]))
-    return rows
-
-
-def closed(ids: Tensor) -> Tensor:
-    return (ids if ids[-1] == EMPTY else F.pad(ids, (0, 1), value=EMPTY))[None]
 
 
 def slots_of(fixture: Fixture) -> int:

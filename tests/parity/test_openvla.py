@@ -13,9 +13,7 @@ from torch import Tensor
 from rlinf_vla.models.openvla.actions import ActionTokenizer
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 
-from .fixtures import Fixture, difference, gradient_norms_differ
-
-EMPTY = 29871
+from .fixtures import Arrays, Fixture, difference, gradient_norms_differ, prompts
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +26,6 @@ def network(fixture: Fixture) -> PrismaticVLA:
     network = PrismaticVLA(fixture.config)
     network.load_state_dict(fixture.weights)
     return network
-
-
-def prompts(fixture: Fixture) -> list[Tensor]:
-    """Ids ``[1, L]`` of every sample, ending in the empty token."""
-    rows = []
-    while f"prompt_ids_{len(rows)}" in fixture.inputs:
-        ids = fixture.inputs[f"prompt_ids_{len(rows)}"]
-        rows.append((ids if ids[-1] == EMPTY else F.pad(ids, (0, 1), value=EMPTY))[None])
-    return rows
 
 
 def teacher_forced(network: PrismaticVLA, pixels: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -121,9 +110,7 @@ def test_an_adapter_of_the_official_script(fixture: Fixture, tmp_path: Path) -> 
     shutil.copyfile(fixture.path / "lora_adapter" / "adapter_config.json", tmp_path / "adapter_config.json")
     save_file(fixture.tensors("lora_adapter/adapter_model.safetensors.gz"), tmp_path / "adapter_model.safetensors")
     adapted = PeftModel.from_pretrained(network, str(tmp_path))
-    expected = Fixture("openvla_tiny").expected
-    from .fixtures import Arrays
-
+    expected = fixture.expected
     lora = Arrays(fixture.path / "expected_lora.npz")
     for i in range(2):
         states = teacher_forced(network, fixture.inputs["pixel_values"][i : i + 1], expected[f"generated_ids_{i}"][None])
