@@ -26,6 +26,7 @@ PLATE_HALF_THICKNESS = 0.005
 CUBE_PLACES = np.array([[-0.06, -0.17], [0.08, -0.095], [-0.06, -0.02]])
 """Where the cubes' centres lie before ``JITTER``: (x, y), metres, table frame. Far enough apart for an open gripper around each."""
 PLATE_PLACE = np.array([0.0, 0.14])
+HALF_WAY = 0.5
 JITTER = 0.025
 """Largest distance of cubes and plate from their places along x and y, metres."""
 
@@ -39,10 +40,14 @@ def sample_layout(rng: np.random.RandomState, targets: Sequence[str]) -> tuple[i
 
 @register_env("PutOnPlate-v1", max_episode_steps=50)
 class PutOnPlateEnv(BaseEnv):
-    """Success: the instructed cube rests on the plate and the gripper has let go of it. There is no failure."""
+    """Success: the instructed cube rests on the plate and the gripper has let go of it. There is no failure.
+
+    The dense reward is what a step changes of the progress: 0 at first, ``HALF_WAY`` while the instructed cube is grasped or on the
+    plate, 1 on success. So an episode's sum is the progress at its end, and grasping again and again earns nothing.
+    """
 
     SUPPORTED_ROBOTS = ["panda"]  # noqa: RUF012  (the base class's own declaration)
-    SUPPORTED_REWARD_MODES = ("sparse", "none")
+    SUPPORTED_REWARD_MODES = ("sparse", "dense", "none")
     agent: Panda
 
     def __init__(
@@ -103,11 +108,14 @@ class PutOnPlateEnv(BaseEnv):
         )
         self.target = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         """index into COLOURS of the instructed cube, int64 ``[num_envs]``"""
+        self.progress = torch.zeros(self.num_envs, device=self.device)
+        """float32 ``[num_envs]``, after the last step; see the class"""
 
     def _initialize_episode(self, env_idx: Tensor, options: dict[str, Any]) -> None:
         layouts = [sample_layout(self._batched_episode_rng.rngs[i], self.targets) for i in env_idx.tolist()]
         self.table_scene.initialize(env_idx)
         self.target[env_idx] = torch.tensor([target for target, _, _ in layouts], device=self.device)
+        self.progress[env_idx] = 0.0
         for i, cube in enumerate(self.cubes):
             cube.set_pose(self._resting([cubes[i] for _, _, cubes in layouts], CUBE_HALF_SIZE))
         half_turn = [np.cos(np.pi / 4), 0.0, np.sin(np.pi / 4), 0.0]  # a cylinder's axis is its x: stand it up
@@ -139,6 +147,12 @@ class PutOnPlateEnv(BaseEnv):
         away = (self.agent.tcp.pose.p - cube).norm(dim=1) > 0.05
         on_plate = centred & resting
         return {"is_on_plate": on_plate, "success": on_plate & still & (wide_open | away)}
+
+    def compute_dense_reward(self, obs: Any, action: Tensor, info: dict[str, Tensor]) -> Tensor:
+        before = self.progress
+        half_way = self.of_target(self.agent.is_grasping) | info["is_on_plate"]
+        self.progress = torch.where(info["success"], 1.0, half_way * HALF_WAY)
+        return self.progress - before
 
     def _get_obs_extra(self, info: dict[str, Any]) -> dict[str, Tensor]:
         return {"tcp_pose": self.agent.tcp.pose.raw_pose}

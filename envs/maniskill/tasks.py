@@ -82,7 +82,7 @@ def _put_on_plate(targets: Sequence[str], note: str) -> TaskEntry:
         "put the red cube on the plate",
         50,
         has_expert=True,
-        rewards=("sparse",),
+        rewards=("sparse", "dense"),
         close_view=((0.5, 0.0, 0.5), (0.0, 0.0, 0.05), 0.8),
         settings={"targets": targets},
         note=note,

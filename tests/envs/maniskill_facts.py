@@ -118,6 +118,18 @@ def instructions() -> list[list[str]]:
     return [[sim.reset(0, seed, 0), colours[int(sim._envs[0].target[0])]] for seed in range(12)]
 
 
+def dense_rewards() -> list[float]:
+    """Of an expert's episode of PutOnPlate, and of the start of the next one."""
+    sim = simulator(task="PutOnPlate", reward="dense")
+    rewards = []
+    sim.reset(0, 2, 0)
+    while not rewards or not step.terminated:
+        step = sim.step(0, sim.expert(0))
+        rewards.append(step.reward)
+    sim.reset(0, 3, 0)
+    return [*rewards, sim.step(0, sim.expert(0)).reward]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warm = simulator()  # as long as one lives the renderer is not built anew
@@ -130,6 +142,7 @@ if __name__ == "__main__":
         "a_batch_of_one_is_the_cpu_backend": a_batch_of_one_is_the_cpu_backend(),
         "layouts": layouts(),
         "instructions": instructions(),
+        "dense_rewards": dense_rewards(),
     }
     del warm
     print(json.dumps(facts))

@@ -104,6 +104,11 @@ def test_put_on_plate_says_which_cube(facts: dict[str, Any]) -> None:
     assert {colour for _, colour in facts["instructions"]} == {"red", "green", "blue"}
 
 
+def test_put_on_plate_rewards_grasping_then_placing(facts: dict[str, Any]) -> None:
+    rewards = [reward for reward in facts["dense_rewards"] if reward]
+    assert rewards == [0.5, 0.5], "half at the grasp, half at the end, and nothing else in an expert's episode"
+
+
 def test_importing_the_plugin_imports_no_simulator() -> None:
     code = "import sys, rlinf_vla.envs.maniskill; sys.exit(bool({'mani_skill', 'sapien', 'gymnasium'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -116,7 +121,7 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"task": "Chess"}, 1, "env.task=Chess is unknown: one of PushCube, "),
         ({"control_mode": "pd_ee_delta"}, 1, "did you mean pd_ee_delta_pos?"),
         ({"task": "PickCubeSO100"}, 1, "did you mean pd_joint_delta_pos?"),
-        ({"task": "PutOnPlate", "reward": "dense"}, 1, "env.reward for PutOnPlate=dense is unknown: one of sparse"),
+        ({"task": "StackPyramid", "reward": "dense"}, 1, "env.reward for StackPyramid=dense is unknown: one of sparse"),
         ({"reward": "spars"}, 1, "did you mean sparse?"),
         ({"camera": "closer"}, 1, "did you mean close?"),
         ({"robot_visuals": "lowpoly"}, 1, "did you mean low_poly?"),
