@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -46,16 +47,16 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     policy = session.build_policy(recipe)
     depth = max(2, recipe.rollout.pipeline_depth)
-    with session.threads(recipe.cluster.rollout_threads):
-        serial, pipelined = _rollout(recipe, policy, 1), _rollout(recipe, policy, depth)
-        frames = _frames(recipe)
+    console = Console(highlight=False)
+    with session.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
+        serial, pipelined = (_rollout(recipe, policy, each, status.update) for each in (1, depth))
+        frames = _frames(recipe, status.update)
     ratio = pipelined.steps_per_s / serial.steps_per_s
     bound = serial.seconds / max(serial.policy_seconds, serial.simulator_seconds)
     table = Table("rollout", "steps/s", "policy s", "simulator s", "wall s", title=f"{recipe.env.num_envs} environments")
     for name, each in (("serial", serial), (f"pipelined, depth {depth}", pipelined)):
         numbers = (each.steps_per_s, each.policy_seconds, each.simulator_seconds, each.seconds)
         table.add_row(name, *(f"{number:.2f}" for number in numbers))
-    console = Console(highlight=False)
     console.print(table)
     console.print(f"pipelined / serial: {ratio:.2f}; the bound (only the slower stage remains): {bound:.2f}")
     for name, rate in frames.items():
@@ -66,13 +67,14 @@ def run(config: DictConfig) -> None:
     console.print(f"numbers: {session.relative(directory / 'bench_rollout.json')}")
 
 
-def _rollout(recipe: Recipe, policy: Policy, depth: int) -> Rollout:
+def _rollout(recipe: Recipe, policy: Policy, depth: int, say: Callable[[str], None]) -> Rollout:
     calls = recipe.algorithm.horizon // policy.spec.chunk
     timeline, best = Timeline(), None
     with session.open_envs(recipe, policy, depth) as groups:
         session.check_horizon(recipe, policy, groups[0])
         settings = session.rollout_settings(recipe)
         for repeat in range(REPEATS):
+            say(f"rollout at pipeline depth {depth}, {repeat + 1} of {REPEATS}")
             timeline.begin_iteration(repeat)
             started = time.perf_counter()
             rollouts = collect(policy, groups, settings, 0, 0, calls, timeline)
@@ -84,10 +86,14 @@ def _rollout(recipe: Recipe, policy: Policy, depth: int) -> Rollout:
     return best
 
 
-def _frames(recipe: Recipe) -> dict[str, float]:
+def _frames(recipe: Recipe, say: Callable[[str], None]) -> dict[str, float]:
     """Control steps, each with its image, per second in one environment: for every variant that the simulator names."""
     plugin = plugins.choose("env", recipe.env.name, plugins.envs())
-    return {name: _frame_rate(plugin.create(variant, 1)[0]) for name, variant in plugin.variants(replace(recipe.env, num_envs=1)).items()}
+    rates = {}
+    for name, variant in plugin.variants(replace(recipe.env, num_envs=1)).items():
+        say(f"frames of {name}")
+        rates[name] = _frame_rate(plugin.create(variant, 1)[0])
+    return rates
 
 
 def _frame_rate(env: Any) -> float:
