@@ -58,6 +58,24 @@ def test_a_process_ends_with_the_code_and_one_line(tmp_path: Path) -> None:
     assert found.stderr == "rlinf-vla: algorithm.gama is not a key; did you mean algorithm.gamma?\n"
 
 
+# recipes
+
+
+@pytest.mark.parametrize("model", ["openvla", "openvla_oft", "pi0"])
+@pytest.mark.parametrize("verb", ["sft", "train"])
+def test_the_main_recipes_have_a_start_for_every_model(verb: str, model: str) -> None:
+    name = {"sft": "maniskill_sft", "train": "maniskill_ppo"}[verb]
+    found = recipe.read(compose.load(verb, [f"recipe={name}", f"model={model}", "cluster=laptop"]))
+    assert found.model.name == model
+    assert (recipe.asset_path(found.model.checkpoint) / "config.json").exists()
+    assert (verb == "sft") == found.model.options.random_weights
+
+
+def test_a_model_that_a_recipe_has_no_start_for(rlinf_vla: CommandLine) -> None:
+    complaint = rlinf_vla("train", PPO, "model=pi0", "~model.checkpoint", "+model.checkpoint=???").complaint
+    assert "model.checkpoint has no value (no start ships for this recipe and model; give a directory" in complaint
+
+
 # usage
 
 

@@ -121,11 +121,12 @@ def instructions() -> list[list[str]]:
 def dense_rewards() -> list[float]:
     """Of an expert's episode of PutOnPlate, and of the start of the next one."""
     sim = simulator(task="PutOnPlate", reward="dense")
-    rewards = []
+    rewards, done = [], False
     sim.reset(0, 2, 0)
-    while not rewards or not step.terminated:
+    while not done:
         step = sim.step(0, sim.expert(0))
         rewards.append(step.reward)
+        done = step.terminated
     sim.reset(0, 3, 0)
     return [*rewards, sim.step(0, sim.expert(0)).reward]
 

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
+from rlinf_vla.models.pi0.tiny import main as write_tiny
 from rlinf_vla.types import ActionSample, UserError
 from tests.conformance.policy import PolicyConformance, act, gradients, observations
-from tests.models.tiny_openvla import ASSET
+from tests.models.tiny_openvla import ASSET, ASSETS
+
+TINY = ASSETS / "pi0_tiny"
 
 
 def directory(path: Path, pi05: bool = False) -> Path:
@@ -45,6 +48,13 @@ def directory(path: Path, pi05: bool = False) -> Path:
     (path / "config.json").write_text(json.dumps(config))
     (path / "norm_stats.json").write_text(json.dumps({"norm_stats": statistics}))
     return path
+
+
+def test_the_packaged_asset_is_what_the_module_writes(tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in TINY.iterdir()}
+    for path in tmp_path.iterdir():
+        assert path.read_text() == (TINY / path.name).read_text()
 
 
 def small(path: Path, pi05: bool = False, **options: Any) -> Pi0Policy:
