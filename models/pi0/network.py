@@ -60,7 +60,7 @@ class VisionTower(nn.Module):
         self.vision_model = SiglipVisionModel(siglip)
         embeddings = self.vision_model.embeddings
         with torch.device("cpu"):  # computed, never loaded: real even where the weights are not yet
-            embeddings.position_ids = torch.arange(embeddings.num_positions)[None]
+            embeddings.register_buffer("position_ids", torch.arange(embeddings.num_positions)[None], persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.vision_model(pixel_values=pixels.to(self.vision_model.dtype)).last_hidden_state
