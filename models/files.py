@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -16,6 +18,25 @@ from rlinf_vla.types import UserError
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a safetensors file, not read yet."""
+
+    path: Path
+    key: str
+    shape: torch.Size
+
+    def read(self) -> Tensor:
+        """Memory-mapped. The mapping lasts as long as the tensor, so that one tensor at a time occupies memory besides its copy."""
+        with safe_open(self.path, "pt") as file:
+            return file.get_tensor(self.key)
+
+
+State = Mapping[str, Tensor | Stored]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -37,30 +58,69 @@ def read_tokenizer(directory: Path) -> Tokenizer:
         raise UserError(f"{directory / TOKENIZER} cannot be read ({error}): copy the checkpoint again") from None
 
 
-def read_weights(directory: Path) -> dict[str, Tensor]:
-    """One safetensors file or a sharded set."""
+def read_weights(directory: Path) -> dict[str, Stored]:
+    """What one safetensors file or a sharded set holds."""
     if (directory / INDEX).exists():
-        names = sorted(set(read_json(directory / INDEX)["weight_map"].values()))
+        names = _shards(directory / INDEX)
     elif (directory / WEIGHTS).exists():
         names = [WEIGHTS]
     else:
-        mend = "choose another model.checkpoint, or set model.options.random_weights=true"
-        raise UserError(f"{directory} has no {WEIGHTS}: {mend}")
-    state: dict[str, Tensor] = {}
+        raise UserError(_without_weights(directory))
+    state: dict[str, Stored] = {}
     for name in names:
         state |= read_safetensors(directory / name)
     return state
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
+def _shards(index: Path) -> list[str]:
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or any(not isinstance(name, str) or Path(name).name != name for name in names.values()):
+        raise UserError(f"{index} has no weight_map of file names beside it: copy the checkpoint again")
+    return sorted(set(names.values()))
+
+
+def _without_weights(directory: Path) -> str:
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern) if "--" not in path.name)
+    if not pickles:
+        return f"{directory} has no {WEIGHTS}: choose another model.checkpoint, or set model.options.random_weights=true"
+    convert = f"save_file(torch.load('{pickles[0]}', weights_only=True), '{WEIGHTS}')"
+    return (
+        f"{directory} has no {WEIGHTS}, only {pickles[0]}, a pickle, which could run code and is not read: convert it there with "
+        f'`python -c "import torch; from safetensors.torch import save_file; {convert}"`'
+    )
+
+
+def read_safetensors(path: Path) -> dict[str, Stored]:
     try:
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            return {key: Stored(path, key, torch.Size(file.get_slice(key).get_shape())) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}): the file is missing or damaged, copy it again") from None
 
 
-def fill(module: nn.Module, state: dict[str, Tensor], directory: Path) -> None:
-    """Fill ``module``; every key must be there, with its shape. Computes in float32."""
+def dtype_of(name: str) -> torch.dtype:
+    """``model.options.dtype``."""
+    if name not in DTYPES:
+        raise UserError(f"model.options.dtype={name}: choose {' or '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def birthplace(random_weights: bool) -> torch.device:
+    """Where to build a network: on the meta device, where weights take no memory, unless its random ones are wanted."""
+    return torch.device("cpu" if random_weights else "meta")
+
+
+def cast(module: nn.Module, dtype: torch.dtype) -> None:
+    """Parameters only: rotary frequencies and other computed buffers keep their precision."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def fill(module: nn.Module, state: State, directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.dtype]:
+    """Give ``module``, which may be on the meta device, its weights in ``dtype``; returns the dtypes that they are stored in.
+
+    Every key must be there, with its shape. Beside the weights, no more memory is needed than the largest tensor's.
+    """
     expected = module.state_dict()
     for problem, keys in (("missing", expected.keys() - state.keys()), ("unexpected", state.keys() - expected.keys())):
         if keys:
@@ -68,11 +128,48 @@ def fill(module: nn.Module, state: dict[str, Tensor], directory: Path) -> None:
     for key, value in state.items():
         if value.shape != expected[key].shape:
             raise UserError(f"{directory}: {key} has shape {list(value.shape)}, config.json says {list(expected[key].shape)}")
-        if not torch.isfinite(value).all():
+    filled: dict[str, Tensor] = {}
+    stored: dict[str, torch.dtype] = {}
+    for key, value in state.items():
+        tensor = value.read() if isinstance(value, Stored) else value
+        if not tensor.is_floating_point():
+            raise UserError(f"{directory}: {key} holds {str(tensor.dtype).removeprefix('torch.')}, quantised weights are not supported")
+        # aminmax hands NaN on and needs no memory, unlike isfinite
+        if not all(bound.isfinite() for bound in tensor.aminmax()):
             raise UserError(f"{directory}: {key} holds NaN or infinite values, the checkpoint is damaged")
-    module.load_state_dict({key: value.float() for key, value in state.items()})
+        stored[key] = tensor.dtype
+        # a copy: a file that is overwritten later must not reach into the network
+        filled[key] = tensor.to(dtype, copy=True)
+    module.load_state_dict(filled, assign=True)
+    return stored
 
 
-def save_weights(module: nn.Module, path: Path, dtype: torch.dtype) -> None:
-    save_file({key: value.to(dtype).contiguous() for key, value in module.state_dict().items()}, path)
+def save_weights(module: nn.Module, directory: Path, dtypes: Mapping[str, torch.dtype], dtype: torch.dtype | None = None) -> None:
+    """One safetensors file, or shards with their index where it would be larger than SHARD_BYTES.
+
+    Each weight in ``dtype``, else in its own of ``dtypes``, else in bfloat16.
+    """
+    kinds = {key: dtype or dtypes.get(key, torch.bfloat16) for key in module.state_dict()}
+    shards: list[dict[str, Tensor]] = [{}]
+    total = room = 0
+    for key, value in module.state_dict().items():
+        size = value.numel() * kinds[key].itemsize
+        if shards[-1] and room + size > SHARD_BYTES:
+            shards.append({})
+            room = 0
+        shards[-1][key] = value
+        total, room = total + size, room + size
+    if len(shards) == 1:
+        names = [WEIGHTS]
+    else:
+        names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+        places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+        (directory / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1) + "\n")
+    for name, shard in zip(names, shards, strict=True):
+        write_safetensors({key: value.to(kinds[key]) for key, value in shard.items()}, directory / name)
+
+
+def write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
+    # official loaders refuse a file that does not say its format
+    save_file({key: value.contiguous() for key, value in state.items()}, path, metadata={"format": "pt"})
     path.chmod(0o644)  # safetensors makes files that their owner alone can read

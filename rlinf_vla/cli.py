@@ -19,7 +19,8 @@ VERBS = {
     "train": "reinforcement learning: rlinf-vla train recipe=maniskill_ppo",
     "sft": "imitation of a scripted expert: rlinf-vla sft recipe=maniskill_sft",
     "eval": "success on fixed episodes: rlinf-vla eval recipe=maniskill_ppo checkpoint=DIR episodes=200",
-    "bench": "measure this machine: rlinf-vla bench rollout recipe=maniskill_ppo",
+    "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",
+    "bench": "measure this machine: rlinf-vla bench rollout recipe=maniskill_ppo, rlinf-vla bench load",
     "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
     "list": "what there is: rlinf-vla list [recipes|models|envs|tasks]",
 }
@@ -76,8 +77,11 @@ def _dispatch(arguments: Sequence[str]) -> int:
     command: Callable[..., int | None] = import_module(f"rlinf_vla.commands.{verb}").run
     if verb in PLAIN:
         return command(rest) or 0
+    if verb == "bench" and rest[:1] == ["load"]:
+        import_module("rlinf_vla.commands.bench_load").run(rest[1:])
+        return 0
     if verb == "bench" and (not rest or rest.pop(0) != "rollout"):
-        raise UserError("bench needs to know what: rlinf-vla bench rollout recipe=NAME")
+        raise UserError("bench needs to know what: rlinf-vla bench rollout recipe=NAME, or rlinf-vla bench load")
     from rlinf_vla.compose import compose_and_run
 
     return compose_and_run(verb, rest, command)

@@ -64,8 +64,11 @@ class Policy(nn.Module):
         """Read the official checkpoint layout of this model. Raises UserError when it does not fit."""
 
     @abstractmethod
-    def save(self, checkpoint: Path) -> None:
-        """Write the official checkpoint layout, such that ``load`` reads it."""
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
+        """Write the official checkpoint layout into an existing directory, such that ``load`` reads it.
+
+        ``dtype``: of the weights; None: as the policy was loaded from, bfloat16 where it began with random weights.
+        """
 
     @abstractmethod
     def prepare(self, obs: Observation) -> Inputs:

@@ -83,7 +83,11 @@ class Recipe:
     resume: str = "never"
     """never, auto (the newest complete checkpoint of run_dir, or of the newest run of this recipe), or a run directory or checkpoint."""
     checkpoint: str | None = None
-    """A checkpoint of an earlier run, to evaluate or to start from."""
+    """A checkpoint of an earlier run, to evaluate, to start from or to export."""
+    output: str | None = None
+    """Where export writes: a directory that is new or empty."""
+    output_dtype: str | None = None
+    """Of exported weights: float32 or bfloat16; null: as in model.checkpoint."""
     episodes: int = 200
     """Evaluation episodes."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

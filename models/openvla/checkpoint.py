@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlinf_vla.types import UserError
 
-from ..files import read_json, read_safetensors
+from ..files import State, read_json, read_safetensors
 
 STATISTICS = "dataset_statistics.json"
 
@@ -26,7 +25,7 @@ def read_statistics(directory: Path, config: dict[str, Any], key: str | None) ->
     return statistics[key]
 
 
-def read_component(directory: Path, name: str) -> dict[str, Tensor] | None:
+def read_component(directory: Path, name: str) -> State | None:
     """A part that openvla-oft keeps beside the model, ``NAME--STEP_checkpoint.pt``, or ours, ``NAME.safetensors``; None: no such part.
 
     Unpickled as tensors only: no code of the checkpoint runs.

@@ -34,6 +34,9 @@ class OpenVLAOFTOptions:
     """Which dataset's statistics un-normalise the actions; needed only where the checkpoint has several."""
     random_weights: bool = False
     """Start from random weights: config.json alone is enough."""
+    dtype: str = "float32"
+    """Of the network in memory: float32, or bfloat16, which a model of billions of weights wants on a GPU. Adapters, heads and
+    probabilities are float32 in both."""
     head: str | None = None
     """discrete: action tokens, with a distribution to sample from. l1: the regression head (``action_head--*.pt``), deterministic."""
     chunk: int | None = None
@@ -118,7 +121,8 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         self.action_head: L1RegressionHead | None = None
         if options.head == "l1":
             width = self.backbone.hidden_size
-            self.action_head = L1RegressionHead(self.chunk, self.spec.action_dim, width, width)
+            with files.birthplace(options.random_weights):
+                self.action_head = L1RegressionHead(self.chunk, self.spec.action_dim, width, width)
 
     def build(self) -> PrismaticVLA:
         options = self.options
@@ -127,23 +131,24 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         )
 
     def load_weights(self, checkpoint: Path) -> None:
-        weights = files.read_weights(checkpoint)
+        weights: dict[str, Tensor | files.Stored] = dict(files.read_weights(checkpoint))
         for name, used in (("proprio_projector", self.options.proprio), ("vision_backbone", self.options.film)):
             component = read_component(checkpoint, name) if used else None
             if component is not None:
                 weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.")}
                 weights |= {f"{name}.{key}": value for key, value in component.items()}
-        files.fill(self.backbone, weights, checkpoint)
+        self.stored_dtypes = files.fill(self.backbone, weights, checkpoint, self.dtype)
         if self.action_head is not None:
             component = read_component(checkpoint, "action_head")
             if component is None:
                 raise UserError(f"{checkpoint} has no action_head--STEP_checkpoint.pt: use model.options.head=discrete, or copy the file")
             files.fill(self.action_head, component, checkpoint)
 
-    def save(self, checkpoint: Path) -> None:
-        super().save(checkpoint)
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
+        super().save(checkpoint, dtype)
         if self.action_head is not None:
-            files.save_weights(self.action_head, checkpoint / "action_head.safetensors", torch.bfloat16)
+            state = {key: value.to(dtype or torch.bfloat16) for key, value in self.action_head.state_dict().items()}
+            files.write_safetensors(state, checkpoint / "action_head.safetensors")
 
     @property
     def cameras(self) -> list[str]:
@@ -166,7 +171,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
 
     def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
         if self.action_head is not None:
-            actions = self.action_tokens.denormalise(self.action_head(features).float())
+            actions = self.action_tokens.denormalise(self.action_head(features.float()))
             return ActionSample(actions, {}, torch.zeros_like(actions), self.value(features))
         log_prob = self._log_softmax(features, temperature)
         scores = log_prob + gumbel(noise, *log_prob.shape[1:]) if noise is not None and temperature > 0 else log_prob
@@ -187,5 +192,5 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         states = self.encode(inputs)
         if self.action_head is not None:
-            return (self.action_head(states).float() - self.action_tokens.normalise(actions)).abs().mean(dim=(1, 2))
+            return (self.action_head(states.float()) - self.action_tokens.normalise(actions)).abs().mean(dim=(1, 2))
         return self._cross_entropy(states, self.action_tokens.encode(actions).flatten(1))

@@ -27,6 +27,12 @@ from .processor import PromptEncoder, normalise, resize
 if TYPE_CHECKING:
     from transformers import DynamicCache
 
+COMPANIONS = (
+    *(STATISTICS, files.TOKENIZER, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("preprocessor_config.json", "generation_config.json"),
+)
+"""What official programs want beside config.json and the weights; the checkpoint's code is not among them."""
+
 
 @dataclass
 class OpenVLAOptions:
@@ -40,6 +46,9 @@ class OpenVLAOptions:
     """Which dataset's statistics un-normalise the actions; needed only where the checkpoint has several."""
     random_weights: bool = False
     """Start from random weights: config.json alone is enough."""
+    dtype: str = "float32"
+    """Of the network in memory: float32, or bfloat16, which a model of billions of weights wants on a GPU. Adapters, heads and
+    probabilities are float32 in both."""
 
 
 class ValueHead(nn.Sequential):
@@ -81,7 +90,10 @@ class OpenVLAPolicy(Policy):
         self.config = config = files.read_json(directory / files.CONFIG)
         self.statistics = read_statistics(directory, config, options.unnorm_key)
         text = config["text_config"]
-        self.backbone: PrismaticVLA = self.build()
+        self.dtype = files.dtype_of(options.dtype)
+        self.stored_dtypes: dict[str, torch.dtype] = {}
+        with files.birthplace(options.random_weights):
+            self.backbone: PrismaticVLA = self.build()
         self.value_head = ValueHead(self.backbone.hidden_size)
         self.action_tokens = ActionTokenizer(
             text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"], self.statistics["action"]
@@ -123,19 +135,21 @@ class OpenVLAPolicy(Policy):
             policy = cls(checkpoint, config)
         except KeyError as error:
             raise UserError(f"{checkpoint}: {files.CONFIG} or {STATISTICS} lacks {error}: copy the checkpoint again") from None
-        if not config.random_weights:
+        if config.random_weights:
+            files.cast(policy.backbone, policy.dtype)
+        else:
             policy.load_weights(checkpoint)
         return policy
 
     def load_weights(self, checkpoint: Path) -> None:
-        files.fill(self.backbone, files.read_weights(checkpoint), checkpoint)
+        self.stored_dtypes = files.fill(self.backbone, files.read_weights(checkpoint), checkpoint, self.dtype)
 
-    def save(self, checkpoint: Path) -> None:
-        for name in (files.TOKENIZER, STATISTICS):
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
+        for name in COMPANIONS:
             if (self.directory / name).exists():
                 shutil.copyfile(self.directory / name, checkpoint / name)
         (checkpoint / files.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
-        files.save_weights(self.backbone, checkpoint / files.WEIGHTS, torch.bfloat16)
+        files.save_weights(self.backbone, checkpoint, self.stored_dtypes, dtype)
 
     def prepare(self, obs: Observation) -> Inputs:
         strategy = self.config.get("image_resize_strategy", "resize-naive")

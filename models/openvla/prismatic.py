@@ -80,7 +80,8 @@ class PrismaticVLA(nn.Module):
 
         film: the instruction modulates the vision towers. bidirectional: every token sees every other one.
         """
-        from transformers import LlamaConfig, LlamaForCausalLM  # here, because importing a plug-in must not take seconds
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # here, because importing a plug-in must not take seconds
 
         super().__init__()
         if "vision_config" in config:
@@ -93,6 +94,8 @@ class PrismaticVLA(nn.Module):
         self.vision_backbone: nn.Module = FiLMedVisionBackbone(backbone) if film else backbone
         self.projector = Projector(sum(tower.embed_dim for tower in towers), llama.hidden_size)
         self.language_model = LlamaForCausalLM(llama)
+        with torch.device("cpu"):  # its frequencies are computed, never loaded: real even where the weights are not yet
+            self.language_model.model.rotary_emb = LlamaRotaryEmbedding(llama)
         if proprio_dim:
             self.proprio_projector = ProprioProjector(proprio_dim, llama.hidden_size)
         self.film, self.bidirectional = film, bidirectional
@@ -109,9 +112,9 @@ class PrismaticVLA(nn.Module):
         """
         text = self.embed_tokens(token_ids)
         mean = self._mean_embedding(text, token_mask, stop_id) if self.film else None
-        prefix = [self.projector(self.vision_backbone(pixels, mean))]
+        prefix = [self.projector(self.vision_backbone(pixels.to(text.dtype), mean))]
         if proprio is not None:
-            prefix.append(self.proprio_projector(proprio))
+            prefix.append(self.proprio_projector(proprio.to(text.dtype)))
         counts = token_mask.new_ones(len(text), self.prefix_length)
         return torch.cat([text[:, :1], *prefix, text[:, 1:]], dim=1), torch.cat([token_mask[:, :1], counts, token_mask[:, 1:]], dim=1)
 

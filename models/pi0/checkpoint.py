@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from rlinf_vla.types import UserError
 
-from ..files import CONFIG, read_json, read_weights
+from ..files import CONFIG, Stored, read_json, read_weights
 from .gemma import GEMMA, GemmaConfig
 from .network import PALIGEMMA_VOCABULARY, SIGLIP, Pi0Config
 
@@ -41,7 +39,7 @@ def _gemma(config: dict[str, Any], name: str, default: str) -> GemmaConfig:
     return GEMMA[variant]
 
 
-def read_state(directory: Path) -> dict[str, Tensor]:
+def read_state(directory: Path) -> dict[str, Stored]:
     """Weights under openpi's names: lerobot's prefix goes, and of the tied pair the one that is stored serves."""
     state = {name.removeprefix("model."): value for name, value in read_weights(directory).items()}
     if not any(name.startswith("paligemma_with_expert.") for name in state):

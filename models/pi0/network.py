@@ -58,9 +58,12 @@ class VisionTower(nn.Module):
         siglip = SiglipVisionConfig(**sizes, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6, vision_use_head=False)
         siglip._attn_implementation = "sdpa"
         self.vision_model = SiglipVisionModel(siglip)
+        embeddings = self.vision_model.embeddings
+        with torch.device("cpu"):  # computed, never loaded: real even where the weights are not yet
+            embeddings.register_buffer("position_ids", torch.arange(embeddings.num_positions)[None], persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.vision_model(pixel_values=pixels).last_hidden_state
+        return self.vision_model(pixel_values=pixels.to(self.vision_model.dtype)).last_hidden_state
 
 
 class _PaliGemmaModel(nn.Module):

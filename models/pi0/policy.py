@@ -56,6 +56,9 @@ class Pi0Options:
     """Only the action expert learns; PaliGemma runs without gradients."""
     random_weights: bool = False
     """Start from random weights: config.json alone is enough."""
+    dtype: str = "float32"
+    """Of the network in memory: float32, or bfloat16, which a model of billions of weights wants on a GPU. Adapters, heads and
+    probabilities are float32 in both."""
 
 
 @dataclass
@@ -106,7 +109,10 @@ class Pi0Policy(Policy):
         with_state = config.pi05 if options.state_in_prompt is None else options.state_in_prompt
         document = files.read_json(directory / files.CONFIG)
         self.prompts = PromptEncoder(files.read_tokenizer(directory), options.prompt_length, document.get("bos_token_id", 2), with_state)
-        self.backbone: Pi0Network = Pi0Network(config)
+        self.dtype = files.dtype_of(options.dtype)
+        self.stored_dtypes: dict[str, torch.dtype] = {}
+        with files.birthplace(options.random_weights):
+            self.backbone: Pi0Network = Pi0Network(config)
         width = config.expert.width if options.value_on == "expert" else config.paligemma.width
         self.value_head = mlp(width, 512, 128, 1, activation=nn.GELU)
         for parameter in self.value_head[-1].parameters():
@@ -127,18 +133,20 @@ class Pi0Policy(Policy):
             policy = cls(checkpoint, config)
         except (KeyError, TypeError) as error:
             raise UserError(f"{checkpoint}: {files.CONFIG} or {NORM_STATS} does not fit ({error}): copy the checkpoint again") from None
-        if not config.random_weights:
-            files.fill(policy.backbone, read_state(checkpoint), checkpoint)
+        if config.random_weights:
+            files.cast(policy.backbone, policy.dtype)
+        else:
+            policy.stored_dtypes = files.fill(policy.backbone, read_state(checkpoint), checkpoint, policy.dtype)
         return policy
 
-    def save(self, checkpoint: Path) -> None:
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         for name in (files.CONFIG, files.TOKENIZER):
             shutil.copyfile(self.directory / name, checkpoint / name)
         for path in self.directory.glob(f"**/{NORM_STATS}"):
             target = checkpoint / path.relative_to(self.directory)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        files.save_weights(self.backbone, checkpoint / files.WEIGHTS, torch.bfloat16)
+        files.save_weights(self.backbone, checkpoint, self.stored_dtypes, dtype)
 
     def prepare(self, obs: Observation) -> Inputs:
         inputs = {f"image.{name}": resize_with_pad(obs.images[name], size) for name, size in self.spec.images.items()}

@@ -13,18 +13,24 @@ from rlinf_vla import plugins
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe, asset_path
 from rlinf_vla.rollout.player import Settings
+from rlinf_vla.training.checkpoint import load_heads
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.types import UserError
 
 
 def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
-    """The recipe's policy on its device, with fresh adapters. Random weights depend on the recipe's seed alone."""
+    """The recipe's policy on its device, with fresh adapters, and with the critic where an exported checkpoint brings one.
+
+    Random weights depend on the recipe's seed alone.
+    """
     if recipe.cluster.device == "cuda" and not torch.cuda.is_available():
         raise UserError(f"cluster={recipe.cluster.name} wants a CUDA device and PyTorch sees none: use cluster=laptop")
     model = plugins.choose("model", recipe.model.name, plugins.models())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        policy: Policy = model.load(asset_path(recipe.model.checkpoint), recipe.model.options)
+        directory = asset_path(recipe.model.checkpoint)
+        policy: Policy = model.load(directory, recipe.model.options)
+    load_heads(policy, directory)
     if lora:
         add_lora(policy, recipe.model.lora, recipe.seed)
     return policy.to(recipe.cluster.device)

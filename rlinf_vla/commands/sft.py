@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,6 +15,7 @@ from rlinf_vla import recipe as recipes
 from rlinf_vla.algorithms.sft import Demonstrations, SFTConfig, imitation_loss, warmup_cosine
 from rlinf_vla.commands import session
 from rlinf_vla.commands.evaluate import evaluate, headline
+from rlinf_vla.commands.export import write_policy
 from rlinf_vla.commands.interrupt import Interrupt, deferred
 from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import Recipe
@@ -108,10 +108,7 @@ def _optimise(
 
 
 def _export(policy: Policy, directory: Path, resolved: str) -> Path:
-    """The policy in its model's own layout, with a manifest that says how it was made."""
     target = directory / "policy"
     target.mkdir(exist_ok=True)
-    policy.save(target)
-    manifest = {"command": " ".join(sys.argv), "recipe": OmegaConf.to_container(OmegaConf.create(resolved))}
-    write_json(target / "manifest.json", manifest | {"environment": fingerprint()})
+    write_policy(policy, target, OmegaConf.to_container(OmegaConf.create(resolved)))
     return target

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.ppo import PPO, Batch, parity
@@ -16,8 +17,9 @@ from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Trainer
 from rlinf_vla.types import Trajectory
 
-PARITY_TOLERANCE = 1e-4
-"""Refuse to train where ``evaluate`` does not find the rollout's own log-probabilities again."""
+PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
+"""Refuse to train where ``evaluate`` does not find the rollout's own log-probabilities again. A network in bfloat16 rounds differently
+token by token and all at once: by 0.01 on the packaged tiny model."""
 
 
 class InProcessFlow:
@@ -66,10 +68,12 @@ class InProcessFlow:
         self.log({"timing_s/rollout": seconds, "throughput/rollout_steps_per_s": steps / seconds, "rollout/steps": steps})
         if self.parity is None:
             self.parity = parity(self.policy, rollouts, self.settings.temperature)
-            if not self.parity <= PARITY_TOLERANCE:
+            rounded = any(parameter.dtype == torch.bfloat16 for parameter in self.policy.backbone.parameters())
+            tolerance = BFLOAT16_PARITY_TOLERANCE if rounded else PARITY_TOLERANCE
+            if not self.parity <= tolerance:
                 raise RuntimeError(
                     f"evaluate() does not reproduce the rollout's log-probabilities: they differ by {self.parity:.2g} "
-                    f"(tolerance {PARITY_TOLERANCE:g}); the policy's act() and evaluate() disagree"
+                    f"(tolerance {tolerance:g}); the policy's act() and evaluate() disagree"
                 )
         return rollouts
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from rlinf_vla.protocols import Policy
 from rlinf_vla.training.lora import copy_all, is_lora, load_adapter, save_adapter
@@ -77,6 +78,27 @@ def load_checkpoint(checkpoint: Path, policy: Policy, trainer: Trainer | None = 
     if trainer is not None:
         trainer.load_state(load_file(checkpoint / OPTIMIZER))
     return json.loads((checkpoint / STATE).read_text())
+
+
+def save_heads(policy: Policy, directory: Path) -> None:
+    """What a policy has outside its backbone, and an official layout has no place for: the critic, learnt noise."""
+    save_file({name: value.contiguous() for name, value in _heads(policy).items()}, directory / HEADS)
+
+
+def load_heads(policy: Policy, directory: Path) -> None:
+    """The heads in ``directory``, where there are some. Raises UserError where they are another model's."""
+    if not (directory / HEADS).exists():
+        return
+    try:
+        stored = load_file(directory / HEADS)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{directory / HEADS} cannot be read ({error}): copy it again, or delete it to begin with fresh heads") from None
+    with torch.no_grad():
+        copy_all(stored, _heads(policy), directory / HEADS)
+
+
+def _heads(policy: Policy) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in policy.named_parameters() if not name.startswith("backbone.")}
 
 
 def verify(checkpoint: Path) -> None:

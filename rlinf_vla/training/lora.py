@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _PREFIX = "base_model.model."
 _ADAPTER = ".default."
+_BASE = ".base_layer.weight"
+_CONFIG, _FACTORS = "adapter_config.json", "adapter_model.safetensors"
 
 
 @dataclass
@@ -31,13 +34,22 @@ class LoraOptions:
     """Scale is alpha / rank; null: alpha = rank."""
     targets: list[str] = field(default_factory=list)
     """Module-name suffixes in the backbone; empty: the model's own list."""
+    adapter: str | None = None
+    """Start from this PEFT directory, such as the official fine-tuning scripts write; it says rank, alpha and targets."""
 
 
 def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
-    """Freeze the backbone and put adapters into it. Factors A are random by ``seed``, B zero: the policy is unchanged."""
+    """Freeze the backbone and put adapters into it: those of ``options.adapter``, or fresh ones, whose factors A are random by ``seed``, B
+    zero, so that the policy is unchanged. In float32, whatever the backbone is in: small steps would be lost otherwise."""
+    if options.adapter is not None:
+        directory = Path(options.adapter).expanduser()
+        _inject(policy.backbone, _stored_config(directory), seed)
+        with torch.no_grad():
+            load_adapter(policy.backbone, directory)
+        return
     if options.rank <= 0:
         return
-    from peft import LoraConfig, inject_adapter_in_model
+    from peft import LoraConfig
 
     targets = options.targets or list(policy.lora_targets)
     names = {name.rsplit(".", 1)[-1] for name, _ in policy.backbone.named_modules()}
@@ -45,10 +57,45 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
     if unknown:
         raise UserError(f"model.lora.targets: no module of the backbone ends in {unknown[0]!r}; the default is {list(policy.lora_targets)}")
     config = LoraConfig(r=options.rank, lora_alpha=options.alpha or options.rank, target_modules=targets, lora_dropout=0.0)
-    policy.backbone.requires_grad_(False)
+    _inject(policy.backbone, config, seed)
+
+
+def _inject(backbone: nn.Module, config: LoraConfig, seed: int) -> None:
+    from peft import inject_adapter_in_model
+    from peft.tuners.tuners_utils import cast_adapter_dtype
+
+    backbone.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(config, policy.backbone)
+        inject_adapter_in_model(config, backbone)
+    cast_adapter_dtype(backbone, "default")
+
+
+def _stored_config(directory: Path) -> LoraConfig:
+    from peft import LoraConfig, PeftConfig
+
+    if not (directory / _CONFIG).exists():
+        raise UserError(f"model.lora.adapter={directory} is not a PEFT directory: {_CONFIG} is missing")
+    try:
+        config = PeftConfig.from_pretrained(str(directory))
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{directory / _CONFIG} cannot be read ({str(error).splitlines()[0]}): copy the adapter again") from None
+    # other initialisations change the base weights, too
+    if not isinstance(config, LoraConfig) or config.init_lora_weights not in (True, "gaussian") or config.modules_to_save:
+        raise UserError(f"model.lora.adapter={directory}: only plain LoRA is supported; merge this adapter with the tool that made it")
+    config.inference_mode, config.lora_dropout = False, 0.0
+    return config
+
+
+def merge_lora(backbone: nn.Module) -> None:
+    """Fold the adapters into the weights that they adapt, by peft's own merge; module names are again those before ``add_lora``."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in list(backbone.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            parent, _, last = name.rpartition(".")
+            setattr(backbone.get_submodule(parent), last, module.get_base_layer())
 
 
 def is_lora(name: str) -> bool:
@@ -64,12 +111,18 @@ def save_adapter(backbone: nn.Module, directory: Path) -> None:
     config: LoraConfig = backbone.peft_config["default"]  # type: ignore[index,assignment]
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
-    save_file({name: value.contiguous() for name, value in adapter_state(backbone).items()}, directory / "adapter_model.safetensors")
+    save_file({name: value.contiguous() for name, value in adapter_state(backbone).items()}, directory / _FACTORS)
 
 
 def load_adapter(backbone: nn.Module, directory: Path) -> None:
-    own = {_PREFIX + name.replace(_ADAPTER, "."): value for name, value in backbone.state_dict().items() if is_lora(name)}
-    copy_all(load_file(directory / "adapter_model.safetensors"), own, directory)
+    """Also one that, as peft does where the output layer is adapted, repeats that layer's own weight."""
+    try:
+        stored = load_file(directory / _FACTORS)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{directory / _FACTORS} cannot be read ({error}): the file is missing or damaged, copy it again") from None
+    repeated = {_PREFIX + name: value for name, value in backbone.state_dict().items() if name.endswith(_BASE)}
+    own = adapter_state(backbone) | {name: value for name, value in repeated.items() if name in stored}
+    copy_all(stored, own, directory)
 
 
 def copy_all(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Path) -> None:

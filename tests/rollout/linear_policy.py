@@ -49,10 +49,12 @@ class LinearPolicy(Policy):
         policy.backbone.load_state_dict(load_file(checkpoint / "model.safetensors"))
         return policy
 
-    def save(self, checkpoint: Path) -> None:
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         checkpoint.mkdir(parents=True, exist_ok=True)
         (checkpoint / "config.json").write_text(json.dumps(asdict(self.options)))
-        save_file(self.backbone.state_dict(), checkpoint / "model.safetensors")
+        save_file(
+            {name: value.to(dtype or value.dtype) for name, value in self.backbone.state_dict().items()}, checkpoint / "model.safetensors"
+        )
 
     def prepare(self, obs: Observation) -> Inputs:
         return {"image": obs.images["base"][:, ::STRIDE, ::STRIDE].contiguous()}

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
-from rlinf_vla.training.lora import LoraOptions, add_lora, is_lora, load_adapter, save_adapter
+from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.lora import LoraOptions, add_lora, is_lora, load_adapter, merge_lora, save_adapter
+from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import UserError
 from tests.conformance.policy import act, observations
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
@@ -82,24 +86,99 @@ def test_alpha_over_rank_scales(directory: Path, alpha: int | None, scale: float
     torch.testing.assert_close(head(x), head.base_layer(x) + scale * delta)
 
 
-def test_stock_peft_reads_the_adapter(directory: Path, tmp_path: Path) -> None:
+def test_stock_peft_reads_the_adapter_of_a_checkpoint(directory: Path, tmp_path: Path) -> None:
+    """And computes the same bits."""
     policy = adapted(directory, trained=True, alpha=8)
-    save_adapter(policy.backbone, tmp_path / "adapter")
-    assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    trainer = Trainer(policy, Optimisation(1e-3, 1e-3, 1.0), 8)
+    adapter = save_checkpoint(tmp_path / "checkpoints", policy, trainer, {"iteration": 1}, 1) / "adapter"
     base = PrismaticVLA(smaller_config())
     base.load_state_dict(tiny(directory=directory).backbone.state_dict())
-    stock = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
-
-    def logits(backbone: torch.nn.Module) -> Tensor:
-        inputs = policy.prepare(observations(policy, 3))
-        embeds, mask = backbone.embed_prompt(normalise(inputs["image.base"]), inputs["token_ids"], inputs["token_mask"])
-        return backbone.logits(backbone.hidden_states(embeds, mask))
-
+    stock = PeftModel.from_pretrained(base, str(adapter)).eval()
     with torch.no_grad():
-        torch.testing.assert_close(logits(stock), logits(policy.backbone), rtol=0, atol=1e-5)
-        assert (logits(base) - logits(tiny(directory=directory).backbone)).abs().max() > 1e-2, "from_pretrained adapts in place"
-    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+        assert torch.equal(logits(policy, stock), logits(policy, policy.backbone))
+        plain = logits(policy, tiny(directory=directory).backbone)
+        assert (logits(policy, base) - plain).abs().max() > 1e-2, "from_pretrained adapts in place"
+    config = json.loads((adapter / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 8, "LORA")
+
+
+def logits(policy: OpenVLAPolicy, backbone: torch.nn.Module) -> Tensor:
+    inputs = policy.prepare(observations(policy, 3))
+    embeds, mask = backbone.embed_prompt(normalise(inputs["image.base"]), inputs["token_ids"], inputs["token_mask"])
+    return backbone.logits(backbone.hidden_states(embeds, mask))
+
+
+@pytest.fixture
+def official(directory: Path, tmp_path: Path) -> Path:
+    """As OpenVLA's fine-tuning script writes it, by stock peft: every linear layer, the output layer and its own weight among them."""
+    base = tiny(directory=directory).backbone
+    linear = {name.rsplit(".", 1)[-1] for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}
+    config = LoraConfig(r=3, lora_alpha=2, lora_dropout=0.1, target_modules=sorted(linear), init_lora_weights="gaussian")
+    model = get_peft_model(base, config)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if is_lora(name):
+                value.normal_(std=0.2, generator=torch.Generator().manual_seed(len(name)))
+    model.save_pretrained(str(tmp_path / "official"), save_embedding_layers=False)
+    path = tmp_path / "official" / "adapter_model.safetensors"
+    repeated = {"base_model.model.language_model.lm_head.base_layer.weight": base.language_model.lm_head.base_layer.weight.detach()}
+    save_file(load_file(path) | repeated, path)  # the script's peft finds that layer, ours finds it in transformers' models only
+    return tmp_path / "official"
+
+
+def test_an_adapter_of_the_official_script_is_a_start(directory: Path, official: Path, tmp_path: Path) -> None:
+    policy = adapted(directory, rank=32, adapter=str(official))
+    stock = PeftModel.from_pretrained(tiny(directory=directory).backbone, str(official)).eval()
+    with torch.no_grad():
+        expected = logits(policy, stock)
+        assert torch.equal(logits(policy, policy.backbone), expected)
+    trainable = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert trainable == {name for name, _ in policy.named_parameters() if is_lora(name) or name.startswith("value_head.")}
+    trainer = Trainer(policy, Optimisation(1e-3, 1e-3, 1.0), 8)
+    written = save_checkpoint(tmp_path / "checkpoints", policy, trainer, {"iteration": 1}, 1)
+    other = adapted(directory, seed=1, adapter=str(official))
+    load_checkpoint(written, other)
+    assert torch.equal(log_prob(other), log_prob(policy))
+    merge_lora(other.backbone)
+    assert other.backbone.state_dict().keys() == tiny(directory=directory).backbone.state_dict().keys()
+    with torch.no_grad():
+        torch.testing.assert_close(logits(policy, other.backbone), expected, rtol=0, atol=1e-4)
+
+
+def edit_config(**changes: object) -> Callable[[Path], None]:
+    def edit(adapter: Path) -> None:
+        path = adapter / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda adapter: (adapter / "adapter_config.json").unlink(), "adapter_config.json is missing"),
+        (lambda adapter: (adapter / "adapter_config.json").write_text("{"), "adapter_config.json cannot be read"),
+        (lambda adapter: (adapter / "adapter_model.safetensors").unlink(), "adapter_model.safetensors cannot be read"),
+        (lambda adapter: (adapter / "adapter_model.safetensors").write_bytes(b"\x80\x04."), "adapter_model.safetensors cannot be read"),
+        (edit_config(init_lora_weights="pissa"), "only plain LoRA"),
+        (edit_config(target_modules=["q_proj"]), "does not fit this model"),
+        (edit_config(r=5), "does not fit this model"),
+    ],
+)
+def test_an_adapter_that_cannot_be_a_start(directory: Path, official: Path, spoil: Callable[[Path], None], words: str) -> None:
+    spoil(official)
+    with pytest.raises(UserError, match=words) as error:
+        adapted(directory, adapter=str(official))
+    assert "\n" not in str(error.value)
+
+
+def test_adapters_are_float32_on_a_bfloat16_model(directory: Path) -> None:
+    policy = tiny(directory=directory, dtype="bfloat16")
+    before = log_prob(policy)
+    add_lora(policy, LoraOptions(rank=4), 0)
+    kinds = {is_lora(name): value.dtype for name, value in policy.backbone.named_parameters()}
+    assert kinds == {True: torch.float32, False: torch.bfloat16}
+    assert torch.equal(log_prob(policy), before)
 
 
 def test_an_adapter_is_loaded_again(directory: Path, tmp_path: Path) -> None:

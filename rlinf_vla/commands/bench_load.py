@@ -1,0 +1,90 @@
+"""``rlinf-vla bench load``: peak memory and seconds of loading a checkpoint of more than a gigabyte, made on the spot.
+
+Measured in a process of its own: the high-water mark of resident memory (VmHWM, which is ru_maxrss without what a parent
+process hands on), and what it is above the resident memory after the imports.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla import plugins
+from rlinf_vla.recipe import asset_path
+from rlinf_vla.types import UserError
+
+MODEL, SIZES, DTYPE = "openvla", "asset://openvla_1gb", "bfloat16"
+SHARDS = 4
+TIMEOUT = 1800
+
+
+def run(arguments: Sequence[str]) -> None:
+    if arguments:
+        raise UserError(f"bench load {' '.join(arguments)}: it takes no keys")
+    with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
+        _in_process("make", folder)
+        size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+        shards = len(list(Path(folder).glob("*.safetensors")))
+        found = _in_process("load", folder)
+    peak, above = found["peak"], found["peak"] - found["baseline"]
+    print(f"checkpoint: {size / 1e9:.2f} GB in {shards} shards, {DTYPE}, random; network in {DTYPE}, on the CPU")
+    print(f"peak resident memory / checkpoint: {above / size:.3f} above the {found['baseline'] / 1e9:.2f} GB that imports take")
+    print(f"peak resident memory / checkpoint: {peak / size:.3f} with them")
+    print(f"seconds to load: {found['seconds']:.1f}")
+
+
+def _in_process(stage: str, folder: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "rlinf_vla.commands.bench_load", stage, folder]
+    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
+    if finished.returncode:
+        raise UserError(f"bench load: could not {stage} the checkpoint in {folder} (exit code {finished.returncode}, reason above)")
+    return json.loads(finished.stdout or "{}")
+
+
+def _make(folder: Path) -> None:
+    """Random weights in SHARDS files with an index, as large checkpoints are published."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    model = plugins.choose("model", MODEL, plugins.models())
+    model.load(asset_path(SIZES), model.Config(random_weights=True, dtype=DTYPE)).save(folder)
+    whole = folder / "model.safetensors"
+    with safe_open(whole, "pt") as file:
+        places = {key: f"model-{i % SHARDS + 1:05d}-of-{SHARDS:05d}.safetensors" for i, key in enumerate(file.keys())}
+        for name in sorted(set(places.values())):
+            save_file({key: file.get_tensor(key) for key, place in places.items() if place == name}, folder / name)
+    whole.unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def _load(folder: Path) -> dict[str, Any]:
+    import transformers.models.llama.modeling_llama  # noqa: F401  what the model would import while loading
+
+    model = plugins.choose("model", MODEL, plugins.models())
+    baseline, started = _memory("VmRSS"), time.perf_counter()
+    policy = model.load(folder, model.Config(dtype=DTYPE))
+    seconds, peak = time.perf_counter() - started, _memory("VmHWM")
+    assert not any(value.is_meta for value in policy.state_dict().values())
+    return {"baseline": baseline, "peak": peak, "seconds": seconds}
+
+
+def _memory(name: str) -> int:
+    """Bytes, of this process."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+if __name__ == "__main__":
+    stage, folder = sys.argv[1], Path(sys.argv[2])
+    if stage == "make":
+        _make(folder)
+    else:
+        print(json.dumps(_load(folder)))

@@ -1,0 +1,54 @@
+"""``rlinf-vla export``: a run's checkpoint, merged into the model's official layout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from rlinf_vla import recipe as recipes
+from rlinf_vla.commands import session
+from rlinf_vla.protocols import Policy
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.training.checkpoint import load_checkpoint, save_heads, write_json
+from rlinf_vla.training.lora import merge_lora
+from rlinf_vla.types import UserError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def run(config: DictConfig) -> None:
+    recipe = recipes.read(config)
+    if not recipe.checkpoint or not recipe.output:
+        raise UserError(f"export wants both: rlinf-vla export recipe={recipe.name} checkpoint=RUN/checkpoints/step_N output=DIR")
+    if recipe.output_dtype not in (None, *DTYPES):
+        raise UserError(f"output_dtype={recipe.output_dtype}: choose {' or '.join(DTYPES)}, or leave it out to keep the model's own")
+    output = Path(recipe.output).expanduser().absolute()
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"output={output} is not empty: choose another directory, or empty this one")
+    checkpoint = Path(recipe.checkpoint).expanduser()
+    policy = session.build_policy(recipe)
+    state = load_checkpoint(checkpoint, policy)
+    merge_lora(policy.backbone)
+    aside = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        aside.mkdir(parents=True)
+        dtype = DTYPES[recipe.output_dtype] if recipe.output_dtype else None
+        write_policy(policy, aside, OmegaConf.to_container(config), dtype, iteration=state["iteration"])
+        save_heads(policy, aside)
+        aside.rename(output)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    print(f"iteration {state['iteration']} of {recipe.name}, merged: {session.relative(output)} (use it as model.checkpoint)")
+
+
+def write_policy(policy: Policy, directory: Path, recipe: Any, dtype: torch.dtype | None = None, **facts: Any) -> None:
+    """The policy in its model's own layout, with a manifest that says how it was made."""
+    policy.save(directory, dtype)
+    write_json(directory / "manifest.json", {"command": " ".join(sys.argv), "recipe": recipe} | facts | {"environment": fingerprint()})

@@ -1,0 +1,150 @@
+"""Weights on their way in and out: dtypes, shards, and what must not be left on the meta device."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from rlinf_vla.models import files
+from rlinf_vla.models.openvla import OpenVLAOFTPolicy, OpenVLAPolicy
+from rlinf_vla.models.pi0 import Pi0Policy
+from rlinf_vla.protocols import Policy
+from rlinf_vla.types import UserError
+from tests.conformance.policy import act, observations
+from tests.models import test_openvla_oft, test_pi0
+from tests.models.tiny_openvla import smaller_directory, tiny
+
+MAKERS: dict[str, Callable[[Path], Policy]] = {
+    "openvla": lambda path: tiny(directory=smaller_directory(path)),
+    "openvla_oft": lambda path: test_openvla_oft.small(path, proprio=True, film=True),
+    "openvla_oft_l1": lambda path: test_openvla_oft.small(path, head="l1"),
+    "pi0": lambda path: test_pi0.small(path),
+    "pi05": lambda path: test_pi0.small(path, pi05=True),
+}
+
+
+@pytest.fixture(params=list(MAKERS))
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Policy:
+    """A random policy whose weights bfloat16 holds exactly."""
+    policy = MAKERS[request.param](tmp_path / "source")
+    with torch.no_grad():
+        for module in (policy.backbone, getattr(policy, "action_head", None) or policy.backbone):
+            for parameter in module.parameters():
+                parameter.copy_(parameter.bfloat16())
+    return policy
+
+
+def reload(policy: Any, directory: Path, **options: Any) -> Policy:
+    directory.mkdir(exist_ok=True)
+    policy.save(directory)
+    mine = {name: value for name, value in vars(policy.options).items() if name != "random_weights"}
+    return type(policy).load(directory, type(policy).Config(**mine | options))
+
+
+def test_a_loaded_policy_is_real_and_the_same(source: Policy, tmp_path: Path) -> None:
+    loaded = reload(source, tmp_path / "saved")
+    assert not [name for name, value in chain(loaded.named_parameters(), loaded.named_buffers()) if value.is_meta]
+    buffers = dict(loaded.named_buffers())
+    assert all(torch.equal(value, buffers[name]) for name, value in source.named_buffers())
+    frozen = {name for name, value in source.named_parameters() if not value.requires_grad}
+    assert {name for name, value in loaded.named_parameters() if not value.requires_grad} == frozen
+    inputs = source.prepare(observations(source, 3))
+    found, expected = act(loaded, inputs), act(source, inputs)
+    assert torch.equal(found.actions, expected.actions) and torch.equal(found.log_prob, expected.log_prob)
+
+
+def test_a_policy_in_bfloat16(source: Policy, tmp_path: Path) -> None:
+    loaded = reload(source, tmp_path / "saved", dtype="bfloat16")
+    assert {value.dtype for value in loaded.backbone.parameters()} == {torch.bfloat16}
+    buffers = dict(loaded.named_buffers())
+    assert all(torch.equal(value, buffers[name]) for name, value in source.named_buffers()), "computed buffers keep their precision"
+    inputs = source.prepare(observations(source, 3))
+    expected = act(source, inputs, temperature=0.0)
+    found = act(loaded, inputs, temperature=0.0)
+    assert found.actions.dtype == found.log_prob.dtype == found.value.dtype == torch.float32
+    assert (found.log_prob - expected.log_prob).abs().median() < 0.05
+    if getattr(source, "action_head", None) is None:
+        evaluation = loaded.evaluate(inputs, found.latent, 1.0)
+        assert (evaluation.log_prob - found.log_prob).abs().median() < 0.05
+        loaded.evaluate(inputs, act(loaded, inputs).latent, 1.0).log_prob.sum().backward()
+        assert any(value.grad is not None and value.grad.abs().sum() > 0 for value in loaded.backbone.parameters())
+
+
+@pytest.mark.parametrize("policy", [OpenVLAPolicy, OpenVLAOFTPolicy, Pi0Policy])
+def test_another_dtype_is_refused(policy: type[Policy], tmp_path: Path) -> None:
+    directory = (test_pi0.directory if policy is Pi0Policy else smaller_directory)(tmp_path / "model")
+    with pytest.raises(UserError, match=r"model\.options\.dtype=fp8: choose float32 or bfloat16"):
+        policy.load(directory, policy.Config(random_weights=True, dtype="fp8"))
+
+
+def test_random_weights_in_bfloat16(tmp_path: Path) -> None:
+    full, half = tiny(), tiny(dtype="bfloat16")
+    for name, value in half.backbone.named_parameters():
+        assert torch.equal(value, full.backbone.get_parameter(name).bfloat16())
+    assert half.backbone.language_model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_weights_go_out_in_the_dtype_they_came_in(tmp_path: Path) -> None:
+    reload(tiny(directory=smaller_directory(tmp_path / "source")), tmp_path / "saved")
+    state = load_file(tmp_path / "saved" / "model.safetensors")
+    assert {value.dtype for value in state.values()} == {torch.bfloat16}
+    single = {name for name in state if "norm" in name}
+    save_file({name: value.float() if name in single else value for name, value in state.items()}, tmp_path / "saved" / "model.safetensors")
+    mixed = OpenVLAPolicy.load(tmp_path / "saved", OpenVLAPolicy.Config())
+    for dtype, expected in ((None, single), (torch.float32, set(state))):
+        (tmp_path / str(dtype)).mkdir()
+        mixed.save(tmp_path / str(dtype), dtype)
+        again = load_file(tmp_path / str(dtype) / "model.safetensors")
+        assert {name for name, value in again.items() if value.dtype == torch.float32} == expected
+        assert all(torch.equal(value.float(), state[name].float()) for name, value in again.items())
+
+
+def test_large_checkpoints_are_written_in_shards(source: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 40_000
+    monkeypatch.setattr(files, "SHARD_BYTES", limit)
+    loaded = reload(source, tmp_path / "saved")
+    index = json.loads((tmp_path / "saved" / "model.safetensors.index.json").read_text())
+    shards = sorted(tmp_path.glob("saved/model-*.safetensors"))
+    assert len(shards) > 2 and shards[0].name == f"model-00001-of-{len(shards):05d}.safetensors"
+    assert not (tmp_path / "saved" / "model.safetensors").exists()
+    total, places = 0, {}
+    for path in shards:
+        with safe_open(path, "pt") as file:
+            assert file.metadata() == {"format": "pt"}, "official loaders insist"
+        state = load_file(path)
+        size = sum(value.nbytes for value in state.values())
+        assert size <= limit or len(state) == 1
+        total += size
+        places |= dict.fromkeys(state, path.name)
+    assert index == {"metadata": {"total_size": total}, "weight_map": places}
+    for name, value in source.backbone.state_dict().items():
+        assert torch.equal(loaded.backbone.state_dict()[name], value)
+
+
+def test_a_file_that_changes_later_does_not_reach_into_the_policy(tmp_path: Path) -> None:
+    loaded = reload(tiny(directory=smaller_directory(tmp_path / "source")), tmp_path / "saved", dtype="bfloat16")
+    before = {name: value.clone() for name, value in loaded.backbone.state_dict().items()}
+    path = tmp_path / "saved" / "model.safetensors"
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(os.urandom(path.stat().st_size // 2))
+    assert all(torch.equal(value, before[name]) for name, value in loaded.backbone.state_dict().items())
+
+
+def test_official_companions_are_kept_and_code_is_not(tmp_path: Path) -> None:
+    directory = smaller_directory(tmp_path / "source")
+    kept = {"preprocessor_config.json": "{}", "tokenizer_config.json": "{}", "tokenizer.model": "x"}
+    for name, text in (kept | {"modeling_prismatic.py": "raise SystemExit", "notes.md": "x"}).items():
+        (directory / name).write_text(text)
+    reload(tiny(directory=directory), tmp_path / "saved")
+    written = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert written == {*kept, "config.json", "dataset_statistics.json", "model.safetensors", "tokenizer.json"}
