@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+GRIPPERS = {"raw": 0, "open_positive": 1, "close_positive": -1}
+
 
 class ProprioNormalizer(nn.Module):
     """Proprioception to [-1, 1] by its 1 % and 99 % quantiles. Source: openvla-oft ``normalize_proprio`` (BOUNDS_Q99)."""
@@ -31,10 +33,14 @@ class ActionTokenizer(nn.Module):
     decode to the same centre, as in the official code.
     """
 
-    def __init__(self, vocab_size: int, n_bins: int, statistics: dict[str, Any]) -> None:
-        """``vocab_size``: without padding rows (32000 in Llama 2). ``statistics``: ``q01``, ``q99`` and optional ``mask`` per dimension."""
+    def __init__(self, vocab_size: int, n_bins: int, statistics: dict[str, Any], gripper: str = "raw") -> None:
+        """``vocab_size``: without padding rows (32000 in Llama 2). ``statistics``: ``q01``, ``q99`` and optional ``mask`` per dimension.
+
+        ``gripper``: of GRIPPERS. Checkpoints say 0 closed to 1 open in the last dimension; the two others make ±1 of it, split at 0.5.
+        """
         super().__init__()
         self.n_bins = n_bins
+        self.gripper = GRIPPERS[gripper]
         self.first_id = vocab_size - n_bins
         low = torch.tensor(statistics["q01"], dtype=torch.float64)
         high = torch.tensor(statistics["q99"], dtype=torch.float64)
@@ -67,7 +73,13 @@ class ActionTokenizer(nn.Module):
 
     def normalise(self, actions: Tensor) -> Tensor:
         """Environment units ``[..., D]`` to the model's, in which ``q01`` to ``q99`` are -1 to 1."""
+        if self.gripper:
+            actions = torch.cat([actions[..., :-1], (1 + self.gripper * actions[..., -1:]) / 2], dim=-1)
         return (actions - self.offset) / self.scale
 
     def denormalise(self, normalised: Tensor) -> Tensor:
-        return normalised * self.scale + self.offset
+        """The way back. Source of the gripper's: openvla ``robot_utils.py``, ``normalize_gripper_action`` and ``invert_gripper_action``."""
+        actions = normalised * self.scale + self.offset
+        if self.gripper:
+            actions = torch.cat([actions[..., :-1], self.gripper * (2 * actions[..., -1:] - 1).sign()], dim=-1)
+        return actions

@@ -10,8 +10,15 @@ import torch
 from rlinf_vla.types import UserError
 
 from ..files import State, read_json, read_safetensors
+from .actions import GRIPPERS
 
 STATISTICS = "dataset_statistics.json"
+CONVENTIONS: dict[str, tuple[Any, ...]] = {
+    "center_crop": (False, True),
+    "resize": ("processor", "rlds"),
+    "gripper": tuple(GRIPPERS),
+}
+"""``model.options`` that belong to how a checkpoint was trained, and their choices."""
 
 
 def read_statistics(directory: Path, config: dict[str, Any], key: str | None) -> dict[str, Any]:
@@ -23,6 +30,23 @@ def read_statistics(directory: Path, config: dict[str, Any], key: str | None) ->
     if key is None or key not in statistics:
         raise UserError(f"model.options.unnorm_key={key}: {directory} has statistics for {sorted(statistics)}, choose one")
     return statistics[key]
+
+
+def read_conventions(directory: Path, config: dict[str, Any], options: Any) -> dict[str, Any]:
+    """CONVENTIONS that hold: the recipe's, else those that config.json (ours) says, else as official.
+
+    The official fine-tuning scripts train on random crops of RLDS images, and leave two marks: the base model's ``norm_stats`` in
+    config.json and their own dataset_statistics.json beside it. Base models are used with their processor alone.
+    """
+    fine_tune = bool(config.get("norm_stats")) and (directory / STATISTICS).exists()
+    official = {"center_crop": fine_tune, "resize": "rlds" if fine_tune else "processor", "gripper": "raw"}
+    found = {}
+    for name, choices in CONVENTIONS.items():
+        option = getattr(options, name)
+        found[name] = config.get(name, official[name]) if option is None else option
+        if found[name] not in choices:
+            raise UserError(f"model.options.{name}={found[name]}: choose {' or '.join(map(str, choices))}")
+    return found
 
 
 def read_component(directory: Path, name: str) -> State | None:

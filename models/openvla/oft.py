@@ -37,6 +37,14 @@ class OpenVLAOFTOptions:
     dtype: str = "float32"
     """Of the network in memory: float32, or bfloat16, which a model of billions of weights wants on a GPU. Adapters, heads and
     probabilities are float32 in both."""
+    center_crop: bool | None = None
+    """See the middle 90 % of every image, as the official evaluation of models trained on random crops does. null, here and below: what
+    config.json says (ours), else as the official evaluation."""
+    resize: str | None = None
+    """processor: as the checkpoint's processor. rlds: JPEG and Lanczos, as the official fine-tuning data and LIBERO evaluation."""
+    gripper: str | None = None
+    """raw: as the checkpoint says it, 0 closed to 1 open. open_positive, close_positive: ±1 for an environment in which +1 opens, or
+    closes (LIBERO)."""
     head: str | None = None
     """discrete: action tokens, with a distribution to sample from. l1: the regression head (``action_head--*.pt``), deterministic."""
     chunk: int | None = None

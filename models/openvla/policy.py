@@ -20,9 +20,9 @@ from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserE
 
 from .. import files
 from .actions import ActionTokenizer, ProprioNormalizer
-from .checkpoint import STATISTICS, read_statistics
+from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .prismatic import PrismaticVLA
-from .processor import PromptEncoder, normalise, resize
+from .processor import PromptEncoder, center_crop, normalise, resize, rlds_resize
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
@@ -49,6 +49,14 @@ class OpenVLAOptions:
     dtype: str = "float32"
     """Of the network in memory: float32, or bfloat16, which a model of billions of weights wants on a GPU. Adapters, heads and
     probabilities are float32 in both."""
+    center_crop: bool | None = None
+    """See the middle 90 % of every image, as the official evaluation of models trained on random crops does. null, here and below: what
+    config.json says (ours), else as the official evaluation."""
+    resize: str | None = None
+    """processor: as the checkpoint's processor. rlds: JPEG and Lanczos, as the official fine-tuning data and LIBERO evaluation."""
+    gripper: str | None = None
+    """raw: as the checkpoint says it, 0 closed to 1 open. open_positive, close_positive: ±1 for an environment in which +1 opens, or
+    closes (LIBERO)."""
 
 
 class ValueHead(nn.Sequential):
@@ -89,6 +97,7 @@ class OpenVLAPolicy(Policy):
         self.directory, self.options = directory, options
         self.config = config = files.read_json(directory / files.CONFIG)
         self.statistics = read_statistics(directory, config, options.unnorm_key)
+        config |= read_conventions(directory, config, options)
         text = config["text_config"]
         self.dtype = files.dtype_of(options.dtype)
         self.stored_dtypes: dict[str, torch.dtype] = {}
@@ -96,7 +105,7 @@ class OpenVLAPolicy(Policy):
             self.backbone: PrismaticVLA = self.build()
         self.value_head = ValueHead(self.backbone.hidden_size)
         self.action_tokens = ActionTokenizer(
-            text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"], self.statistics["action"]
+            text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"], self.statistics["action"], config["gripper"]
         )
         self.proprio = ProprioNormalizer(self.statistics["proprio"]) if self.proprio_dim else None
         self.prompts = PromptEncoder(
@@ -152,12 +161,18 @@ class OpenVLAPolicy(Policy):
         files.save_weights(self.backbone, checkpoint, self.stored_dtypes, dtype)
 
     def prepare(self, obs: Observation) -> Inputs:
-        strategy = self.config.get("image_resize_strategy", "resize-naive")
-        inputs = {f"image.{name}": resize(obs.images[name], size, strategy) for name, size in self.spec.images.items()}
+        inputs = {f"image.{name}": self._image(obs.images[name], size) for name, size in self.spec.images.items()}
         token_ids, token_mask = self.prompts(obs.instruction)
         device = obs.state.device
         inputs |= {"token_ids": token_ids.to(device), "token_mask": token_mask.to(device)}
         return inputs | {"proprio": self.proprio(obs.state)} if self.proprio else inputs
+
+    def _image(self, images: Tensor, size: tuple[int, int]) -> Tensor:
+        if self.config["resize"] == "rlds":
+            images = rlds_resize(images, size)
+        else:
+            images = resize(images, size, self.config.get("image_resize_strategy", "resize-naive"))
+        return center_crop(images) if self.config["center_crop"] else images
 
     def encode(self, inputs: Inputs) -> Any:
         """A :class:`Prefix`."""

@@ -1,6 +1,12 @@
-"""Observations to tensors, as OpenVLA's processor does it. Source: openvla ``prismatic/extern/hf/processing_prismatic.py``."""
+"""Observations to tensors, as OpenVLA's processor does it. Source: openvla ``prismatic/extern/hf/processing_prismatic.py``.
+
+:func:`rlds_resize` and :func:`center_crop` are what the official LIBERO evaluation does first, ``experiments/robot/openvla_utils.py``.
+"""
 
 from __future__ import annotations
+
+import io
+import math
 
 import numpy as np
 import torch
@@ -16,7 +22,9 @@ PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 DINO_MEAN, DINO_STD = (0.484375, 0.455078125, 0.40625), (0.228515625, 0.2236328125, 0.224609375)
 SIGLIP_MEAN, SIGLIP_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 LETTERBOX_FILL = (127, 127, 127)
-
+JPEG_QUALITY, CHROMA_420 = 95, 2  # TensorFlow's defaults
+LANCZOS_LOBES = 3
+CROP_AREA = 0.9
 
 STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
 
@@ -49,6 +57,50 @@ def _resized(image: Image.Image, size: tuple[int, int], strategy: str) -> Image.
     image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = round((width - target) / 2), round((height - target) / 2)
     return image.crop((left, top, left + target, top + target))
+
+
+def rlds_resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 ``[B, H, W, 3]`` to uint8 ``[B, 3, *size]`` as RLDS training data is made: a JPEG round trip, then anti-aliased Lanczos."""
+    decoded = np.stack([_through_jpeg(image) for image in images.cpu().numpy()])
+    return lanczos(torch.from_numpy(decoded).to(images.device).permute(0, 3, 1, 2), size)
+
+
+def _through_jpeg(image: np.ndarray) -> np.ndarray:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", quality=JPEG_QUALITY, subsampling=CHROMA_420)
+    return np.asarray(Image.open(file))
+
+
+def lanczos(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 ``[B, 3, H, W]`` to uint8 ``[B, 3, *size]``; ``tf.image.resize(method="lanczos3", antialias=True)``, rounded.
+
+    Not PIL's, which rounds between its two passes and is up to 3 levels off.
+    """
+    rows, columns = (_lanczos_weights(*sides).to(images.device) for sides in zip(images.shape[2:], size, strict=True))
+    return (rows @ images.double() @ columns.T).round().clamp(0, 255).byte()
+
+
+def _lanczos_weights(before: int, after: int) -> Tensor:
+    """``[after, before]``, rows sum to one."""
+    scale = before / after
+    centres = (torch.arange(after, dtype=torch.float64) + 0.5) * scale
+    distance = (torch.arange(before) + 0.5 - centres[:, None]) / max(scale, 1)
+    weights = torch.where(distance.abs() < LANCZOS_LOBES, distance.sinc() * (distance / LANCZOS_LOBES).sinc(), 0)
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
+def center_crop(images: Tensor) -> Tensor:
+    """The middle CROP_AREA of uint8 ``[B, 3, H, W]``, stretched to the same size; ``tf.image.crop_and_resize``, bilinear."""
+    rows, columns = (_crop_weights(side).to(images.device) for side in images.shape[2:])
+    cropped = (rows @ (images.double() / 255) @ columns.T).clamp(0, 1)
+    return (cropped * 255.5).clamp(max=255).byte()  # cuts off, as tf.image.convert_image_dtype
+
+
+def _crop_weights(side: int) -> Tensor:
+    """``[side, side]``, rows sum to one."""
+    kept = math.sqrt(CROP_AREA)
+    places = ((1 - kept) / 2 + kept * torch.linspace(0, 1, side, dtype=torch.float64)) * (side - 1)
+    return (1 - (places[:, None] - torch.arange(side)).abs()).clamp(min=0)
 
 
 def normalise(images: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ chain, the first noise included.
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from .. import files
 from . import flow
 from .checkpoint import NORM_STATS, read_config, read_norm_stats, read_state
 from .network import Pi0Network, Prefix
-from .processor import Normalizer, PromptEncoder, resize_with_pad, to_unit_range
+from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
 
 SAMPLERS = ("flow_sde", "flow_sde_all", "flow_noise")
 
@@ -42,6 +43,9 @@ class Pi0Options:
     """Token ids per prompt, padding included; 200 where the state is part of it."""
     state_in_prompt: bool | None = None
     """null: π₀.₅ reads the state in its prompt, π₀ as a token. The published pi05_libero reads none: false."""
+    delta_mask: list[int] | None = None
+    """Which actions are relative to the state at the start of the chunk, in openpi's notation: [6,-1] is six that are, then one that is
+    not (pi0_libero; [7,-1] of seven joints). null: what config.json says (ours), else none."""
     asset_id: str | None = None
     """Whose norm_stats.json; needed only where the checkpoint has several."""
     denoise_steps: int = 10
@@ -107,7 +111,10 @@ class Pi0Policy(Policy):
         self.state_normalizer = Normalizer(statistics["state"], quantiles=config.pi05)
         self.action_normalizer = Normalizer(statistics["actions"], quantiles=config.pi05)
         with_state = config.pi05 if options.state_in_prompt is None else options.state_in_prompt
-        document = files.read_json(directory / files.CONFIG)
+        document = self.document = files.read_json(directory / files.CONFIG)
+        if options.delta_mask is not None:
+            document["delta_mask"] = list(options.delta_mask)
+        self.delta = delta_dimensions(document.get("delta_mask", []), len(self.action_normalizer), len(self.state_normalizer))
         self.prompts = PromptEncoder(files.read_tokenizer(directory), options.prompt_length, document.get("bos_token_id", 2), with_state)
         self.dtype = files.dtype_of(options.dtype)
         self.stored_dtypes: dict[str, torch.dtype] = {}
@@ -140,8 +147,8 @@ class Pi0Policy(Policy):
         return policy
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-        for name in (files.CONFIG, files.TOKENIZER):
-            shutil.copyfile(self.directory / name, checkpoint / name)
+        (checkpoint / files.CONFIG).write_text(json.dumps(self.document, indent=1) + "\n")
+        shutil.copyfile(self.directory / files.TOKENIZER, checkpoint / files.TOKENIZER)
         for path in self.directory.glob(f"**/{NORM_STATS}"):
             target = checkpoint / path.relative_to(self.directory)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -199,7 +206,7 @@ class Pi0Policy(Policy):
         if self._one_step:
             rows = torch.arange(batch, device=device)
             latent = {"before": latent["chain"][rows, index], "after": latent["chain"][rows, index + 1], "index": index}
-        actions = self.action_normalizer.inverse(self._executed(chain[-1]))
+        actions = absolute(self.action_normalizer.inverse(self._executed(chain[-1])), self._robot_state(features), self.delta)
         return ActionSample(actions, latent, self._executed(log_prob), self.value(features))
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
@@ -218,7 +225,7 @@ class Pi0Policy(Policy):
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         """Conditional flow matching over the horizon; past the end of a shorter chunk its last action is repeated."""
         features, config = self.encode(inputs), self.config
-        target = self.action_normalizer(actions)
+        target = self.action_normalizer(relative(actions, self._robot_state(features), self.delta))
         target = torch.cat([target, target[:, -1:].expand(-1, config.horizon - target.shape[1], -1)], dim=1)
         target = F.pad(target, (0, config.action_dim - target.shape[2]))
         time = flow.training_times(noise.uniform(1)[:, 0])
@@ -232,6 +239,10 @@ class Pi0Policy(Policy):
 
     def _executed(self, chunk: Tensor) -> Tensor:
         return chunk[:, : self.spec.chunk, : self.spec.action_dim]
+
+    def _robot_state(self, features: Features) -> Tensor:
+        """``[B, S]`` as observed."""
+        return self.state_normalizer.inverse(features.state[:, : self.spec.state_dim])
 
     def _velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         return self.backbone.velocity(prefix, state, x, time.expand(len(x)))

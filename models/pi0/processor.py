@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from rlinf_vla.types import UserError
 
+from .checkpoint import NORM_STATS
+
 STATE_BINS = 256
 
 
@@ -67,6 +69,32 @@ class Normalizer(nn.Module):
         count = values.shape[-1]
         unit = (values.double() + 1) / 2 if self.quantiles else values.double()
         return (unit * self.scale[:count] + self.offset[:count]).to(values.dtype)
+
+
+def delta_dimensions(mask: list[int], action_dim: int, state_dim: int) -> list[int]:
+    """Which actions are relative to the state; openpi's notation (``make_bool_mask``): ``[6, -1]``: six are, one is not."""
+    flags = [count > 0 for count in mask for _ in range(abs(count))]
+    dimensions = [i for i, flag in enumerate(flags) if flag]
+    if len(flags) > action_dim or any(i >= state_dim for i in dimensions):
+        raise UserError(
+            f"model.options.delta_mask={mask} speaks of {len(flags)} dimensions, the checkpoint's {NORM_STATS} has {action_dim} of actions "
+            f"and {state_dim} of the state: give one number per run of dimensions, such as [{action_dim - 1},-1]"
+        )
+    return dimensions
+
+
+def relative(actions: Tensor, state: Tensor, dimensions: list[int]) -> Tensor:
+    """Actions ``[..., C, D]`` less the state ``[..., S]`` at the start of the chunk, both as observed. Source: openpi ``DeltaActions``."""
+    moved = actions.clone()
+    moved[..., dimensions] -= state[..., None, dimensions]
+    return moved
+
+
+def absolute(actions: Tensor, state: Tensor, dimensions: list[int]) -> Tensor:
+    """The way back, after un-normalisation. Source: openpi ``AbsoluteActions``."""
+    moved = actions.clone()
+    moved[..., dimensions] += state[..., None, dimensions]
+    return moved
 
 
 class PromptEncoder:
