@@ -72,7 +72,7 @@ class Normalizer(nn.Module):
 
 
 def delta_dimensions(mask: list[int], action_dim: int, state_dim: int) -> list[int]:
-    """Which actions are relative to the state; openpi's notation (``make_bool_mask``): ``[6, -1]``: six are, one is not."""
+    """Which actions are relative to the state; openpi's notation, ``[6, -1]``: six are, then one is not."""
     flags = [count > 0 for count in mask for _ in range(abs(count))]
     dimensions = [i for i, flag in enumerate(flags) if flag]
     if len(flags) > action_dim or any(i >= state_dim for i in dimensions):

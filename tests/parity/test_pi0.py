@@ -9,6 +9,7 @@ from torch import Tensor
 from rlinf_vla.models.pi0 import flow
 from rlinf_vla.models.pi0.gemma import GemmaConfig
 from rlinf_vla.models.pi0.network import Pi0Config, Pi0Network, Prefix, time_embedding
+from rlinf_vla.models.pi0.policy import NoiseHead
 
 from .fixtures import Arrays, Fixture, difference, gradient_norms_differ
 
@@ -130,6 +131,49 @@ def test_transitions_as_rlinf(fixture: Fixture, network: Pi0Network, prefix: Pre
         assert difference(mean, expected[f"flow_sde_mean_{i}"]) <= 2e-5
         assert difference(std.expand_as(mean), expected[f"flow_sde_std_{i}"]) <= 1e-6
         assert difference(flow.gaussian_log_prob(inputs["x_next"], mean, std), expected[f"flow_sde_logprob_{i}"]) <= 1e-4
+
+
+@torch.no_grad()
+def test_learnt_noise_as_rlinf(fixture: Fixture, network: Pi0Network, prefix: Prefix) -> None:
+    inputs, expected = Arrays(fixture.path / "rl_inputs.npz"), Arrays(fixture.path / "rl_expected.npz")
+    low, high = ((0.5 * expected[f"noise_head/logvar_{bound}"]).exp().item() for bound in ("min", "max"))
+    head = NoiseHead(network.config.expert.width, network.config.action_dim, low, high)
+    theirs = {f"{2 * i}.{kind}": f"{i}.linear_1.{kind}" for i in range(3) for kind in ("weight", "bias")}
+    head.mlp.load_state_dict({ours: expected[f"noise_head/mlp_logvar.moduleList.{name}"] for ours, name in theirs.items()})
+    steps, x = int(inputs["num_steps"]), inputs["x_t"]
+    for i, index in enumerate(inputs["denoise_idx"]):
+        velocity, states = network.velocity(prefix, fixture.inputs["state"], x, flow.times(steps)[index])
+        mean, std = flow.ode_step(x, velocity, steps), head(states)
+        assert difference(mean, expected[f"flow_noise_mean_{i}"]) <= 2e-5
+        assert difference(std, expected[f"flow_noise_std_{i}"]) <= 1e-6
+        official = expected[f"flow_noise_logprob_{i}"]
+        found = flow.gaussian_log_prob(inputs["x_next"], expected[f"flow_noise_mean_{i}"], std)
+        assert difference(found, official) <= 2e-6 * float(official.abs().max())
+    chain = inputs["chains"]
+    log_probs, entropies = [flow.standard_log_prob(chain[:, 0])], [flow.gaussian_entropy(torch.ones_like(chain[:, 0]))]
+    for i, time in enumerate(flow.times(steps)):
+        velocity, states = network.velocity(prefix, fixture.inputs["state"], chain[:, i], time.expand(len(chain)))
+        std = head(states)
+        log_probs.append(flow.gaussian_log_prob(chain[:, i + 1], flow.ode_step(chain[:, i], velocity, steps), std))
+        entropies.append(flow.gaussian_entropy(std))
+    official = expected["flow_noise_chain_logprob"]
+    assert difference(torch.stack(log_probs, 1), official) <= 2e-6 * float(official.abs().max())
+    assert difference(torch.stack(entropies, 1), expected["flow_noise_chain_entropy"]) <= 1e-5
+
+
+@torch.no_grad()
+def test_chains_of_flow_sde_as_rlinf(fixture: Fixture, network: Pi0Network, prefix: Prefix) -> None:
+    inputs, expected = Arrays(fixture.path / "rl_inputs.npz"), Arrays(fixture.path / "rl_expected.npz")
+    chain, steps = inputs["chains"], int(inputs["num_steps"])
+    index = inputs["flow_sde_denoise_inds"][:, 0]
+    rows, time = torch.arange(len(chain)), flow.times(steps)[index]
+    before, after = chain[rows, index], chain[rows, index + 1]
+    velocity, _ = network.velocity(prefix, fixture.inputs["state"], before, time)
+    mean, std = flow.sde_step(before, velocity, time, steps, 0.5)
+    # in the thousands where a chain is unlikely
+    official = expected["flow_sde_chain_logprob"][:, 0]
+    assert difference(flow.gaussian_log_prob(after, mean, std), official) <= 1e-6 * float(official.abs().max())
+    assert not expected["flow_sde_chain_entropy"].any()  # RLinf reports none
 
 
 def test_everything_was_compared(fixture: Fixture) -> None:
