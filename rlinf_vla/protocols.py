@@ -53,6 +53,12 @@ class Policy(nn.Module):
     """Dataclass: the typed ``model.options`` node of a recipe."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Default LoRA targets: module-name suffixes inside ``backbone``."""
+    vision_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules of ``backbone``, by full name, that ``model.lora.vision=false`` leaves without adapters."""
+    language_modules: ClassVar[tuple[str, ...]] = ()
+    """The same for ``model.lora.language=false``."""
+    full_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules of ``backbone`` that train in full beside the adapters: heads, which start from nothing or are small."""
 
     spec: PolicySpec
     backbone: nn.Module

@@ -103,6 +103,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
 
     name: ClassVar[str] = "openvla_oft"
     Config: ClassVar[type] = OpenVLAOFTOptions
+    full_modules: ClassVar[tuple[str, ...]] = ("proprio_projector",)
     options: OpenVLAOFTOptions
 
     def __init__(self, directory: Path, options: OpenVLAOFTOptions) -> None:

@@ -91,6 +91,12 @@ class Pi0Policy(Policy):
     name: ClassVar[str] = "pi0"
     Config: ClassVar[type] = Pi0Options
     lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    vision_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.vision_tower",)
+    language_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.language_model",)
+    full_modules: ClassVar[tuple[str, ...]] = (
+        *("action_in_proj", "action_out_proj", "state_proj"),
+        *("action_time_mlp_in", "action_time_mlp_out", "time_mlp_in", "time_mlp_out"),
+    )
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__()
