@@ -19,12 +19,14 @@ VERBS = {
     "train": "reinforcement learning: rlinf-vla train recipe=maniskill_ppo",
     "sft": "imitation of a scripted expert: rlinf-vla sft recipe=maniskill_sft",
     "eval": "success on fixed episodes: rlinf-vla eval recipe=maniskill_ppo checkpoint=DIR episodes=200",
-    "bench": "measure this machine: rlinf-vla bench rollout recipe=maniskill_ppo",
+    "bench": "measure this machine: rlinf-vla bench rollout recipe=maniskill_ppo, rlinf-vla bench policy recipe=maniskill_ppo",
     "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
     "list": "what there is: rlinf-vla list [recipes|models|envs|tasks]",
 }
 PLAIN = ("doctor", "list")
 """Verbs without a recipe."""
+BENCHES = {"rollout": "bench", "policy": "bench_policy"}
+"""What can be measured, and the module of ``commands`` that does it."""
 
 
 def main() -> None:
@@ -73,11 +75,14 @@ def _dispatch(arguments: Sequence[str]) -> int:
         from rlinf_vla.plugins import nearest
 
         raise UserError(f"{verb!r} is not a verb{nearest(verb, list(VERBS))} (verbs: {', '.join(VERBS)})")
-    command: Callable[..., int | None] = import_module(f"rlinf_vla.commands.{verb}").run
+    module = verb
+    if verb == "bench":
+        if not rest or rest[0] not in BENCHES:
+            raise UserError(f"bench needs to know what: {' or '.join(f'rlinf-vla bench {what} recipe=NAME' for what in BENCHES)}")
+        module = BENCHES[rest.pop(0)]
+    command: Callable[..., int | None] = import_module(f"rlinf_vla.commands.{module}").run
     if verb in PLAIN:
         return command(rest) or 0
-    if verb == "bench" and (not rest or rest.pop(0) != "rollout"):
-        raise UserError("bench needs to know what: rlinf-vla bench rollout recipe=NAME")
     from rlinf_vla.compose import compose_and_run
 
     return compose_and_run(verb, rest, command)

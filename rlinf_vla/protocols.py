@@ -97,6 +97,13 @@ class Policy(nn.Module):
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         """Imitation loss for expert chunks float32 ``[B, C, D]``; returns float32 ``[B]``. ``noise``: for models that denoise."""
 
+    def plain_actions(self, inputs: Inputs) -> Tensor | None:
+        """Greedy actions float32 ``[B, C, D]`` the way they are usually computed, without what ``encode`` and ``act`` save.
+
+        ``rlinf-vla bench policy`` compares with it. None: there is no other way.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class EnvSpec:

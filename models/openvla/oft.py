@@ -185,6 +185,9 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             raise UserError("model.options.head=l1 has no distribution that could learn by reinforcement: use head=discrete")
         return self._evaluate(self.encode(inputs), latent["token_ids"], temperature)
 
+    def plain_actions(self, inputs: Inputs) -> Tensor | None:
+        return None  # one pass has nothing to save
+
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         states = self.encode(inputs)
         if self.action_head is not None:

@@ -22,6 +22,7 @@ from .. import files
 from .actions import ActionTokenizer, ProprioNormalizer
 from .checkpoint import STATISTICS, read_statistics
 from .decoding import Decoder, StaticCache
+from .plain import generated_tokens
 from .prismatic import PrismaticVLA
 from .processor import PromptEncoder, normalise, resize
 
@@ -187,6 +188,11 @@ class OpenVLAPolicy(Policy):
             entropy=self._per_action(-(log_prob.exp() * log_prob).sum(-1)),
             value=self.value_head(states[:, 0].float()).squeeze(-1),
         )
+
+    def plain_actions(self, inputs: Inputs) -> Tensor | None:
+        embeds, mask = self.embed_prompt(inputs)
+        count = self.spec.chunk * self.spec.action_dim
+        return self.action_tokens.decode(self._per_action(generated_tokens(self.backbone, embeds, mask, self.action_tokens, count)))
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         token_ids = self.action_tokens.encode(actions).flatten(1)
