@@ -97,6 +97,13 @@ class Policy(nn.Module):
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         """Imitation loss for expert chunks float32 ``[B, C, D]``; returns float32 ``[B]``. ``noise``: for models that denoise."""
 
+    def fix(self, inputs: Inputs) -> Inputs:
+        """Inputs to ``evaluate`` that already hold what no update can change; here, that is nothing.
+
+        An update calls it once, without gradients, and all its epochs use the result. Every tensor has leading dimension ``B``.
+        """
+        return inputs
+
     def plain_actions(self, inputs: Inputs) -> Tensor | None:
         """Greedy actions float32 ``[B, C, D]`` the way they are usually computed, without what ``encode`` and ``act`` save.
 

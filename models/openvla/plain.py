@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,8 @@ def generated_tokens(network: PrismaticVLA, embeds: Tensor, mask: Tensor, tokens
         limited[:, allowed] = scores[:, allowed]
         return limited
 
-    generated = network.language_model.generate(
+    language_model: Any = network.language_model  # transformers' annotations refuse its own models
+    generated = language_model.generate(
         inputs_embeds=embeds,
         attention_mask=mask.long(),
         max_new_tokens=count,

@@ -153,7 +153,18 @@ class Pi0Policy(Policy):
         inputs |= {"token_ids": token_ids.to(state.device), "token_mask": token_mask.to(state.device)}
         return inputs | {"state": F.pad(state, (0, self.config.action_dim - state.shape[-1]))}
 
+    def fix(self, inputs: Inputs) -> Inputs:
+        if not self.options.frozen_vlm:
+            return inputs
+        prefix = self._prefix(inputs)
+        keys, values = (torch.stack(each, dim=1) for each in zip(*prefix.keys_and_values, strict=True))
+        found = {"prefix.states": prefix.states, "prefix.keys": keys, "prefix.values": values, "prefix.mask": prefix.mask}
+        return found | {"state": inputs["state"]}
+
     def _prefix(self, inputs: Inputs) -> Prefix:
+        if "prefix.keys" in inputs:
+            pairs = zip(inputs["prefix.keys"].unbind(1), inputs["prefix.values"].unbind(1), strict=True)
+            return Prefix(inputs["prefix.states"], list(pairs), inputs["prefix.mask"])
         images = to_unit_range(torch.stack([inputs[f"image.{name}"] for name in self.spec.images], dim=1))
         everywhere = inputs["token_mask"].new_ones(images.shape[:2])
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.options.frozen_vlm):
