@@ -20,12 +20,13 @@ VERBS = {
     "sft": "imitation of a scripted expert: rlinf-vla sft recipe=maniskill_sft",
     "eval": "success on fixed episodes: rlinf-vla eval recipe=maniskill_ppo checkpoint=DIR episodes=200",
     "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",
-    "bench": "measure this machine: rlinf-vla bench rollout recipe=maniskill_ppo, rlinf-vla bench load",
+    "bench": "measure this machine: rlinf-vla bench {rollout|policy} recipe=maniskill_ppo, rlinf-vla bench load",
     "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
     "list": "what there is: rlinf-vla list [recipes|models|envs|tasks]",
 }
-PLAIN = ("doctor", "list")
+PLAIN = ("doctor", "list", "bench_load")
 """Verbs without a recipe."""
+BENCHES = ("rollout", "policy", "load")
 
 
 def main() -> None:
@@ -74,14 +75,14 @@ def _dispatch(arguments: Sequence[str]) -> int:
         from rlinf_vla.plugins import nearest
 
         raise UserError(f"{verb!r} is not a verb{nearest(verb, list(VERBS))} (verbs: {', '.join(VERBS)})")
-    command: Callable[..., int | None] = import_module(f"rlinf_vla.commands.{verb}").run
-    if verb in PLAIN:
+    module = verb
+    if verb == "bench":
+        if not rest or rest[0] not in BENCHES:
+            raise UserError(f"bench needs to know what, {', '.join(BENCHES)}: rlinf-vla bench rollout recipe=NAME")
+        module = f"bench_{rest.pop(0)}"
+    command: Callable[..., int | None] = import_module(f"rlinf_vla.commands.{module}").run
+    if module in PLAIN:
         return command(rest) or 0
-    if verb == "bench" and rest[:1] == ["load"]:
-        import_module("rlinf_vla.commands.bench_load").run(rest[1:])
-        return 0
-    if verb == "bench" and (not rest or rest.pop(0) != "rollout"):
-        raise UserError("bench needs to know what: rlinf-vla bench rollout recipe=NAME, or rlinf-vla bench load")
     from rlinf_vla.compose import compose_and_run
 
     return compose_and_run(verb, rest, command)

@@ -53,6 +53,12 @@ class Policy(nn.Module):
     """Dataclass: the typed ``model.options`` node of a recipe."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Default LoRA targets: module-name suffixes inside ``backbone``."""
+    vision_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules of ``backbone``, by full name, that ``model.lora.vision=false`` leaves without adapters."""
+    language_modules: ClassVar[tuple[str, ...]] = ()
+    """The same for ``model.lora.language=false``."""
+    full_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules of ``backbone`` that train in full beside the adapters: heads, which start from nothing or are small."""
 
     spec: PolicySpec
     backbone: nn.Module
@@ -93,6 +99,20 @@ class Policy(nn.Module):
     @abstractmethod
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         """Imitation loss for expert chunks float32 ``[B, C, D]``; returns float32 ``[B]``. ``noise``: for models that denoise."""
+
+    def fix(self, inputs: Inputs) -> Inputs:
+        """Inputs to ``evaluate`` that already hold what no update can change; here, that is nothing.
+
+        An update calls it once, without gradients, and all its epochs use the result. Every tensor has leading dimension ``B``.
+        """
+        return inputs
+
+    def plain_actions(self, inputs: Inputs) -> Tensor | None:
+        """Greedy actions float32 ``[B, C, D]`` the way they are usually computed, without what ``encode`` and ``act`` save.
+
+        ``rlinf-vla bench policy`` compares with it. None: there is no other way.
+        """
+        return None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,10 @@ class ClusterConfig:
     """CPU threads of an update; null: all cores."""
     micro_batch_size: int = 320
     """Largest number of policy calls in one forward and backward pass."""
+    reuse_frozen: bool = True
+    """Compute what is frozen in the policy once per update instead of in each epoch; memory grows with the rollout (docs/pi0.md)."""
+    gradient_checkpointing: bool = False
+    """Compute the backbone's activations again in the backward pass instead of keeping them: slower, and far less memory."""
 
 
 @dataclass

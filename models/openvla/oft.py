@@ -114,6 +114,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
 
     name: ClassVar[str] = "openvla_oft"
     Config: ClassVar[type] = OpenVLAOFTOptions
+    full_modules: ClassVar[tuple[str, ...]] = ("proprio_projector",)
     options: OpenVLAOFTOptions
 
     def __init__(self, directory: Path, options: OpenVLAOFTOptions) -> None:
@@ -196,6 +197,9 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         if self.action_head is not None:
             raise UserError("model.options.head=l1 has no distribution that could learn by reinforcement: use head=discrete")
         return self._evaluate(self.encode(inputs), latent["token_ids"], temperature)
+
+    def plain_actions(self, inputs: Inputs) -> Tensor | None:
+        return None  # one pass has nothing to save
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         states = self.encode(inputs)

@@ -9,7 +9,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +21,10 @@ from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserE
 from .. import files
 from .actions import ActionTokenizer, ProprioNormalizer
 from .checkpoint import STATISTICS, read_conventions, read_statistics
+from .decoding import Decoder, StaticCache
+from .plain import generated_tokens
 from .prismatic import PrismaticVLA
 from .processor import PromptEncoder, center_crop, normalise, resize, rlds_resize
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
 
 COMPANIONS = (
     *(STATISTICS, files.TOKENIZER, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -71,11 +70,11 @@ class ValueHead(nn.Sequential):
 
 @dataclass
 class Prefix:
-    """Features: the last state of the prompt, and the keys and values of everything before it."""
+    """Features: the last state of the prompt ``[B, d]``, which of its tokens count, and its keys and values."""
 
     state: Tensor
     mask: Tensor
-    cache: DynamicCache
+    cache: StaticCache
 
 
 def gumbel(noise: Noise, *shape: int) -> Tensor:
@@ -91,6 +90,8 @@ class OpenVLAPolicy(Policy):
         *("q", "kv", "qkv", "proj", "fc1", "fc2", "fc3"),
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     )
+    vision_modules: ClassVar[tuple[str, ...]] = ("vision_backbone",)
+    language_modules: ClassVar[tuple[str, ...]] = ("language_model",)
 
     def __init__(self, directory: Path, options: Any) -> None:
         super().__init__()
@@ -176,10 +177,8 @@ class OpenVLAPolicy(Policy):
 
     def encode(self, inputs: Inputs) -> Any:
         """A :class:`Prefix`."""
-        from transformers import DynamicCache
-
         embeds, mask = self.embed_prompt(inputs)
-        cache = DynamicCache()
+        cache = StaticCache(embeds.shape[1] + self.spec.chunk * self.spec.action_dim - 1)
         return Prefix(self.backbone.hidden_states(embeds, mask, cache)[:, -1], mask, cache)
 
     def value(self, features: Any) -> Tensor:
@@ -187,14 +186,14 @@ class OpenVLAPolicy(Policy):
 
     def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
         count = self.spec.chunk * self.spec.action_dim
-        state, mask = features.state, features.mask
+        state = features.state
+        decoder = Decoder(self.backbone, features.cache, features.mask)
         tokens: list[Tensor] = []
         log_probs: list[Tensor] = []
         perturbation = gumbel(noise, count, self.action_tokens.n_bins) if noise is not None and temperature > 0 else None
         for i in range(count):
             if i > 0:
-                mask = F.pad(mask, (0, 1), value=True)
-                state = self.backbone.hidden_states(self.backbone.embed_tokens(tokens[-1][:, None]), mask, features.cache)[:, 0]
+                state = decoder.step(i - 1, tokens[-1])
             log_prob = self._log_softmax(state, temperature)
             choice = (log_prob if perturbation is None else log_prob + perturbation[:, i]).argmax(dim=-1)
             tokens.append(choice + self.action_tokens.first_id)
@@ -218,6 +217,11 @@ class OpenVLAPolicy(Policy):
             entropy=self._per_action(-(log_prob.exp() * log_prob).sum(-1)),
             value=self.value_head(states[:, 0].float()).squeeze(-1),
         )
+
+    def plain_actions(self, inputs: Inputs) -> Tensor | None:
+        embeds, mask = self.embed_prompt(inputs)
+        count = self.spec.chunk * self.spec.action_dim
+        return self.action_tokens.decode(self._per_action(generated_tokens(self.backbone, embeds, mask, self.action_tokens, count)))
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         token_ids = self.action_tokens.encode(actions).flatten(1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .vit import TIMM, VisionTransformer, ViTConfig
 
 if TYPE_CHECKING:
-    from transformers import DynamicCache
+    from .decoding import StaticCache
 
 
 class VisionBackbone(nn.Module):
@@ -127,27 +127,31 @@ class PrismaticVLA(nn.Module):
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         return self.language_model.model.embed_tokens(token_ids)
 
-    def hidden_states(self, embeds: Tensor, mask: Tensor, cache: DynamicCache | None = None) -> Tensor:
-        """Last-layer states ``[B, N, d]`` of the ``N`` newest tokens.
+    def hidden_states(self, embeds: Tensor, mask: Tensor, cache: StaticCache | None = None) -> Tensor:
+        """Last-layer states ``[B, N, d]`` of the tokens that count by ``mask`` (bool ``[B, N]``); other rows mean nothing.
 
-        ``mask``: bool ``[B, M]``, true where a token counts, over cached and new tokens (``M >= N``). A token's position is the number of
-        real tokens before it, so padding anywhere changes nothing (transformers wants an additive float mask for that).
+        A token's position is the number of real tokens before it, so padding anywhere changes nothing. ``cache`` keeps keys and values.
         """
-        new, total = embeds.shape[1], mask.shape[1]
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        order = torch.arange(total, device=mask.device)
-        visible = mask[:, None, :] & (order <= (total if self.bidirectional else order[-new:, None]))
+        order = torch.arange(embeds.shape[1], device=mask.device)
+        visible = mask[:, None, :] if self.bidirectional else mask[:, None, :] & (order <= order[:, None])
         # a padding row attends to itself only, because a softmax over nothing is NaN
-        visible = visible | (order == order[-new:, None])
-        bias = torch.zeros(visible.shape, dtype=embeds.dtype, device=embeds.device).masked_fill_(~visible, float("-inf"))
-        output = self.language_model.model(
-            inputs_embeds=embeds,
-            attention_mask=bias[:, None],
-            position_ids=positions[:, -new:],
-            past_key_values=cache,
-            use_cache=cache is not None,
-        )
-        return output.last_hidden_state
+        visible = visible | (order == order[:, None])
+        return self.run_layers(embeds, additive(visible, embeds.dtype)[:, None], self.rotations(embeds, mask.cumsum(dim=1) - 1), cache)
+
+    def rotations(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary cos and sin ``[B, N, head_dim]`` at ``positions`` ``[B, N]`` (before the first real token: 0), as ``embeds`` is typed."""
+        return self.language_model.model.rotary_emb(embeds, position_ids=positions.clamp(min=0))
+
+    def run_layers(self, x: Tensor, bias: Tensor, rotations: tuple[Tensor, Tensor], cache: StaticCache | None) -> Tensor:
+        """``x`` ``[B, N, d]`` through transformers' own layers, which attend with ``bias`` ``[B, 1, N, M]``."""
+        for layer in self.language_model.model.layers:
+            x = layer(x, attention_mask=bias, position_embeddings=rotations, past_key_values=cache)
+        return self.language_model.model.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.language_model.lm_head(hidden)
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of what is seen, bool, as attention adds it: 0 or minus infinity."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))

@@ -98,6 +98,12 @@ class Pi0Policy(Policy):
     name: ClassVar[str] = "pi0"
     Config: ClassVar[type] = Pi0Options
     lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    vision_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.vision_tower",)
+    language_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.language_model",)
+    full_modules: ClassVar[tuple[str, ...]] = (
+        *("action_in_proj", "action_out_proj", "state_proj"),
+        *("action_time_mlp_in", "action_time_mlp_out", "time_mlp_in", "time_mlp_out"),
+    )
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__()
@@ -162,17 +168,32 @@ class Pi0Policy(Policy):
         inputs |= {"token_ids": token_ids.to(state.device), "token_mask": token_mask.to(state.device)}
         return inputs | {"state": F.pad(state, (0, self.config.action_dim - state.shape[-1]))}
 
-    def encode(self, inputs: Inputs) -> Features:
+    def fix(self, inputs: Inputs) -> Inputs:
+        if not self.options.frozen_vlm:
+            return inputs
+        prefix = self._prefix(inputs)
+        keys, values = (torch.stack(each, dim=1) for each in zip(*prefix.keys_and_values, strict=True))
+        found = {"prefix.states": prefix.states, "prefix.keys": keys, "prefix.values": values, "prefix.mask": prefix.mask}
+        return found | {"state": inputs["state"]}
+
+    def _prefix(self, inputs: Inputs) -> Prefix:
+        if "prefix.keys" in inputs:
+            pairs = zip(inputs["prefix.keys"].unbind(1), inputs["prefix.values"].unbind(1), strict=True)
+            return Prefix(inputs["prefix.states"], list(pairs), inputs["prefix.mask"])
         images = to_unit_range(torch.stack([inputs[f"image.{name}"] for name in self.spec.images], dim=1))
         everywhere = inputs["token_mask"].new_ones(images.shape[:2])
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.options.frozen_vlm):
-            prefix = self.backbone.prefix(images, everywhere, inputs["token_ids"], inputs["token_mask"])
+            return self.backbone.prefix(images, everywhere, inputs["token_ids"], inputs["token_mask"])
+
+    def encode(self, inputs: Inputs) -> Features:
+        prefix = self._prefix(inputs)
         if self.options.value_on == "vlm":
             count = prefix.mask.sum(1, keepdim=True)
             critic = (prefix.states * prefix.mask[..., None]).sum(1) / count
         else:
-            x = images.new_zeros(len(images), self.config.horizon, self.config.action_dim)
-            critic = self._velocity(prefix, inputs["state"], x, images.new_ones(1))[1].mean(1)
+            state = inputs["state"]
+            x = state.new_zeros(len(state), self.config.horizon, self.config.action_dim)
+            critic = self._velocity(prefix, state, x, state.new_ones(1))[1].mean(1)
         return Features(prefix, inputs["state"], critic)
 
     def value(self, features: Features) -> Tensor:
@@ -222,6 +243,10 @@ class Pi0Policy(Policy):
                 log_prob, entropy = log_prob + parts[0], entropy + parts[1]
         return ActionEval(self._executed(log_prob), self._executed(entropy), self.value(features))
 
+    def plain_actions(self, inputs: Inputs) -> Tensor | None:
+        """The same chain, with images and text seen again at each denoising step."""
+        return self.act(_Recomputed(self, inputs), None, 0.0).actions
+
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         """Conditional flow matching over the horizon; past the end of a shorter chunk its last action is repeated."""
         features, config = self.encode(inputs), self.config
@@ -259,3 +284,16 @@ class Pi0Policy(Policy):
         velocity, states = self._velocity(features.prefix, features.state, before, time)
         mean, std = self._transition(before, velocity, states, time, temperature)
         return flow.gaussian_log_prob(after, mean, std), flow.gaussian_entropy(std)
+
+
+class _Recomputed(Features):
+    """Features that forget their prefix: it is computed again whenever it is read."""
+
+    def __init__(self, policy: Pi0Policy, inputs: Inputs) -> None:
+        features = policy.encode(inputs)
+        self.state, self.critic = features.state, features.critic
+        self._again = lambda: policy._prefix(inputs)
+
+    @property
+    def prefix(self) -> Prefix:  # type: ignore[override]
+        return self._again()

@@ -14,6 +14,7 @@ from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe, asset_path
 from rlinf_vla.rollout.player import Settings
 from rlinf_vla.training.checkpoint import load_heads
+from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.types import UserError
 
@@ -33,6 +34,8 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
     load_heads(policy, directory)
     if lora:
         add_lora(policy, recipe.model.lora, recipe.seed)
+    if recipe.cluster.gradient_checkpointing:
+        checkpoint_blocks(policy)
     return policy.to(recipe.cluster.device)
 
 

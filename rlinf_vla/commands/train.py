@@ -74,6 +74,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
             session.rollout_settings(recipe),
             Timeline(),
             update_threads=partial(session.threads, recipe.cluster.update_threads),
+            reuse_frozen=recipe.cluster.reuse_frozen,
         )
         run = _Run(recipe, directory, policy, groups, trainer, flow, console, metrics)
         if recipe.evaluation.before_and_after and done == 0:

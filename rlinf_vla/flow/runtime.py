@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from rlinf_vla.rollout.collector import collect, rollout_metrics
 from rlinf_vla.rollout.player import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Trainer
-from rlinf_vla.types import Trajectory
+from rlinf_vla.types import Inputs, Trajectory
 
 PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
 """Refuse to train where ``evaluate`` does not find the rollout's own log-probabilities again. A network in bfloat16 rounds differently
@@ -34,10 +35,12 @@ class InProcessFlow:
         timeline: Timeline,
         progress: Callable[[str, float], None] = lambda stage, fraction: None,
         update_threads: Callable[[], AbstractContextManager[None]] = nullcontext,
+        reuse_frozen: bool = True,
     ) -> None:
-        """``update_threads``: what holds while the trainer works and the simulators rest."""
+        """``update_threads``: what holds while the trainer works and the simulators rest. ``reuse_frozen``: see ``ClusterConfig``."""
         self.policy, self.groups, self.trainer, self.settings = policy, groups, trainer, settings
         self.timeline, self.progress, self.update_threads = timeline, progress, update_threads
+        self.reuse_frozen = reuse_frozen
         self.iteration = 0
         self.policy_version = 0
         self.parity: float | None = None
@@ -84,6 +87,9 @@ class InProcessFlow:
             return algorithm.loss(policy, part, value_only)
 
         with self.timeline.span("update", "trainer"), self.update_threads():
+            if self.reuse_frozen and config.epochs > 1:
+                calls = batch.calls
+                batch = replace(batch, calls=replace(calls, inputs=fixed(self.policy, calls.inputs, self.trainer.micro_batch_size)))
             self.log(
                 self.trainer.update(
                     batch,
@@ -101,3 +107,18 @@ class InProcessFlow:
     def publish(self) -> None:
         """The rollouts use the trainer's own weights here: only the version moves."""
         self.policy_version += 1
+
+
+@torch.no_grad()
+def fixed(policy: Policy, inputs: Inputs, rows: int) -> Inputs:
+    """``policy.fix`` on all ``inputs``, ``rows`` at a time."""
+    count = len(next(iter(inputs.values())))
+    result: Inputs = {}
+    for start in range(0, count, rows):
+        part = {name: value[start : start + rows] for name, value in inputs.items()}
+        found = policy.fix(part)
+        if found is part:
+            return inputs
+        for name, value in found.items():
+            result.setdefault(name, value.new_empty(count, *value.shape[1:]))[start : start + rows] = value
+    return result

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,39 +37,88 @@ class LoraOptions:
     """Module-name suffixes in the backbone; empty: the model's own list."""
     adapter: str | None = None
     """Start from this PEFT directory, such as the official fine-tuning scripts write; it says rank, alpha and targets."""
+    vision: bool = True
+    """false: no adapters in the vision towers."""
+    language: bool = True
+    """false: no adapters in the language model."""
 
 
 def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
-    """Freeze the backbone and put adapters into it: those of ``options.adapter``, or fresh ones, whose factors A are random by ``seed``, B
-    zero, so that the policy is unchanged. In float32, whatever the backbone is in: small steps would be lost otherwise."""
+    """Freeze the backbone, let its heads train, and put adapters into it: those of ``options.adapter``, or fresh ones, whose factors A are
+    random by ``seed``, B zero, so that the policy is unchanged.
+
+    Adapters are in float32, whatever the backbone is in: small steps would be lost otherwise. What the policy itself has frozen stays so,
+    without adapters. Raises UserError where a setting could have no effect.
+    """
+    switched_off = [name for name in ("vision", "language") if not getattr(options, name)]
     if options.adapter is not None:
+        if switched_off:
+            raise UserError(f"model.lora.{switched_off[0]}=false: model.lora.adapter says itself which modules it adapts, leave one out")
         directory = Path(options.adapter).expanduser()
-        _inject(policy.backbone, _stored_config(directory), seed)
+        _inject(policy, _stored_config(directory), seed)
         with torch.no_grad():
             load_adapter(policy.backbone, directory)
         return
     if options.rank <= 0:
+        if switched_off:
+            raise UserError(f"model.lora.{switched_off[0]}=false: model.lora.rank=0 makes no adapters, give a rank")
         return
     from peft import LoraConfig
 
+    for name in switched_off:
+        if not getattr(policy, f"{name}_modules"):
+            raise UserError(f"model.lora.{name}=false: {policy.name} does not say which modules that is; choose with model.lora.targets")
+    modules = dict(policy.backbone.named_modules())
+    full = [name for name in policy.full_modules if name in modules]
+    closed = [*full, *(root for name in switched_off for root in getattr(policy, f"{name}_modules"))]
+    closed += [name for name, module in modules.items() if name and _is_frozen(module) and not _inside(name.rpartition(".")[0], closed)]
     targets = options.targets or list(policy.lora_targets)
-    names = {name.rsplit(".", 1)[-1] for name, _ in policy.backbone.named_modules()}
-    unknown = [target for target in options.targets if target.rsplit(".", 1)[-1] not in names]
-    if unknown:
-        raise UserError(f"model.lora.targets: no module of the backbone ends in {unknown[0]!r}; the default is {list(policy.lora_targets)}")
-    config = LoraConfig(r=options.rank, lora_alpha=options.alpha or options.rank, target_modules=targets, lora_dropout=0.0)
-    _inject(policy.backbone, config, seed)
+    found = {target: [name for name in modules if f".{name}".endswith(f".{target}")] for target in targets}
+    _check_targets(policy, options, found, closed)
+    excluded = [root for root in closed if any(_inside(name, [root]) for matches in found.values() for name in matches)]
+    config = LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha or options.rank,
+        target_modules=targets,
+        exclude_modules=rf"({'|'.join(map(re.escape, excluded))})(\..*)?" if excluded else None,
+        lora_dropout=0.0,
+    )
+    _inject(policy, config, seed)
 
 
-def _inject(backbone: nn.Module, config: LoraConfig, seed: int) -> None:
+def _inside(name: str, roots: Sequence[str]) -> bool:
+    return any(name == root or name.startswith(f"{root}.") for root in roots)
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
+def _check_targets(policy: Policy, options: LoraOptions, found: Mapping[str, list[str]], closed: Sequence[str]) -> None:
+    open_ = {target: [name for name in names if not _inside(name, closed)] for target, names in found.items()}
+    for target in options.targets:
+        if not found[target]:
+            raise UserError(f"model.lora.targets: no module of the backbone ends in {target!r}; the default is {list(policy.lora_targets)}")
+        if not open_[target]:
+            raise UserError(f"model.lora.targets: {target!r} is only in modules that are frozen, full or switched off: leave it out")
+    if not any(open_.values()):
+        raise UserError("model.lora.vision=false and model.lora.language=false leave no module to adapt: keep one of them")
+
+
+def _inject(policy: Policy, config: LoraConfig, seed: int) -> None:
     from peft import inject_adapter_in_model
     from peft.tuners.tuners_utils import cast_adapter_dtype
 
+    backbone = policy.backbone
+    full = [module for name, module in backbone.named_modules() if name in policy.full_modules]
     backbone.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, backbone)
     cast_adapter_dtype(backbone, "default")
+    for module in full:
+        module.requires_grad_(True)
 
 
 def _stored_config(directory: Path) -> LoraConfig:

@@ -6,20 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.flow.runtime import InProcessFlow
 from rlinf_vla.rollout.player import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Optimisation, Trainer
+from rlinf_vla.types import Inputs
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None)
 
 
-def flow(**options: Any) -> InProcessFlow:
-    policy = LinearPolicy(LinearOptions(chunk=2))
+def flow(policy: LinearPolicy | None = None, **options: Any) -> InProcessFlow:
+    policy = policy or LinearPolicy(LinearOptions(chunk=2))
     return InProcessFlow(
         policy, groups(4, 2), Trainer(policy, Optimisation(0.05, 0.01, 0.5), 100), Settings(0, 1.0, 2), Timeline(), **options
     )
@@ -44,6 +46,37 @@ def test_an_iteration_collects_updates_and_publishes() -> None:
     assert 24 < metrics["rollout/steps"] <= 48 and metrics["actor/updates"] == 6
     assert 0 <= metrics["actor/clip_fraction"] <= 1
     assert {"rollout/reward_mean", "critic/explained_variance", "actor/entropy", "timing_s/rollout", "timing_s/update"} <= metrics.keys()
+
+
+class HalfFrozen(LinearPolicy):
+    """Its features are frozen: ``fix`` computes them."""
+
+    fixed_rows = 0
+
+    def fix(self, inputs: Inputs) -> Inputs:
+        assert not torch.is_grad_enabled()
+        self.fixed_rows += len(inputs["image"])
+        return {"features": super().encode(inputs)}
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        return inputs["features"] if "features" in inputs else super().encode(inputs)
+
+
+def test_what_is_frozen_is_computed_once_per_update_and_changes_nothing() -> None:
+    found = []
+    for policy, options in ((LinearPolicy, {}), (HalfFrozen, {}), (HalfFrozen, {"reuse_frozen": False})):
+        subject = flow(policy(LinearOptions(chunk=2)), **options)
+        iterate(subject, 2)
+        found.append((getattr(subject.policy, "fixed_rows", 0), subject.policy.state_dict()))
+    assert [rows for rows, _ in found] == [0, 48, 0], "twice 24 calls, whatever the epochs"
+    for _, state in found[1:]:
+        assert all(torch.equal(value, found[0][1][name]) for name, value in state.items())
+
+
+def test_one_epoch_has_nothing_to_reuse() -> None:
+    policy = HalfFrozen(LinearOptions(chunk=2))
+    iterate(flow(policy), 1, replace(CONFIG, epochs=1))
+    assert policy.fixed_rows == 0
 
 
 def test_what_is_collected_carries_its_version() -> None:

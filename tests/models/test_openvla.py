@@ -22,7 +22,7 @@ from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
 from rlinf_vla.models.openvla.tiny import main as write_tiny
 from rlinf_vla.types import Observation, UserError
-from tests.conformance.policy import DiscretePolicyConformance, PolicyConformance, act, gradients, observations
+from tests.conformance.policy import DiscretePolicyConformance, PolicyConformance, act, gradients, noise, observations
 from tests.models.tiny_openvla import ASSET, ASSETS, smaller_config, smaller_directory, tiny
 
 PROPRIO = ASSETS / "openvla_tiny_proprio"
@@ -306,6 +306,29 @@ def test_the_language_model_runs_as_transformers_runs_it(vla: PrismaticVLA) -> N
     ids = torch.tensor([[1, 7, 8, 9, 30], [1, 5, 8, 4, 31]])
     hidden = vla.hidden_states(vla.embed_tokens(ids), torch.ones(2, 5, dtype=torch.bool))
     torch.testing.assert_close(vla.logits(hidden), vla.language_model(input_ids=ids).logits, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_same_features_can_be_acted_on_again() -> None:
+    """Tokens of an earlier choice, left in the keys and values, must not be seen."""
+    policy = tiny()
+    features = policy.encode(policy.prepare(observations(policy, 3)))
+    first = policy.act(features, noise(torch.arange(3)), 1.0)
+    other = policy.act(features, noise(torch.arange(3) + 7), 1.0)
+    again = policy.act(features, noise(torch.arange(3)), 1.0)
+    assert not torch.equal(first.actions, other.actions)
+    assert torch.equal(first.log_prob, again.log_prob) and torch.equal(first.actions, again.actions)
+
+
+@torch.no_grad()
+def test_decoding_allocates_its_keys_and_values_once() -> None:
+    policy = tiny()
+    features = policy.encode(policy.prepare(observations(policy, 2)))
+    count = policy.spec.chunk * policy.spec.action_dim
+    assert features.cache.capacity == features.mask.shape[1] + count - 1
+    before = [buffer.data_ptr() for buffer in features.cache._buffers]
+    policy.act(features, None, 0.0)
+    assert before == [buffer.data_ptr() for buffer in features.cache._buffers] and len(before) == 3
 
 
 # checkpoints that cannot be loaded

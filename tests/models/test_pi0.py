@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlinf_vla.flow.runtime import fixed
+from rlinf_vla.models.pi0.network import Pi0Network
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.models.pi0.tiny import main as write_tiny
 from rlinf_vla.types import ActionSample, UserError
-from tests.conformance.policy import PolicyConformance, act, gradients, observations
+from tests.conformance.policy import PolicyConformance, act, gradients, observations, with_critic
 from tests.models.tiny_openvla import ASSET, ASSETS
 
 TINY = ASSETS / "pi0_tiny"
@@ -123,6 +125,36 @@ def test_a_frozen_vlm_learns_nothing(tmp_path: Path) -> None:
     policy.evaluate(inputs, act(policy, inputs).latent, 1.0).log_prob.sum().backward()
     learning = gradients(policy.backbone)
     assert learning and not any(".paligemma." in name for name in learning)
+
+
+@pytest.mark.parametrize("options", [{}, {"pi05": True}, {"value_on": "vlm", "sampler": "flow_sde_all"}])
+def test_what_is_frozen_is_computed_once_for_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    policy = small(tmp_path / "small", frozen_vlm=True, **options)
+    inputs = with_critic(policy).prepare(observations(policy, 5))
+    latent = act(policy, inputs).latent
+    expected = policy.evaluate(inputs, latent, 1.0)
+    (expected.log_prob.sum() + expected.value.sum()).backward()
+    gradient = gradients(policy)
+    policy.zero_grad()
+    kept = fixed(policy, inputs, rows=2)
+    assert all(len(value) == 5 and not value.requires_grad for value in kept.values())
+    monkeypatch.delattr(Pi0Network, "prefix")
+    for _epoch in range(2):
+        policy.zero_grad()
+        found = policy.evaluate(kept, latent, 1.0)
+        torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found.value, expected.value, rtol=0, atol=1e-5)
+        (found.log_prob.sum() + found.value.sum()).backward()
+        again = gradients(policy)
+        assert again.keys() == gradient.keys()
+        for name, value in gradient.items():
+            torch.testing.assert_close(again[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_kept_of_what_learns(tmp_path: Path) -> None:
+    policy = small(tmp_path / "small", frozen_vlm=False)
+    inputs = policy.prepare(observations(policy, 2))
+    assert fixed(policy, inputs, rows=1) is inputs
 
 
 def test_the_state_reaches_pi0_as_a_token_and_pi05_as_text(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlinf_vla.models.openvla.actions import ActionTokenizer
+from rlinf_vla.models.openvla.decoding import Decoder, StaticCache
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 
 from .fixtures import Arrays, Fixture, difference, gradient_norms_differ, prompts
@@ -64,21 +65,17 @@ def test_states_and_logits(fixture: Fixture, network: PrismaticVLA) -> None:
 
 @torch.no_grad()
 def test_greedy_decoding(fixture: Fixture, network: PrismaticVLA) -> None:
-    from transformers import DynamicCache
-
     config = fixture.config
     statistics = config["norm_stats"]["toy_ds"]["action"]
     tokenizer = ActionTokenizer(config["text_config"]["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"], statistics)
     assert difference(tokenizer.centres, fixture.expected["bin_centers"]) <= 1e-7
     for i, prompt in enumerate(prompts(fixture)):
-        cache = DynamicCache()
         embeds, mask = network.embed_prompt(fixture.inputs["pixel_values"][i : i + 1], prompt, torch.ones_like(prompt, dtype=torch.bool))
-        state = network.hidden_states(embeds, mask, cache)[:, -1:]
-        tokens: list[Tensor] = []
-        for _ in range(tokenizer.action_dim):
-            tokens.append(network.logits(state)[:, -1].argmax(-1))
-            mask = F.pad(mask, (0, 1), value=True)
-            state = network.hidden_states(network.embed_tokens(tokens[-1][:, None]), mask, cache)
+        cache = StaticCache(mask.shape[1] + tokenizer.action_dim - 1)
+        tokens = [network.logits(network.hidden_states(embeds, mask, cache)[:, -1]).argmax(-1)]
+        decoder = Decoder(network, cache, mask)
+        for index in range(tokenizer.action_dim - 1):
+            tokens.append(network.logits(decoder.step(index, tokens[-1])).argmax(-1))
         ids = torch.cat([prompt[0], *tokens])
         assert ids.tolist() == fixture.expected[f"generated_ids_{i}"].tolist()
         assert difference(tokenizer.decode(torch.cat(tokens)), fixture.expected[f"actions_{i}"]) <= 1e-6

@@ -13,12 +13,16 @@ from torch import Tensor
 from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
+from rlinf_vla.protocols import Policy
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import LoraOptions, add_lora, is_lora, load_adapter, merge_lora, save_adapter
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import UserError
 from tests.conformance.policy import act, observations
+from tests.models.test_openvla_oft import small as small_oft
+from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 
 @pytest.fixture
@@ -203,6 +207,101 @@ def test_an_unknown_target_is_named(directory: Path, target: str) -> None:
     with pytest.raises(UserError, match=rf"model\.lora\.targets.*{target}") as error:
         adapted(directory, targets=["q_proj", target])
     assert "\n" not in str(error.value)
+
+
+def adapted_parts(policy: Policy) -> set[str]:
+    """First two words of the names of adapted modules inside the backbone."""
+    return {".".join(name.split(".")[1:3]) for name, _ in policy.named_parameters() if is_lora(name)}
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({}, {"vision_backbone.featurizer", "vision_backbone.fused_featurizer", "language_model.model"}),
+        ({"vision": False}, {"language_model.model"}),
+        ({"language": False}, {"vision_backbone.featurizer", "vision_backbone.fused_featurizer"}),
+        ({"vision": False, "language": False}, set()),
+    ],
+)
+def test_vision_and_language_are_switched_off(directory: Path, tmp_path: Path, options: dict[str, object], parts: set[str]) -> None:
+    """The projector between them belongs to neither."""
+    policy = adapted(directory, trained=True, **options)
+    assert adapted_parts(policy) == parts | {f"projector.fc{i}" for i in (1, 2, 3)}
+    trainable = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert trainable == {name for name, _ in policy.named_parameters() if is_lora(name) or name.startswith("value_head.")}
+    save_adapter(policy.backbone, tmp_path / "adapter")
+    base = PrismaticVLA(smaller_config())
+    stock = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    names = {name.removeprefix("base_model.model.") for name in stock.state_dict() if is_lora(name)}
+    assert names == {name for name in policy.backbone.state_dict() if is_lora(name)}, "stock peft adapts the same modules"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0, "vision": False}, r"model\.lora\.vision=false.*rank=0"),
+        ({"targets": ["qkv", "q_proj"], "vision": False}, r"model\.lora\.targets: 'qkv'"),
+        ({"targets": ["q_proj"], "language": False}, r"model\.lora\.targets: 'q_proj'"),
+    ],
+)
+def test_settings_without_effect_are_refused(directory: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        adapted(directory, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_policy_that_does_not_say_what_vision_is_cannot_switch_it_off() -> None:
+    with pytest.raises(UserError, match=r"model\.lora\.vision=false: linear"):
+        add_lora(LinearPolicy(LinearOptions()), LoraOptions(rank=2, vision=False), 0)
+
+
+def parts_of_pi0(policy: Policy) -> dict[str, set[str]]:
+    """Which module of π₀ has adapters, and what trains in full."""
+    names = {name.removeprefix("backbone.").removeprefix("paligemma_with_expert."): p for name, p in policy.named_parameters()}
+    cut = {"paligemma.model.vision_tower", "paligemma.model.language_model", "gemma_expert"}
+    lora = {part for name in names for part in cut if is_lora(name) and name.startswith(part)}
+    assert sum(is_lora(name) for name in names) == sum(name.startswith(tuple(lora)) for name in names if is_lora(name))
+    return {"lora": lora, "full": {name.split(".")[0] for name, p in names.items() if p.requires_grad and not is_lora(name)}}
+
+
+HEADS = {"action_in_proj", "action_out_proj", "state_proj", "action_time_mlp_in", "action_time_mlp_out", "value_head"}
+
+
+@pytest.mark.parametrize(
+    ("frozen_vlm", "options", "lora"),
+    [
+        (True, {}, {"gemma_expert"}),
+        (False, {}, {"gemma_expert", "paligemma.model.language_model", "paligemma.model.vision_tower"}),
+        (False, {"vision": False}, {"gemma_expert", "paligemma.model.language_model"}),
+        (False, {"language": False}, {"gemma_expert", "paligemma.model.vision_tower"}),
+    ],
+)
+def test_what_trains_of_pi0(tmp_path: Path, frozen_vlm: bool, options: dict[str, bool], lora: set[str]) -> None:
+    policy = small_pi0(tmp_path / "pi0", frozen_vlm=frozen_vlm)
+    add_lora(policy, LoraOptions(rank=2, **options), 0)
+    assert parts_of_pi0(policy) == {"lora": lora, "full": HEADS}
+
+
+def test_every_adapter_of_a_frozen_vlm_learns(tmp_path: Path) -> None:
+    policy = small_pi0(tmp_path / "pi0", frozen_vlm=True)
+    add_lora(policy, LoraOptions(rank=2), 0)
+    inputs = policy.prepare(observations(policy, 2))
+    found = policy.evaluate(inputs, act(policy, inputs).latent, 1.0)
+    (found.log_prob.sum() + found.value.sum()).backward()
+    assert [name for name, p in policy.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_a_frozen_vlm_is_no_target(tmp_path: Path) -> None:
+    policy = small_pi0(tmp_path / "pi0", frozen_vlm=True)
+    with pytest.raises(UserError, match=r"model\.lora\.targets: 'linear' is only in modules that are frozen"):
+        add_lora(policy, LoraOptions(rank=2, targets=["q_proj", "linear"]), 0)
+
+
+def test_the_proprioception_of_oft_trains_in_full(tmp_path: Path) -> None:
+    policy = small_oft(tmp_path / "oft", proprio=True)
+    add_lora(policy, LoraOptions(rank=2), 0)
+    full = {name.rsplit(".", 1)[0] for name, p in policy.named_parameters() if p.requires_grad and not is_lora(name)}
+    assert {name for name in full if "value_head" not in name} == {"backbone.proprio_projector.fc1", "backbone.proprio_projector.fc2"}
 
 
 def test_some_targets_of_ones_own(directory: Path) -> None:

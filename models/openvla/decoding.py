@@ -1,0 +1,51 @@
+"""One token after the other: what it needs of those before it lies in buffers of the final size. No shape depends on data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from .prismatic import PrismaticVLA, additive
+
+
+class StaticCache:
+    """Keys and values of ``capacity`` tokens per layer, allocated once. Has the ``update`` that transformers' attention calls."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.filled = 0
+        """Tokens that stand in the buffers; what comes next goes behind them."""
+        self._buffers: list[Tensor] = []
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """Store ``[B, heads, N, head_dim]`` behind the ``filled`` tokens; returns all up to and with them."""
+        if layer == len(self._buffers):
+            batch, heads, _count, head_dim = keys.shape
+            self._buffers.append(keys.new_empty(2, batch, heads, self.capacity, head_dim))
+        end = self.filled + keys.shape[2]
+        for buffer, new in zip(self._buffers[layer], (keys, values), strict=True):
+            buffer[:, :, self.filled : end] = new
+        stored = self._buffers[layer][:, :, :, :end]
+        return stored[0], stored[1]
+
+
+class Decoder:
+    """Continues a prompt whose keys and values are in ``cache``: masks and rotations of all its tokens are made at once."""
+
+    def __init__(self, network: PrismaticVLA, cache: StaticCache, mask: Tensor) -> None:
+        """``mask``: bool ``[B, P]``, which tokens of the prompt count."""
+        self.network, self.cache, self.prompt = network, cache, mask.shape[1]
+        follow = cache.capacity - self.prompt
+        whole = F.pad(mask, (0, follow), value=True)
+        weight = network.language_model.model.embed_tokens.weight
+        self.bias = additive(whole, weight.dtype)[:, None, None]
+        self.cos, self.sin = network.rotations(weight, (whole.cumsum(dim=1) - 1)[:, self.prompt :])
+
+    def step(self, index: int, token_ids: Tensor) -> Tensor:
+        """The state ``[B, d]`` behind the ``index``-th token ``[B]`` after the prompt."""
+        self.cache.filled = self.prompt + index
+        rotations = self.cos[:, index, None], self.sin[:, index, None]
+        embeds = self.network.embed_tokens(token_ids[:, None])
+        return self.network.run_layers(embeds, self.bias[..., : self.cache.filled + 1], rotations, self.cache)[:, 0]

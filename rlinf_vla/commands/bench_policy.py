@@ -1,0 +1,159 @@
+"""``rlinf-vla bench policy``: latency of a policy call and of its recomputation in an update, beside how it is usually done."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from rlinf_vla import recipe as recipes
+from rlinf_vla.commands import session
+from rlinf_vla.protocols import Policy, PolicySpec
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.training import run_directory
+from rlinf_vla.training.checkpoint import write_json
+from rlinf_vla.types import Observation
+
+WARMUP, CALLS = 3, 100
+SECONDS = 60.0
+"""A batch size gets no more calls than fit into this time."""
+INSTRUCTION = "put the red cube on the plate"
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Of one kind of call. best (the least disturbed), p50, p99; actions_per_s: control steps that the median call decides or judges."""
+
+    batch: int
+    kind: str
+    calls: int
+    best_ms: float
+    p50_ms: float
+    p99_ms: float
+    actions_per_s: float
+
+
+def run(config: DictConfig) -> None:
+    recipe = recipes.read(config)
+    policy = session.build_policy(recipe)
+    console = Console(highlight=False)
+    measured: list[Latency] = []
+    ratios: dict[str, dict[str, float]] = {}
+    agreement: dict[str, float] = {}
+    with session.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
+        for batch in sorted({1, recipe.rollout.batch_size}):
+            status.update(f"batch {batch}")
+            found, same = measure(policy, random_observation(policy.spec, batch, recipe.cluster.device), recipe.rollout.temperature)
+            measured += found
+            if same is not None:
+                plain, act = (next(each for each in found if each.kind == kind) for kind in ("plain", "act"))
+                ratios[f"batch {batch}"] = {"best": plain.best_ms / act.best_ms, "p50": plain.p50_ms / act.p50_ms}
+                agreement[f"batch {batch}"] = same
+    table = Table("batch", "call", "best ms", "p50 ms", "p99 ms", "actions/s", title=f"{recipe.model.name} on {recipe.cluster.device}")
+    for each in measured:
+        numbers = (each.best_ms, each.p50_ms, each.p99_ms, each.actions_per_s)
+        table.add_row(str(each.batch), each.kind, *(f"{number:.1f}" for number in numbers))
+    console.print(table)
+    for name, ratio in ratios.items():
+        same_share = f"the same actions in {100 * agreement[name]:.0f} %"
+        console.print(f"{name}: plain / act = {ratio['p50']:.2f} (p50), {ratio['best']:.2f} (best); {same_share}")
+    if not ratios:
+        console.print(f"{recipe.model.name} names no plain way to compare with")
+    document: dict[str, Any] = {"latencies": [asdict(each) for each in measured], "plain_over_act": ratios, "same_actions": agreement}
+    weights = sum(parameter.numel() for parameter in policy.parameters())
+    document |= {"model": recipe.model.name, "weights": weights, "threads": recipe.cluster.rollout_threads, "environment": fingerprint()}
+    directory = run_directory.for_evaluation(config, None)
+    write_json(directory / "bench_policy.json", document)
+    console.print(f"numbers: {session.relative(directory / 'bench_policy.json')}")
+
+
+def random_observation(spec: PolicySpec, batch: int, device: str) -> Observation:
+    """Pictures and states of the sizes that ``spec`` wants."""
+    generator = torch.Generator().manual_seed(0)
+    images = {
+        name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8).to(device)
+        for name, (height, width) in spec.images.items()
+    }
+    return Observation(images, torch.randn(batch, spec.state_dim, generator=generator).to(device), [INSTRUCTION] * batch)
+
+
+def measure(policy: Policy, observation: Observation, temperature: float) -> tuple[list[Latency], float | None]:
+    """Latencies of each kind of call, the kinds taking turns so that whatever else the machine does hits all alike.
+
+    All calls are greedy. Also returns the share of actions that the plain way chose alike (None where there is none).
+    """
+    inputs = policy.prepare(observation)
+    actions = {"act": torch.empty(0), "plain": torch.empty(0)}
+    with torch.no_grad():
+        sample = policy.act(policy.encode(inputs), None, 0.0)
+        plain = policy.plain_actions(inputs)
+
+    def act() -> None:
+        with torch.no_grad():
+            actions["act"] = policy.act(policy.encode(inputs), None, 0.0).actions
+
+    def plainly() -> None:
+        with torch.no_grad():
+            found = policy.plain_actions(inputs)
+        assert found is not None
+        actions["plain"] = found
+
+    def forward() -> None:
+        with torch.no_grad():
+            policy.evaluate(inputs, sample.latent, temperature)
+
+    def backward() -> None:
+        found = policy.evaluate(inputs, sample.latent, temperature)
+        (found.log_prob.sum() + found.value.sum()).backward()
+        policy.zero_grad(set_to_none=True)
+
+    kinds: dict[str, Callable[[], None]] = {"act": act, "evaluate": forward, "evaluate + backward": backward}
+    if plain is not None:
+        kinds = {"act": act, "plain": plainly} | kinds
+    seconds = _in_turns(kinds, sample.actions.device)
+    batch, chunk = sample.actions.shape[:2]
+    found = [
+        Latency(batch, kind, len(each), 1e3 * min(each), 1e3 * p50, 1e3 * _quantile(each, 0.99), batch * chunk / p50)
+        for kind, each in seconds.items()
+        for p50 in [statistics.median(each)]
+    ]
+    return found, None if plain is None else _agreement(actions["act"], actions["plain"])
+
+
+def _in_turns(kinds: dict[str, Callable[[], None]], device: torch.device) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    end = time.perf_counter() + SECONDS
+    for turn in range(WARMUP + CALLS):
+        for kind, call in kinds.items():
+            _synchronise(device)
+            started = time.perf_counter()
+            call()
+            _synchronise(device)
+            if turn >= WARMUP:
+                seconds[kind].append(time.perf_counter() - started)
+        if turn >= WARMUP and time.perf_counter() > end:
+            break
+    return seconds
+
+
+def _synchronise(device: torch.device) -> None:
+    """A GPU works on after a call has returned."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _quantile(values: list[float], fraction: float) -> float:
+    return torch.tensor(values, dtype=torch.float64).quantile(fraction).item()
+
+
+def _agreement(first: Tensor, second: Tensor) -> float:
+    """Share of equal actions, but for rounding."""
+    return torch.isclose(first, second, rtol=0, atol=1e-4).double().mean().item()

@@ -1,0 +1,35 @@
+"""Activations of repeated blocks are computed again in the backward pass instead of kept: more time, far less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from rlinf_vla.protocols import Policy
+from rlinf_vla.types import UserError
+
+
+def checkpoint_blocks(policy: Policy) -> None:
+    """Checkpoint every block of the backbone: every child of an ``nn.ModuleList``, as networks keep their repeated layers.
+
+    Names, weights and results stay as they were. Raises UserError where the backbone has no such blocks.
+    """
+    blocks = [block for layers in policy.backbone.modules() if isinstance(layers, nn.ModuleList) for block in layers]
+    if not blocks:
+        raise UserError(f"cluster.gradient_checkpointing=true: {policy.name} has no repeated blocks (nn.ModuleList), set it to false")
+    for block in blocks:
+        block.forward = _recomputed(block.forward)
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        # policies draw nothing from the global generator, so there is no random state to restore
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return run
