@@ -25,10 +25,10 @@ class StaticCache:
             batch, heads, _count, head_dim = keys.shape
             self._buffers.append(keys.new_empty(2, batch, heads, self.capacity, head_dim))
         end = self.filled + keys.shape[2]
-        for buffer, new in zip(self._buffers[layer], (keys, values), strict=True):
-            buffer[:, :, self.filled : end] = new
-        stored = self._buffers[layer][:, :, :, :end]
-        return stored[0], stored[1]
+        buffer = self._buffers[layer]
+        buffer[0, :, :, self.filled : end] = keys
+        buffer[1, :, :, self.filled : end] = values
+        return buffer[0, :, :, :end], buffer[1, :, :, :end]
 
 
 class Decoder:
