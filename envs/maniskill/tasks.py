@@ -102,6 +102,7 @@ TASKS: dict[str, TaskEntry] = {
     "PutOnPlate": _put_on_plate(("red", "green", "blue"), "the cube is red, green or blue, drawn per episode"),
     # steps towards it for a model that starts from nothing: to see and grasp one cube, then that words differ
     "PutRedCubeOnPlate": _put_on_plate(("red",), "PutOnPlate with one instruction"),
+    "PutRedOrGreenCubeOnPlate": _put_on_plate(("red", "green"), "PutOnPlate with two instructions"),
     "PutMostlyRedCubeOnPlate": _put_on_plate(("red",) * 4 + ("green", "blue"), "PutOnPlate with red in two of three episodes"),
     "PullCube": TaskEntry("PullCube-v1", "pull the blue cube to the red and white target", 50),
     "PokeCube": TaskEntry("PokeCube-v1", "poke the red cube with the peg", 50),
