@@ -40,7 +40,7 @@ format: install
 prove-ppo: RECIPE = maniskill_ppo
 prove-ppo-putonplate: RECIPE = maniskill_ppo_putonplate
 prove-ppo prove-ppo-putonplate: install
-	for seed in 1 2; do $(BIN)/rlinf-vla train recipe=$(RECIPE) seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto || exit; done
+	for seed in 0 1; do $(BIN)/rlinf-vla train recipe=$(RECIPE) seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto || exit; done
 
 # How assets/openvla_tiny_putonplate was made. From random weights, three colours at once are not told apart in any time one would wait.
 sft-putonplate: install

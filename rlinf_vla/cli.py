@@ -24,7 +24,7 @@ VERBS = {
     "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
     "list": "what there is: rlinf-vla list [recipes|models|envs|tasks]",
 }
-PLAIN = ("doctor", "list", "bench_load")
+PLAIN = ("doctor", "list")
 """Verbs without a recipe."""
 BENCHES = ("rollout", "policy", "load")
 
@@ -78,14 +78,14 @@ def _dispatch(arguments: Sequence[str]) -> int:
     module = verb
     if verb == "bench":
         if not rest or rest[0] not in BENCHES:
-            raise UserError(f"bench needs to know what, {', '.join(BENCHES)}: rlinf-vla bench rollout recipe=NAME")
+            raise UserError(f"bench needs to know what ({', '.join(BENCHES)}): rlinf-vla bench rollout recipe=NAME")
         module = f"bench_{rest.pop(0)}"
     command: Callable[..., int | None] = import_module(f"rlinf_vla.commands.{module}").run
     if module in PLAIN:
         return command(rest) or 0
     from rlinf_vla.compose import compose_and_run
 
-    return compose_and_run(verb, rest, command)
+    return compose_and_run(module, rest, command)
 
 
 def _usage() -> str:

@@ -33,7 +33,7 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
             raise _Failed from error
 
     saved = sys.argv
-    sys.argv = [f"rlinf-vla {verb}", *arguments]
+    sys.argv = [f"rlinf-vla {verb.replace('_', ' ')}", *arguments]
     try:
         hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=verb)(job)()
     except _Failed as failed:

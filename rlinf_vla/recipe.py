@@ -146,11 +146,23 @@ def _keys(node: DictConfig) -> list[str]:
     return found
 
 
-def read(config: DictConfig) -> Recipe:
-    """The composed configuration as dataclasses, checked as a whole. Raises UserError."""
+def read_model(config: DictConfig) -> ModelConfig:
+    """The node ``model`` of a composed configuration that has no environment and no algorithm. Raises UserError."""
+    _refuse_unknown_keys(config)
+    model = OmegaConf.to_object(config.model)
+    assert isinstance(model, ModelConfig)
+    return model
+
+
+def _refuse_unknown_keys(config: DictConfig) -> None:
     unknown = sorted(set(_keys(config)) - set(keys()))  # Hydra's +KEY=VALUE adds any
     if unknown:
         raise UserError(f"{unknown[0]} is not a key{right_key(unknown[0])}")
+
+
+def read(config: DictConfig) -> Recipe:
+    """The composed configuration as dataclasses, checked as a whole. Raises UserError."""
+    _refuse_unknown_keys(config)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         hints = {

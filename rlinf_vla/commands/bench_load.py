@@ -12,49 +12,57 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from omegaconf import DictConfig
+
 from rlinf_vla import plugins
+from rlinf_vla import recipe as recipes
+from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import asset_path
 from rlinf_vla.types import UserError
 
-MODEL, SIZES, DTYPE = "openvla", "asset://openvla_1gb", "bfloat16"
 SHARDS = 4
 TIMEOUT = 1800
 
 
-def run(arguments: Sequence[str]) -> None:
-    if arguments:
-        raise UserError(f"bench load {' '.join(arguments)}: it takes no keys")
+def run(config: DictConfig) -> None:
+    model = recipes.read_model(config)
+    chosen = {"name": model.name, "sizes": model.checkpoint, "options": asdict(model.options)}
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
-        _in_process("make", folder)
+        _in_process("make", folder, chosen)
         size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
         shards = len(list(Path(folder).glob("*.safetensors")))
-        found = _in_process("load", folder)
+        found = _in_process("load", folder, chosen)
     peak, above = found["peak"], found["peak"] - found["baseline"]
-    print(f"checkpoint: {size / 1e9:.2f} GB in {shards} shards, {DTYPE}, random; network in {DTYPE}, on the CPU")
+    print(f"checkpoint: {model.name} of {model.checkpoint}, random, {size / 1e9:.2f} GB in {shards} shards; loaded on the CPU")
     print(f"peak resident memory / checkpoint: {above / size:.3f} above the {found['baseline'] / 1e9:.2f} GB that imports take")
     print(f"peak resident memory / checkpoint: {peak / size:.3f} with them")
     print(f"seconds to load: {found['seconds']:.1f}")
 
 
-def _in_process(stage: str, folder: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "rlinf_vla.commands.bench_load", stage, folder]
+def _in_process(stage: str, folder: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "rlinf_vla.commands.bench_load", stage, folder, json.dumps(chosen)]
     finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
     if finished.returncode:
         raise UserError(f"bench load: could not {stage} the checkpoint in {folder} (exit code {finished.returncode}, reason above)")
     return json.loads(finished.stdout or "{}")
 
 
-def _make(folder: Path) -> None:
+def _policy(directory: Path, chosen: dict[str, Any], random_weights: bool) -> Policy:
+    model = plugins.choose("model", chosen["name"], plugins.models())
+    return model.load(directory, replace(model.Config(**chosen["options"]), random_weights=random_weights))
+
+
+def _make(folder: Path, chosen: dict[str, Any]) -> None:
     """Random weights in SHARDS files with an index, as large checkpoints are published."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    model = plugins.choose("model", MODEL, plugins.models())
-    model.load(asset_path(SIZES), model.Config(random_weights=True, dtype=DTYPE)).save(folder)
+    _policy(asset_path(chosen["sizes"]), chosen, random_weights=True).save(folder)
     whole = folder / "model.safetensors"
     with safe_open(whole, "pt") as file:
         places = {key: f"model-{i % SHARDS + 1:05d}-of-{SHARDS:05d}.safetensors" for i, key in enumerate(file.keys())}
@@ -64,12 +72,11 @@ def _make(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
-def _load(folder: Path) -> dict[str, Any]:
-    import transformers.models.llama.modeling_llama  # noqa: F401  what the model would import while loading
-
-    model = plugins.choose("model", MODEL, plugins.models())
+def _load(folder: Path, chosen: dict[str, Any]) -> dict[str, Any]:
+    with torch.device("meta"):  # imports what the model would import while loading, and takes no memory
+        _policy(folder, chosen, random_weights=True)
     baseline, started = _memory("VmRSS"), time.perf_counter()
-    policy = model.load(folder, model.Config(dtype=DTYPE))
+    policy = _policy(folder, chosen, random_weights=False)
     seconds, peak = time.perf_counter() - started, _memory("VmHWM")
     assert not any(value.is_meta for value in policy.state_dict().values())
     return {"baseline": baseline, "peak": peak, "seconds": seconds}
@@ -83,8 +90,8 @@ def _memory(name: str) -> int:
 
 
 if __name__ == "__main__":
-    stage, folder = sys.argv[1], Path(sys.argv[2])
+    stage, folder, chosen = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     if stage == "make":
-        _make(folder)
+        _make(folder, chosen)
     else:
-        print(json.dumps(_load(folder)))
+        print(json.dumps(_load(folder, chosen)))
