@@ -165,12 +165,8 @@ def read(config: DictConfig) -> Recipe:
     _refuse_unknown_keys(config)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
-        hints = {
-            "name": "choose one with recipe=NAME; `rlinf-vla list recipes` names them",
-            "model.checkpoint": "no start ships for this recipe and model; give a directory in the model's own layout",
-        }
-        key = "name" if "name" in missing else missing[0]
-        raise UserError(f"{key} has no value" + (f" ({hints[key]})" if key in hints else ""))
+        hint = " (choose one with recipe=NAME; `rlinf-vla list recipes` names them)" if "name" in missing else ""
+        raise UserError(f"{missing[0]} has no value{hint}")
     recipe = OmegaConf.to_object(config)
     assert isinstance(recipe, Recipe)
     _check(recipe)
