@@ -22,6 +22,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHARD_BYTES = 5 * 10**9
 
 
+@dataclass
+class WeightOptions:
+    """What ``model.options`` of every model says of its weights."""
+
+    random_weights: bool = False
+    """Start from random weights: config.json alone is enough."""
+    dtype: str = "float32"
+    """Of the network in memory: float32, or bfloat16, which a model of billions of weights wants on a GPU. Adapters, heads and
+    probabilities are float32 in both."""
+
+
 @dataclass(frozen=True)
 class Stored:
     """A tensor of a safetensors file, not read yet."""

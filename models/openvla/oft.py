@@ -18,33 +18,16 @@ from rlinf_vla.types import ActionEval, ActionSample, Inputs, UserError
 
 from .. import files
 from .checkpoint import read_component
-from .policy import OpenVLAPolicy, gumbel
+from .policy import CommonOptions, OpenVLAPolicy, gumbel
 from .prismatic import PrismaticVLA
 
 
 @dataclass
-class OpenVLAOFTOptions:
+class OpenVLAOFTOptions(CommonOptions):
     """Recipe node ``model.options``. null: what config.json says under ``oft`` (ours), else as the official LIBERO checkpoints."""
 
     images: list[str] = field(default_factory=lambda: ["base"])
     """The environment's cameras that the policy sees, in the order of its training (the main one first)."""
-    prompt_length: int = 32
-    """Token ids per prompt, padding included."""
-    unnorm_key: str | None = None
-    """Which dataset's statistics un-normalise the actions; needed only where the checkpoint has several."""
-    random_weights: bool = False
-    """Start from random weights: config.json alone is enough."""
-    dtype: str = "float32"
-    """Of the network in memory: float32, or bfloat16, which a model of billions of weights wants on a GPU. Adapters, heads and
-    probabilities are float32 in both."""
-    center_crop: bool | None = None
-    """See the middle 90 % of every image, as the official evaluation of models trained on random crops does. null, here and below: what
-    config.json says (ours), else as the official evaluation."""
-    resize: str | None = None
-    """processor: as the checkpoint's processor. rlds: JPEG and Lanczos, as the official fine-tuning data and LIBERO evaluation."""
-    gripper: str | None = None
-    """raw: as the checkpoint says it, 0 closed to 1 open. open_positive, close_positive: ±1 for an environment in which +1 opens, or
-    closes (LIBERO)."""
     head: str | None = None
     """discrete: action tokens, with a distribution to sample from. l1: the regression head (``action_head--*.pt``), deterministic."""
     chunk: int | None = None

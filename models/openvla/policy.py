@@ -34,20 +34,13 @@ COMPANIONS = (
 
 
 @dataclass
-class OpenVLAOptions:
-    """Recipe node ``model.options``."""
+class CommonOptions(files.WeightOptions):
+    """What OpenVLA and OpenVLA-OFT have in common in ``model.options``."""
 
-    image: str = "base"
-    """Which of the environment's cameras the policy sees."""
     prompt_length: int = 32
     """Token ids per prompt, padding included."""
     unnorm_key: str | None = None
     """Which dataset's statistics un-normalise the actions; needed only where the checkpoint has several."""
-    random_weights: bool = False
-    """Start from random weights: config.json alone is enough."""
-    dtype: str = "float32"
-    """Of the network in memory: float32, or bfloat16, which a model of billions of weights wants on a GPU. Adapters, heads and
-    probabilities are float32 in both."""
     center_crop: bool | None = None
     """See the middle 90 % of every image, as the official evaluation of models trained on random crops does. null, here and below: what
     config.json says (ours), else as the official evaluation."""
@@ -56,6 +49,14 @@ class OpenVLAOptions:
     gripper: str | None = None
     """raw: as the checkpoint says it, 0 closed to 1 open. open_positive, close_positive: ±1 for an environment in which +1 opens, or
     closes (LIBERO)."""
+
+
+@dataclass
+class OpenVLAOptions(CommonOptions):
+    """Recipe node ``model.options``."""
+
+    image: str = "base"
+    """Which of the environment's cameras the policy sees."""
 
 
 class ValueHead(nn.Sequential):

@@ -32,7 +32,7 @@ SAMPLERS = ("flow_sde", "flow_sde_all", "flow_noise")
 
 
 @dataclass
-class Pi0Options:
+class Pi0Options(files.WeightOptions):
     """Recipe node ``model.options``."""
 
     images: list[str] = field(default_factory=lambda: ["base"])
@@ -58,11 +58,6 @@ class Pi0Options:
     """What the critic reads: expert (its states at pure noise; the state is in them) or vlm (mean state of images and text)."""
     frozen_vlm: bool = True
     """Only the action expert learns; PaliGemma runs without gradients."""
-    random_weights: bool = False
-    """Start from random weights: config.json alone is enough."""
-    dtype: str = "float32"
-    """Of the network in memory: float32, or bfloat16, which a model of billions of weights wants on a GPU. Adapters, heads and
-    probabilities are float32 in both."""
 
 
 @dataclass
