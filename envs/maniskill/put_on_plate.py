@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,9 @@ JITTER = 0.025
 """Largest distance of cubes and plate from their places along x and y, metres."""
 
 
-def sample_layout(rng: np.random.RandomState, targets: Sequence[str]) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+def sample_layout(rng: np.random.RandomState) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
     """Draw an episode: (index into COLOURS, plate centre ``[2]``, cube centres ``[3, 2]``), metres. Any cube may lie in any place."""
-    target = list(COLOURS).index(targets[rng.randint(len(targets))])
+    target = rng.randint(len(COLOURS))
     cubes = rng.permutation(CUBE_PLACES) + rng.uniform(-JITTER, JITTER, CUBE_PLACES.shape)
     return target, PLATE_PLACE + rng.uniform(-JITTER, JITTER, 2), cubes
 
@@ -50,16 +50,8 @@ class PutOnPlateEnv(BaseEnv):
     SUPPORTED_REWARD_MODES = ("sparse", "dense", "none")
     agent: Panda
 
-    def __init__(
-        self,
-        *args: Any,
-        robot_uids: str = "panda",
-        robot_init_qpos_noise: float = 0.02,
-        targets: Sequence[str] = tuple(COLOURS),
-        **kwargs: Any,
-    ) -> None:
-        """``targets``: the colours that an instruction is drawn from."""
-        self.robot_init_qpos_noise, self.targets = robot_init_qpos_noise, targets
+    def __init__(self, *args: Any, robot_uids: str = "panda", robot_init_qpos_noise: float = 0.02, **kwargs: Any) -> None:
+        self.robot_init_qpos_noise = robot_init_qpos_noise
         super().__init__(*args, robot_uids=robot_uids, **kwargs)
 
     @property
@@ -112,7 +104,7 @@ class PutOnPlateEnv(BaseEnv):
         """float32 ``[num_envs]``, after the last step; see the class"""
 
     def _initialize_episode(self, env_idx: Tensor, options: dict[str, Any]) -> None:
-        layouts = [sample_layout(self._batched_episode_rng.rngs[i], self.targets) for i in env_idx.tolist()]
+        layouts = [sample_layout(self._batched_episode_rng.rngs[i]) for i in env_idx.tolist()]
         self.table_scene.initialize(env_idx)
         self.target[env_idx] = torch.tensor([target for target, _, _ in layouts], device=self.device)
         self.progress[env_idx] = 0.0

@@ -33,7 +33,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
     if options["close_view"]:
         eye, target, fov = options["close_view"]
         sensors |= {"pose": sapien_utils.look_at(eye, target), "fov": fov}
-    keywords = options["settings"] | ({"robot_uids": options["robot"]} if options["robot"] else {})
+    keywords = {"robot_uids": options["robot"]} if options["robot"] else {}
     try:
         env: Any = gymnasium.make(
             options["gym_id"],

@@ -126,7 +126,7 @@ class OpenVLAPolicy(Policy):
         )
 
     def build(self) -> PrismaticVLA:
-        return PrismaticVLA(self.config, proprio_dim=self.proprio_dim)
+        return PrismaticVLA(self.config)
 
     @property
     def cameras(self) -> list[str]:
@@ -138,7 +138,8 @@ class OpenVLAPolicy(Policy):
 
     @property
     def proprio_dim(self) -> int:
-        return self.config.get("proprio_dim", 0)
+        """0: no proprioception is read."""
+        return 0
 
     @classmethod
     def load(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:

@@ -96,6 +96,8 @@ class PrismaticVLA(nn.Module):
         self.language_model = LlamaForCausalLM(llama)
         with torch.device("cpu"):  # its frequencies are computed, never loaded: real even where the weights are not yet
             self.language_model.model.rotary_emb = LlamaRotaryEmbedding(llama)
+        if "embedding_std" in config:  # of random weights; see tiny.py
+            nn.init.normal_(self.language_model.model.embed_tokens.weight, std=config["embedding_std"])
         if proprio_dim:
             self.proprio_projector = ProprioProjector(proprio_dim, llama.hidden_size)
         self.film, self.bidirectional = film, bidirectional

@@ -104,7 +104,7 @@ def layouts() -> dict[str, Any]:
     """Over many episodes: the least distances, and how often each colour is the instructed one."""
     apart, to_plate, targets = [], [], [0, 0, 0]
     for seed in range(300):
-        target, plate, cubes = put_on_plate.sample_layout(np.random.RandomState(seed), tuple(put_on_plate.COLOURS))
+        target, plate, cubes = put_on_plate.sample_layout(np.random.RandomState(seed))
         targets[target] += 1
         apart += [float(np.linalg.norm(cubes[i] - cubes[j])) for i in range(3) for j in range(i)]
         to_plate += [float(np.linalg.norm(cube - plate)) for cube in cubes]

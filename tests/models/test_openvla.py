@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +22,13 @@ from rlinf_vla.models.openvla.processor import normalise
 from rlinf_vla.models.openvla.tiny import main as write_tiny
 from rlinf_vla.types import Observation, UserError
 from tests.conformance.policy import DiscretePolicyConformance, PolicyConformance, act, gradients, noise, observations
-from tests.models.tiny_openvla import ASSET, ASSETS, smaller_config, smaller_directory, tiny
-
-PROPRIO = ASSETS / "openvla_tiny_proprio"
+from tests.models.tiny_openvla import ASSET, OFT_PLUS, smaller_config, smaller_directory, tiny
 
 
 class TestPackagedTinyOpenVLA(PolicyConformance):
     @pytest.fixture
     def policy(self) -> OpenVLAPolicy:
         return tiny()
-
-
-class TestPackagedTinyOpenVLAWithProprioception(PolicyConformance):
-    @pytest.fixture
-    def policy(self) -> OpenVLAPolicy:
-        return tiny(directory=PROPRIO)
-
-    def test_actions_follow_the_state(self, policy: OpenVLAPolicy) -> None:
-        inputs = policy.prepare(observations(policy, 2))
-        inputs |= {name: inputs[name][[0, 0]] for name in ("image.base", "token_ids", "token_mask")}
-        log_prob = policy.evaluate(inputs, {"token_ids": torch.full((2, 8), 490)}, 1.0).log_prob
-        assert (log_prob[0] - log_prob[1]).abs().max() > 1e-3
-
-    def test_the_state_is_normalised_by_its_quantiles(self, policy: OpenVLAPolicy) -> None:
-        statistics = json.loads((PROPRIO / "dataset_statistics.json").read_text())["maniskill"]["proprio"]
-        low, high = np.array(statistics["q01"]), np.array(statistics["q99"])
-        state = np.random.default_rng(0).uniform(low - 0.1, high + 0.1, (20, len(low))).astype(np.float32)
-        observed = replace(observations(policy, 20), state=torch.tensor(state))
-        expected = np.clip(2 * (state - low) / (high - low + 1e-8) - 1, -1, 1)
-        np.testing.assert_allclose(policy.prepare(observed)["proprio"].numpy(), expected, atol=1e-5)
 
 
 class TestSmallerOpenVLA(DiscretePolicyConformance):
@@ -235,9 +212,9 @@ def test_the_published_configuration_gives_the_published_sizes() -> None:
     assert model.language_model.config.rms_norm_eps == 1e-6
 
 
-@pytest.mark.parametrize(("asset", "proprio_dim"), [(ASSET, 0), (PROPRIO, 8)])
-def test_the_packaged_assets_are_what_the_module_writes(tmp_path: Path, asset: Path, proprio_dim: int) -> None:
-    write_tiny(tmp_path, proprio_dim)
+@pytest.mark.parametrize(("asset", "oft_plus"), [(ASSET, False), (OFT_PLUS, True)])
+def test_the_packaged_assets_are_what_the_module_writes(tmp_path: Path, asset: Path, oft_plus: bool) -> None:
+    write_tiny(tmp_path, oft_plus)
     for name in ("config.json", "tokenizer.json"):
         assert (tmp_path / name).read_text() == (asset / name).read_text()
     written, packaged = (json.loads((folder / "dataset_statistics.json").read_text()) for folder in (tmp_path, asset))

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -45,6 +47,20 @@ class TestOFTWithProprioceptionAndFiLM(OFT):
     @pytest.fixture
     def policy(self, tmp_path: Path) -> OpenVLAOFTPolicy:
         return small(tmp_path / "small", proprio=True, film=True, stop_token=False)
+
+    @pytest.mark.parametrize("changed", ["state", "word"])
+    def test_actions_follow_what_is_neither_image_nor_position(self, policy: OpenVLAOFTPolicy, changed: str) -> None:
+        inputs = policy.prepare(replace(observations(policy, 2), instruction=["push the red cube", "push the blue cube"]))
+        same = ("image.base", "token_ids", "token_mask") if changed == "state" else ("image.base", "proprio")
+        log_prob = policy.evaluate(inputs | {name: inputs[name][[0, 0]] for name in same}, act(policy, inputs).latent, 1.0).log_prob
+        assert (log_prob[0] - log_prob[1]).abs().max() > 1e-3
+
+    def test_the_state_is_normalised_by_its_quantiles(self, policy: OpenVLAOFTPolicy) -> None:
+        low, high = (np.array(policy.statistics["proprio"][name]) for name in ("q01", "q99"))
+        state = np.random.default_rng(0).uniform(low - 0.1, high + 0.1, (20, len(low))).astype(np.float32)
+        observed = replace(observations(policy, 20), state=torch.tensor(state))
+        expected = np.clip(2 * (state - low) / (high - low + 1e-8) - 1, -1, 1)
+        np.testing.assert_allclose(policy.prepare(observed)["proprio"].numpy(), expected, atol=1e-5)
 
 
 def test_two_cameras_are_two_sets_of_patches(tmp_path: Path) -> None:

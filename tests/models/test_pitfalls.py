@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlinf_vla.models.openvla.actions import ActionTokenizer, ProprioNormalizer
 from rlinf_vla.models.openvla.checkpoint import read_conventions, read_statistics
-from rlinf_vla.models.openvla.oft import slot_states
+from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy, slot_states
 from rlinf_vla.models.openvla.policy import OpenVLAOptions, OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import center_crop, lanczos, resize, rlds_resize
@@ -234,8 +234,8 @@ def test_a_delta_mask_is_kept_with_the_checkpoint_and_must_fit(tmp_path: Path) -
 
 def test_proprioception_by_the_statistics_of_actions(tmp_path: Path) -> None:
     """OFT: ``clip(2 (s - q01) / (q99 - q01) - 1)`` with those of the state, 8 numbers in LIBERO."""
-    directory = smaller_directory(tmp_path / "small", smaller_config() | {"proprio_dim": 8})
-    policy = tiny(directory=directory)
+    directory = smaller_directory(tmp_path / "small", smaller_config())
+    policy = OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions(random_weights=True, proprio=True))
     statistics = json.loads((directory / "dataset_statistics.json").read_text())["maniskill"]
     observed = observations(policy, 2)
     state, low, high = (np.asarray(x) for x in (observed.state, statistics["proprio"]["q01"], statistics["proprio"]["q99"]))

@@ -14,7 +14,7 @@ from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.openvla.policy import OpenVLAOptions
 
 ASSETS = Path(str(files("rlinf_vla.assets")))
-ASSET = ASSETS / "openvla_tiny"
+ASSET, OFT_PLUS = ASSETS / "openvla_tiny", ASSETS / "openvla_oft_plus_tiny"
 
 
 def tiny(seed: int = 0, directory: Path = ASSET, **options: Any) -> OpenVLAPolicy:
@@ -34,7 +34,7 @@ def smaller_config() -> dict[str, Any]:
     }
     config["text_config"] |= {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     config["text_config"] |= {"num_key_value_heads": 2, "initializer_range": 0.15}
-    return config | {"image_sizes": [32, 32], "n_action_bins": 8, "chunk": 2, "proprio_dim": 0}
+    return config | {"image_sizes": [32, 32], "n_action_bins": 8, "chunk": 2}
 
 
 def smaller_directory(directory: Path, config: dict[str, Any] | None = None) -> Path:
