@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""What a recipe may call the dtype of weights."""
+
 Inputs = dict[str, Tensor]
 """Prepared policy inputs (uint8 images, token ids, ...), every tensor with leading dimension ``B``."""
 

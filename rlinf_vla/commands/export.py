@@ -17,9 +17,7 @@ from rlinf_vla.protocols import Policy
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training.checkpoint import load_checkpoint, save_heads, write_json
 from rlinf_vla.training.lora import merge_lora
-from rlinf_vla.types import UserError
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from rlinf_vla.types import DTYPES, UserError
 
 
 def run(config: DictConfig) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_vla.protocols import Policy
-from rlinf_vla.training.lora import copy_all, is_lora, load_adapter, save_adapter
+from rlinf_vla.training.lora import copy_all, is_lora, load_adapter, read_tensors, save_adapter
 from rlinf_vla.training.trainer import Trainer
 from rlinf_vla.types import UserError
 
@@ -89,11 +89,8 @@ def load_heads(policy: Policy, directory: Path) -> None:
     """The heads in ``directory``, where there are some. Raises UserError where they are another model's."""
     if not (directory / HEADS).exists():
         return
-    try:
-        stored = load_file(directory / HEADS)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{directory / HEADS} cannot be read ({error}): copy it again, or delete it to begin with fresh heads") from None
     with torch.no_grad():
+        stored = read_tensors(directory / HEADS, "copy it again, or delete it to begin with fresh heads")
         copy_all(stored, _heads(policy), directory / HEADS)
 
 

@@ -166,13 +166,17 @@ def save_adapter(backbone: nn.Module, directory: Path) -> None:
 
 def load_adapter(backbone: nn.Module, directory: Path) -> None:
     """Also one that, as peft does where the output layer is adapted, repeats that layer's own weight."""
-    try:
-        stored = load_file(directory / _FACTORS)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{directory / _FACTORS} cannot be read ({error}): the file is missing or damaged, copy it again") from None
+    stored = read_tensors(directory / _FACTORS)
     repeated = {_PREFIX + name: value for name, value in backbone.state_dict().items() if name.endswith(_BASE)}
     own = adapter_state(backbone) | {name: value for name, value in repeated.items() if name in stored}
     copy_all(stored, own, directory)
+
+
+def read_tensors(path: Path, mend: str = "copy it again") -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}), the file is missing or damaged: {mend}") from None
 
 
 def copy_all(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Path) -> None:
