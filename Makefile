@@ -23,7 +23,7 @@ quickstart: install
 	$(BIN)/rlinf-vla train recipe=maniskill_ppo
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .
@@ -42,10 +42,9 @@ prove-ppo-putonplate: RECIPE = maniskill_ppo_putonplate
 prove-ppo prove-ppo-putonplate: install
 	for seed in 0 1; do $(BIN)/rlinf-vla train recipe=$(RECIPE) seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto || exit; done
 
-# How assets/openvla_tiny_putonplate was made. From random weights, three colours at once are not told apart in any time one would wait.
+# How assets/openvla_oft_tiny_putonplate was made.
 sft-putonplate: install
-	$(BIN)/rlinf-vla sft recipe=maniskill_sft_putredcube run_dir=runs/putonplate/red resume=auto
-	$(BIN)/rlinf-vla sft recipe=maniskill_sft_putmostlyredcube run_dir=runs/putonplate/mostly_red resume=auto
+	$(BIN)/rlinf-vla sft recipe=maniskill_sft_putonplate_reach run_dir=runs/putonplate/reach resume=auto
 	$(BIN)/rlinf-vla sft recipe=maniskill_sft_putonplate run_dir=runs/putonplate/all resume=auto
 
 clean:

@@ -22,6 +22,9 @@ class DemonstrationConfig:
     """Standard deviations of Gaussian noise on the executed (not the learnt) action; each episode draws one of them."""
     random_actions: float = 0.05
     """Share of wholly random actions in the episodes with noise."""
+    detour: int = 0
+    """Up to so many control steps at the start of an episode go in one random direction. Without them, where the arm is soon gives away
+    what the instruction says, and a learner does not read it."""
 
 
 @dataclass

@@ -14,7 +14,9 @@ from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.rollout.player import interleave
 from rlinf_vla.types import Episodes, Inputs
 
-_EXPLORATION, _LEVEL, _IMITATION = 1, 2, 3  # noise streams; 0 is the policy's
+_EXPLORATION, _LEVEL, _IMITATION, _DETOUR = 1, 2, 3, 4  # noise streams; 0 is the policy's
+_DETOUR_SPEED = 0.5
+"""Largest component of a detour's action."""
 
 
 def demonstrate(
@@ -114,7 +116,7 @@ def _record(
 
 
 def _explore(label: Tensor, config: DemonstrationConfig, run_seed: int, episodes: Episodes, step: Tensor) -> Tensor:
-    """``[B, D]`` expert actions with the noise of their episodes."""
+    """``[B, D]`` expert actions with the noise of their episodes, or an action of their detour."""
     episode = (episodes.task_id, episodes.seed)
     levels = torch.tensor(config.noise)
     drawn = (CounterNoise(run_seed, *episode, torch.zeros_like(step), _LEVEL).uniform(1)[:, 0] * len(levels)).long()
@@ -123,4 +125,7 @@ def _explore(label: Tensor, config: DemonstrationConfig, run_seed: int, episodes
     action_dim = label.shape[1]
     random = (noise.uniform(1) < config.random_actions) & (sigma > 0)
     explored = torch.where(random, noise.uniform(action_dim) * 2 - 1, label.cpu() + sigma * noise.normal(action_dim))
+    draws = CounterNoise(run_seed, *episode, torch.zeros_like(step), _DETOUR).uniform(1 + action_dim)
+    on_detour = step < (draws[:, 0] * (config.detour + 1)).long()
+    explored = torch.where(on_detour[:, None], _DETOUR_SPEED * (draws[:, 1:] * 2 - 1), explored)
     return explored.clamp(-1, 1).to(label.device)

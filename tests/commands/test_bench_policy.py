@@ -67,8 +67,8 @@ def test_beside_the_plain_way(
 
 
 def test_openvla_generates_the_same_actions_from_a_padded_prompt() -> None:
-    policy = tiny(directory=ASSETS / "openvla_tiny_putonplate")
-    policy.load_weights(ASSETS / "openvla_tiny_putonplate")
+    policy = tiny(directory=ASSETS / "openvla_tiny_pushcube")
+    policy.load_weights(ASSETS / "openvla_tiny_pushcube")
     inputs = policy.prepare(observations(policy, 6))
     assert not inputs["token_mask"].all()
     with torch.no_grad():

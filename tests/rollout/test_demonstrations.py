@@ -112,6 +112,22 @@ def test_the_executed_actions_have_the_noise_that_was_asked_for(sigma: float, ra
     assert len(executed[:, 3].unique()) > 0.9 * len(executed), "drawn anew at every step"
 
 
+def test_a_detour_goes_one_way_from_the_start_and_is_not_learnt() -> None:
+    env, config = Watched(1), DemonstrationConfig(episodes=120, noise=[0.0], detour=3)
+    found, _ = shown(config, envs=[env])
+    for image, action in zip(found.inputs["image"], found.actions, strict=True):
+        assert action[0].tolist() == pytest.approx(State.read(image).label)
+    executed, advice = torch.cat(env.executed), torch.cat(env.advice)
+    starts = (advice[:, 2] == 0).nonzero().flatten().tolist()
+    lengths = set()
+    for begin, end in pairwise([*starts, len(advice)]):
+        astray = (executed[begin:end] != advice[begin:end]).any(1)
+        lengths.add(length := int(astray.sum()))
+        assert astray[:length].all(), "at the start of the episode"
+        assert length == 0 or (len(executed[begin : begin + length].unique(dim=0)) == 1 and executed[begin].abs().max() <= 0.5)
+    assert lengths == {0, 1, 2, 3}
+
+
 def test_windows_hold_the_next_actions_of_the_same_episode() -> None:
     found, _ = shown(chunk=3)
     assert found.actions.shape[1:] == (3, 4)
