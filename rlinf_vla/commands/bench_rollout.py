@@ -17,7 +17,7 @@ from rlinf_vla import recipe as recipes
 from rlinf_vla.commands import session
 from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import Recipe
-from rlinf_vla.rollout.collector import collect
+from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
@@ -68,10 +68,10 @@ def run(config: DictConfig) -> None:
 
 
 def _rollout(recipe: Recipe, policy: Policy, depth: int, say: Callable[[str], None]) -> Rollout:
-    calls = recipe.algorithm.horizon // policy.spec.chunk
     timeline, best = Timeline(), None
     with session.open_envs(recipe, policy, depth) as groups:
-        session.check_horizon(recipe, policy, groups[0])
+        session.check_horizon(recipe, groups[0])
+        calls = rollout_calls(recipe.algorithm.horizon, groups[0].spec.episode_limit, policy.spec.chunk)
         settings = session.rollout_settings(recipe)
         for repeat in range(REPEATS):
             say(f"rollout at pipeline depth {depth}, {repeat + 1} of {REPEATS}")

@@ -69,14 +69,12 @@ def check_fit(policy: Policy, env: VectorEnv) -> None:
             )
 
 
-def check_horizon(recipe: Recipe, policy: Policy, env: VectorEnv) -> None:
-    """Raises UserError unless a rollout holds whole episodes and whole chunks."""
-    horizon, limit, chunk = recipe.algorithm.horizon, env.spec.episode_limit, policy.spec.chunk
+def check_horizon(recipe: Recipe, env: VectorEnv) -> None:
+    """Raises UserError unless a rollout holds whole episodes."""
+    horizon, limit = recipe.algorithm.horizon, env.spec.episode_limit
     if horizon < 1 or horizon % limit:
         near = max(1, round(horizon / limit)) * limit
         raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps: use {near}")
-    if horizon % chunk:
-        raise UserError(f"algorithm.horizon={horizon} is not a multiple of the policy's chunk of {chunk} actions")
 
 
 def rollout_settings(recipe: Recipe) -> Settings:

@@ -64,7 +64,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
         console = stack.enter_context(TrainingConsole(recipe.iterations, start=done))
         console.say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
         groups = stack.enter_context(session.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
-        session.check_horizon(recipe, policy, groups[0])
+        session.check_horizon(recipe, groups[0])
         stack.enter_context(session.threads(recipe.cluster.rollout_threads))
         metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
         flow = InProcessFlow(

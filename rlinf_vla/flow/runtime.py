@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.ppo import PPO, Batch, parity
 from rlinf_vla.protocols import Policy, VectorEnv
-from rlinf_vla.rollout.collector import collect, rollout_metrics
+from rlinf_vla.rollout.collector import collect, rollout_calls, rollout_metrics
 from rlinf_vla.rollout.player import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Trainer
@@ -61,7 +61,7 @@ class InProcessFlow:
             self.settings,
             self.iteration,
             self.policy_version,
-            horizon // self.policy.spec.chunk,
+            rollout_calls(horizon, self.groups[0].spec.episode_limit, self.policy.spec.chunk),
             self.timeline,
             lambda fraction: self.progress("rollout", fraction),
         )

@@ -13,6 +13,12 @@ from rlinf_vla.rollout.player import Call, Settings, Spans, interleave, play
 from rlinf_vla.types import Episodes, Trajectory
 
 
+def rollout_calls(horizon: int, episode_limit: int, chunk: int) -> int:
+    """Policy calls in which an environment can play ``horizon / episode_limit`` episodes to their limit; an episode's last chunk may be
+    cut short by it."""
+    return horizon // episode_limit * -(-episode_limit // chunk)
+
+
 def collect(
     policy: Policy,
     groups: Sequence[VectorEnv],

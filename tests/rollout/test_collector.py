@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.ppo import parity
 from rlinf_vla.protocols import Policy
-from rlinf_vla.rollout.collector import collect, rollout_metrics
+from rlinf_vla.rollout.collector import collect, rollout_calls, rollout_metrics
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.rollout.player import Settings
@@ -223,3 +223,11 @@ def test_metrics_without_a_finished_episode() -> None:
     assert not (found.terminated | found.truncated).any()
     metrics = rollout_metrics(found)
     assert metrics["rollout/episodes"] == 0 and "rollout/success_once" not in metrics
+
+
+@pytest.mark.parametrize(("limit", "chunk"), [(6, 1), (6, 2), (6, 4), (5, 4), (3, 4)])
+def test_a_rollout_can_hold_its_episodes_to_their_limit(limit: int, chunk: int) -> None:
+    world = CounterWorld(2, episode_limit=limit, ends_at_goal=False)
+    found = collect(linear(chunk), [world], SETTINGS, 0, 0, rollout_calls(3 * limit, limit, chunk), Timeline())
+    assert int(found.truncated.sum()) == 2 * 3 and int(found.valid.sum()) == 2 * 3 * limit
+    assert found.truncated[-1].any(-1).all(), "nothing is left over"
