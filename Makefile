@@ -23,7 +23,7 @@ quickstart: install
 	$(BIN)/rlinf-vla train recipe=maniskill_ppo
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from ..files import CONFIG, TOKENIZER
 from .checkpoint import STATISTICS
 from .processor import PROMPT
 
-VOCABULARY, ACTION_BINS, IMAGE, CHUNK = 512, 32, 64, 4
+VOCABULARY, ACTION_BINS, IMAGE, CHUNK = 512, 32, 64, 2
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "\u2581")  # the last one plays Llama's empty token 29871
 
 # Words of manipulation instructions become one token each; other words fall back to characters.
