@@ -98,22 +98,28 @@ def test_a_killed_simulator_changes_nothing(undisturbed: Path, tmp_path: Path) -
     assert_same_bits(weights(tmp_path / "disturbed"), weights(undisturbed))
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
-def test_a_stopped_run_goes_on_where_it_was(undisturbed: Path, tmp_path: Path, signum: int, code: int) -> None:
+def test_a_run_that_is_stopped_twice_goes_on_where_it_was(undisturbed: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "stopped"
-    command = [sys.executable, "-m", "rlinf_vla.cli", *SMALL, f"run_dir={run_dir}"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        wait_for(lambda: (run_dir / "checkpoints" / "step_000001").exists() or process.poll() is not None)
-        simulators = simulators_of(process.pid)
-        process.send_signal(signum)
-        assert process.wait(timeout=60) == code, (tmp_path / "log").read_text()
-    assert len(simulators) == 2
-    wait_for(lambda: not any(Path("/proc", str(pid)).exists() for pid in simulators))
-    assert not (run_dir / "checkpoints" / "step_000003").exists(), "the run was over before it could be stopped"
+    stop_after(1, run_dir, signal.SIGKILL, code=-9)
+    assert not (run_dir / "checkpoints" / "step_000003").exists(), "the run was over before it could be killed"
+    stop_after(2, run_dir, signal.SIGTERM, code=143)
     assert train(run_dir, "resume=auto") == 0
     assert [line["step"] for line in read_metrics(run_dir)] == [1, 2, 3]
     assert_same_bits(weights(run_dir), weights(undisturbed))
+
+
+def stop_after(step: int, run_dir: Path, signum: signal.Signals, code: int) -> None:
+    """Train in a process of its own until ``step`` is saved; its simulators end with it."""
+    command = [sys.executable, "-m", "rlinf_vla.cli", *SMALL, f"run_dir={run_dir}", "resume=auto"]
+    log = run_dir.with_suffix(".log")
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        wait_for(lambda: (run_dir / "checkpoints" / f"step_{step:06d}").exists() or process.poll() is not None)
+        simulators = simulators_of(process.pid)
+        process.send_signal(signum)
+        assert process.wait(timeout=60) == code, log.read_text()
+    assert len(simulators) == 2
+    wait_for(lambda: not any(Path("/proc", str(pid)).exists() for pid in simulators))
 
 
 def test_a_finished_run_is_not_trained_again(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
