@@ -19,7 +19,7 @@ from rlinf_vla.types import Episodes, Observation, StepResult, UserError
 from ..checks import checked_actions, checked_episodes
 from .experts import expert_actions
 from .lowpoly import low_poly_visuals
-from .simulator import make, outcome, proprioception, rotation_signs
+from .simulator import Outcome, make, proprioception, rotation_signs
 
 
 class Batch(Protocol):
@@ -160,7 +160,7 @@ class ManiSkillBatch:
             if options["low_poly"]:
                 visuals.enter_context(low_poly_visuals())
             self._env = make(options, num_envs, sim_backend, render_backend)
-        self._options = options
+        self._options, self._outcome = options, Outcome(self._env, options)
         self.num_envs, self.device = num_envs, torch.device(self._env.device)
         self._signs = torch.from_numpy(rotation_signs(self._env)).to(self.device)
         self.action_dim, self.state_dim, self.control_hz = len(self._signs), 8, float(self._env.control_freq)
@@ -169,6 +169,7 @@ class ManiSkillBatch:
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         self._env.reset(seed=seeds, options={"env_idx": torch.tensor(rows, device=self.device)})
+        self._outcome.begin(rows)
         if hasattr(self._env, "get_language_instruction"):
             return [str(text) for text in self._env.get_language_instruction()]
         return [self._options["instruction"]] * self.num_envs
@@ -186,7 +187,7 @@ class ManiSkillBatch:
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         _, reward, terminated, _, info = self._env.step(actions * self._signs)
-        reward, success = outcome(info, reward, self._options["bridge"])
+        reward, success = self._outcome(reward, info)
         return reward, terminated, success
 
     def observe(self) -> tuple[Tensor, Tensor]:

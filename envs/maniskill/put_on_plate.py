@@ -42,12 +42,11 @@ def sample_layout(rng: np.random.RandomState) -> tuple[int, NDArray[np.float64],
 class PutOnPlateEnv(BaseEnv):
     """Success: the instructed cube rests on the plate and the gripper has let go of it. There is no failure.
 
-    The dense reward is what a step changes of the progress: 0 at first, ``HALF_WAY`` while the instructed cube is grasped or on the
-    plate, 1 on success. So an episode's sum is the progress at its end, and grasping again and again earns nothing.
+    Dense rewards are 0 at first, ``HALF_WAY`` while the instructed cube is grasped or on the plate, 1 on success.
     """
 
     SUPPORTED_ROBOTS = ["panda"]  # noqa: RUF012  (the base class's own declaration)
-    SUPPORTED_REWARD_MODES = ("sparse", "dense", "none")
+    SUPPORTED_REWARD_MODES = ("sparse", "normalized_dense", "dense", "none")
     agent: Panda
 
     def __init__(self, *args: Any, robot_uids: str = "panda", robot_init_qpos_noise: float = 0.02, **kwargs: Any) -> None:
@@ -100,14 +99,11 @@ class PutOnPlateEnv(BaseEnv):
         )
         self.target = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         """index into COLOURS of the instructed cube, int64 ``[num_envs]``"""
-        self.progress = torch.zeros(self.num_envs, device=self.device)
-        """float32 ``[num_envs]``, after the last step; see the class"""
 
     def _initialize_episode(self, env_idx: Tensor, options: dict[str, Any]) -> None:
         layouts = [sample_layout(self._batched_episode_rng.rngs[i]) for i in env_idx.tolist()]
         self.table_scene.initialize(env_idx)
         self.target[env_idx] = torch.tensor([target for target, _, _ in layouts], device=self.device)
-        self.progress[env_idx] = 0.0
         for i, cube in enumerate(self.cubes):
             cube.set_pose(self._resting([cubes[i] for _, _, cubes in layouts], CUBE_HALF_SIZE))
         half_turn = [np.cos(np.pi / 4), 0.0, np.sin(np.pi / 4), 0.0]  # a cylinder's axis is its x: stand it up
@@ -141,10 +137,10 @@ class PutOnPlateEnv(BaseEnv):
         return {"is_on_plate": on_plate, "success": on_plate & still & (wide_open | away)}
 
     def compute_dense_reward(self, obs: Any, action: Tensor, info: dict[str, Tensor]) -> Tensor:
-        before = self.progress
         half_way = self.of_target(self.agent.is_grasping) | info["is_on_plate"]
-        self.progress = torch.where(info["success"], 1.0, half_way * HALF_WAY)
-        return self.progress - before
+        return torch.where(info["success"], 1.0, half_way * HALF_WAY)
+
+    compute_normalized_dense_reward = compute_dense_reward
 
     def _get_obs_extra(self, info: dict[str, Any]) -> dict[str, Tensor]:
         return {"tcp_pose": self.agent.tcp.pose.raw_pose}

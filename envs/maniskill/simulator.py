@@ -33,6 +33,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
     if options["close_view"]:
         eye, target, fov = options["close_view"]
         sensors |= {"pose": sapien_utils.look_at(eye, target), "fov": fov}
+    reward_mode = "none" if options["bridge"] else "normalized_dense" if options["reward"] == "progress" else options["reward"]
     keywords = {"robot_uids": options["robot"]} if options["robot"] else {}
     try:
         env: Any = gymnasium.make(
@@ -40,7 +41,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
             num_envs=num_envs,
             obs_mode="rgb+segmentation" if options["bridge"] else "rgb",
             control_mode=options["control_mode"],
-            reward_mode="none" if options["bridge"] else options["reward"],
+            reward_mode=reward_mode,
             render_mode="rgb_array",
             sim_backend=sim_backend,
             render_backend=render_backend,
@@ -91,12 +92,33 @@ def proprioception(env: Any) -> Any:
     return torch.cat([tool_pose(env), gripper], dim=1).float()
 
 
-def outcome(info: dict[str, Any], reward: Any, bridge: bool) -> tuple[Any, Any]:
-    """(reward float32 ``[num_envs]``, success bool ``[num_envs]``) of a step."""
-    import torch
+class Outcome:
+    """Rewards and successes of the steps of one ManiSkill environment, which may be a batch."""
 
-    success = info.get("success", torch.zeros_like(reward, dtype=torch.bool)).bool()
-    return (success if bridge else reward).float(), success  # the bridge tasks have no reward of their own
+    def __init__(self, env: Any, options: dict[str, Any]) -> None:
+        self._env, self._bridge, self._progress = env, options["bridge"], options["reward"] == "progress"
+        self._dense: Any = None
+
+    def begin(self, rows: Any = slice(None)) -> None:
+        """Episodes began in ``rows``."""
+        if not self._progress:
+            return
+        env = self._env
+        dense = env.get_reward({}, env.agent.robot.get_qpos(), env.get_info())  # by the state alone: no action was taken yet
+        if self._dense is None:
+            self._dense = dense.clone()
+        self._dense[rows] = dense[rows]
+
+    def __call__(self, reward: Any, info: dict[str, Any]) -> tuple[Any, Any]:
+        """(reward float32 ``[num_envs]``, success bool ``[num_envs]``) of a step."""
+        import torch
+
+        success = info.get("success", torch.zeros_like(reward, dtype=torch.bool)).bool()
+        if self._bridge:  # those have no reward of their own
+            return success.float(), success
+        if self._progress:
+            reward, self._dense = reward - self._dense, reward.clone()
+        return reward.float(), success
 
 
 class ManiSkillSimulator:
@@ -114,6 +136,7 @@ class ManiSkillSimulator:
             self._visuals.enter_context(low_poly_visuals())
         self._options = options
         self._envs = [make(options, 1, "physx_cpu", options["render_backend"]) for _ in range(slots)]
+        self._outcomes = [Outcome(env, options) for env in self._envs]
         env = self._envs[0]
         self._signs = rotation_signs(env)
         self._size = (options["image_size"], options["image_size"])
@@ -124,6 +147,7 @@ class ManiSkillSimulator:
         # PhysX remembers earlier episodes in the order of its contacts, so that the same one can come out in two ways. Only a new scene,
         # for the price of about four control steps, makes an episode a function of its seed and actions.
         env.reset(seed=seed, options={"reconfigure": True})
+        self._outcomes[slot].begin()
         if hasattr(env, "get_language_instruction"):
             return str(env.get_language_instruction()[0])
         return str(self._options["instruction"])
@@ -131,7 +155,7 @@ class ManiSkillSimulator:
     def step(self, slot: int, action: NDArray[np.float32]) -> Step:
         env = self._envs[slot]
         _, reward, terminated, _, info = env.step((action * self._signs)[None])
-        reward, success = outcome(info, reward, self._options["bridge"])
+        reward, success = self._outcomes[slot](reward, info)
         return Step(float(reward[0]), bool(terminated[0]), bool(success[0]))
 
     def observe(self, slot: int) -> Seen:

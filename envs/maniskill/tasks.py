@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from .config import REWARDS
+
 PANDA_STICK_MODES = (
     "pd_ee_delta_pos",
     "pd_ee_delta_pose",
@@ -48,7 +50,7 @@ class TaskEntry:
     robot: str | None = "panda"
     """None keeps the task's own."""
     control_modes: tuple[str, ...] = PANDA_MODES
-    rewards: tuple[str, ...] = ("sparse", "normalized_dense", "dense")
+    rewards: tuple[str, ...] = REWARDS
     camera: str = "base_camera"
     close_view: View | None = ((0.55, 0.0, 0.55), (0.05, 0.0, 0.03), 1.0)
     """The camera ``close``; None where only the task's own sees everything."""
@@ -87,7 +89,6 @@ TASKS: dict[str, TaskEntry] = {
         "put the red cube on the plate",
         50,
         has_expert=True,
-        rewards=("sparse", "dense"),
         close_view=((0.5, 0.0, 0.5), (0.0, 0.0, 0.05), 0.8),
         note="the cube is red, green or blue, drawn per episode",
     ),

@@ -78,22 +78,23 @@ def low_poly_is_the_same_physics() -> bool:
 
 
 def a_batch_of_one_is_the_cpu_backend() -> bool:
-    config = ManiSkillConfig(task="PutOnPlate")
+    config = {"task": "PushCube", "reward": "progress"}
     actions = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0)) * 0.5
-    batch = ManiSkillBatch(simulator_options(config), 1, "physx_cpu", "cpu")
-    env = BatchedVectorEnv(batch, episode_limit=8, tasks=("PutOnPlate",))
+    batch = ManiSkillBatch(simulator_options(ManiSkillConfig(**config)), 1, "physx_cpu", "cpu")
+    env = BatchedVectorEnv(batch, episode_limit=8, tasks=("PushCube",))
     result = [env.reset(Episodes(torch.zeros(1).long(), torch.tensor([seed]))) for seed in (3, 4)] and env.step(actions)
     seen = result.observation
-    sim = simulator(task="PutOnPlate")
+    sim = simulator(**config)
     instruction = sim.reset(0, 4, 0)
-    for action in actions[0, :8]:
-        sim.step(0, action.numpy())
+    rewards = [sim.step(0, action.numpy()).reward for action in actions[0, :8]]
     state, images = sim.observe(0)
     return (
         torch.equal(seen.state[0], torch.from_numpy(state))
         and torch.equal(seen.images["base"][0], torch.from_numpy(images["base"]))
         and seen.instruction == [instruction]
         and result.valid.sum() == 8
+        and result.reward[0].tolist() == [*rewards, 0.0]
+        and all(rewards)
         and bool(result.truncated[0, 7])
         and env.expert_actions().shape == (1, 4)
         and env.render(0).shape == (256, 256, 3)
@@ -118,9 +119,9 @@ def instructions() -> list[list[str]]:
     return [[sim.reset(0, seed, 0), colours[int(sim._envs[0].target[0])]] for seed in range(12)]
 
 
-def dense_rewards() -> list[float]:
+def progress_rewards() -> list[float]:
     """Of an expert's episode of PutOnPlate, and of the start of the next one."""
-    sim = simulator(task="PutOnPlate", reward="dense")
+    sim = simulator(task="PutOnPlate", reward="progress")
     rewards, done = [], False
     sim.reset(0, 2, 0)
     while not done:
@@ -143,7 +144,7 @@ if __name__ == "__main__":
         "a_batch_of_one_is_the_cpu_backend": a_batch_of_one_is_the_cpu_backend(),
         "layouts": layouts(),
         "instructions": instructions(),
-        "dense_rewards": dense_rewards(),
+        "progress_rewards": progress_rewards(),
     }
     del warm
     print(json.dumps(facts))

@@ -105,7 +105,7 @@ def test_put_on_plate_says_which_cube(facts: dict[str, Any]) -> None:
 
 
 def test_put_on_plate_rewards_grasping_then_placing(facts: dict[str, Any]) -> None:
-    rewards = [reward for reward in facts["dense_rewards"] if reward]
+    rewards = [reward for reward in facts["progress_rewards"] if reward]
     assert rewards == [0.5, 0.5], "half at the grasp, half at the end, and nothing else in an expert's episode"
 
 
@@ -121,7 +121,7 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"task": "Chess"}, 1, "env.task=Chess is unknown: one of PushCube, "),
         ({"control_mode": "pd_ee_delta"}, 1, "did you mean pd_ee_delta_pos?"),
         ({"task": "PickCubeSO100"}, 1, "did you mean pd_joint_delta_pos?"),
-        ({"task": "StackPyramid", "reward": "dense"}, 1, "env.reward for StackPyramid=dense is unknown: one of sparse"),
+        ({"task": "StackPyramid", "reward": "progress"}, 1, "env.reward for StackPyramid=progress is unknown: one of sparse"),
         ({"reward": "spars"}, 1, "did you mean sparse?"),
         ({"camera": "closer"}, 1, "did you mean close?"),
         ({"robot_visuals": "lowpoly"}, 1, "did you mean low_poly?"),
