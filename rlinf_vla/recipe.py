@@ -36,6 +36,8 @@ class ClusterConfig:
     """Largest number of policy calls in one forward and backward pass."""
     reuse_frozen: bool = True
     """Compute what is frozen in the policy once per update instead of in each epoch; memory grows with the rollout (docs/pi0.md)."""
+    cuda_graphs: bool = True
+    """Record the policy's calls as CUDA graphs (on a GPU only): none of their thousands of small kernels waits for Python."""
     gradient_checkpointing: bool = False
     """Compute the backbone's activations again in the backward pass instead of keeping them: slower, and far less memory."""
 

@@ -27,9 +27,9 @@ class ManiSkillConfig:
         the task's own camera, and what a task gets whose things lie elsewhere.
     robot_visuals: ``low_poly`` draws a robot by its collision meshes and a smaller floor, many times faster on a CPU; the physics is
         the same bit for bit. ``stock`` draws the full meshes.
-    reward: per control step; ``sparse`` is 1 on success, -1 on failure, else 0. ``dense`` and ``normalized_dense`` are ManiSkill's, positive
-        at every step, so that it pays to dawdle; ``progress`` is what a step changes of ``normalized_dense``, so that an episode's sum
-        is the progress it made (potential-based shaping, Ng et al. 1999).
+    reward: per control step; ``sparse`` is 1 on success, -1 on failure, else 0. ``dense`` and ``normalized_dense`` are ManiSkill's, more
+        than 0 at every step, so that it pays to dawdle; ``progress`` is what a step changes of ``normalized_dense``, so that an
+        episode's sum is the progress it made (potential-based shaping, Ng et al. 1999).
     processes: simulator processes in all (cpu backend); null takes one per CPU core, at least one per group.
     step_timeout_s: seconds that a process may take for one command before it counts as hung and is replaced.
     asset_dir: where ManiSkill's downloaded assets lie (MS_ASSET_DIR); null takes the environment variable or ``~/.maniskill``.

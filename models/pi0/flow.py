@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 def times(steps: int, device: torch.device | str | None = None) -> Tensor:
     """``[K]``: 1, 1 - delta, ..., delta; accumulated in float32, as openpi does it."""
-    delta = torch.tensor(-1.0 / steps)
-    time, result = torch.tensor(1.0), []
+    delta, time, result = np.float32(-1.0 / steps), np.float32(1.0), []
     for _ in range(steps):
-        result.append(time)
+        result.append(torch.full((), float(time), device=device))
         time = time + delta
-    return torch.stack(result).to(device)
+    return torch.stack(result)
 
 
 def ode_step(x: Tensor, velocity: Tensor, steps: int) -> Tensor:

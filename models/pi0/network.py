@@ -154,16 +154,16 @@ class Pi0Network(nn.Module):
         mixed = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(mixed)))
         return torch.cat([self.state_proj(state.to(dtype))[:, None], mixed], dim=1), None
 
-    def suffix_starts(self, count: int) -> Tensor:
+    def suffix_starts(self, count: int, device: torch.device | None = None) -> Tensor:
         """bool ``[count]``: where a block of suffix tokens begins. A token sees its own block and those before it: the state no action."""
-        return torch.arange(count) < (1 if self.config.pi05 else 2)
+        return torch.arange(count, device=device) < (1 if self.config.pi05 else 2)
 
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         """``E[noise - action | x]`` float32 ``[B, H, action_dim]`` at ``x`` and ``time`` ``[B]`` (1 is noise, 0 the action), and the
         expert's last states ``[B, H, width]``. ``state`` ``[B, action_dim]`` is read by π₀ only."""
         embeds, condition = self.embed_suffix(state, x, time)
         batch, count = embeds.shape[:2]
-        blocks = self.suffix_starts(count).to(x.device).cumsum(0)
+        blocks = self.suffix_starts(count, x.device).cumsum(0)
         own = (blocks[None, :] <= blocks[:, None]).expand(batch, -1, -1)
         visible = torch.cat([prefix.mask[:, None, :].expand(-1, count, -1), own], dim=2)
         positions = prefix.mask.sum(1, keepdim=True) + torch.arange(count, device=x.device)

@@ -17,10 +17,12 @@ from torch import Tensor
 from rlinf_vla import recipe as recipes
 from rlinf_vla.commands import session
 from rlinf_vla.protocols import Policy, PolicySpec
+from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.telemetry.roofline import Limits, measured_limits, synchronise, work
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import write_json
-from rlinf_vla.types import Observation
+from rlinf_vla.types import Episodes, Observation
 
 WARMUP, CALLS = 3, 100
 SECONDS = 60.0
@@ -30,7 +32,10 @@ INSTRUCTION = "put the red cube on the plate"
 
 @dataclass(frozen=True)
 class Latency:
-    """Of one kind of call. best (the least disturbed), p50, p99; actions_per_s: control steps that the median call decides or judges."""
+    """Of one kind of call. best (the least disturbed), p50, p99; actions_per_s: control steps that the median call decides or judges.
+
+    of_limit: the least time in which the device can do the call's arithmetic and read its weights, divided by ``best``.
+    """
 
     batch: int
     kind: str
@@ -39,6 +44,7 @@ class Latency:
     p50_ms: float
     p99_ms: float
     actions_per_s: float
+    of_limit: float
 
 
 def run(config: DictConfig) -> None:
@@ -49,18 +55,21 @@ def run(config: DictConfig) -> None:
     ratios: dict[str, dict[str, float]] = {}
     agreement: dict[str, float] = {}
     with session.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
+        limits = measured_limits(torch.device(recipe.cluster.device), dtype_of(policy))
         for batch in sorted({1, recipe.rollout.batch_size}):
             status.update(f"batch {batch}")
-            found, same = measure(policy, random_observation(policy.spec, batch, recipe.cluster.device), recipe.rollout.temperature)
+            observation = random_observation(policy.spec, batch, recipe.cluster.device)
+            found, same = measure(policy, observation, recipe.rollout.temperature, recipe.cluster.cuda_graphs, limits)
             measured += found
             if same is not None:
                 plain, act = (next(each for each in found if each.kind == kind) for kind in ("plain", "act"))
                 ratios[f"batch {batch}"] = {"best": plain.best_ms / act.best_ms, "p50": plain.p50_ms / act.p50_ms}
                 agreement[f"batch {batch}"] = same
-    table = Table("batch", "call", "best ms", "p50 ms", "p99 ms", "actions/s", title=f"{recipe.model.name} on {recipe.cluster.device}")
+    title = f"{recipe.model.name} on {recipe.cluster.device}"
+    table = Table("batch", "call", "best ms", "p50 ms", "p99 ms", "actions/s", "of limit", title=title)
     for each in measured:
         numbers = (each.best_ms, each.p50_ms, each.p99_ms, each.actions_per_s)
-        table.add_row(str(each.batch), each.kind, *(f"{number:.1f}" for number in numbers))
+        table.add_row(str(each.batch), each.kind, *(f"{number:.1f}" for number in numbers), f"{100 * each.of_limit:.0f} %")
     console.print(table)
     for name, ratio in ratios.items():
         same_share = f"the same actions in {100 * agreement[name]:.0f} %"
@@ -69,6 +78,7 @@ def run(config: DictConfig) -> None:
         console.print(f"{recipe.model.name} names no plain way to compare with")
     document: dict[str, Any] = {"latencies": [asdict(each) for each in measured], "plain_over_act": ratios, "same_actions": agreement}
     weights = sum(parameter.numel() for parameter in policy.parameters())
+    document |= {"limits": asdict(limits), "cuda_graphs": recipe.cluster.cuda_graphs}
     document |= {"model": recipe.model.name, "weights": weights, "threads": recipe.cluster.rollout_threads, "environment": fingerprint()}
     directory = run_directory.for_evaluation(config, None)
     write_json(directory / "bench_policy.json", document)
@@ -85,7 +95,13 @@ def random_observation(spec: PolicySpec, batch: int, device: str) -> Observation
     return Observation(images, torch.randn(batch, spec.state_dim, generator=generator).to(device), [INSTRUCTION] * batch)
 
 
-def measure(policy: Policy, observation: Observation, temperature: float) -> tuple[list[Latency], float | None]:
+def dtype_of(policy: Policy) -> torch.dtype:
+    return next(policy.backbone.parameters()).dtype
+
+
+def measure(
+    policy: Policy, observation: Observation, temperature: float, cuda_graphs: bool, limits: Limits
+) -> tuple[list[Latency], float | None]:
     """Latencies of each kind of call, the kinds taking turns so that whatever else the machine does hits all alike.
 
     All calls are greedy. Also returns the share of actions that the plain way chose alike (None where there is none).
@@ -95,10 +111,16 @@ def measure(policy: Policy, observation: Observation, temperature: float) -> tup
     with torch.no_grad():
         sample = policy.act(policy.encode(inputs), None, 0.0)
         plain = policy.plain_actions(inputs)
+    batch, chunk = sample.actions.shape[:2]
+    device = sample.actions.device
+    zeros = torch.zeros(batch, dtype=torch.int64)
+    eager, actor = (Actor(policy, Settings(0, 0.0, batch, graphs)) for graphs in (False, cuda_graphs))
 
     def act() -> None:
-        with torch.no_grad():
-            actions["act"] = policy.act(policy.encode(inputs), None, 0.0).actions
+        actions["act"] = actor.act(inputs, Episodes(zeros, zeros), zeros).actions
+
+    def act_eagerly() -> None:
+        eager.act(inputs, Episodes(zeros, zeros), zeros)
 
     def plainly() -> None:
         with torch.no_grad():
@@ -115,16 +137,18 @@ def measure(policy: Policy, observation: Observation, temperature: float) -> tup
         (found.log_prob.sum() + found.value.sum()).backward()
         policy.zero_grad(set_to_none=True)
 
-    kinds: dict[str, Callable[[], None]] = {"act": act, "evaluate": forward, "evaluate + backward": backward}
+    kinds: dict[str, Callable[[], None]] = {"act": act}
+    if device.type == "cuda" and cuda_graphs:
+        kinds |= {"act without graphs": act_eagerly}
     if plain is not None:
-        kinds = {"act": act, "plain": plainly} | kinds
-    seconds = _in_turns(kinds, sample.actions.device)
-    batch, chunk = sample.actions.shape[:2]
-    found = [
-        Latency(batch, kind, len(each), 1e3 * min(each), 1e3 * p50, 1e3 * _quantile(each, 0.99), batch * chunk / p50)
-        for kind, each in seconds.items()
-        for p50 in [statistics.median(each)]
-    ]
+        kinds |= {"plain": plainly}
+    kinds |= {"evaluate": forward, "evaluate + backward": backward}
+    seconds = _in_turns(kinds, device)
+    least = {kind: limits.least_seconds(work(act_eagerly if kind == "act" else call, policy.parameters())) for kind, call in kinds.items()}
+    found = []
+    for kind, each in seconds.items():
+        best, p50, p99 = min(each), statistics.median(each), _quantile(each, 0.99)
+        found.append(Latency(batch, kind, len(each), 1e3 * best, 1e3 * p50, 1e3 * p99, batch * chunk / p50, least[kind] / best))
     return found, None if plain is None else _agreement(actions["act"], actions["plain"])
 
 
@@ -133,21 +157,15 @@ def _in_turns(kinds: dict[str, Callable[[], None]], device: torch.device) -> dic
     end = time.perf_counter() + SECONDS
     for turn in range(WARMUP + CALLS):
         for kind, call in kinds.items():
-            _synchronise(device)
+            synchronise(device)
             started = time.perf_counter()
             call()
-            _synchronise(device)
+            synchronise(device)
             if turn >= WARMUP:
                 seconds[kind].append(time.perf_counter() - started)
         if turn >= WARMUP and time.perf_counter() > end:
             break
     return seconds
-
-
-def _synchronise(device: torch.device) -> None:
-    """A GPU works on after a call has returned."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _quantile(values: list[float], fraction: float) -> float:

@@ -17,6 +17,7 @@ from rlinf_vla import recipe as recipes
 from rlinf_vla.commands import session
 from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import Recipe
+from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.telemetry.environment import fingerprint
@@ -72,12 +73,12 @@ def _rollout(recipe: Recipe, policy: Policy, depth: int, say: Callable[[str], No
     with session.open_envs(recipe, policy, depth) as groups:
         session.check_horizon(recipe, groups[0])
         calls = rollout_calls(recipe.algorithm.horizon, groups[0].spec.episode_limit, policy.spec.chunk)
-        settings = session.rollout_settings(recipe)
+        actor = Actor(policy, session.actor_settings(recipe, recipe.rollout.temperature))
         for repeat in range(REPEATS):
             say(f"rollout at pipeline depth {depth}, {repeat + 1} of {REPEATS}")
             timeline.begin_iteration(repeat)
             started = time.perf_counter()
-            rollouts = collect(policy, groups, settings, 0, 0, calls, timeline)
+            rollouts = collect(actor, groups, 0, 0, calls, timeline)
             seconds = time.perf_counter() - started
             simulators = [timeline.busy(f"simulator {index}") for index in range(depth)]
             measured = Rollout(depth, int(rollouts.valid.sum()), seconds, timeline.busy("policy"), max(simulators))

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.commands import session
 from rlinf_vla.evaluation.statistics import summary
 from rlinf_vla.evaluation.sweep import EpisodeResult, sweep
 from rlinf_vla.evaluation.video import annotate, write_video
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe
-from rlinf_vla.rollout.player import Settings
+from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import write_json
@@ -32,13 +33,13 @@ def evaluate(
     document: dict[str, Any] = {"checkpoint": checkpoint, "policy_version": policy_version, "environment": fingerprint()}
     for mode in recipe.evaluation.modes:
         temperature = recipe.rollout.temperature if mode == "sampled" else 0.0
-        settings = Settings(recipe.seed, temperature, recipe.rollout.batch_size)
+        actor = Actor(policy, session.actor_settings(recipe, temperature))
         filmed = recipe.evaluation.filmed if mode == recipe.evaluation.modes[0] else 0
 
         def report(fraction: float, mode: str = mode) -> None:
             progress(f"{name} ({mode})", fraction)
 
-        results = sweep(policy, groups, settings, recipe.episodes, Timeline(), filmed, report)
+        results = sweep(actor, groups, recipe.episodes, Timeline(), filmed, report)
         document[mode] = block(results, temperature)
         for result in results[:filmed]:
             _film(result, name, run_dir / "videos", groups[0].spec.control_hz / policy.spec.chunk)

@@ -12,7 +12,7 @@ import torch
 from rlinf_vla import plugins
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe, asset_path
-from rlinf_vla.rollout.player import Settings
+from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.training.checkpoint import load_heads
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
@@ -77,8 +77,8 @@ def check_horizon(recipe: Recipe, env: VectorEnv) -> None:
         raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps: use {near}")
 
 
-def rollout_settings(recipe: Recipe) -> Settings:
-    return Settings(recipe.seed, recipe.rollout.temperature, recipe.rollout.batch_size)
+def actor_settings(recipe: Recipe, temperature: float) -> Settings:
+    return Settings(recipe.seed, temperature, recipe.rollout.batch_size, recipe.cluster.cuda_graphs)
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
             policy,
             groups,
             trainer,
-            session.rollout_settings(recipe),
+            session.actor_settings(recipe, recipe.rollout.temperature),
             Timeline(),
             update_threads=partial(session.threads, recipe.cluster.update_threads),
             reuse_frozen=recipe.cluster.reuse_frozen,

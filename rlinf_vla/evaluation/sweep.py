@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
-from rlinf_vla.rollout.player import Call, Settings, Spans, interleave, play
+from rlinf_vla.rollout.player import Call, Spans, interleave, play
 from rlinf_vla.types import Episodes
 
 
@@ -29,9 +30,8 @@ class EpisodeResult:
 
 
 def sweep(
-    policy: Policy,
+    actor: Actor,
     groups: Sequence[VectorEnv],
-    settings: Settings,
     episodes: int,
     spans: Spans,
     filmed: int = 0,
@@ -48,7 +48,7 @@ def sweep(
     players = []
     for index, env in enumerate(groups):
         runner = _Runner(env, queue, filmed, finished)
-        players.append(play(policy, env, settings, runner.episodes, runner.next, runner.on_call, spans, f"simulator {index}"))
+        players.append(play(actor, env, runner.episodes, runner.next, runner.on_call, spans, f"simulator {index}"))
     interleave(players)
     return sorted(results, key=lambda result: result.seed)
 

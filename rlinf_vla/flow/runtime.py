@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.ppo import PPO, Batch, parity
 from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect, rollout_calls, rollout_metrics
-from rlinf_vla.rollout.player import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Trainer
 from rlinf_vla.types import Inputs, Trajectory
@@ -39,6 +39,7 @@ class InProcessFlow:
     ) -> None:
         """``update_threads``: what holds while the trainer works and the simulators rest. ``reuse_frozen``: see ``ClusterConfig``."""
         self.policy, self.groups, self.trainer, self.settings = policy, groups, trainer, settings
+        self.actor = Actor(policy, settings)
         self.timeline, self.progress, self.update_threads = timeline, progress, update_threads
         self.reuse_frozen = reuse_frozen
         self.iteration = 0
@@ -56,9 +57,8 @@ class InProcessFlow:
     def collect(self, horizon: int) -> Trajectory:
         started = time.perf_counter()
         rollouts = collect(
-            self.policy,
+            self.actor,
             self.groups,
-            self.settings,
             self.iteration,
             self.policy_version,
             rollout_calls(horizon, self.groups[0].spec.episode_limit, self.policy.spec.chunk),

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import training_episodes
-from rlinf_vla.rollout.player import Call, Settings, Spans, interleave, play
+from rlinf_vla.rollout.player import Call, Spans, interleave, play
 from rlinf_vla.types import Episodes, Trajectory
 
 
@@ -20,9 +21,8 @@ def rollout_calls(horizon: int, episode_limit: int, chunk: int) -> int:
 
 
 def collect(
-    policy: Policy,
+    actor: Actor,
     groups: Sequence[VectorEnv],
-    settings: Settings,
     iteration: int,
     policy_version: int,
     calls: int,
@@ -36,14 +36,14 @@ def collect(
     for index, env in enumerate(groups):
         slots = torch.arange(offset, offset + env.spec.num_envs)
         offset += env.spec.num_envs
-        source = _Episodes(settings.run_seed, iteration, slots, len(env.spec.tasks))
+        source = _Episodes(actor.settings.run_seed, iteration, slots, len(env.spec.tasks))
 
         def on_call(call: Call, part: list[Trajectory] = parts[index]) -> bool:
             part.append(_row(call, policy_version))
             progress(sum(map(len, parts)) / total)
             return False
 
-        players.append(play(policy, env, settings, source.first(), source.next, on_call, spans, f"simulator {index}", calls))
+        players.append(play(actor, env, source.first(), source.next, on_call, spans, f"simulator {index}", calls))
     try:
         interleave(players)
     finally:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import Policy, VectorEnv
-from rlinf_vla.rollout.noise import CounterNoise
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.types import ActionSample, Episodes, Inputs, StepResult
 
 
@@ -37,19 +37,9 @@ class Call:
     bootstrap_value: Tensor
 
 
-@dataclass(frozen=True)
-class Settings:
-    """temperature: 0 is greedy. batch_size: environments per policy call, so that every plan makes calls of one shape."""
-
-    run_seed: int
-    temperature: float
-    batch_size: int
-
-
 def play(
-    policy: Policy,
+    actor: Actor,
     env: VectorEnv,
-    settings: Settings,
     first: Episodes,
     next_episodes: Callable[[Tensor], Episodes],
     on_call: Callable[[Call], bool],
@@ -69,8 +59,8 @@ def play(
         observation = env.reset_wait()
     while not last:
         with spans.span("act", "policy"):
-            inputs = policy.prepare(observation)
-            sample = _act(policy, inputs, settings, episodes, step)
+            inputs = actor.policy.prepare(observation)
+            sample = actor.act(inputs, episodes, step)
         with spans.span("step", track):
             env.step_async(sample.actions)
             yield
@@ -82,7 +72,7 @@ def play(
         bootstrap_value = torch.zeros_like(sample.value)
         if calls is not None and cut.any():
             with spans.span("value", "policy"):
-                values = _value(policy, policy.prepare(result.observation), settings.batch_size)
+                values = actor.value(actor.policy.prepare(result.observation))
             bootstrap_value = torch.where(cut, values, bootstrap_value)
         last |= on_call(Call(episodes, step, inputs, sample, result, cut, bootstrap_value))
         step = torch.where(done.cpu(), 0, step + result.valid.sum(dim=1).cpu())
@@ -107,33 +97,3 @@ def interleave(players: Sequence[Generator[None, None, None]]) -> None:
                 next(player)
             except StopIteration:
                 active.remove(player)
-
-
-@torch.no_grad()
-def _act(policy: Policy, inputs: Inputs, settings: Settings, episodes: Episodes, step: Tensor) -> ActionSample:
-    samples = []
-    for rows in _blocks(len(step), settings.batch_size):
-        block = {name: value[rows] for name, value in inputs.items()}
-        device = next(iter(block.values())).device
-        counters = (episodes.task_id[rows].to(device), episodes.seed[rows].to(device), step[rows].to(device))
-        noise = CounterNoise(settings.run_seed, *counters) if settings.temperature > 0 else None
-        samples.append(policy.act(policy.encode(block), noise, settings.temperature))
-    if len(samples) == 1:
-        return samples[0]
-    return ActionSample(
-        torch.cat([sample.actions for sample in samples]),
-        {name: torch.cat([sample.latent[name] for sample in samples]) for name in samples[0].latent},
-        torch.cat([sample.log_prob for sample in samples]),
-        torch.cat([sample.value for sample in samples]),
-    )
-
-
-@torch.no_grad()
-def _value(policy: Policy, inputs: Inputs, batch_size: int) -> Tensor:
-    size = len(next(iter(inputs.values())))
-    blocks = [{name: value[rows] for name, value in inputs.items()} for rows in _blocks(size, batch_size)]
-    return torch.cat([policy.value(policy.encode(block)) for block in blocks])
-
-
-def _blocks(size: int, batch_size: int) -> list[slice]:
-    return [slice(start, min(start + batch_size, size)) for start in range(0, size, batch_size)]

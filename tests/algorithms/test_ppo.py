@@ -8,8 +8,8 @@ import torch
 
 from rlinf_vla.algorithms.advantages import gae
 from rlinf_vla.algorithms.ppo import PPO, Batch, PPOConfig
+from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
-from rlinf_vla.rollout.player import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.types import Trajectory
 from tests.rollout.fake_env import groups
@@ -25,7 +25,7 @@ def policy() -> LinearPolicy:
 
 @pytest.fixture
 def rollouts(policy: LinearPolicy) -> Trajectory:
-    return collect(policy, groups(6, 2), Settings(1, 1.0, 3), 0, 0, 5, Timeline())
+    return collect(Actor(policy, Settings(1, 1.0, 3)), groups(6, 2), 0, 0, 5, Timeline())
 
 
 def moved(policy: LinearPolicy, by: float = 0.02) -> LinearPolicy:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout.noise import CounterNoise
@@ -60,6 +62,17 @@ def with_critic(policy: Policy) -> Policy:
 
 def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+
+
+class NeverOnTheCPU(TorchDispatchMode):
+    """No tensor but those of the other device takes part. On meta tensors it proves of a GPU that nothing is copied to or from it; that
+    nothing is read back, which would make the CPU wait, they prove by themselves: they have no values."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, found)) if isinstance(leaf, Tensor)]
+        assert all(tensor.device.type != "cpu" for tensor in tensors), f"{function} takes a tensor from the CPU, or makes one"
+        return found
 
 
 def assert_same_choice(found: ActionSample, expected: ActionSample, exact: bool = True) -> None:
@@ -172,6 +185,16 @@ class PolicyConformance:
         act(policy, inputs)
         assert all(torch.equal(inputs[name], value) for name, value in copies.items())
         assert all(torch.equal(policy.state_dict()[name], value) for name, value in weights.items())
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_on_a_gpu_nothing_waits_and_nothing_is_copied(self, policy: Policy, temperature: float) -> None:
+        """What CUDA graphs demand."""
+        inputs = {name: value.to("meta") for name, value in policy.prepare(observations(policy, 2)).items()}
+        policy.to("meta")
+        seeds = torch.zeros(2, dtype=torch.int64, device="meta")
+        with NeverOnTheCPU():
+            sample = act(policy, inputs, temperature, seeds)
+            policy.evaluate(inputs, sample.latent, temperature)
 
     def test_gradients_reach_the_backbone_and_the_critic(self, policy: Policy) -> None:
         inputs = policy.prepare(observations(policy, 3))

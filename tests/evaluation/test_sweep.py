@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rlinf_vla.evaluation.sweep import EpisodeResult, sweep
+from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.rollout.player import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.types import Episodes
 from tests.rollout.fake_env import GOALS, INSTRUCTIONS, CounterWorld, groups
@@ -19,7 +19,7 @@ SETTINGS = Settings(run_seed=4, temperature=1.0, batch_size=2)
 
 def play(episodes: int, envs: list[CounterWorld], chunk: int = 2, temperature: float = 1.0, filmed: int = 0) -> list[EpisodeResult]:
     policy = LinearPolicy(LinearOptions(chunk=chunk))
-    return sweep(policy, envs, replace(SETTINGS, temperature=temperature), episodes, Timeline(), filmed)
+    return sweep(Actor(policy, replace(SETTINGS, temperature=temperature)), envs, episodes, Timeline(), filmed)
 
 
 @torch.no_grad()
@@ -91,5 +91,5 @@ def test_only_the_first_episodes_are_filmed() -> None:
 
 def test_progress_counts_finished_episodes() -> None:
     seen: list[float] = []
-    sweep(LinearPolicy(LinearOptions()), groups(4, 2), SETTINGS, 5, Timeline(), progress=seen.append)
+    sweep(Actor(LinearPolicy(LinearOptions()), SETTINGS), groups(4, 2), 5, Timeline(), progress=seen.append)
     assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])

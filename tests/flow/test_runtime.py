@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.flow.runtime import InProcessFlow
-from rlinf_vla.rollout.player import Settings
+from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import Inputs

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.ppo import parity
 from rlinf_vla.protocols import Policy
+from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect, rollout_calls, rollout_metrics
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.rollout.player import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.types import StepResult, Trajectory
 from tests.conformance.policy import with_critic
@@ -37,7 +37,7 @@ every_policy = pytest.mark.parametrize("policy", [pytest.param(make(), id=name) 
 
 
 def rollout(policy: Policy, envs: list[CounterWorld], iteration: int = 2, settings: Settings = SETTINGS) -> Trajectory:
-    return collect(policy, envs, settings, iteration, VERSION, CALLS, Timeline())
+    return collect(Actor(policy, settings), envs, iteration, VERSION, CALLS, Timeline())
 
 
 def named_tensors(rollouts: Trajectory) -> dict[str, Tensor]:
@@ -177,7 +177,7 @@ def test_parity_counts_executed_actions_only() -> None:
 
 def test_progress_reaches_one() -> None:
     seen: list[float] = []
-    collect(linear(2), groups(4, 2), SETTINGS, 0, 0, CALLS, Timeline(), seen.append)
+    collect(Actor(linear(2), SETTINGS), groups(4, 2), 0, 0, CALLS, Timeline(), seen.append)
     assert seen == sorted(seen) and len(seen) == 2 * CALLS and seen[-1] == 1
 
 
@@ -219,7 +219,7 @@ def test_metrics_against_a_loop(chunk: int, ends_at_goal: bool) -> None:
 
 
 def test_metrics_without_a_finished_episode() -> None:
-    found = collect(linear(1), [CounterWorld(2, episode_limit=50)], SETTINGS, 0, 0, 1, Timeline())
+    found = collect(Actor(linear(1), SETTINGS), [CounterWorld(2, episode_limit=50)], 0, 0, 1, Timeline())
     assert not (found.terminated | found.truncated).any()
     metrics = rollout_metrics(found)
     assert metrics["rollout/episodes"] == 0 and "rollout/success_once" not in metrics
@@ -228,6 +228,6 @@ def test_metrics_without_a_finished_episode() -> None:
 @pytest.mark.parametrize(("limit", "chunk"), [(6, 1), (6, 2), (6, 4), (5, 4), (3, 4)])
 def test_a_rollout_can_hold_its_episodes_to_their_limit(limit: int, chunk: int) -> None:
     world = CounterWorld(2, episode_limit=limit, ends_at_goal=False)
-    found = collect(linear(chunk), [world], SETTINGS, 0, 0, rollout_calls(3 * limit, limit, chunk), Timeline())
+    found = collect(Actor(linear(chunk), SETTINGS), [world], 0, 0, rollout_calls(3 * limit, limit, chunk), Timeline())
     assert int(found.truncated.sum()) == 2 * 3 and int(found.valid.sum()) == 2 * 3 * limit
     assert found.truncated[-1].any(-1).all(), "nothing is left over"

@@ -1,0 +1,63 @@
+"""Policy calls in blocks, and as recorded graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.rollout.actor import Actor, Recorded, Settings
+from rlinf_vla.types import Episodes
+from tests.conformance.policy import observations, with_critic
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+
+class Rerun:
+    """What a CUDA graph does: the same work on the same memory."""
+
+    def __init__(self, function: Any, arguments: dict[str, Tensor], results: dict[str, Tensor]) -> None:
+        self.function, self.arguments, self.results = function, arguments, results
+
+    def replay(self) -> None:
+        for name, value in self.function(self.arguments).items():
+            self.results[name].copy_(value)
+
+
+class RecordedOnTheCPU(Recorded):
+    recordings = 0
+
+    def _record(self, arguments: dict[str, Tensor]) -> Any:
+        self.recordings += 1
+        results = {name: torch.empty_like(value) for name, value in self._function(arguments).items()}
+        return Rerun(self._function, arguments, results), arguments, results
+
+
+def test_a_recording_follows_its_arguments_and_keeps_its_results_apart() -> None:
+    recorded = RecordedOnTheCPU(lambda tensors: {"sum": tensors["a"] + tensors["b"]})
+    first = recorded({"a": torch.ones(2), "b": torch.ones(2)})
+    second = recorded({"a": torch.full((2,), 5.0), "b": torch.ones(2)})
+    assert first["sum"].tolist() == [2, 2] and second["sum"].tolist() == [6, 6]
+    assert recorded.recordings == 1
+    recorded({"a": torch.ones(3), "b": torch.ones(3)})
+    recorded({"a": torch.ones(2).int(), "b": torch.ones(2)})
+    assert recorded.recordings == 3, "one per shapes and types"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_blocks_and_recordings_change_nothing(temperature: float) -> None:
+    policy = with_critic(LinearPolicy(LinearOptions(chunk=2)))
+    inputs = policy.prepare(observations(policy, 7))
+    episodes, step = Episodes(torch.zeros(7).long(), torch.arange(7)), torch.arange(7) * 3
+    whole = Actor(policy, Settings(5, temperature, 7))
+    blocks = Actor(policy, Settings(5, temperature, 3))
+    recorded = Actor(policy, Settings(5, temperature, 3))
+    recorded._act, recorded._value = RecordedOnTheCPU(recorded._act_block), RecordedOnTheCPU(recorded._value_block)
+    expected = whole.act(inputs, episodes, step)
+    for actor in (blocks, recorded, recorded):
+        found = actor.act(inputs, episodes, step)
+        torch.testing.assert_close(found.actions, expected.actions)
+        torch.testing.assert_close(found.log_prob, expected.log_prob)
+        assert found.latent.keys() == expected.latent.keys()
+        torch.testing.assert_close(actor.value(inputs), whole.value(inputs))
