@@ -12,12 +12,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from rlinf_vla import plugins
+from rlinf_vla.algorithms import grpo
+from rlinf_vla.algorithms.grpo import GRPOConfig
 from rlinf_vla.algorithms.ppo import PPOConfig
 from rlinf_vla.algorithms.sft import SFTConfig
 from rlinf_vla.training.lora import LoraOptions
 from rlinf_vla.types import UserError
 
-ALGORITHMS = {"ppo": PPOConfig, "sft": SFTConfig}
+ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sft": SFTConfig}
 ASSET = "asset://"
 
 
@@ -112,6 +114,8 @@ def register() -> None:
     store.store(group="cluster", name="schema", node=ClusterConfig)
     for name, config in ALGORITHMS.items():
         store.store(group="algorithm", name=name, node=config)
+    for name, preset in grpo.PRESETS.items():
+        store.store(group="algorithm", name=name, node=preset)
     for name, env in plugins.envs().items():
         store.store(group="env", name=name, node=env.Config)
     for name, model in plugins.models().items():

@@ -40,16 +40,32 @@ class Episodes:
 
     task_id: int64 ``[B]``, an index into ``EnvSpec.tasks``.
     seed: int64 ``[B]``, 0 <= seed < 2**32.
+    attempt: int64 ``[B]``; the policy's noise differs between attempts at an episode, the environment does not.
     """
 
     task_id: Tensor
     seed: Tensor
+    attempt: Tensor
 
     def __len__(self) -> int:
         return len(self.seed)
 
     def __getitem__(self, index: Any) -> Episodes:
-        return Episodes(self.task_id[index], self.seed[index])
+        return Episodes(self.task_id[index], self.seed[index], self.attempt[index])
+
+    @staticmethod
+    def first_attempts(task_id: Tensor, seed: Tensor) -> Episodes:
+        return Episodes(task_id, seed, torch.zeros_like(seed))
+
+    def repeat(self, attempts: int) -> Episodes:
+        """Each episode ``attempts`` times, one after the other."""
+        task_id, seed = (each.repeat_interleave(attempts) for each in (self.task_id, self.seed))
+        return Episodes(task_id, seed, torch.arange(len(seed), device=seed.device) % attempts)
+
+    @staticmethod
+    def where(mask: Tensor, first: Episodes, second: Episodes) -> Episodes:
+        names = [field.name for field in fields(Episodes)]
+        return Episodes(*(torch.where(mask, getattr(first, name), getattr(second, name)) for name in names))
 
 
 @dataclass(frozen=True)
@@ -105,7 +121,7 @@ class Trajectory:
     """``T`` policy calls in ``B`` environments. Nothing is positional: masks, returns and statistics derive from these fields.
 
     Per call ``[T, B, ...]``: inputs, latent, log_prob ``[T, B, C, D]``, value, policy_version, and the episode that the call belongs
-    to: task_id, seed, step (control steps already executed in that episode).
+    to: task_id, seed, attempt, step (control steps already executed in that episode).
     bootstrap_value ``[T, B]``: the critic's estimate for the observation after the call where the episode was cut there
     (truncated, or the rollout ended); zero elsewhere. ``cut`` bool ``[T, B]`` says where that is.
     Per control step ``[T, B, C]``: reward, terminated, truncated, success, valid.
@@ -124,6 +140,7 @@ class Trajectory:
     valid: Tensor
     task_id: Tensor
     seed: Tensor
+    attempt: Tensor
     step: Tensor
     policy_version: Tensor
 
@@ -131,6 +148,27 @@ class Trajectory:
     def shape(self) -> tuple[int, int]:
         """``(T, B)``."""
         return self.value.shape[0], self.value.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def episode_ids(self) -> Tensor:
+        """int64, 0 ... E-1, shaped as ``seed``: which of the episodes each call belongs to."""
+        return _numbered(self.task_id, self.seed, self.attempt)
+
+    def group_ids(self) -> Tensor:
+        """The same for groups: all attempts at one episode. No group can mix tasks."""
+        return _numbered(self.task_id, self.seed)
+
+    def group_of_episode(self) -> Tensor:
+        """int64 ``[E]``."""
+        episode, group = self.episode_ids().flatten(), self.group_ids().flatten()
+        return group.new_zeros(int(episode.max()) + 1 if len(episode) else 0).index_put((episode,), group)
+
+    def episode_success(self) -> Tensor:
+        """bool ``[E]``: successful at least once."""
+        episode, success = self.episode_ids().flatten(), (self.success & self.valid).any(-1).flatten()
+        return torch.zeros(len(self.group_of_episode()), device=success.device).index_add(0, episode, success.float()) > 0
 
     def flatten(self) -> Trajectory:
         """The same calls as one long batch: every field ``[T * B, ...]``."""
@@ -150,6 +188,10 @@ class Trajectory:
     def stack(calls: Sequence[Trajectory]) -> Trajectory:
         """``T`` single calls with fields ``[B, ...]`` become one trajectory ``[T, B, ...]``."""
         return _map(lambda *xs: torch.stack(xs), *calls)
+
+
+def _numbered(*keys: Tensor) -> Tensor:
+    return torch.unique(torch.stack(keys, dim=-1).flatten(0, -2), dim=0, return_inverse=True)[1].reshape(keys[0].shape)
 
 
 def _map(function: Callable[..., Tensor], first: Trajectory, *rest: Trajectory) -> Trajectory:

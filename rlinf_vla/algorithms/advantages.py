@@ -7,6 +7,9 @@ from torch import Tensor
 
 from rlinf_vla.types import Trajectory
 
+BASELINES = ("group_mean", "leave_one_out", "batch_mean")
+SCALES = ("group_std", "batch_std", "none")
+
 
 def chunk_rewards(reward: Tensor, valid: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """A chunk of n executed steps as one step of a semi-Markov decision process (Sutton, Precup and Singh 1999).
@@ -35,6 +38,46 @@ def gae(trajectory: Trajectory, gamma: float, gae_lambda: float) -> tuple[Tensor
         running = delta[t] + carry[t] * running
         advantage[t] = running
     return advantage, advantage + trajectory.value
+
+
+def episode_returns(calls: Trajectory, gamma: float) -> Tensor:
+    """The discounted return of each episode, float32 ``[E]``, from the ``N`` calls of all of them, in any order."""
+    reward, _ = chunk_rewards(calls.reward, calls.valid, gamma)
+    ids = calls.episode_ids()
+    return torch.zeros(count_of(ids), device=reward.device).index_add(0, ids, gamma ** calls.step.to(reward.dtype) * reward)
+
+
+def count_of(ids: Tensor) -> int:
+    """How many there are of what ``ids`` (from 0 on, none left out) names."""
+    return int(ids.max()) + 1 if len(ids) else 0
+
+
+def group_statistics(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Size, mean and (biased) standard deviation of each group, all ``[G]``; ``values`` and ``group`` ``[E]``."""
+    zeros = torch.zeros(count_of(group), dtype=values.dtype, device=values.device)
+    size = zeros.index_add(0, group, torch.ones_like(values))
+    mean = zeros.index_add(0, group, values) / size
+    variance = zeros.index_add(0, group, (values - mean[group]) ** 2) / size
+    return size, mean, variance.sqrt()
+
+
+def relative_advantages(score: Tensor, group: Tensor, baseline: str, scale: str, eps: float = 1e-6) -> Tensor:
+    """How much better each episode was than what it is compared with; ``score`` and ``group`` (int64, from 0 on) ``[E]``.
+
+    ``baseline``: the mean of its group (GRPO, arXiv 2402.03300, eq. 4.1.2), of the others of its group (RLOO, 2402.14740, eq. 7) or of all.
+    ``scale``: divided by the standard deviation of its group, or of all differences (REINFORCE++, 2501.03262), or not (Dr. GRPO,
+    2503.20783).
+    """
+    size, mean, std = group_statistics(score, group)
+    if baseline == "batch_mean":
+        difference = score - score.mean()
+    else:
+        difference = score - mean[group]
+        if baseline == "leave_one_out":
+            difference = difference * (size / (size - 1).clamp(min=1))[group]
+    if scale == "none":
+        return difference
+    return difference / ((std[group] if scale == "group_std" else difference.std(unbiased=False)) + eps)
 
 
 def standardise(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:

@@ -1,9 +1,54 @@
-"""Loss terms as sums over the calls that count, for the caller to divide by a global count: neither micro-batches nor ranks change them."""
+"""Loss terms as weighted sums over what counts, for the caller to divide by a global count: neither micro-batches nor ranks change them.
+
+``N`` policy calls have ``K`` elements each: the units whose probability ratio is clipped, see :func:`elements`. A mask says which of them
+count, a weight ``[N]`` how much each element of a call does, see :func:`aggregation_weights`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+GRANULARITIES = ("chunk", "action", "token")
+AGGREGATIONS = ("token_mean", "trajectory_mean", "group_mean")
+
+
+def joint(per_dimension: Tensor, valid: Tensor) -> Tensor:
+    """Log-probability (or entropy) of a chunk: the sum over executed actions. ``[N, C, D]``, ``[N, C]`` -> ``[N]``."""
+    return torch.where(valid[..., None], per_dimension, 0).sum(dim=(-2, -1))
+
+
+def elements(per_dimension: Tensor, valid: Tensor, granularity: str) -> Tensor:
+    """``[N, C, D]`` to ``[N, K]``: the whole executed chunk (K = 1), each of its actions (K = C), or each dimension of each (K = C D)."""
+    per_dimension = torch.where(valid[..., None], per_dimension, 0)
+    if granularity == "chunk":
+        return per_dimension.sum(dim=(-2, -1))[:, None]
+    return per_dimension.sum(dim=-1) if granularity == "action" else per_dimension.flatten(1)
+
+
+def element_mask(valid: Tensor, action_dim: int, granularity: str) -> Tensor:
+    """Which elements count: bool ``[N, C]`` to ``[N, K]``."""
+    if granularity == "chunk":
+        return valid.any(dim=-1, keepdim=True)
+    return valid if granularity == "action" else valid.repeat_interleave(action_dim, dim=1)
+
+
+def aggregation_weights(mask: Tensor, episode: Tensor, group: Tensor, aggregation: str) -> Tensor:
+    """``[N]``: what to multiply the elements of each call with, so that the sum over ``mask`` (``[N, K]``) is a mean.
+
+    ``token_mean``: of all elements (DAPO, arXiv 2503.14476). ``trajectory_mean``: of the episodes' means (GRPO, arXiv 2402.03300).
+    ``group_mean``: of the groups' means. ``episode`` and ``group``: int64 ``[N]``, from 0 on. Computed from the whole batch, never from a
+    part of it, and 0 where nothing counts.
+    """
+    count = mask.sum(dim=1)
+    if aggregation == "token_mean":
+        return torch.where(count > 0, 1.0 / count.sum().clamp(min=1), 0.0)
+    unit = episode if aggregation == "trajectory_mean" else group
+    size = torch.zeros(int(unit.max()) + 1, dtype=torch.int64, device=mask.device).index_add(0, unit, count)
+    return torch.where(count > 0, 1.0 / (size[unit].clamp(min=1) * (size > 0).sum().clamp(min=1)), 0.0)
 
 
 def safe_ratio(log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -15,40 +60,72 @@ def safe_ratio(log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> tuple[Te
     return log_ratio, log_ratio.exp()
 
 
-def ppo_policy_loss(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, mask: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate (Schulman et al. 2017, eq. 7) with separate lower and upper ranges. All tensors ``[N]``.
+@dataclass(frozen=True)
+class Clip:
+    """Ranges of the probability ratio: ``1 - low`` to ``1 + high`` (clip-higher: DAPO, arXiv 2503.14476).
 
-    Returns the summed loss and summed statistics: ``approx_kl`` (k3 of http://joschu.net/blog/kl-approx.html), ``ppo_kl`` (k1) and
-    ``clip_fraction``.
+    dual: where the advantage is negative, no loss beyond this multiple of it (dual clip, Ye et al. 2020, eq. 5).
+    behaviour: with a proximal policy, elements whose weight ``pi_proximal / pi_behaviour`` exceeds this are left out.
     """
-    log_ratio, ratio = safe_ratio(log_prob, old_log_prob, mask)
-    advantage = torch.where(mask, advantage, 0)
-    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
+
+    low: float = 0.2
+    high: float = 0.2
+    dual: float | None = None
+    behaviour: float | None = None
+
+
+def policy_loss(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, mask: Tensor, weight: Tensor, clip: Clip, proximal: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Clipped surrogate (Schulman et al. 2017, eq. 7). Log-probabilities and ``mask`` ``[N, K]``; ``advantage`` and ``weight`` ``[N]``.
+
+    ``proximal`` ``[N, K]``: the policy to stay near, where that is not the one that acted (decoupled PPO, Hilton et al. 2022, eq. 2): the
+    surrogate is clipped around it and weighted by ``pi_proximal / pi_old``.
+
+    Returns the weighted sum and weighted sums of statistics: ``approx_kl`` (k3 of http://joschu.net/blog/kl-approx.html), ``ppo_kl`` (k1)
+    and ``clip_fraction``.
+    """
+    behaviour = torch.ones((), dtype=log_prob.dtype, device=log_prob.device)
+    if proximal is not None:
+        behaviour = safe_ratio(proximal, old_log_prob, mask)[1].detach()
+        if clip.behaviour is not None:
+            mask = mask & (behaviour <= clip.behaviour)
+    log_ratio, ratio = safe_ratio(log_prob, old_log_prob if proximal is None else proximal, mask)
+    # where nothing of a call counts, its advantage and its weight may be anything
+    counts = mask.any(dim=1, keepdim=True)
+    advantage, weight = torch.where(counts, advantage[:, None], 0), torch.where(counts, weight[:, None], 0)
+    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip.low, 1 + clip.high))
+    if clip.dual is not None:
+        loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * clip.dual), loss)
     with torch.no_grad():
         statistics = {
-            "approx_kl": (ratio - 1 - log_ratio).sum(),
-            "ppo_kl": -log_ratio.sum(),
-            "clip_fraction": (((ratio < 1 - clip_low) | (ratio > 1 + clip_high)) & mask).float().sum(),
+            "approx_kl": (weight * (ratio - 1 - log_ratio)).sum(),
+            "ppo_kl": (weight * -log_ratio).sum(),
+            "clip_fraction": (weight * (((ratio < 1 - clip.low) | (ratio > 1 + clip.high)) & mask)).sum(),
         }
-    return torch.where(mask, loss, 0).sum(), statistics
+    return torch.where(mask, weight * behaviour * loss, 0).sum(), statistics
 
 
-def value_loss(value: Tensor, old_value: Tensor, target: Tensor, mask: Tensor, clip: float | None) -> Tensor:
-    """Summed ``0.5 (target - value)**2`` over ``[N]``.
+def kl_loss(log_prob: Tensor, reference: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``KL(pi || reference)`` from samples of pi, as weighted sums: k3, to learn from, and k1, to report
+    (http://joschu.net/blog/kl-approx.html). ``[N, K]``, ``weight`` ``[N]``."""
+    log_ratio, ratio = safe_ratio(reference, log_prob, mask)
+    weight = torch.where(mask.any(dim=1), weight, 0)[:, None]
+    return (weight * (ratio - 1 - log_ratio)).sum(), (weight * -log_ratio).sum().detach()
+
+
+def value_loss(value: Tensor, old_value: Tensor, target: Tensor, mask: Tensor, clip: float | None, huber: float | None = None) -> Tensor:
+    """Summed ``0.5 (target - value)**2`` over ``[N]``; with ``huber``, linear where the error is greater than that.
 
     With ``clip``: the worse of that and the loss of the value held within ``clip`` of the old one.
     """
+
+    def penalty(estimate: Tensor) -> Tensor:
+        return 0.5 * (target - estimate) ** 2 if huber is None else F.huber_loss(estimate, target, reduction="none", delta=huber)
+
     value, target = torch.where(mask, value, 0), torch.where(mask, target, 0)
-    loss = (target - value) ** 2
+    loss = penalty(value)
     if clip is not None:
         old_value = torch.where(mask, old_value, 0)
-        held = old_value + (value - old_value).clamp(-clip, clip)
-        loss = torch.maximum(loss, (target - held) ** 2)
-    return 0.5 * torch.where(mask, loss, 0).sum()
-
-
-def joint(per_dimension: Tensor, valid: Tensor) -> Tensor:
-    """Log-probability (or entropy) of a chunk: the sum over executed actions. ``[N, C, D]``, ``[N, C]`` -> ``[N]``."""
-    return torch.where(valid[..., None], per_dimension, 0).sum(dim=(-2, -1))
+        loss = torch.maximum(loss, penalty(old_value + (value - old_value).clamp(-clip, clip)))
+    return torch.where(mask, loss, 0).sum()

@@ -117,10 +117,10 @@ def measure(
     eager, actor = (Actor(policy, Settings(0, 0.0, batch, graphs)) for graphs in (False, cuda_graphs))
 
     def act() -> None:
-        actions["act"] = actor.act(inputs, Episodes(zeros, zeros), zeros).actions
+        actions["act"] = actor.act(inputs, Episodes(zeros, zeros, zeros), zeros).actions
 
     def act_eagerly() -> None:
-        eager.act(inputs, Episodes(zeros, zeros), zeros)
+        eager.act(inputs, Episodes(zeros, zeros, zeros), zeros)
 
     def plainly() -> None:
         with torch.no_grad():

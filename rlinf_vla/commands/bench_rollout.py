@@ -24,6 +24,7 @@ from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import write_json
+from rlinf_vla.training.lora import merged_lora
 
 REPEATS = 3
 FRAMES = 200
@@ -71,14 +72,15 @@ def run(config: DictConfig) -> None:
 def _rollout(recipe: Recipe, policy: Policy, depth: int, say: Callable[[str], None]) -> Rollout:
     timeline, best = Timeline(), None
     with session.open_envs(recipe, policy, depth) as groups:
-        session.check_horizon(recipe, groups[0])
-        calls = rollout_calls(recipe.algorithm.horizon, groups[0].spec.episode_limit, policy.spec.chunk)
+        limit = groups[0].spec.episode_limit
+        calls = rollout_calls(getattr(recipe.algorithm, "horizon", limit), limit, policy.spec.chunk)
         actor = Actor(policy, session.actor_settings(recipe, recipe.rollout.temperature))
         for repeat in range(REPEATS):
             say(f"rollout at pipeline depth {depth}, {repeat + 1} of {REPEATS}")
             timeline.begin_iteration(repeat)
             started = time.perf_counter()
-            rollouts = collect(actor, groups, 0, 0, calls, timeline)
+            with merged_lora(policy):
+                rollouts = collect(actor, groups, 0, 0, calls, timeline)
             seconds = time.perf_counter() - started
             simulators = [timeline.busy(f"simulator {index}") for index in range(depth)]
             measured = Rollout(depth, int(rollouts.valid.sum()), seconds, timeline.busy("policy"), max(simulators))

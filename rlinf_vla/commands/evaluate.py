@@ -17,6 +17,7 @@ from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import write_json
+from rlinf_vla.training.lora import merged_lora
 
 
 def evaluate(
@@ -39,7 +40,8 @@ def evaluate(
         def report(fraction: float, mode: str = mode) -> None:
             progress(f"{name} ({mode})", fraction)
 
-        results = sweep(actor, groups, recipe.episodes, Timeline(), filmed, report)
+        with merged_lora(policy):
+            results = sweep(actor, groups, recipe.episodes, Timeline(), filmed, report)
         document[mode] = block(results, temperature)
         for result in results[:filmed]:
             _film(result, name, run_dir / "videos", groups[0].spec.control_hz / policy.spec.chunk)

@@ -69,14 +69,6 @@ def check_fit(policy: Policy, env: VectorEnv) -> None:
             )
 
 
-def check_horizon(recipe: Recipe, env: VectorEnv) -> None:
-    """Raises UserError unless a rollout holds whole episodes."""
-    horizon, limit = recipe.algorithm.horizon, env.spec.episode_limit
-    if horizon < 1 or horizon % limit:
-        near = max(1, round(horizon / limit)) * limit
-        raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps: use {near}")
-
-
 def actor_settings(recipe: Recipe, temperature: float) -> Settings:
     return Settings(recipe.seed, temperature, recipe.rollout.batch_size, recipe.cluster.cuda_graphs)
 

@@ -13,6 +13,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from rlinf_vla import recipe as recipes
+from rlinf_vla.algorithms.grpo import GRPO
+from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.ppo import PPO
 from rlinf_vla.commands import session
 from rlinf_vla.commands.evaluate import evaluate, headline
@@ -31,10 +33,12 @@ from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint, writ
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import UserError
 
+ALGORITHMS: dict[str, type[OnPolicy]] = {"ppo": PPO, "grpo": GRPO}
+
 
 def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
-    if recipe.algorithm.name != "ppo":
+    if recipe.algorithm.name not in ALGORITHMS:
         raise UserError(f"recipe={recipe.name} is for another verb: use `rlinf-vla {recipe.algorithm.name} recipe={recipe.name}`")
     directory, checkpoint = run_directory.choose(config)
     with run_directory.opened(directory, config, checkpoint):
@@ -42,15 +46,16 @@ def run(config: DictConfig) -> None:
 
 
 def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
+    algorithm = ALGORITHMS[recipe.algorithm.name](recipe.algorithm, recipe.rollout.temperature)
     started = time.monotonic()
     write_json(directory / "environment.json", fingerprint())
     policy = session.build_policy(recipe)
     if recipe.checkpoint is not None:
         load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
-    algorithm = PPO(recipe.algorithm, recipe.rollout.temperature)
+    rate = recipe.algorithm.learning_rate
     trainer = Trainer(
         policy,
-        Optimisation(recipe.algorithm.learning_rate, recipe.algorithm.value_learning_rate, recipe.algorithm.max_grad_norm),
+        Optimisation(rate, getattr(recipe.algorithm, "value_learning_rate", rate), recipe.algorithm.max_grad_norm),
         recipe.cluster.micro_batch_size,
     )
     done = load_checkpoint(checkpoint, policy, trainer)["iteration"] if checkpoint is not None else 0
@@ -64,7 +69,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
         console = stack.enter_context(TrainingConsole(recipe.iterations, start=done))
         console.say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
         groups = stack.enter_context(session.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
-        session.check_horizon(recipe, groups[0])
+        algorithm.check(groups[0].spec)
         stack.enter_context(session.threads(recipe.cluster.rollout_threads))
         metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
         flow = InProcessFlow(
@@ -113,7 +118,7 @@ class _Run:
         self.recipe, self.directory, self.policy, self.groups = recipe, directory, policy, groups
         self.trainer, self.flow, self.console, self.metrics = trainer, flow, console, metrics
 
-    def train(self, algorithm: PPO, done: int, interrupt: Interrupt) -> None:
+    def train(self, algorithm: OnPolicy, done: int, interrupt: Interrupt) -> None:
         first = saved = done
         flow = self.flow
         flow.policy_version = done

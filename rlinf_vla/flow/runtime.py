@@ -10,13 +10,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.ppo import PPO, Batch, parity
+from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, parity
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.rollout.collector import collect, rollout_calls, rollout_metrics
+from rlinf_vla.rollout.collector import collect, collect_episodes, episode_metrics, rollout_calls, rollout_metrics
+from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.lora import merged_lora
 from rlinf_vla.training.trainer import Trainer
-from rlinf_vla.types import Inputs, Trajectory
+from rlinf_vla.types import Episodes, Inputs, Trajectory
 
 PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
 """Refuse to train where ``evaluate`` does not find the rollout's own log-probabilities again. A network in bfloat16 rounds differently
@@ -56,21 +58,36 @@ class InProcessFlow:
 
     def collect(self, horizon: int) -> Trajectory:
         started = time.perf_counter()
-        rollouts = collect(
-            self.actor,
-            self.groups,
-            self.iteration,
-            self.policy_version,
-            rollout_calls(horizon, self.groups[0].spec.episode_limit, self.policy.spec.chunk),
-            self.timeline,
-            lambda fraction: self.progress("rollout", fraction),
-        )
-        seconds = time.perf_counter() - started
-        steps = int(rollouts.valid.sum())
+        calls = rollout_calls(horizon, self.groups[0].spec.episode_limit, self.policy.spec.chunk)
+        with merged_lora(self.policy):
+            rollouts = collect(self.actor, self.groups, self.iteration, self.policy_version, calls, self.timeline, self._rolling)
         self.log(rollout_metrics(rollouts))
+        self._collected(rollouts.flatten(), time.perf_counter() - started)
+        return rollouts
+
+    def training_episodes(self, count: int, draw: int) -> Episodes:
+        slots = torch.arange(count)
+        tasks = len(self.groups[0].spec.tasks)
+        return training_episodes(self.settings.run_seed, self.iteration, slots, torch.full_like(slots, draw), tasks)
+
+    def collect_episodes(self, episodes: Episodes) -> Trajectory:
+        started = time.perf_counter()
+        with merged_lora(self.policy):
+            calls = collect_episodes(self.actor, self.groups, episodes, self.policy_version, self.timeline, self._rolling)
+        self.log(episode_metrics(calls))
+        self._collected(calls, time.perf_counter() - started)
+        return calls
+
+    def _rolling(self, fraction: float) -> None:
+        self.progress("rollout", fraction)
+
+    def _collected(self, calls: Trajectory, seconds: float) -> None:
+        """Adds up over the rollouts of an iteration. ``calls`` ``[N]``."""
+        seconds += self.metrics.get("timing_s/rollout", 0.0)
+        steps = int(calls.valid.sum()) + self.metrics.get("rollout/steps", 0)
         self.log({"timing_s/rollout": seconds, "throughput/rollout_steps_per_s": steps / seconds, "rollout/steps": steps})
         if self.parity is None:
-            self.parity = parity(self.policy, rollouts, self.settings.temperature)
+            self.parity = parity(self.policy, calls, self.settings.temperature)
             rounded = any(parameter.dtype == torch.bfloat16 for parameter in self.policy.backbone.parameters())
             tolerance = BFLOAT16_PARITY_TOLERANCE if rounded else PARITY_TOLERANCE
             if not self.parity <= tolerance:
@@ -78,9 +95,8 @@ class InProcessFlow:
                     f"evaluate() does not reproduce the rollout's log-probabilities: they differ by {self.parity:.2g} "
                     f"(tolerance {tolerance:g}); the policy's act() and evaluate() disagree"
                 )
-        return rollouts
 
-    def update(self, batch: Batch, algorithm: PPO, value_only: bool) -> None:
+    def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> None:
         started, config = time.perf_counter(), algorithm.config
 
         def loss(policy: Policy, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -90,6 +106,11 @@ class InProcessFlow:
             if self.reuse_frozen and config.epochs > 1:
                 calls = batch.calls
                 batch = replace(batch, calls=replace(calls, inputs=fixed(self.policy, calls.inputs, self.trainer.micro_batch_size)))
+            if config.decoupled:
+                batch = replace(batch, proximal=self._log_prob(batch.calls))
+            if config.kl_coef:
+                with self.trainer.reference_weights():
+                    batch = replace(batch, reference=self._log_prob(batch.calls))
             self.log(
                 self.trainer.update(
                     batch,
@@ -103,6 +124,13 @@ class InProcessFlow:
                 )
             )
         self.log({"timing_s/update": time.perf_counter() - started})
+
+    @torch.no_grad()
+    def _log_prob(self, calls: Trajectory) -> Tensor:
+        """``[N, C, D]`` under the present weights."""
+        rows, temperature = self.trainer.micro_batch_size, self.settings.temperature
+        parts = [calls[start : start + rows] for start in range(0, len(calls), rows)]
+        return torch.cat([self.policy.evaluate(part.inputs, part.latent, temperature).log_prob for part in parts])
 
     def publish(self) -> None:
         """The rollouts use the trainer's own weights here: only the version moves."""

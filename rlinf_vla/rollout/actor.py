@@ -39,7 +39,7 @@ class Actor:
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         """``step`` int64 ``[B]``: control steps executed in the episodes so far."""
         device = next(iter(inputs.values())).device
-        counters = {"task_id": episodes.task_id, "seed": episodes.seed, "step": step}
+        counters = {"task_id": episodes.task_id, "seed": episodes.seed, "step": step + (episodes.attempt << _ATTEMPT_SHIFT)}
         found = self._in_blocks(self._act, inputs | {f"{_COUNTER}{name}": value.to(device) for name, value in counters.items()})
         latent = {name.removeprefix(_LATENT): value for name, value in found.items() if name.startswith(_LATENT)}
         return ActionSample(found["actions"], latent, found["log_prob"], found["value"])
@@ -48,7 +48,7 @@ class Actor:
         """The critic's estimate, float32 ``[B]``."""
         return self._in_blocks(self._value, inputs)["value"]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _in_blocks(self, function: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
         size, rows = len(next(iter(tensors.values()))), self.settings.batch_size
         parts = [function({name: value[start : start + rows] for name, value in tensors.items()}) for start in range(0, size, rows)]
@@ -67,6 +67,8 @@ class Actor:
 
 
 _COUNTER, _LATENT = "counter.", "latent."
+_ATTEMPT_SHIFT = 16
+"""Each attempt at an episode has 2**16 control steps' random numbers of its own."""
 
 
 class Recorded:

@@ -10,6 +10,7 @@ from torch import Tensor
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import training_episodes
+from rlinf_vla.rollout.listed import play_listed
 from rlinf_vla.rollout.player import Call, Spans, interleave, play
 from rlinf_vla.types import Episodes, Trajectory
 
@@ -50,6 +51,44 @@ def collect(
         for player in players:
             player.close()
     return Trajectory.cat([Trajectory.stack(part) for part in parts], dim=1)
+
+
+def collect_episodes(
+    actor: Actor,
+    groups: Sequence[VectorEnv],
+    episodes: Episodes,
+    policy_version: int,
+    spans: Spans,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> Trajectory:
+    """Each of ``episodes`` from its beginning to its end: ``[N]`` calls in order of (episode, step), whatever environment played them."""
+    parts: list[Trajectory] = []
+    order: list[Tensor] = []
+    ended = 0
+
+    def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
+        nonlocal ended
+        wanted = index >= 0
+        row = _row(call, policy_version)
+        parts.append(row[wanted.to(row.value.device)])
+        order.append((index[wanted] << 32) + call.step[wanted])
+        ended += int((call.result.done.cpu() & wanted).sum())
+        progress(ended / len(episodes))
+
+    play_listed(actor, groups, episodes, on_call, spans)
+    calls = Trajectory.cat(parts, dim=0)
+    return calls[torch.cat(order).argsort().to(calls.value.device)]
+
+
+def episode_metrics(calls: Trajectory) -> dict[str, float]:
+    """Of whole episodes, ``[N]`` calls."""
+    success = calls.episode_success()
+    return {
+        "rollout/episodes": float(len(success)),
+        "rollout/reward_mean": calls.reward[calls.valid].mean().item(),
+        "rollout/success_once": success.float().mean().item(),
+        "rollout/episode_len": calls.valid.sum().item() / len(success),
+    }
 
 
 def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
@@ -100,6 +139,7 @@ def _row(call: Call, policy_version: int) -> Trajectory:
         valid=result.valid,
         task_id=call.episodes.task_id.to(device),
         seed=call.episodes.seed.to(device),
+        attempt=call.episodes.attempt.to(device),
         step=step,
         policy_version=torch.full_like(step, policy_version),
     )

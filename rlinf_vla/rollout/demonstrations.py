@@ -84,7 +84,7 @@ def _record(
 ) -> Generator[None, None, None]:
     taken = [queue.take() for _ in range(env.spec.num_envs)]
     recordings = [_Recording(int(episode.seed)) if wanted else None for episode, wanted in taken]
-    episodes = Episodes(torch.cat([e.task_id for e, _ in taken]), torch.cat([e.seed for e, _ in taken]))
+    episodes = Episodes.first_attempts(torch.cat([e.task_id for e, _ in taken]), torch.cat([e.seed for e, _ in taken]))
     step = torch.zeros(len(taken), dtype=torch.int64)
     env.reset_async(episodes)
     yield

@@ -18,7 +18,7 @@ def training_episodes(run_seed: int, iteration: int, slot: Tensor, ordinal: Tens
     zero = torch.zeros_like(slot)
     words = philox((ordinal, slot, zero + iteration, zero), (run_seed & 0xFFFFFFFF, 0x5EED))
     seeds = TRAINING_SEEDS.start + words[0] % len(TRAINING_SEEDS)
-    return Episodes(task_id=words[1] % num_tasks, seed=seeds)
+    return Episodes.first_attempts(words[1] % num_tasks, seeds)
 
 
 def numbered_episodes(seeds: range, first: int, count: int, num_tasks: int) -> Episodes:
@@ -26,4 +26,4 @@ def numbered_episodes(seeds: range, first: int, count: int, num_tasks: int) -> E
     index = torch.arange(first, first + count)
     if first + count > len(seeds):
         raise IndexError(f"only {len(seeds)} seeds are reserved, asked for {first + count}")
-    return Episodes(task_id=index % num_tasks, seed=seeds.start + index)
+    return Episodes.first_attempts(index % num_tasks, seeds.start + index)

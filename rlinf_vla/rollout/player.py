@@ -78,10 +78,7 @@ def play(
         step = torch.where(done.cpu(), 0, step + result.valid.sum(dim=1).cpu())
         observation = result.observation
         if done.any() and not last:
-            following = next_episodes(done.cpu())
-            episodes = Episodes(
-                torch.where(done.cpu(), following.task_id, episodes.task_id), torch.where(done.cpu(), following.seed, episodes.seed)
-            )
+            episodes = Episodes.where(done.cpu(), next_episodes(done.cpu()), episodes)
             with spans.span("reset", track):
                 env.reset_async(episodes, done)
                 yield

@@ -44,10 +44,26 @@ class Trainer:
     def __init__(self, policy: Policy, settings: Optimisation, micro_batch_size: int) -> None:
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
         self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+        self._reference = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         actor = [p for name, p in self.parameters.items() if not name.startswith(_CRITIC)]
         critic = [p for name, p in self.parameters.items() if name.startswith(_CRITIC)]
         groups = [{"params": actor, "lr": settings.learning_rate}, {"params": critic, "lr": settings.value_learning_rate}]
         self.optimizer = torch.optim.AdamW(groups, betas=settings.betas, eps=1e-8, weight_decay=settings.weight_decay)
+
+    @contextmanager
+    def reference_weights(self) -> Iterator[None]:
+        """The policy as it was before the first update, for a while."""
+        present = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        try:
+            self._put(self._reference)
+            yield
+        finally:
+            self._put(present)
+
+    @torch.no_grad()
+    def _put(self, weights: dict[str, Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(weights[name])
 
     def step(self, batch: BatchT, loss: LossFunction, learning_rate_scale: float = 1.0) -> dict[str, float]:
         """One optimiser step on a minibatch; statistics are means over what counts.

@@ -9,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_vla.algorithms.losses import joint, ppo_policy_loss, safe_ratio, value_loss
+from rlinf_vla.algorithms.losses import Clip, joint, policy_loss, safe_ratio, value_loss
 from tests.algorithms.trajectories import GARBAGE
 
 LOW, HIGH = 0.2, 0.3
+
+
+def ppo_policy_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """One element per call, all ``[N]``, every call of weight 1."""
+    return policy_loss(log_prob[:, None], old[:, None], advantage, mask[:, None], torch.ones_like(advantage), Clip(LOW, HIGH))
 
 
 @dataclass
@@ -28,7 +33,7 @@ class Calls:
     mask: Tensor
 
     def policy_loss(self, rows: slice = slice(None)) -> tuple[Tensor, dict[str, Tensor]]:
-        return ppo_policy_loss(self.log_prob[rows], self.old_log_prob[rows], self.advantage[rows], self.mask[rows], LOW, HIGH)
+        return ppo_policy_loss(self.log_prob[rows], self.old_log_prob[rows], self.advantage[rows], self.mask[rows])
 
     def value_loss(self, clip: float | None, rows: slice = slice(None)) -> Tensor:
         return value_loss(self.value[rows], self.old_value[rows], self.target[rows], self.mask[rows], clip)
@@ -93,7 +98,7 @@ def test_policy_gradient_by_finite_differences(drawn: Calls) -> None:
 @given(calls())
 def test_at_ratio_one_the_gradient_is_the_policy_gradient(drawn: Calls) -> None:
     log_prob = drawn.old_log_prob.clone().requires_grad_(True)
-    loss, statistics = ppo_policy_loss(log_prob, drawn.old_log_prob, drawn.advantage, drawn.mask, LOW, HIGH)
+    loss, statistics = ppo_policy_loss(log_prob, drawn.old_log_prob, drawn.advantage, drawn.mask)
     (gradient,) = torch.autograd.grad(loss, log_prob)
     torch.testing.assert_close(gradient, torch.where(drawn.mask, -drawn.advantage, 0))
     assert all(float(value) == 0 for value in statistics.values())
@@ -113,7 +118,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(drawn: Calls) -> None:
 def test_each_side_of_the_clip(ratio: float, advantage: float, moves: bool) -> None:
     """Only a step further away from the old policy in the direction that pays is held back."""
     log_prob = torch.tensor([math.log(ratio)], requires_grad=True)
-    loss, _ = ppo_policy_loss(log_prob, torch.zeros(1), torch.tensor([advantage]), torch.ones(1, dtype=torch.bool), LOW, HIGH)
+    loss, _ = ppo_policy_loss(log_prob, torch.zeros(1), torch.tensor([advantage]), torch.ones(1, dtype=torch.bool))
     loss.backward()
     assert log_prob.grad is not None
     assert float(log_prob.grad) == pytest.approx(-advantage * ratio if moves else 0)
@@ -133,7 +138,7 @@ def test_an_overflow_behind_the_mask_stays_there(bad: float) -> None:
 def test_an_overflow_that_counts_is_finite(difference: float) -> None:
     log_prob = torch.tensor([difference], requires_grad=True)
     for advantage in (torch.ones(1), -torch.ones(1)):
-        loss, statistics = ppo_policy_loss(log_prob, torch.zeros(1), advantage, torch.ones(1, dtype=torch.bool), LOW, HIGH)
+        loss, statistics = ppo_policy_loss(log_prob, torch.zeros(1), advantage, torch.ones(1, dtype=torch.bool))
         (gradient,) = torch.autograd.grad(loss, log_prob)
         assert loss.isfinite() and gradient.isfinite() and all(value.isfinite() for value in statistics.values())
 

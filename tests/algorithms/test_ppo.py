@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from rlinf_vla.algorithms.advantages import gae
-from rlinf_vla.algorithms.ppo import PPO, Batch, PPOConfig
+from rlinf_vla.algorithms.on_policy import Batch
+from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.telemetry.timeline import Timeline

@@ -32,6 +32,7 @@ def trajectory(reward: Tensor, value: Tensor, valid: Tensor, terminated: Tensor,
         valid=valid,
         task_id=integers,
         seed=integers,
+        attempt=integers,
         step=integers,
         policy_version=integers,
     )

@@ -16,7 +16,7 @@ EPISODE_LIMIT = 20
 
 
 def episodes(*seeds: int, task_id: int = 0) -> Episodes:
-    return Episodes(torch.full((len(seeds),), task_id, dtype=torch.int64), torch.tensor(seeds, dtype=torch.int64))
+    return Episodes.first_attempts(torch.full((len(seeds),), task_id, dtype=torch.int64), torch.tensor(seeds, dtype=torch.int64))
 
 
 def random_actions(env: VectorEnv, chunk: int, seed: int) -> Tensor:

@@ -82,7 +82,7 @@ def a_batch_of_one_is_the_cpu_backend() -> bool:
     actions = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0)) * 0.5
     batch = ManiSkillBatch(simulator_options(ManiSkillConfig(**config)), 1, "physx_cpu", "cpu")
     env = BatchedVectorEnv(batch, episode_limit=8, tasks=("PushCube",))
-    result = [env.reset(Episodes(torch.zeros(1).long(), torch.tensor([seed]))) for seed in (3, 4)] and env.step(actions)
+    result = [env.reset(Episodes.first_attempts(torch.zeros(1).long(), torch.tensor([seed]))) for seed in (3, 4)] and env.step(actions)
     seen = result.observation
     sim = simulator(**config)
     instruction = sim.reset(0, 4, 0)

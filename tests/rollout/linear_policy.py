@@ -28,6 +28,7 @@ class LinearPolicy(Policy):
     name: ClassVar[str] = "linear"
     Config: ClassVar[type] = LinearOptions
     lora_targets: ClassVar[tuple[str, ...]] = ("logits",)
+    centres: Tensor
 
     def __init__(self, options: LinearOptions) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class LinearPolicy(Policy):
             self.value_head = nn.Linear(features, 1)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-        self.centres = torch.linspace(-1, 1, options.bins)
+        self.register_buffer("centres", torch.linspace(-1, 1, options.bins), persistent=False)
 
     @classmethod
     def load(cls, checkpoint: Path, config: Any) -> LinearPolicy:

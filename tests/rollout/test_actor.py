@@ -49,7 +49,7 @@ def test_a_recording_follows_its_arguments_and_keeps_its_results_apart() -> None
 def test_blocks_and_recordings_change_nothing(temperature: float) -> None:
     policy = with_critic(LinearPolicy(LinearOptions(chunk=2)))
     inputs = policy.prepare(observations(policy, 7))
-    episodes, step = Episodes(torch.zeros(7).long(), torch.arange(7)), torch.arange(7) * 3
+    episodes, step = Episodes.first_attempts(torch.zeros(7).long(), torch.arange(7)), torch.arange(7) * 3
     whole = Actor(policy, Settings(5, temperature, 7))
     blocks = Actor(policy, Settings(5, temperature, 3))
     recorded = Actor(policy, Settings(5, temperature, 3))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.ppo import parity
+from rlinf_vla.algorithms.on_policy import parity
 from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect, rollout_calls, rollout_metrics
@@ -87,6 +87,7 @@ def reference(policy: Policy, slot: int, iteration: int) -> Trajectory:
                 valid=result.valid,
                 task_id=episode.task_id,
                 seed=episode.seed,
+                attempt=episode.attempt,
                 step=now,
                 policy_version=torch.tensor([VERSION]),
             )
@@ -160,8 +161,8 @@ def test_stored_log_probabilities_are_found_again(policy: Policy) -> None:
     for temperature in (0.7, 1.0):
         settings = replace(SETTINGS, temperature=temperature)
         found = rollout(policy, groups(4, 2), settings=settings)
-        assert parity(policy, found, temperature, calls=CALLS * 4) <= 1e-5
-        assert parity(policy, found, temperature * 1.5, calls=CALLS * 4) > 1e-3
+        assert parity(policy, found.flatten(), temperature, calls=CALLS * 4) <= 1e-5
+        assert parity(policy, found.flatten(), temperature * 1.5, calls=CALLS * 4) > 1e-3
 
 
 def test_parity_counts_executed_actions_only() -> None:
@@ -169,10 +170,10 @@ def test_parity_counts_executed_actions_only() -> None:
     found = rollout(policy, groups(8, 1))
     skipped = ~found.valid[..., None].expand_as(found.log_prob)
     assert skipped.any()
-    assert parity(policy, replace(found, log_prob=torch.where(skipped, -99.0, found.log_prob)), 1.0, calls=CALLS * 8) <= 1e-5
+    assert parity(policy, replace(found, log_prob=torch.where(skipped, -99.0, found.log_prob)).flatten(), 1.0, calls=CALLS * 8) <= 1e-5
     wrong = found.log_prob.clone()
     wrong[0, 0, 0, 0] += 0.5
-    assert parity(policy, replace(found, log_prob=wrong), 1.0) == pytest.approx(0.5, abs=1e-4)
+    assert parity(policy, replace(found, log_prob=wrong).flatten(), 1.0) == pytest.approx(0.5, abs=1e-4)
 
 
 def test_progress_reaches_one() -> None:

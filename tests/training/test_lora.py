@@ -15,7 +15,7 @@ from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
 from rlinf_vla.protocols import Policy
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
-from rlinf_vla.training.lora import LoraOptions, add_lora, is_lora, load_adapter, merge_lora, save_adapter
+from rlinf_vla.training.lora import LoraOptions, add_lora, is_lora, load_adapter, merge_lora, merged_lora, save_adapter
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import UserError
 from tests.conformance.policy import act, observations
@@ -54,6 +54,28 @@ def test_fresh_adapters_change_nothing(directory: Path) -> None:
     inputs = plain.prepare(observations(plain, 3))
     assert torch.equal(act(policy, inputs).actions, act(plain, inputs).actions)
     assert (log_prob(adapted(directory, trained=True)) - log_prob(plain)).abs().max() > 1e-2
+
+
+def test_merged_for_a_while(directory: Path) -> None:
+    policy = adapted(directory, trained=True)
+    before, expected = {name: value.clone() for name, value in policy.state_dict().items()}, log_prob(policy)
+    with pytest.raises(ZeroDivisionError), merged_lora(policy):
+        torch.testing.assert_close(log_prob(policy), expected, rtol=0, atol=1e-5)
+        assert any(not torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+        raise ZeroDivisionError
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+    assert torch.equal(log_prob(policy), expected)
+    plain = tiny(directory=directory)
+    with merged_lora(plain):
+        pass
+
+
+def test_adapters_are_not_merged_into_bfloat16(directory: Path) -> None:
+    policy = adapted(directory, trained=True)
+    policy.backbone.to(torch.bfloat16)
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    with merged_lora(policy):
+        assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
 
 
 def test_only_adapters_and_the_critic_train(directory: Path) -> None:

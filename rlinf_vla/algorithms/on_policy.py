@@ -1,0 +1,165 @@
+"""What on-policy algorithms share: the clipped surrogate on a batch of policy calls, and the flow that their iterations are written in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.losses import (
+    AGGREGATIONS,
+    GRANULARITIES,
+    Clip,
+    aggregation_weights,
+    element_mask,
+    elements,
+    joint,
+    kl_loss,
+    policy_loss,
+    value_loss,
+)
+from rlinf_vla.protocols import EnvSpec, Policy
+from rlinf_vla.types import Episodes, Trajectory, UserError
+
+
+@dataclass
+class OnPolicyConfig:
+    """Recipe node ``algorithm``: what PPO and GRPO have in common."""
+
+    gamma: float = 0.99
+    """Discount per control step."""
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    """Where the advantage is negative, no loss beyond this multiple of it; null: no limit."""
+    granularity: str = "chunk"
+    """Whose probability ratio is clipped: chunk (all executed actions of a call together), action, or token (each dimension)."""
+    aggregation: str = "token_mean"
+    """How the loss is averaged: over all such elements (token_mean), over episodes' means, or over groups' means."""
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+    """Of the divergence from the policy as it was before the first update; 0: it is not computed."""
+    decoupled: bool = False
+    """Clip around the policy as it is when an update begins, and weight by what acted (for stale rollouts)."""
+    behaviour_limit: float | None = None
+    """With decoupled: leave out what the present policy would do this many times more often than the one that acted."""
+    epochs: int = 1
+    minibatch_size: int = 160
+    """Policy calls per optimiser step."""
+    target_kl: float | None = 0.08
+    """Stop an iteration's updates once a minibatch's approximate KL passes this."""
+    learning_rate: float = 1e-4
+    max_grad_norm: float = 0.5
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What an update learns from: ``N`` policy calls, their advantages ``[N]`` and how much each element of a call weighs ``[N]``.
+
+    target: what the critic should say ``[N]``; None: there is no critic. reference, proximal: ``[N, C, D]`` log-probabilities of what was
+    done, under the policy to stay near in the long run, and under that at the beginning of the update.
+    """
+
+    calls: Trajectory
+    advantage: Tensor
+    weight: Tensor
+    target: Tensor | None = None
+    reference: Tensor | None = None
+    proximal: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.advantage)
+
+    def __getitem__(self, index: Any) -> Batch:
+        optional = {name: getattr(self, name) for name in ("target", "reference", "proximal")}
+        rows = {name: value[index] for name, value in optional.items() if value is not None}
+        return Batch(self.calls[index], self.advantage[index], self.weight[index], **rows)
+
+    @property
+    def counts(self) -> Tensor:
+        """bool ``[N]``: the call executed at least one action."""
+        return self.calls.valid.any(-1)
+
+
+class Flow(Protocol):
+    """The operations that a macro flow is made of; a runtime decides where and in what pieces they run."""
+
+    iteration: int
+
+    def collect(self, horizon: int) -> Trajectory:
+        """Every environment plays ``horizon`` control steps, episode after episode: ``[T, B]``."""
+
+    def collect_episodes(self, episodes: Episodes) -> Trajectory:
+        """These episodes, each from its beginning to its end: ``[N]`` calls in order of (episode, step)."""
+
+    def training_episodes(self, count: int, draw: int) -> Episodes:
+        """``count`` new episodes of this iteration; each ``draw`` gives others."""
+
+    def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> None: ...
+    def publish(self) -> None: ...
+    def log(self, metrics: dict[str, float]) -> None: ...
+
+
+class OnPolicy:
+    """One iteration is a subclass's; the loss is here."""
+
+    value_coef = 0.0
+    value_clip: float | None = None
+    value_huber: float | None = None
+
+    def __init__(self, config: Any, temperature: float) -> None:
+        self.config, self.temperature = config, temperature
+        self.clip = Clip(config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit)
+        for key, known in (("granularity", GRANULARITIES), ("aggregation", AGGREGATIONS)):
+            if getattr(config, key) not in known:
+                raise UserError(f"algorithm.{key}={getattr(config, key)}: one of {', '.join(known)}")
+
+    def check(self, env: EnvSpec) -> None:
+        """Raises UserError where the recipe does not fit the environment."""
+
+    def iteration(self, flow: Flow) -> None:
+        raise NotImplementedError
+
+    def weighted(self, calls: Trajectory, advantage: Tensor) -> Batch:
+        """``calls`` ``[N]`` with the weights of the recipe's aggregation, which are 1 on average."""
+        mask = element_mask(calls.valid, calls.log_prob.shape[-1], self.config.granularity)
+        weight = aggregation_weights(mask, calls.episode_ids(), calls.group_ids(), self.config.aggregation)
+        return Batch(calls, advantage, weight * calls.valid.any(-1).sum())
+
+    def loss(self, policy: Policy, batch: Batch, value_only: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Summed loss and summed statistics of a micro-batch."""
+        config, calls = self.config, batch.calls
+        new = policy.evaluate(calls.inputs, calls.latent, self.temperature)
+        mask = element_mask(calls.valid, new.log_prob.shape[-1], config.granularity)
+        log_prob, old, proximal, reference = (
+            None if each is None else elements(each, calls.valid, config.granularity)
+            for each in (new.log_prob, calls.log_prob, batch.proximal, batch.reference)
+        )
+        assert log_prob is not None and old is not None
+        actor, statistics = policy_loss(log_prob, old, batch.advantage, mask, batch.weight, self.clip, proximal)
+        entropy = joint(new.entropy, calls.valid).sum()
+        summed = {"actor/pg_loss": actor, "actor/entropy": entropy} | {f"actor/{name}": value for name, value in statistics.items()}
+        total = torch.zeros_like(actor) if value_only else actor - config.entropy_coef * entropy
+        if reference is not None:
+            k3, k1 = kl_loss(log_prob, reference, mask, batch.weight)
+            summed |= {"actor/kl_loss": k3, "actor/reference_kl": k1}
+            total = total if value_only else total + config.kl_coef * k3
+        if batch.target is not None:
+            critic = value_loss(new.value, calls.value, batch.target, batch.counts, self.value_clip, self.value_huber)
+            summed["critic/vf_loss"] = critic
+            total = total + self.value_coef * critic
+        return total, {name: value.detach() for name, value in summed.items()}
+
+    def enough(self, metrics: dict[str, float]) -> bool:
+        """Whether the policy has moved far enough from the one that collected the data."""
+        return self.config.target_kl is not None and metrics["actor/approx_kl"] > self.config.target_kl
+
+
+def parity(policy: Policy, rollouts: Trajectory, temperature: float, calls: int = 64) -> float:
+    """Largest difference between stored log-probabilities and those that ``evaluate`` gives now, over the first ``calls`` policy calls."""
+    flat = rollouts[:calls]
+    with torch.no_grad():
+        again = policy.evaluate(flat.inputs, flat.latent, temperature).log_prob
+    return torch.where(flat.valid[..., None], (again - flat.log_prob).abs(), 0).max().item()

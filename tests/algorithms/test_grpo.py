@@ -1,0 +1,200 @@
+"""Group-relative advantages against loops, and GRPO's iteration on the counter world."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_vla.algorithms.advantages import BASELINES, SCALES, episode_returns, relative_advantages
+from rlinf_vla.algorithms.grpo import GRPO, PRESETS, GRPOConfig
+from rlinf_vla.flow.runtime import InProcessFlow
+from rlinf_vla.rollout.actor import Actor, Settings
+from rlinf_vla.rollout.collector import collect_episodes
+from rlinf_vla.rollout.episodes import numbered_episodes
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.trainer import Optimisation, Trainer
+from rlinf_vla.types import Episodes, Trajectory, UserError
+from tests.rollout.fake_env import groups
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+CONFIG = GRPOConfig(episodes=12, group_size=4, minibatch_size=10, target_kl=None)
+SETTINGS = Settings(run_seed=3, temperature=1.0, batch_size=2)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.sampled_from(BASELINES), st.sampled_from(SCALES), st.integers(0, 2**32 - 1))
+def test_relative_advantages_against_a_loop(sizes: list[int], baseline: str, scale: str, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))[torch.randperm(sum(sizes), generator=generator)]
+    score = torch.randn(len(group), generator=generator, dtype=torch.float64)
+    differences, spreads = [], []
+    for i in range(len(group)):
+        members = [float(score[j]) for j in range(len(group)) if group[j] == group[i]]
+        others = [float(score[j]) for j in range(len(group)) if group[j] == group[i] and j != i]
+        compared = {
+            "group_mean": statistics.fmean(members),
+            "leave_one_out": statistics.fmean(others) if others else float(score[i]),
+            "batch_mean": float(score.mean()),
+        }
+        differences.append(float(score[i]) - compared[baseline])
+        spreads.append(statistics.pstdev(members))
+    overall = statistics.pstdev(differences) + 1e-6
+    divisors = {"none": [1.0] * len(group), "group_std": [spread + 1e-6 for spread in spreads], "batch_std": [overall] * len(group)}
+    expected = [difference / divisor for difference, divisor in zip(differences, divisors[scale], strict=True)]
+    assert relative_advantages(score, group, baseline, scale).tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def played(episodes: Episodes, envs: int = 4, depth: int = 2, chunk: int = 2) -> Trajectory:
+    return collect_episodes(Actor(LinearPolicy(LinearOptions(chunk=chunk)), SETTINGS), groups(envs, depth), episodes, 0, Timeline())
+
+
+def test_attempts_begin_alike_and_differ_in_noise_alone() -> None:
+    episodes = numbered_episodes(range(100), 0, 3, 2).repeat(4)
+    assert episodes.seed.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and episodes.attempt.tolist() == [0, 1, 2, 3] * 3
+    calls = played(episodes)
+    first = calls[calls.step == 0]
+    assert len(first) == 12
+    for group in range(3):
+        members = first[first.group_ids() == group]
+        assert members.task_id.unique().numel() == 1
+        assert (members.inputs["image"] == members.inputs["image"][:1]).all(), "the same start"
+        choices = members.latent["choice"].flatten(1)
+        assert len(choices.unique(dim=0)) == 4, "other actions"
+
+
+def test_whole_episodes_in_order_whoever_plays_them() -> None:
+    episodes = numbered_episodes(range(100), 0, 5, 2).repeat(3)
+    expected = played(episodes)
+    assert torch.equal(torch.unique_consecutive(expected.episode_ids()).sort().values, torch.arange(15)), "each once, in one piece"
+    starts = expected.step == 0
+    assert expected.seed[starts].tolist() == episodes.seed.tolist() and expected.attempt[starts].tolist() == episodes.attempt.tolist()
+    for n in range(1, len(expected)):
+        if not starts[n]:
+            assert expected.step[n] == expected.step[n - 1] + expected.valid[n - 1].sum()
+    ended = ((expected.terminated | expected.truncated) & expected.valid).any(-1)
+    assert ended.sum() == 15
+    for envs, depth in ((8, 1), (2, 1), (40, 2)):
+        found = played(episodes, envs, depth)
+        assert torch.equal(found.latent["choice"], expected.latent["choice"]) and torch.equal(found.reward, expected.reward)
+        assert torch.equal(found.seed, expected.seed) and torch.equal(found.step, expected.step)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.8])
+def test_returns_of_whole_episodes_against_a_loop(gamma: float) -> None:
+    calls = played(numbered_episodes(range(100), 0, 4, 2).repeat(2), chunk=3)
+    expected: dict[tuple[int, int], float] = {}
+    for n in range(len(calls)):
+        key = (int(calls.seed[n]), int(calls.attempt[n]))
+        for i in calls.valid[n].nonzero().flatten().tolist():
+            expected[key] = expected.get(key, 0.0) + gamma ** (int(calls.step[n]) + i) * float(calls.reward[n, i])
+    ids, found = calls.episode_ids(), episode_returns(calls, gamma)
+    for n in range(len(calls)):
+        assert float(found[ids[n]]) == pytest.approx(expected[int(calls.seed[n]), int(calls.attempt[n])], abs=1e-5)
+
+
+def flow(**changes: Any) -> InProcessFlow:
+    policy = LinearPolicy(LinearOptions(chunk=2))
+    return InProcessFlow(policy, groups(4, 2), Trainer(policy, Optimisation(0.05, 0.05, 0.5), 100), SETTINGS, Timeline(), **changes)
+
+
+def run(config: GRPOConfig, iterations: int = 1) -> tuple[InProcessFlow, list[dict[str, float]]]:
+    subject, metrics = flow(), []
+    for iteration in range(iterations):
+        subject.begin(iteration)
+        GRPO(config, 1.0).iteration(subject)
+        metrics.append(subject.metrics)
+    return subject, metrics
+
+
+def test_an_iteration_learns_from_groups_that_differ() -> None:
+    subject, (metrics,) = run(CONFIG)
+    assert metrics["rollout/episodes"] == 12 and metrics["grpo/groups"] == 3 and 0 < metrics["grpo/frac_informative"] <= 1
+    assert metrics["actor/updates"] > 0 and subject.policy_version == 1 and "critic/vf_loss" not in metrics
+    assert subject.parity is not None and subject.parity < 1e-5
+
+
+def test_it_gets_better() -> None:
+    _, metrics = run(replace(CONFIG, episodes=32, learning_rate=0.05, epochs=2), iterations=12)
+    assert metrics[-1]["rollout/success_once"] > metrics[0]["rollout/success_once"] + 0.2
+
+
+class Known:
+    """A flow whose groups have given success rates: 0 and 1 teach nothing."""
+
+    iteration = 0
+
+    def __init__(self, rates: list[list[float]]) -> None:
+        self.rates, self.drawn, self.updated, self.metrics = rates, [], None, {}
+
+    def training_episodes(self, count: int, draw: int) -> Episodes:
+        self.drawn.append(count)
+        seed = torch.arange(count) + 100 * draw
+        return Episodes.first_attempts(torch.zeros_like(seed), seed)
+
+    def collect_episodes(self, episodes: Episodes) -> Trajectory:
+        calls = played(episodes)
+        calls = calls[calls.step == 0]
+        rates = torch.tensor(self.rates[len(self.drawn) - 1])[calls.group_ids()]
+        success = torch.zeros_like(calls.success)
+        success[:, 0] = calls.attempt < rates * 4
+        return replace(calls, success=success, reward=success.float(), valid=torch.ones_like(calls.valid))
+
+    def update(self, batch: Any, algorithm: Any) -> None:
+        self.updated = batch
+
+    def publish(self) -> None: ...
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self.metrics |= metrics
+
+
+def test_groups_that_teach_nothing_are_left_out_and_drawn_again() -> None:
+    subject = Known([[0.0, 0.5, 1.0], [1.0, 0.25], [0.75]])
+    GRPO(replace(CONFIG, resample=5), 1.0).iteration(subject)  # type: ignore[arg-type]
+    assert subject.drawn == [3, 2, 1]
+    assert subject.metrics == {"grpo/groups": 6, "grpo/frac_informative": 0.5}
+    batch = subject.updated
+    assert sorted(set(batch.calls.seed.tolist())) == [1, 101, 200]
+    assert len(batch) == 12 and float(batch.weight.sum()) == pytest.approx(12)
+    assert batch.advantage.abs().min() > 0.5
+
+
+def test_resampling_ends_at_its_cap_and_without_a_lesson_nothing_is_learnt() -> None:
+    subject = Known([[0.0, 0.0, 1.0]] * 3)
+    GRPO(replace(CONFIG, resample=2), 1.0).iteration(subject)  # type: ignore[arg-type]
+    assert subject.drawn == [3, 3, 3] and subject.updated is None
+    assert subject.metrics["grpo/frac_informative"] == 0
+
+
+def test_a_range_of_success_rates() -> None:
+    subject = Known([[0.25, 0.5, 0.75]])
+    GRPO(replace(CONFIG, success_range=[0.4, 0.6]), 1.0).iteration(subject)  # type: ignore[arg-type]
+    assert set(subject.updated.calls.seed.tolist()) == {1}
+
+
+def test_reinforce_needs_no_groups() -> None:
+    config = replace(PRESETS["reinforce_pp"], episodes=6, target_kl=None)
+    _, (metrics,) = run(config)
+    assert metrics["grpo/groups"] == 6 and metrics["actor/updates"] > 0
+    assert metrics["actor/reference_kl"] == pytest.approx(0, abs=1e-5), "the first update begins at the reference"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"episodes": 10}, "algorithm.episodes=10 is not a multiple of algorithm.group_size=4: use 8"),
+        ({"group_size": 1}, "algorithm.group_size=1 leaves nothing to compare with"),
+        ({"baseline": "mean"}, "algorithm.baseline=mean: one of group_mean"),
+        ({"scale": "std"}, "algorithm.scale=std: one of group_std"),
+        ({"granularity": "dim"}, "algorithm.granularity=dim: one of chunk"),
+        ({"aggregation": "mean"}, "algorithm.aggregation=mean: one of token_mean"),
+    ],
+)
+def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        GRPO(replace(CONFIG, **changes), 1.0)
