@@ -85,8 +85,12 @@ class Policy(nn.Module):
         """Vision encoder and language backbone: features for ``act`` and ``value``."""
 
     @abstractmethod
+    def pooled(self, features: Any) -> Tensor:
+        """One vector of what ``encode`` found, float32 ``[B, F]``: what a critic reads."""
+
     def value(self, features: Any) -> Tensor:
         """The critic's estimate, float32 ``[B]``."""
+        return self.value_head(self.pooled(features)).squeeze(-1)
 
     @abstractmethod
     def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:

@@ -15,11 +15,12 @@ from rlinf_vla import plugins
 from rlinf_vla.algorithms import grpo
 from rlinf_vla.algorithms.grpo import GRPOConfig
 from rlinf_vla.algorithms.ppo import PPOConfig
+from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.sft import SFTConfig
 from rlinf_vla.training.lora import LoraOptions
 from rlinf_vla.types import UserError
 
-ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sft": SFTConfig}
+ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig}
 ASSET = "asset://"
 
 

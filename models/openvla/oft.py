@@ -158,8 +158,8 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         embeds, mask = self.embed_prompt(inputs, self.stop_id)
         return slot_states(self.backbone, embeds, mask, self.spec.chunk * self.spec.action_dim, self.stop_id)
 
-    def value(self, features: Any) -> Tensor:
-        return self.value_head(features[:, 0].float()).squeeze(-1)
+    def pooled(self, features: Any) -> Tensor:
+        return features[:, 0].float()
 
     def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
         if self.action_head is not None:

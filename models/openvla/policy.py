@@ -183,8 +183,8 @@ class OpenVLAPolicy(Policy):
         cache = StaticCache(embeds.shape[1] + self.spec.chunk * self.spec.action_dim - 1)
         return Prefix(self.backbone.hidden_states(embeds, mask, cache)[:, -1], mask, cache)
 
-    def value(self, features: Any) -> Tensor:
-        return self.value_head(features.state.float()).squeeze(-1)
+    def pooled(self, features: Any) -> Tensor:
+        return features.state.float()
 
     def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
         count = self.spec.chunk * self.spec.action_dim

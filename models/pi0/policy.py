@@ -191,8 +191,8 @@ class Pi0Policy(Policy):
             critic = self._velocity(prefix, state, x, state.new_ones(1))[1].mean(1)
         return Features(prefix, inputs["state"], critic)
 
-    def value(self, features: Features) -> Tensor:
-        return self.value_head(features.critic.float()).squeeze(-1)
+    def pooled(self, features: Features) -> Tensor:
+        return features.critic.float()
 
     def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
         steps, batch = self.options.denoise_steps, len(features.state)

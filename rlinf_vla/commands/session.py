@@ -10,13 +10,15 @@ from pathlib import Path
 import torch
 
 from rlinf_vla import plugins
+from rlinf_vla.algorithms.sac import SACConfig
+from rlinf_vla.algorithms.soft import SoftPolicy
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe, asset_path
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.training.checkpoint import load_heads
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
-from rlinf_vla.types import UserError
+from rlinf_vla.types import Observation, UserError
 
 
 def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
@@ -34,9 +36,26 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
     load_heads(policy, directory)
     if lora:
         add_lora(policy, recipe.model.lora, recipe.seed)
+    if isinstance(recipe.algorithm, SACConfig):
+        policy = soft(policy, recipe.algorithm, recipe.seed)
     if recipe.cluster.gradient_checkpointing:
         checkpoint_blocks(policy)
     return policy.to(recipe.cluster.device)
+
+
+def soft(policy: Policy, config: SACConfig, seed: int) -> SoftPolicy:
+    """What SAC trains: the policy's features, and fresh heads that depend on the seed alone."""
+    nothing = Observation(
+        {name: torch.zeros(1, *size, 3, dtype=torch.uint8) for name, size in policy.spec.images.items()},
+        torch.zeros(1, policy.spec.state_dim),
+        ["nothing"],
+    )
+    if config.frozen_backbone:
+        policy.backbone.requires_grad_(False)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        features = policy.pooled(policy.encode(policy.prepare(nothing))).shape[1]
+        torch.manual_seed(seed)
+        return SoftPolicy(policy, features, config.critics, config.hidden, config.initial_alpha)
 
 
 @contextmanager

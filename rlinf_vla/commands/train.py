@@ -14,13 +14,15 @@ from omegaconf import DictConfig
 
 from rlinf_vla import recipe as recipes
 from rlinf_vla.algorithms.grpo import GRPO
-from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.ppo import PPO
+from rlinf_vla.algorithms.sac import SAC
+from rlinf_vla.algorithms.soft import SoftPolicy
 from rlinf_vla.commands import session
 from rlinf_vla.commands.evaluate import evaluate, headline
 from rlinf_vla.commands.interrupt import Interrupt, Interrupted, deferred
 from rlinf_vla.evaluation.statistics import compare
-from rlinf_vla.flow.runtime import InProcessFlow
+from rlinf_vla.flow.off_policy import OffPolicyFlow
+from rlinf_vla.flow.runtime import InProcessFlow, LocalFlow
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.telemetry.console import TrainingConsole
@@ -29,11 +31,12 @@ from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.report import write_report
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint, write_json
+from rlinf_vla.training.checkpoint import STATE, complete_checkpoints, load_checkpoint, save_checkpoint, write_json
+from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import UserError
 
-ALGORITHMS: dict[str, type[OnPolicy]] = {"ppo": PPO, "grpo": GRPO}
+ALGORITHMS: dict[str, Any] = {"ppo": PPO, "grpo": GRPO, "sac": SAC}
 
 
 def run(config: DictConfig) -> None:
@@ -52,13 +55,9 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     policy = session.build_policy(recipe)
     if recipe.checkpoint is not None:
         load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
-    rate = recipe.algorithm.learning_rate
-    trainer = Trainer(
-        policy,
-        Optimisation(rate, getattr(recipe.algorithm, "value_learning_rate", rate), recipe.algorithm.max_grad_norm),
-        recipe.cluster.micro_batch_size,
-    )
-    done = load_checkpoint(checkpoint, policy, trainer)["iteration"] if checkpoint is not None else 0
+    trainer = _trainer(recipe, policy)
+    state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
+    done = state.get("iteration", 0)
     trainable = sum(parameter.numel() for parameter in trainer.parameters.values())
     print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {session.relative(directory)}")
     print(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights, {trainable:,} of them trained")
@@ -72,15 +71,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
         algorithm.check(groups[0].spec)
         stack.enter_context(session.threads(recipe.cluster.rollout_threads))
         metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
-        flow = InProcessFlow(
-            policy,
-            groups,
-            trainer,
-            session.actor_settings(recipe, recipe.rollout.temperature),
-            Timeline(),
-            update_threads=partial(session.threads, recipe.cluster.update_threads),
-            reuse_frozen=recipe.cluster.reuse_frozen,
-        )
+        flow = _flow(recipe, policy, groups, trainer, directory, state)
         run = _Run(recipe, directory, policy, groups, trainer, flow, console, metrics)
         if recipe.evaluation.before_and_after and done == 0:
             run.evaluate("before", 0)
@@ -93,6 +84,31 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     for line in run.summary():
         print(line)
     print(f"report: {session.relative(directory / 'report.html')}")
+
+
+def _trainer(recipe: Recipe, policy: Policy) -> Trainer | SoftTrainer:
+    config = recipe.algorithm
+    if isinstance(policy, SoftPolicy):
+        return SoftTrainer(policy, config)
+    rate = config.learning_rate
+    settings = Optimisation(rate, getattr(config, "value_learning_rate", rate), config.max_grad_norm)
+    return Trainer(policy, settings, recipe.cluster.micro_batch_size)
+
+
+def _flow(
+    recipe: Recipe,
+    policy: Policy,
+    groups: Sequence[VectorEnv],
+    trainer: Trainer | SoftTrainer,
+    directory: Path,
+    state: dict[str, Any],
+) -> LocalFlow:
+    settings = session.actor_settings(recipe, recipe.rollout.temperature)
+    threads = partial(session.threads, recipe.cluster.update_threads)
+    if isinstance(trainer, SoftTrainer):
+        replay = directory / run_directory.REPLAY
+        return OffPolicyFlow(trainer.policy, groups, trainer, settings, Timeline(), recipe.algorithm, replay, state, update_threads=threads)
+    return InProcessFlow(policy, groups, trainer, settings, Timeline(), reuse_frozen=recipe.cluster.reuse_frozen, update_threads=threads)
 
 
 def _report(directory: Path) -> None:
@@ -110,15 +126,15 @@ class _Run:
         directory: Path,
         policy: Policy,
         groups: Sequence[VectorEnv],
-        trainer: Trainer,
-        flow: InProcessFlow,
+        trainer: Trainer | SoftTrainer,
+        flow: LocalFlow,
         console: TrainingConsole,
         metrics: MetricsLog,
     ) -> None:
         self.recipe, self.directory, self.policy, self.groups = recipe, directory, policy, groups
         self.trainer, self.flow, self.console, self.metrics = trainer, flow, console, metrics
 
-    def train(self, algorithm: OnPolicy, done: int, interrupt: Interrupt) -> None:
+    def train(self, algorithm: Any, done: int, interrupt: Interrupt) -> None:
         first = saved = done
         flow = self.flow
         flow.policy_version = done
@@ -136,7 +152,7 @@ class _Run:
                 flow.begin(iteration)
                 algorithm.iteration(flow)
                 done = iteration + 1
-                if iteration == first:
+                if iteration == first and flow.parity is not None:
                     self.console.say(f"first rollout: recomputed log-probabilities equal the stored ones to {flow.parity:.1e}")
                 seconds = time.perf_counter() - started
                 flow.log({"timing_s/iteration": seconds, "throughput/steps_per_s": flow.metrics["rollout/steps"] / seconds})
@@ -157,8 +173,10 @@ class _Run:
             raise
 
     def save(self, iteration: int) -> None:
-        state = {"iteration": iteration, "policy_version": self.flow.policy_version, "seed": self.recipe.seed}
-        save_checkpoint(self.directory / run_directory.CHECKPOINTS, self.policy, self.trainer, state, self.recipe.checkpoints.keep)
+        directory = self.directory / run_directory.CHECKPOINTS
+        state = {"iteration": iteration, "seed": self.recipe.seed} | self.flow.save()
+        save_checkpoint(directory, self.policy, self.trainer, state, self.recipe.checkpoints.keep)
+        self.flow.saved([_read_json(each / STATE) for each in complete_checkpoints(directory)])
 
     def evaluate(self, name: str, iteration: int) -> None:
         label, version = f"iteration {iteration}", self.flow.policy_version

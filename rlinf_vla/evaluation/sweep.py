@@ -59,5 +59,5 @@ def sweep(
             ended += done[slot]
         progress(ended / episodes)
 
-    play_listed(actor, groups, listed, on_call, spans)
+    play_listed(lambda _: actor, groups, listed, on_call, spans)
     return results

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,28 +26,27 @@ PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
 token by token and all at once: by 0.01 on the packaged tiny model."""
 
 
-class InProcessFlow:
+class LocalFlow:
     """One iteration at a time: ``begin(i)``, then ``algorithm.iteration(flow)``, then ``metrics``."""
+
+    parity: float | None = None
+    """How well ``evaluate`` found the first rollout's log-probabilities again; None: not asked yet."""
 
     def __init__(
         self,
         policy: Policy,
         groups: Sequence[VectorEnv],
-        trainer: Trainer,
         settings: Settings,
         timeline: Timeline,
         progress: Callable[[str, float], None] = lambda stage, fraction: None,
         update_threads: Callable[[], AbstractContextManager[None]] = nullcontext,
-        reuse_frozen: bool = True,
     ) -> None:
-        """``update_threads``: what holds while the trainer works and the simulators rest. ``reuse_frozen``: see ``ClusterConfig``."""
-        self.policy, self.groups, self.trainer, self.settings = policy, groups, trainer, settings
+        """``update_threads``: what holds while the trainer works and the simulators rest."""
+        self.policy, self.groups, self.settings = policy, groups, settings
         self.actor = Actor(policy, settings)
         self.timeline, self.progress, self.update_threads = timeline, progress, update_threads
-        self.reuse_frozen = reuse_frozen
         self.iteration = 0
         self.policy_version = 0
-        self.parity: float | None = None
         self.metrics: dict[str, float] = {}
 
     def begin(self, iteration: int) -> None:
@@ -55,6 +55,49 @@ class InProcessFlow:
 
     def log(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
+
+    def training_episodes(self, count: int, draw: int) -> Episodes:
+        slots = torch.arange(count)
+        tasks = len(self.groups[0].spec.tasks)
+        return training_episodes(self.settings.run_seed, self.iteration, slots, torch.full_like(slots, draw), tasks)
+
+    def publish(self) -> None:
+        """The rollouts use the trainer's own weights here: only the version moves."""
+        self.policy_version += 1
+
+    def log_rollout(self, seconds: float, steps: int) -> None:
+        """Adds up over the rollouts of an iteration."""
+        seconds += self.metrics.get("timing_s/rollout", 0.0)
+        steps += int(self.metrics.get("rollout/steps", 0))
+        self.log({"timing_s/rollout": seconds, "throughput/rollout_steps_per_s": steps / seconds, "rollout/steps": steps})
+
+    def save(self) -> dict[str, Any]:
+        """What a checkpoint must remember of the flow, as JSON; it is on disk when this returns."""
+        return {"policy_version": self.policy_version}
+
+    def saved(self, states: Sequence[dict[str, Any]]) -> None:
+        """These are the checkpoints that can still be resumed."""
+
+    def _rolling(self, fraction: float) -> None:
+        self.progress("rollout", fraction)
+
+
+class InProcessFlow(LocalFlow):
+    """The flow of on-policy algorithms."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        groups: Sequence[VectorEnv],
+        trainer: Trainer,
+        settings: Settings,
+        timeline: Timeline,
+        reuse_frozen: bool = True,
+        **options: Any,
+    ) -> None:
+        """``reuse_frozen``: see ``ClusterConfig``. ``options``: see :class:`LocalFlow`."""
+        super().__init__(policy, groups, settings, timeline, **options)
+        self.trainer, self.reuse_frozen = trainer, reuse_frozen
 
     def collect(self, horizon: int) -> Trajectory:
         started = time.perf_counter()
@@ -65,11 +108,6 @@ class InProcessFlow:
         self._collected(rollouts.flatten(), time.perf_counter() - started)
         return rollouts
 
-    def training_episodes(self, count: int, draw: int) -> Episodes:
-        slots = torch.arange(count)
-        tasks = len(self.groups[0].spec.tasks)
-        return training_episodes(self.settings.run_seed, self.iteration, slots, torch.full_like(slots, draw), tasks)
-
     def collect_episodes(self, episodes: Episodes) -> Trajectory:
         started = time.perf_counter()
         with merged_lora(self.policy):
@@ -78,14 +116,9 @@ class InProcessFlow:
         self._collected(calls, time.perf_counter() - started)
         return calls
 
-    def _rolling(self, fraction: float) -> None:
-        self.progress("rollout", fraction)
-
     def _collected(self, calls: Trajectory, seconds: float) -> None:
-        """Adds up over the rollouts of an iteration. ``calls`` ``[N]``."""
-        seconds += self.metrics.get("timing_s/rollout", 0.0)
-        steps = int(calls.valid.sum()) + self.metrics.get("rollout/steps", 0)
-        self.log({"timing_s/rollout": seconds, "throughput/rollout_steps_per_s": steps / seconds, "rollout/steps": steps})
+        """``calls`` ``[N]``."""
+        self.log_rollout(seconds, int(calls.valid.sum()))
         if self.parity is None:
             self.parity = parity(self.policy, calls, self.settings.temperature)
             rounded = any(parameter.dtype == torch.bfloat16 for parameter in self.policy.backbone.parameters())
@@ -131,10 +164,6 @@ class InProcessFlow:
         rows, temperature = self.trainer.micro_batch_size, self.settings.temperature
         parts = [calls[start : start + rows] for start in range(0, len(calls), rows)]
         return torch.cat([self.policy.evaluate(part.inputs, part.latent, temperature).log_prob for part in parts])
-
-    def publish(self) -> None:
-        """The rollouts use the trainer's own weights here: only the version moves."""
-        self.policy_version += 1
 
 
 @torch.no_grad()

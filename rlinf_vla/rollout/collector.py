@@ -75,7 +75,7 @@ def collect_episodes(
         ended += int((call.result.done.cpu() & wanted).sum())
         progress(ended / len(episodes))
 
-    play_listed(actor, groups, episodes, on_call, spans)
+    play_listed(lambda _: actor, groups, episodes, on_call, spans)
     calls = Trajectory.cat(parts, dim=0)
     return calls[torch.cat(order).argsort().to(calls.value.device)]
 

@@ -8,16 +8,22 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.rollout.actor import Actor
-from rlinf_vla.rollout.player import Call, Spans, interleave, play
+from rlinf_vla.rollout.player import Acts, Call, Spans, interleave, play
 from rlinf_vla.types import Episodes
 
 
 def play_listed(
-    actor: Actor, groups: Sequence[VectorEnv], episodes: Episodes, on_call: Callable[[VectorEnv, Call, Tensor], None], spans: Spans
+    actor_of: Callable[[VectorEnv], Acts],
+    groups: Sequence[VectorEnv],
+    episodes: Episodes,
+    on_call: Callable[[VectorEnv, Call, Tensor], None],
+    spans: Spans,
 ) -> None:
-    """``on_call(env, call, index)`` sees every call. ``index`` int64 ``[B]``: the place in the list of what each environment plays, or -1
-    where the list had nothing left and the call is to be ignored."""
+    """``actor_of(env)`` acts in it, and ``on_call(env, call, index)`` sees every call.
+
+    ``index`` int64 ``[B]``: the place in the list of what each environment plays, or -1 where the list had nothing left and the call
+    is to be ignored.
+    """
     queue = _Queue(len(episodes))
     players = []
     for number, env in enumerate(groups):
@@ -32,7 +38,7 @@ def play_listed(
             index[done] = queue.take(int(done.sum()))
             return episodes[index]
 
-        players.append(play(actor, env, episodes[index], following, report, spans, f"simulator {number}"))
+        players.append(play(actor_of(env), env, episodes[index], following, report, spans, f"simulator {number}"))
     interleave(players)
 
 

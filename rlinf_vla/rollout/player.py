@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.rollout.actor import Actor
+from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.types import ActionSample, Episodes, Inputs, StepResult
 
 
@@ -19,6 +18,15 @@ class Spans(Protocol):
     """Where time goes; ``telemetry.timeline.Timeline`` is one."""
 
     def span(self, name: str, track: str) -> AbstractContextManager[Any]: ...
+
+
+class Acts(Protocol):
+    """``rollout.actor.Actor``, or who acts in its place."""
+
+    policy: Policy
+
+    def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample: ...
+    def value(self, inputs: Inputs) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Call:
 
 
 def play(
-    actor: Actor,
+    actor: Acts,
     env: VectorEnv,
     first: Episodes,
     next_episodes: Callable[[Tensor], Episodes],

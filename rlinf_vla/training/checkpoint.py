@@ -19,13 +19,14 @@ from torch import Tensor
 
 from rlinf_vla.protocols import Policy
 from rlinf_vla.training.lora import copy_all, is_lora, load_adapter, read_tensors, save_adapter
+from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.training.trainer import Trainer
 from rlinf_vla.types import UserError
 
 ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
 
 
-def save_checkpoint(directory: Path, policy: Policy, trainer: Trainer, state: dict[str, Any], keep: int) -> Path:
+def save_checkpoint(directory: Path, policy: Policy, trainer: Trainer | SoftTrainer, state: dict[str, Any], keep: int) -> Path:
     """Write ``directory/step_<state["iteration"]>`` and delete all but the ``keep`` newest. ``state`` is JSON."""
     final = directory / f"step_{state['iteration']:06d}"
     aside = directory / f".{final.name}.{os.getpid()}"
@@ -60,7 +61,7 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return [found[number] for number in sorted(filter(str.isdigit, found), key=int)]
 
 
-def load_checkpoint(checkpoint: Path, policy: Policy, trainer: Trainer | None = None) -> dict[str, Any]:
+def load_checkpoint(checkpoint: Path, policy: Policy, trainer: Trainer | SoftTrainer | None = None) -> dict[str, Any]:
     """Weights into ``policy`` (built with the same model.* settings), the optimiser's state into ``trainer``; returns the state.
 
     Raises UserError where the checkpoint is damaged or belongs to another model.

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlinf_vla.training.checkpoint import complete_checkpoints
 from rlinf_vla.types import UserError
 
-RECIPE, CHECKPOINTS, LOCK = "recipe.yaml", "checkpoints", ".lock"
+RECIPE, CHECKPOINTS, REPLAY, LOCK = "recipe.yaml", "checkpoints", "replay", ".lock"
 
 # What may change between a run and its continuation: everything else would make it another run.
 _FREE = ("iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "rollout.pipeline_depth", "env.processes")

@@ -87,6 +87,8 @@ def assert_same_choice(found: ActionSample, expected: ActionSample, exact: bool 
 class PolicyConformance:
     continuous = False
     """Actions are real numbers, which rounding may move; else they are choices, with probabilities and an entropy that learns."""
+    greedy_is_likeliest = True
+    """False where a squashed distribution's mode lies elsewhere than its middle."""
     state_numbers: int | None = None
     """Of the prepared state, where that is padded; None: as many as ``spec.state_dim``."""
 
@@ -114,7 +116,7 @@ class PolicyConformance:
         assert found.log_prob.shape == found.entropy.shape == sample.log_prob.shape and found.value.shape == (batch,)
         assert found.log_prob.dtype == found.entropy.dtype == found.value.dtype == torch.float32
         assert policy.value(policy.encode(inputs)).shape == (batch,)
-        assert issubclass(type(policy), Policy) and type(policy).name and type(policy).lora_targets
+        assert issubclass(type(policy), Policy) and type(policy).name and isinstance(type(policy).lora_targets, tuple)
 
     def test_prepared_inputs_are_cheap_and_each_row_its_own(self, policy: Policy) -> None:
         observed = observations(policy, 5)
@@ -174,7 +176,7 @@ class PolicyConformance:
         assert_same_choice(act(policy, inputs, temperature=0.0), greedy)
         found = policy.evaluate(inputs, greedy.latent, 1.0)
         torch.testing.assert_close(found.log_prob, greedy.log_prob, rtol=0, atol=TOLERANCE)
-        for i in range(20):
+        for i in range(20 if self.greedy_is_likeliest else 0):
             sampled = act(policy, inputs, seeds=torch.arange(3) + 10 * i)
             assert (sampled.log_prob[:, 0, 0] <= greedy.log_prob[:, 0, 0] + TOLERANCE).all()
 

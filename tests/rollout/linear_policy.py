@@ -63,8 +63,8 @@ class LinearPolicy(Policy):
     def encode(self, inputs: Inputs) -> Tensor:
         return inputs["image"].flatten(1).float() / 255 - 0.5
 
-    def value(self, features: Tensor) -> Tensor:
-        return self.value_head(features)[:, 0]
+    def pooled(self, features: Tensor) -> Tensor:
+        return features
 
     def act(self, features: Tensor, noise: Noise | None, temperature: float) -> ActionSample:
         log_prob = self._log_softmax(features, temperature)

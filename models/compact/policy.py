@@ -1,0 +1,144 @@
+"""A compact policy: every image through one encoder, proprioception beside it, a diagonal Gaussian over actions in [-1, 1].
+
+What visual SAC is usually trained with (DrQ, Kostrikov et al. 2021), and a baseline for PPO. Its checkpoint is a directory with config.json
+(sizes, and the range of each proprioceptive dimension) and model.safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_vla.protocols import Noise, Policy, PolicySpec
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
+
+from .. import files
+
+
+@dataclass
+class CompactOptions(files.WeightOptions):
+    """Recipe node ``model.options``."""
+
+    images: list[str] = field(default_factory=lambda: ["base"])
+    """The environment's cameras; all go through the same encoder."""
+    encoder: str = "conv"
+    """conv: four convolutions. timm:NAME: a backbone of timm, such as timm:resnet10t, from random weights."""
+    std: float = 0.5
+    """Of the actions, at the beginning."""
+
+
+class Encoder(nn.Module):
+    """Images and state to ``width`` features per camera and one vector of the state."""
+
+    def __init__(self, config: dict[str, Any], options: CompactOptions) -> None:
+        super().__init__()
+        height, width = config["image_sizes"]
+        if options.encoder == "conv":
+            channels = [3, *config["channels"]]
+            layers = [
+                layer for before, after in pairwise(channels) for layer in (nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU())
+            ]
+            self.image: nn.Module = nn.Sequential(*layers, nn.Flatten())
+        elif options.encoder.startswith("timm:"):
+            try:
+                import timm
+            except ImportError:
+                raise UserError(f"model.options.encoder={options.encoder}: timm is not installed: pip install -e '.[timm]'") from None
+            name = options.encoder.removeprefix("timm:")
+            if name not in timm.list_models():
+                raise UserError(f"model.options.encoder={options.encoder}: timm has no model {name!r}")
+            self.image = timm.create_model(name, pretrained=False, num_classes=0)
+        else:
+            raise UserError(f"model.options.encoder={options.encoder}: choose conv or timm:NAME")
+        with torch.no_grad():
+            self.image.eval()
+            found = self.image(torch.zeros(1, 3, height, width)).shape[-1]
+            self.image.train()
+        self.project = nn.Sequential(nn.Linear(found, config["width"]), nn.LayerNorm(config["width"]), nn.Tanh())
+        self.state = nn.Sequential(nn.Linear(config["state_dim"], config["width"]), nn.LayerNorm(config["width"]), nn.Tanh())
+
+    def forward(self, images: list[Tensor], state: Tensor) -> Tensor:
+        """uint8 ``[B, H, W, 3]`` each, and ``[B, S]`` in [-1, 1]."""
+        seen = [self.project(self.image(image.permute(0, 3, 1, 2).float() / 255 - 0.5)) for image in images]
+        return torch.cat([*seen, self.state(state)], dim=1)
+
+
+class CompactPolicy(Policy):
+    name: ClassVar[str] = "compact"
+    Config: ClassVar[type] = CompactOptions
+    lora_targets: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, directory: Path, options: CompactOptions) -> None:
+        super().__init__()
+        self.directory, self.options = directory, options
+        config = self.config = files.read_json(directory / files.CONFIG)
+        size = tuple(config["image_sizes"])
+        self.spec = PolicySpec(config["chunk"], config["action_dim"], config["state_dim"], dict.fromkeys(options.images, size))
+        self.backbone = Encoder(config, options)
+        features = config["width"] * (len(options.images) + 1)
+        actions = self.spec.chunk * self.spec.action_dim
+        self.head = nn.Sequential(nn.Linear(features, 256), nn.ReLU(), nn.Linear(256, actions))
+        self.log_std = nn.Parameter(torch.full((self.spec.chunk, self.spec.action_dim), math.log(options.std)))
+        self.value_head = nn.Sequential(nn.Linear(features, 256), nn.ReLU(), nn.Linear(256, 1))
+        low, high = (torch.tensor(config["state_range"][name]) for name in ("low", "high"))
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def load(cls, checkpoint: Path, config: Any) -> CompactPolicy:
+        try:
+            policy = cls(checkpoint, config)
+        except KeyError as error:
+            raise UserError(f"{checkpoint}: {files.CONFIG} lacks {error}: copy the checkpoint again") from None
+        if not config.random_weights:
+            files.fill(policy, dict(files.read_weights(checkpoint)), checkpoint)
+        return policy
+
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
+        (checkpoint / files.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
+        files.save_weights(self, checkpoint, {}, dtype or torch.float32)
+
+    def prepare(self, obs: Observation) -> Inputs:
+        state = (2 * (obs.state - self.low) / (self.high - self.low) - 1).clamp(-1, 1)
+        return {f"image.{name}": obs.images[name] for name in self.spec.images} | {"state": state}
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        """``[B, F]``."""
+        return self.backbone([inputs[f"image.{name}"] for name in self.spec.images], inputs["state"])
+
+    def pooled(self, features: Tensor) -> Tensor:
+        return features
+
+    def _distribution(self, features: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        mean = self.head(features).unflatten(1, (self.spec.chunk, self.spec.action_dim))
+        return mean, self.log_std + math.log(temperature or 1.0)
+
+    def act(self, features: Tensor, noise: Noise | None, temperature: float) -> ActionSample:
+        mean, log_std = self._distribution(features, temperature)
+        drawn = mean if noise is None or temperature == 0 else mean + log_std.exp() * noise.normal(*mean.shape[1:])
+        return ActionSample(drawn.clamp(-1, 1), {"drawn": drawn}, _log_prob(drawn, mean, log_std), self.value(features))
+
+    def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
+        features = self.encode(inputs)
+        mean, log_std = self._distribution(features, temperature)
+        entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(mean)
+        return ActionEval(_log_prob(latent["drawn"], mean, log_std), entropy, self.value(features))
+
+    def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
+        mean, log_std = self._distribution(self.encode(inputs), 1.0)
+        return -_log_prob(actions, mean, log_std).mean(dim=(1, 2))
+
+
+def _log_prob(value: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Of the action before it is clamped."""
+    return -0.5 * ((value - mean) * (-log_std).exp()) ** 2 - log_std - 0.5 * math.log(2 * math.pi)

@@ -1,0 +1,141 @@
+"""Soft actor-critic (Haarnoja et al. 2018), an ensemble of critics (REDQ, Chen et al. 2021), demonstrations (RLPD, Ball et al. 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlinf_vla.protocols import EnvSpec
+from rlinf_vla.types import Episodes, UserError
+
+AGGREGATES = ("mean", "min")
+ACTION, REWARD, DISCOUNT, ACTED = "action", "reward", "discount", "acted"
+"""What a record says beside the policy's inputs; see ``rollout/transitions.py``."""
+
+
+@dataclass
+class SACConfig:
+    """Recipe node ``algorithm``."""
+
+    name: str = "sac"
+    episodes: int = 16
+    """Played per iteration, before its updates."""
+    updates_per_step: float = 0.5
+    """Updates of the critics per control step that was played."""
+    batch_size: int = 128
+    replay_capacity: int = 100_000
+    """Observations that are kept."""
+    demonstrations: int = 0
+    """Episodes of the scripted expert, played before the first iteration; they stay for the whole run."""
+    demonstration_share: float = 0.5
+    """Of every batch, where there are demonstrations."""
+    gamma: float = 0.97
+    """Discount per control step."""
+    frozen_backbone: bool = False
+    """Only actor and critics learn; then features are computed once, and remembered instead of images."""
+    critics: int = 10
+    critic_subset: int = 2
+    """Of the critics, drawn for each target, which is the least of them."""
+    actor_aggregate: str = "mean"
+    """Of the critics, what the actor climbs: mean or min."""
+    actor_every: int = 2
+    """Updates of the critics per update of the actor and of alpha."""
+    hidden: int = 256
+    target_rate: float = 0.005
+    """Share of the critics that their targets take on per update."""
+    initial_alpha: float = 0.1
+    target_entropy: float | None = None
+    """Nats per chunk; null: minus the number of action dimensions."""
+    backup_entropy: bool = False
+    """The entropy is part of the targets."""
+    shift: int = 4
+    """Images are moved by up to so many pixels in each direction (DrQ, Kostrikov et al. 2021); 0: not."""
+    learning_rate: float = 3e-4
+    value_learning_rate: float = 3e-4
+    max_grad_norm: float = 10.0
+
+
+class Flow(Protocol):
+    """The operations that SAC's macro flow is made of."""
+
+    iteration: int
+
+    def demonstrate(self, episodes: int) -> None:
+        """The expert's episodes into the store of demonstrations, unless they are there."""
+
+    def training_episodes(self, count: int, draw: int) -> Episodes: ...
+    def collect_transitions(self, episodes: Episodes) -> int:
+        """Play them and remember what happened; returns the number of control steps."""
+
+    def improve(self, updates: int) -> None:
+        """So many updates on batches of what is remembered."""
+
+    def publish(self) -> None: ...
+    def log(self, metrics: dict[str, float]) -> None: ...
+
+
+class SAC:
+    def __init__(self, config: SACConfig, temperature: float) -> None:
+        self.config, self.temperature = config, temperature
+        if config.actor_aggregate not in AGGREGATES:
+            raise UserError(f"algorithm.actor_aggregate={config.actor_aggregate}: one of {', '.join(AGGREGATES)}")
+        if not 1 <= config.critic_subset <= config.critics:
+            raise UserError(f"algorithm.critic_subset={config.critic_subset}: between 1 and algorithm.critics={config.critics}")
+        if not 0 <= config.demonstration_share < 1:
+            raise UserError(f"algorithm.demonstration_share={config.demonstration_share}: at least 0 and less than 1")
+        if config.demonstrations and not config.demonstration_share:
+            raise UserError("algorithm.demonstration_share=0 leaves algorithm.demonstrations without effect: set one of them")
+
+    def check(self, env: EnvSpec) -> None:
+        """Nothing of the environment could be wrong."""
+
+    def iteration(self, flow: Flow) -> None:
+        if self.config.demonstrations:
+            flow.demonstrate(self.config.demonstrations)
+        steps = flow.collect_transitions(flow.training_episodes(self.config.episodes, 0))
+        flow.improve(round(steps * self.config.updates_per_step))
+        flow.publish()
+
+
+def soft_target(
+    reward: Tensor, discount: Tensor, next_values: Tensor, next_log_prob: Tensor, alpha: Tensor, backup_entropy: bool
+) -> Tensor:
+    """``r + discount (min_j Q_j(s', a') - alpha log pi(a'|s'))`` ``[B]``.
+
+    ``reward`` and ``discount`` are a chunk's (``gamma**n``, and 0 where the episode terminated); ``next_values`` ``[M, B]`` of the critics
+    drawn (REDQ, eq. 3).
+    """
+    value = next_values.min(dim=0).values
+    if backup_entropy:
+        value = value - alpha * next_log_prob
+    return reward + discount * torch.where(discount > 0, value, 0)
+
+
+def critic_loss(values: Tensor, target: Tensor) -> Tensor:
+    """Mean over the batch, sum over the ``K`` critics, which share no weights: ``[K, B]``, ``[B]``."""
+    return 0.5 * ((values - target) ** 2).mean(dim=1).sum()
+
+
+def actor_loss(values: Tensor, log_prob: Tensor, alpha: Tensor, aggregate: str) -> Tensor:
+    """``mean(alpha log pi - Q)``; ``values`` ``[K, B]``."""
+    value = values.mean(dim=0) if aggregate == "mean" else values.min(dim=0).values
+    return (alpha * log_prob - value).mean()
+
+
+def alpha_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
+    """Raises alpha while the entropy is below its target (Haarnoja et al. 2018b, eq. 18)."""
+    return -(log_alpha.exp() * (log_prob + target_entropy).mean())
+
+
+def random_shift(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
+    """uint8 ``[B, H, W, 3]``, each moved by its own ``shifts`` (int64 ``[B, 2]``, 0 ... 2 pad) in a border repeated ``pad`` times."""
+    batch, height, width, _ = images.shape
+    padded = F.pad(images.permute(0, 3, 1, 2).float(), (pad,) * 4, mode="replicate").to(images.dtype)
+    rows = shifts[:, :1] + torch.arange(height, device=images.device)
+    columns = shifts[:, 1:] + torch.arange(width, device=images.device)
+    index: Any = (torch.arange(batch, device=images.device)[:, None, None], slice(None), rows[:, :, None], columns[:, None, :])
+    return padded[index]

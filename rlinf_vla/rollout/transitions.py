@@ -1,0 +1,104 @@
+"""Whole episodes as records for a replay: what was seen, what was done there, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.advantages import chunk_rewards
+from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
+from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.rollout.listed import play_listed
+from rlinf_vla.rollout.player import Acts, Call, Spans
+from rlinf_vla.types import ActionSample, Episodes, Inputs
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass
+class Recorded:
+    """One episode. ``records``: fields ``[L, ...]``, the policy's inputs, ``action`` ``[L, C, D]``, ``reward`` and ``discount`` of the
+    chunk (``gamma**n``, 0 where the episode terminated), and ``acted``: false in a last record that only says what was seen at a cut."""
+
+    records: Tensors
+    success: bool
+    steps: int
+
+
+class Expert:
+    """Acts as the scripted expert of an environment; its actions are what a policy without units of its own would have said."""
+
+    def __init__(self, policy: Policy, env: VectorEnv) -> None:
+        self.policy, self._env = policy, env
+
+    def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
+        actions = self._env.expert_actions()[:, None].clamp(-1, 1)
+        zeros = torch.zeros(len(actions), device=actions.device)
+        return ActionSample(actions, {}, torch.zeros_like(actions), zeros)
+
+    def value(self, inputs: Inputs) -> Tensor:
+        raise NotImplementedError("an expert values nothing")
+
+
+def collect_transitions(
+    actor_of: Callable[[VectorEnv], Acts],
+    policy: Policy,
+    groups: Sequence[VectorEnv],
+    episodes: Episodes,
+    gamma: float,
+    spans: Spans,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> list[Recorded]:
+    """Play each of ``episodes`` to its end, in their order. ``gamma``: per control step."""
+    parts: list[list[Tensors]] = [[] for _ in range(len(episodes))]
+    found = [Recorded({}, False, 0) for _ in parts]
+    ended = 0
+
+    def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
+        nonlocal ended
+        result = call.result
+        terminated, done = (result.terminated & result.valid).any(dim=1), result.done
+        reward, discount = chunk_rewards(result.reward, result.valid, gamma)
+        rows = _inputs(policy, call.inputs) | {
+            ACTION: call.sample.actions,
+            REWARD: reward,
+            DISCOUNT: torch.where(terminated, 0, discount),
+            ACTED: torch.ones_like(terminated),
+        }
+        cut = done & ~terminated
+        last = _inputs(policy, policy.prepare(result.observation)) if bool(cut.any()) else {}
+        nothing = {name: torch.zeros_like(rows[name]) for name in (ACTION, REWARD, DISCOUNT, ACTED)}
+        for slot, number in enumerate(index.tolist()):
+            if number < 0:
+                continue
+            parts[number].append({name: value[slot] for name, value in rows.items()})
+            if cut[slot]:
+                parts[number].append({name: value[slot] for name, value in (last | nothing).items()})
+            found[number].success |= bool((result.success & result.valid)[slot].any())
+            found[number].steps += int(result.valid[slot].sum())
+            ended += bool(done[slot])
+        progress(ended / len(episodes))
+
+    play_listed(actor_of, groups, episodes, on_call, spans)
+    for recorded, rows in zip(found, parts, strict=True):
+        recorded.records = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return found
+
+
+def transition_metrics(episodes: Sequence[Recorded]) -> dict[str, float]:
+    count = len(episodes)
+    return {
+        "rollout/episodes": float(count),
+        "rollout/success_once": sum(each.success for each in episodes) / count,
+        "rollout/episode_len": sum(each.steps for each in episodes) / count,
+        "rollout/reward_mean": sum(float(each.records[REWARD].sum()) for each in episodes) / sum(each.steps for each in episodes),
+    }
+
+
+@torch.no_grad()
+def _inputs(policy: Policy, inputs: Inputs) -> Inputs:
+    """What of them an update needs."""
+    return policy.fix(inputs)

@@ -1,0 +1,165 @@
+"""Replay: what environments showed and did, in memory-mapped files that grow at the end and are forgotten at the beginning.
+
+A record is one observation, and what was done there. Episodes lie in one piece, so the next observation of a record is the next record, and
+every image is stored once. Records are never changed once written, so a checkpoint needs to remember only how many there were: what was
+written after it, or half written when the process died, is written again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlinf_vla.types import UserError
+
+SEGMENT = 1024
+"""Records per file."""
+LAYOUT = "layout.json"
+ACTED = "acted"
+"""The field that says whether something was done at a record; an episode that was cut ends with an observation where nothing was."""
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """``B`` of what was done: fields of the records ``[B, ...]``, and of those that followed (their own, where an episode terminated)."""
+
+    now: Tensors
+    following: Tensors
+
+    @staticmethod
+    def cat(parts: list[Transitions]) -> Transitions:
+        return Transitions(*({name: torch.cat([part[name] for part in each]) for name in each[0]} for each in _columns(parts)))
+
+
+def _columns(parts: list[Transitions]) -> tuple[list[Tensors], list[Tensors]]:
+    return [part.now for part in parts], [part.following for part in parts]
+
+
+class Replay:
+    def __init__(self, directory: Path, capacity: int, total: int = 0) -> None:
+        """Keeps the newest ``capacity`` records. ``total``: how many had been written at the checkpoint to go on from; 0 begins anew.
+
+        Raises UserError where the files do not hold so many.
+        """
+        self.directory, self.capacity, self.total = directory, capacity, total
+        self._segments: dict[int, dict[str, NDArray[Any]]] = {}
+        self._layout: dict[str, tuple[str, list[int]]] = {}
+        if total == 0:
+            shutil.rmtree(directory, ignore_errors=True)
+        self._acted = np.zeros(0, dtype=bool)
+        """Of the records from ``first`` on."""
+        if total:
+            self._layout = self._read_layout()
+            self._acted = self._gather(np.arange(self.first, total), [ACTED])[ACTED].numpy()
+
+    @property
+    def first(self) -> int:
+        """The oldest record that is still there."""
+        return max(0, self.total - self.capacity)
+
+    def __len__(self) -> int:
+        """Transitions to sample from."""
+        return int(self._acted.sum())
+
+    def append(self, episode: Mapping[str, Tensor]) -> None:
+        """The records of one episode (or of its beginning), in order: fields ``[L, ...]``, with ``acted`` bool ``[L]`` among them.
+
+        Raises OSError, with nothing appended, where the disk is full.
+        """
+        fields = {name: value.detach().cpu().numpy() for name, value in episode.items()}
+        layout = {name: (value.dtype.str, list(value.shape[1:])) for name, value in fields.items()}
+        if not self._layout:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            (self.directory / LAYOUT).write_text(json.dumps(layout))
+            self._layout = layout
+        if layout != self._layout:
+            raise ValueError(f"the records are {layout}, those before them {self._layout}")
+        length, written = len(fields[ACTED]), 0
+        while written < length:
+            number, row = divmod(self.total + written, SEGMENT)
+            count = min(SEGMENT - row, length - written)
+            for name, array in self._segment(number, create=True).items():
+                array[row : row + count] = fields[name][written : written + count]
+            written += count
+        before = self.first
+        self.total += length
+        self._acted = np.concatenate([self._acted, fields[ACTED]])[self.first - before :]
+
+    def sample(self, batch: int, generator: torch.Generator) -> Transitions:
+        """Uniform, with replacement."""
+        candidates = self.first + np.flatnonzero(self._acted)
+        index = candidates[torch.randint(len(candidates), (batch,), generator=generator).numpy()]
+        after = np.minimum(index + 1, self.total - 1)  # of a terminated episode it is another one's, and is not looked at
+        return Transitions(self._gather(index), self._gather(after))
+
+    def flush(self) -> None:
+        """What was appended outlives a power cut."""
+        for segment in self._segments.values():
+            for array in segment.values():
+                assert isinstance(array, np.memmap)
+                array.flush()
+
+    def forget(self, total: int) -> None:
+        """Delete the files that nobody needs any more who goes on from a checkpoint with ``total`` records, or a later one."""
+        last = max(0, total - self.capacity) // SEGMENT
+        for path in self.directory.glob("segment_*"):
+            number = int(path.name.removeprefix("segment_"))
+            if number < last:
+                self._segments.pop(number, None)
+                shutil.rmtree(path)
+
+    def _gather(self, index: NDArray[np.int64], names: list[str] | None = None) -> Tensors:
+        numbers, rows = np.divmod(index, SEGMENT)
+        found = {}
+        for name in names or list(self._layout):
+            dtype, shape = self._layout[name]
+            values = np.empty((len(index), *shape), dtype)
+            for number in np.unique(numbers):
+                here = numbers == number
+                values[here] = self._segment(int(number))[name][rows[here]]
+            found[name] = torch.from_numpy(values)
+        return found
+
+    def _segment(self, number: int, create: bool = False) -> dict[str, NDArray[Any]]:
+        if number not in self._segments:
+            directory = self.directory / f"segment_{number:06d}"
+            if create:
+                directory.mkdir(exist_ok=True)
+            self._segments[number] = {name: self._map(directory / name, *layout, create) for name, layout in self._layout.items()}
+        return self._segments[number]
+
+    def _map(self, path: Path, dtype: str, shape: list[int], create: bool) -> NDArray[Any]:
+        whole = (SEGMENT, *shape)
+        size = int(np.prod(whole)) * np.dtype(dtype).itemsize
+        if create and (not path.exists() or path.stat().st_size != size):
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and a crash in a mapped page
+        if not path.exists() or path.stat().st_size != size:
+            raise UserError(f"{path} is missing or cut short: resume another checkpoint, or start again with resume=never")
+        return np.memmap(path, dtype, "r+", shape=whole)
+
+    def _read_layout(self) -> dict[str, tuple[str, list[int]]]:
+        try:
+            stored = json.loads((self.directory / LAYOUT).read_text())
+            return {name: (dtype, shape) for name, (dtype, shape) in stored.items()}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.directory / LAYOUT} cannot be read ({error}): start again with resume=never") from None
+
+
+def sample_mixed(stores: list[Replay], shares: list[float], batch: int, generator: torch.Generator) -> Transitions:
+    """``batch`` transitions, a fixed share of each store (RLPD, Ball et al. 2023: half are demonstrations); the first takes the rest."""
+    counts = [round(share * batch) for share in shares[1:]]
+    counts = [batch - sum(counts), *counts]
+    return Transitions.cat([store.sample(count, generator) for store, count in zip(stores, counts, strict=True) if count])

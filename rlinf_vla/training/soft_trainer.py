@@ -1,0 +1,116 @@
+"""Optimiser steps of SAC: critics and encoder by the critics' loss, the actor by its own, alpha by the entropy, targets by averaging."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_vla.algorithms.sac import (
+    ACTED,
+    ACTION,
+    DISCOUNT,
+    REWARD,
+    SACConfig,
+    actor_loss,
+    alpha_loss,
+    critic_loss,
+    random_shift,
+    soft_target,
+)
+from rlinf_vla.algorithms.soft import SoftPolicy
+from rlinf_vla.training.replay import Tensors, Transitions
+
+_TARGET = "target."
+
+
+class SoftTrainer:
+    def __init__(self, policy: SoftPolicy, config: SACConfig) -> None:
+        self.policy, self.config = policy, config
+        self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+        self.target = copy.deepcopy(policy.critics).requires_grad_(False)
+        actor = list(policy.actor.parameters())
+        own = {id(parameter) for parameter in [*actor, policy.log_alpha]}
+        critics = [parameter for parameter in self.parameters.values() if id(parameter) not in own]
+        self.optimizers = {
+            "critic": torch.optim.Adam(critics, lr=config.value_learning_rate),
+            "actor": torch.optim.Adam(actor, lr=config.learning_rate),
+            "alpha": torch.optim.Adam([policy.log_alpha], lr=config.learning_rate),
+        }
+        dimensions = policy.spec.chunk * policy.spec.action_dim
+        self.target_entropy = -float(dimensions) if config.target_entropy is None else config.target_entropy
+
+    def step(self, batch: Transitions, generator: torch.Generator, with_actor: bool) -> dict[str, float]:
+        """One update of the critics, and, ``with_actor``, of actor and alpha, on features that only the critics shape.
+
+        ``generator`` (on the CPU) is all that is random. Raises FloatingPointError where a gradient is not finite.
+        """
+        policy, config = self.policy, self.config
+        device = policy.log_alpha.device
+        now, following = (self._inputs(records, generator, device) for records in (batch.now, batch.following))
+        action, reward, discount = (batch.now[name].to(device) for name in (ACTION, REWARD, DISCOUNT))
+        size = (len(reward), policy.spec.chunk, policy.spec.action_dim)
+        chosen = torch.randperm(config.critics, generator=generator)[: config.critic_subset].to(device)
+        alpha = policy.log_alpha.exp().detach()
+        with torch.no_grad():
+            next_features = policy.encode(following)
+            next_action, next_log_prob = policy.draw(next_features, torch.randn(size, generator=generator).to(device))
+            values = self.target(next_features, next_action, chosen)
+            target = soft_target(reward, discount, values, next_log_prob, alpha, config.backup_entropy)
+        features = policy.encode(now)
+        found = policy.critics(features, action)
+        loss = critic_loss(found, target)
+        self._descend("critic", loss)
+        with torch.no_grad():
+            for slow, fast in zip(self.target.parameters(), policy.critics.parameters(), strict=True):
+                slow.lerp_(fast, config.target_rate)
+        metrics = {"critic/vf_loss": loss, "critic/value_mean": found.mean(), "critic/target_mean": target.mean()}
+        if with_actor:
+            drawn, log_prob = policy.draw(features.detach(), torch.randn(size, generator=generator).to(device))
+            policy.critics.requires_grad_(False)  # they do not learn from the actor's loss, and their gradient would cost as much as it
+            climbing = actor_loss(policy.critics(features.detach(), drawn), log_prob, alpha, config.actor_aggregate)
+            self._descend("actor", climbing)
+            policy.critics.requires_grad_(True)
+            self._descend("alpha", alpha_loss(policy.log_alpha, log_prob.detach(), self.target_entropy))
+            metrics |= {"actor/pg_loss": climbing, "actor/entropy": -log_prob.mean(), "actor/alpha": alpha}
+        return {name: float(value.detach()) for name, value in metrics.items()}
+
+    def _inputs(self, records: Tensors, generator: torch.Generator, device: torch.device) -> Tensors:
+        inputs = {name: value.to(device) for name, value in records.items() if name not in (ACTION, REWARD, DISCOUNT, ACTED)}
+        pad = self.config.shift
+        for name in inputs if pad else ():
+            if name.startswith("image."):
+                shifts = torch.randint(0, 2 * pad + 1, (len(inputs[name]), 2), generator=generator)
+                inputs[name] = random_shift(inputs[name], shifts.to(device), pad)
+        return inputs
+
+    def _descend(self, which: str, loss: Tensor) -> None:
+        optimizer = self.optimizers[which]
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.config.max_grad_norm)
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient of the {which} is not finite: the step was not taken; lower algorithm.learning_rate")
+        optimizer.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Adam's state by parameter name, and the target critics."""
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        slots = {
+            f"{names[id(parameter)]}.{slot}": value
+            for optimizer in self.optimizers.values()
+            for parameter, state in optimizer.state.items()
+            for slot, value in state.items()
+        }
+        return slots | {f"{_TARGET}{name}": value for name, value in self.target.state_dict().items()}
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        self.target.load_state_dict({key.removeprefix(_TARGET): value for key, value in tensors.items() if key.startswith(_TARGET)})
+        owner = {id(parameter): optimizer for optimizer in self.optimizers.values() for parameter in optimizer.param_groups[0]["params"]}
+        for key, value in tensors.items():
+            if not key.startswith(_TARGET):
+                name, slot = key.rsplit(".", 1)
+                parameter = self.parameters[name]
+                owner[id(parameter)].state[parameter][slot] = value.clone()

@@ -1,0 +1,239 @@
+"""SAC's densities, targets and gradients against slow references, and its flow on the counter world."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rlinf_vla.algorithms.sac import SAC, SACConfig, actor_loss, alpha_loss, critic_loss, random_shift, soft_target
+from rlinf_vla.algorithms.soft import Critics, SoftPolicy, squash
+from rlinf_vla.commands.session import soft
+from rlinf_vla.flow.off_policy import OffPolicyFlow
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.replay import Transitions
+from rlinf_vla.training.soft_trainer import SoftTrainer
+from rlinf_vla.types import UserError
+from tests.rollout.fake_env import groups
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+RATES = {"learning_rate": 1e-3, "value_learning_rate": 1e-3}
+CONFIG = SACConfig(episodes=4, updates_per_step=0.3, batch_size=16, critics=4, hidden=32, shift=0, **RATES)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@given(st.floats(-1.5, 1.5), st.floats(-2, 0.5))
+def test_a_squashed_gaussian_is_a_density(mean: float, log_std: float) -> None:
+    pre = torch.linspace(-9, 9, 200_001, dtype=torch.float64)
+    action, log_prob = squash(pre, torch.tensor(mean), torch.tensor(log_std, dtype=torch.float64))
+    assert np.trapezoid(log_prob.exp().numpy(), action.numpy()) == pytest.approx(1, abs=1e-3)
+
+
+@given(seeds)
+def test_its_density_by_change_of_variables(seed: int) -> None:
+    pre, mean, log_std = normal(3, 5, seed=seed)
+    reference = torch.distributions.TransformedDistribution(
+        torch.distributions.Normal(mean, log_std.exp()), [torch.distributions.TanhTransform(cache_size=1)]
+    )
+    action, log_prob = squash(pre, mean, log_std)
+    torch.testing.assert_close(log_prob, reference.log_prob(reference.transforms[0](pre)))
+    assert torch.equal(action, pre.tanh())
+
+
+def test_far_in_its_tails_it_is_finite() -> None:
+    pre = torch.tensor([-60.0, 60.0], requires_grad=True)
+    log_prob = squash(pre, torch.zeros(2), torch.zeros(2))[1]
+    (gradient,) = torch.autograd.grad(log_prob.sum(), pre)
+    assert log_prob.isfinite().all() and gradient.isfinite().all()
+
+
+def test_an_ensemble_is_its_members_one_by_one() -> None:
+    critics = Critics(5, 6, 8)
+    features, action = normal(7, 4).float(), normal(7, 1, 2, seed=1).float()
+    expected = []
+    for member in range(5):
+        x = torch.cat([features, action.flatten(1)], 1)
+        for index, layer in enumerate(critics.layers):
+            x = x @ layer.weight[member] + layer.bias[member]
+            if index < 2:
+                x = nn.functional.layer_norm(x, x.shape[-1:]).relu()
+        expected.append(x[:, 0])
+    torch.testing.assert_close(critics(features, action), torch.stack(expected))
+    chosen = torch.tensor([3, 1])
+    torch.testing.assert_close(critics(features, action, chosen), torch.stack([expected[3], expected[1]]))
+
+
+@given(seeds, st.booleans())
+def test_targets_against_a_loop(seed: int, backup: bool) -> None:
+    reward, discount, log_prob = normal(3, 6, seed=seed)
+    discount = torch.where(discount > 0.3, 0.9, torch.where(discount > -0.3, 0.81, 0.0))
+    values = normal(2, 6, seed=seed + 1)
+    values[:, discount == 0] = float("nan")  # what follows a terminated episode is not looked at
+    found = soft_target(reward, discount, values, log_prob, torch.tensor(0.2), backup)
+    for i in range(6):
+        after = min(float(values[0, i]), float(values[1, i])) - (0.2 * float(log_prob[i]) if backup else 0)
+        expected = float(reward[i]) + (float(discount[i]) * after if discount[i] else 0)
+        assert float(found[i]) == pytest.approx(expected)
+
+
+@given(seeds)
+def test_losses_against_loops(seed: int) -> None:
+    values, target, log_prob = normal(3, 5, seed=seed), normal(5, seed=seed + 1), normal(5, seed=seed + 2)
+    squares = [[(float(values[k, b]) - float(target[b])) ** 2 / 2 for b in range(5)] for k in range(3)]
+    assert float(critic_loss(values, target)) == pytest.approx(sum(sum(row) / 5 for row in squares))
+    for aggregate, value in (("mean", values.mean(0)), ("min", values.min(0).values)):
+        expected = sum(0.3 * float(log_prob[b]) - float(value[b]) for b in range(5)) / 5
+        assert float(actor_loss(values, log_prob, torch.tensor(0.3, dtype=torch.float64), aggregate)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("entropy", "rises"), [(-3.0, True), (-1.0, False)])
+def test_alpha_rises_while_the_entropy_is_too_low(entropy: float, rises: bool) -> None:
+    log_alpha = torch.tensor(-1.0, requires_grad=True)
+    alpha_loss(log_alpha, torch.full((4,), -entropy), -2.0).backward()
+    assert log_alpha.grad is not None and (float(log_alpha.grad) < 0) == rises
+
+
+def test_random_shifts_against_a_loop() -> None:
+    images = torch.randint(0, 256, (3, 6, 5, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    shifts = torch.tensor([[0, 0], [2, 2], [4, 1]])
+    found = random_shift(images, shifts, 2)
+    for b, (down, right) in enumerate(shifts.tolist()):
+        for y in range(6):
+            for x in range(5):
+                source = images[b, min(max(y + down - 2, 0), 5), min(max(x + right - 2, 0), 4)]
+                assert torch.equal(found[b, y, x], source)
+    assert torch.equal(found[1], images[1]), "the middle one is none"
+
+
+def policy(config: SACConfig = CONFIG, seed: int = 0) -> SoftPolicy:
+    return soft(LinearPolicy(LinearOptions(chunk=1)), config, seed)
+
+
+def transitions(seed: int = 0, size: int = 8) -> Transitions:
+    generator = torch.Generator().manual_seed(seed)
+
+    def records() -> dict[str, Tensor]:
+        image = torch.randint(0, 256, (size, 8, 8, 3), generator=generator, dtype=torch.uint8)
+        action = torch.rand(size, 1, 4, generator=generator) * 2 - 1
+        reward = torch.randn(size, generator=generator)
+        return {"image": image, "action": action, "reward": reward, "discount": torch.full((size,), 0.9), "acted": torch.ones(size).bool()}
+
+    return Transitions(records(), records())
+
+
+def snapshot(trainer: SoftTrainer) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
+
+
+def test_who_learns_from_what() -> None:
+    subject = policy()
+    trainer = SoftTrainer(subject, CONFIG)
+    assert {name.split(".")[0] for name in trainer.parameters} == {"backbone", "actor", "value_head", "log_alpha"}
+    before, target = snapshot(trainer), [p.clone() for p in trainer.target.parameters()]
+    trainer.step(transitions(), torch.Generator().manual_seed(0), with_actor=False)
+    changed = {name.split(".")[0] for name, value in snapshot(trainer).items() if not torch.equal(value, before[name])}
+    assert changed == {"value_head"}, "the linear policy's features have no weights"
+    for slow, old, name in zip(trainer.target.parameters(), target, [n for n in before if n.startswith("value_head")], strict=True):
+        torch.testing.assert_close(slow, old + CONFIG.target_rate * (trainer.parameters[name].detach() - old))
+    metrics = trainer.step(transitions(), torch.Generator().manual_seed(0), with_actor=True)
+    changed = {name.split(".")[0] for name, value in snapshot(trainer).items() if not torch.equal(value, before[name])}
+    assert changed == {"value_head", "actor", "log_alpha"} and metrics["actor/alpha"] == pytest.approx(0.1)
+    assert all(parameter.requires_grad for parameter in subject.critics.parameters())
+
+
+def test_the_actor_climbs_the_critics() -> None:
+    """With critics that like one action, the actor goes there, and alpha falls to the entropy that is asked for."""
+    config = replace(CONFIG, learning_rate=1e-2, value_learning_rate=0.0, initial_alpha=0.01)
+    subject = policy(config)
+    trainer = SoftTrainer(subject, config)
+
+    class Likes(nn.Module):
+        def forward(self, features: Tensor, action: Tensor, chosen: Tensor | None = None) -> Tensor:
+            return -((action - 0.5) ** 2).sum(dim=(1, 2)).expand(4 if chosen is None else len(chosen), -1)
+
+    batch = transitions(size=32)
+    features = subject.encode(batch.now).detach()
+    subject.critics.forward = Likes().forward  # type: ignore[method-assign]
+    trainer.target.forward = Likes().forward  # type: ignore[method-assign]
+    subject.critics.layers[0].weight.requires_grad_(True)
+    for i in range(150):
+        draws = torch.randn(32, 1, 4, generator=torch.Generator().manual_seed(i))
+        drawn, log_prob = subject.draw(features, draws)
+        trainer._descend("actor", actor_loss(subject.critics(features, drawn), log_prob, torch.tensor(0.01), "mean"))
+    assert (subject.distribution(features)[0].tanh() - 0.5).abs().mean() < 0.1
+
+
+def flow(directory: Path, subject: SoftPolicy, trainer: SoftTrainer, config: SACConfig, state: dict[str, Any]) -> OffPolicyFlow:
+    return OffPolicyFlow(subject, groups(4, 2), trainer, Settings(0, 1.0, 2), Timeline(), config, directory / "replay", state)
+
+
+def run(directory: Path, config: SACConfig, iterations: int, stop: int | None = None) -> tuple[SoftPolicy, list[dict[str, float]]]:
+    """``stop``: a checkpoint after so many, then a process that goes further and is lost, then one that goes on."""
+    metrics: list[dict[str, float]] = []
+    state: dict[str, Any] = {}
+    checkpoint = None
+    for first, last in [(0, iterations)] if stop is None else [(0, stop + 1), (stop, iterations)]:
+        subject = policy(config)
+        trainer = SoftTrainer(subject, config)
+        if checkpoint is not None:
+            state = load_checkpoint(checkpoint, subject, trainer)
+        running = flow(directory, subject, trainer, config, state)
+        for iteration in range(first, last):
+            if iteration == stop and checkpoint is None:
+                saved = {"iteration": iteration} | running.save()
+                checkpoint = save_checkpoint(directory / "checkpoints", subject, trainer, saved, 3)
+            running.begin(iteration)
+            SAC(config, 1.0).iteration(running)
+            metrics.append(running.metrics)
+    return subject, metrics
+
+
+def test_an_iteration_plays_remembers_and_learns(tmp_path: Path) -> None:
+    _, (metrics,) = run(tmp_path, CONFIG, 1)
+    assert metrics["rollout/episodes"] == 4 and metrics["actor/updates"] == round(metrics["rollout/steps"] * 0.3)
+    assert metrics["replay/size"] == metrics["rollout/steps"]
+    assert {"critic/vf_loss", "actor/entropy", "actor/alpha", "timing_s/update", "timing_s/rollout"} <= metrics.keys()
+
+
+@pytest.mark.parametrize("demonstrations", [0, 3])
+def test_going_on_from_a_checkpoint_is_the_same_run(tmp_path: Path, demonstrations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_vla.training.replay.SEGMENT", 16)
+    config = replace(CONFIG, demonstrations=demonstrations, replay_capacity=60)
+    straight, _ = run(tmp_path / "straight", config, 4)
+    stopped, _ = run(tmp_path / "stopped", config, 4, stop=2)
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, stopped.state_dict()[name]), name
+
+
+def test_it_gets_better(tmp_path: Path) -> None:
+    config = replace(CONFIG, episodes=8, updates_per_step=1.0, gamma=0.9, learning_rate=3e-3, value_learning_rate=3e-3)
+    _, metrics = run(tmp_path, config, 12)
+    early, late = ([m["rollout/success_once"] for m in part] for part in (metrics[:3], metrics[-3:]))
+    assert sum(late) / 3 > sum(early) / 3 + 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"actor_aggregate": "max"}, "algorithm.actor_aggregate=max: one of mean, min"),
+        ({"critic_subset": 5}, "algorithm.critic_subset=5: between 1 and algorithm.critics=4"),
+        ({"demonstration_share": 1.0}, "algorithm.demonstration_share=1.0: at least 0 and less than 1"),
+        ({"demonstration_share": 0.0, "demonstrations": 3}, "algorithm.demonstration_share=0 leaves"),
+    ],
+)
+def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        SAC(replace(CONFIG, **changes), 1.0)

@@ -1,0 +1,76 @@
+"""The compact policy, and what SAC makes of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlinf_vla.algorithms.sac import SACConfig
+from rlinf_vla.algorithms.soft import SoftPolicy
+from rlinf_vla.commands.session import soft
+from rlinf_vla.models.compact import CompactPolicy
+from rlinf_vla.models.compact.policy import CompactOptions
+from rlinf_vla.protocols import Policy
+from rlinf_vla.types import UserError
+from tests.conformance.policy import PolicyConformance, observations
+from tests.models.tiny_openvla import ASSETS
+
+
+def compact(**options: object) -> CompactPolicy:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return CompactPolicy.load(ASSETS / "compact", CompactOptions(random_weights=True, **options))  # type: ignore[arg-type]
+
+
+class TestCompactPolicy(PolicyConformance):
+    continuous = True
+
+    @pytest.fixture
+    def policy(self) -> Policy:
+        return compact()
+
+
+class TestSoftPolicy(PolicyConformance):
+    continuous = True
+    greedy_is_likeliest = False
+
+    @pytest.fixture
+    def policy(self) -> Policy:
+        return soft(compact(), SACConfig(), 0)
+
+    def reload(self, policy: Policy, directory: Path) -> Policy:
+        assert isinstance(policy, SoftPolicy)
+        directory.mkdir()
+        policy.save(directory)
+        again = soft(CompactPolicy.load(directory, CompactOptions()), SACConfig(), 0)
+        heads = {name: value for name, value in policy.state_dict().items() if name.startswith(("actor", "critics", "value_head"))}
+        again.load_state_dict(heads, strict=False)
+        return again
+
+
+def test_a_timm_encoder() -> None:
+    pytest.importorskip("timm")
+    policy = compact(encoder="timm:resnet10t")
+    assert sum(p.numel() for p in policy.backbone.parameters()) > 4e6
+    with pytest.raises(UserError, match="timm has no model 'resnet11'"):
+        compact(encoder="timm:resnet11")
+
+
+def test_what_is_no_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="choose conv or timm:NAME"):
+        compact(encoder="mlp")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UserError, match=r"timm is not installed: pip install -e '\.\[timm\]'"):
+        compact(encoder="timm:resnet10t")
+
+
+def test_a_frozen_backbone_is_remembered_as_features() -> None:
+    policy = soft(compact(), SACConfig(frozen_backbone=True), 0)
+    learns = {name.split(".")[0] for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    assert policy.frozen and learns == {"value_head", "actor", "log_alpha"}
+    inputs = policy.prepare(observations(policy, 3))
+    fixed = policy.fix(inputs)
+    assert list(fixed) == ["features"] and torch.equal(policy.encode(fixed), policy.encode(inputs))

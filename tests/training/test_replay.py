@@ -1,0 +1,171 @@
+"""Replay against a plain list, through kills, full disks and resumes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlinf_vla.training import replay as module
+from rlinf_vla.training.replay import Replay, sample_mixed
+from rlinf_vla.types import UserError
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEGMENT", 8)
+
+
+def episode(first: int, length: int, terminated: bool) -> dict[str, Tensor]:
+    """Records with numbers of their own; one that was cut has an observation more."""
+    number = torch.arange(first, first + length + (not terminated))
+    acted = torch.ones(len(number), dtype=torch.bool)
+    if not terminated:
+        acted[-1] = False
+    discount = torch.full((len(number),), 0.9)
+    discount[length - 1] = 0.0 if terminated else 0.9
+    image = (number[:, None, None] % 256).expand(-1, 4, 3).to(torch.uint8)
+    return {"number": number, "image": image, "discount": discount, "acted": acted}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def fill(store: Replay, lengths: list[int]) -> list[int]:
+    """The numbers at which something was done."""
+    acted = []
+    for i, length in enumerate(lengths):
+        new = episode(store.total, length, terminated=i % 2 == 0)
+        store.append(new)
+        acted += new["number"][new["acted"]].tolist()
+    return acted
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(3, 40))
+def test_the_newest_records_and_what_followed_them(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], capacity: int) -> None:
+    store = Replay(tmp_path_factory.mktemp("replay"), capacity)
+    acted = [number for number in fill(store, lengths) if number >= store.total - capacity]
+    assert len(store) == len(acted)
+    if not acted:
+        return
+    found = store.sample(400, generator())
+    assert set(found.now["number"].tolist()) <= set(acted)
+    assert len(acted) > 12 or set(found.now["number"].tolist()) == set(acted), "every transition is drawn"
+    goes_on = found.now["discount"] > 0
+    assert torch.equal(found.following["number"][goes_on], found.now["number"][goes_on] + 1)
+    assert torch.equal(found.now["image"][:, 0, 0].long(), found.now["number"] % 256)
+
+
+def test_sampling_is_uniform(tmp_path: Path) -> None:
+    store = Replay(tmp_path / "replay", 100)
+    acted = fill(store, [7, 5, 8])
+    counts = torch.bincount(store.sample(40_000, generator()).now["number"], minlength=store.total)[acted].double()
+    expected = 40_000 / len(acted)
+    assert float(((counts - expected) ** 2 / expected).sum()) < 45, "chi-square of 19 degrees, p = 0.0007"
+
+
+def test_going_on_from_a_checkpoint_forgets_what_came_after(tmp_path: Path) -> None:
+    straight = Replay(tmp_path / "straight", 20)
+    fill(straight, [9, 6])
+    stopped = Replay(tmp_path / "stopped", 20)
+    fill(stopped, [9, 6])
+    total = stopped.total
+    stopped.flush()
+    fill(stopped, [3, 11])  # lost with the process
+    again = Replay(tmp_path / "stopped", 20, total)
+    for store in (straight, again):
+        fill(store, [4, 5, 2])
+    first, second = straight.sample(50, generator(1)), again.sample(50, generator(1))
+    for name, value in first.now.items():
+        assert torch.equal(value, second.now[name]) and torch.equal(first.following[name], second.following[name])
+
+
+def test_a_checkpoint_without_its_files_is_refused(tmp_path: Path) -> None:
+    store = Replay(tmp_path / "replay", 20)
+    fill(store, [9])
+    (tmp_path / "replay" / "segment_000001" / "acted").unlink()
+    with pytest.raises(UserError, match=r"segment_000001/acted is missing or cut short: resume another checkpoint"):
+        Replay(tmp_path / "replay", 20, store.total)
+    (tmp_path / "replay" / "layout.json").unlink()
+    with pytest.raises(UserError, match=r"layout\.json cannot be read"):
+        Replay(tmp_path / "replay", 20, store.total)
+
+
+def test_files_that_no_checkpoint_needs_are_deleted(tmp_path: Path) -> None:
+    store = Replay(tmp_path / "replay", 10)
+    fill(store, [9, 8])
+    kept = store.total
+    fill(store, [20, 20])
+    store.forget(kept)
+    again = Replay(tmp_path / "replay", 10, kept)
+    assert len(again.sample(30, generator()).now["number"]) == 30
+    store = Replay(tmp_path / "replay", 10, kept)
+    fill(store, [20, 20])
+    store.forget(store.total)
+    assert len(list((tmp_path / "replay").glob("segment_*"))) <= 3
+    store.sample(30, generator())
+
+
+def test_a_full_disk_is_an_error_and_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Replay(tmp_path / "replay", 100)
+    fill(store, [5])
+    total = store.total
+
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.append(episode(store.total, 30, True))
+    assert store.total == total and len(store) == 5
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "SEGMENT", 8)
+    store.append(episode(store.total, 30, True))
+    assert store.sample(100, generator()).now["number"].max() == store.total - 1
+
+
+def test_killed_in_the_middle_of_writing(tmp_path: Path) -> None:
+    code = f"""
+import sys, torch
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.training.test_replay import Replay, fill
+store = Replay(Path({str(tmp_path / "replay")!r}), 5000)
+fill(store, [2000]); store.flush()
+print(store.total, flush=True)
+while True: fill(store, [700])
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    total = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    module.SEGMENT = 1024
+    store = Replay(tmp_path / "replay", 5000, total)
+    found = store.sample(500, generator())
+    assert len(store) == 2000 and torch.equal(found.now["image"][:, 0, 0].long(), found.now["number"] % 256)
+
+
+def test_a_fixed_share_of_each_store(tmp_path: Path) -> None:
+    online, shown = Replay(tmp_path / "online", 100), Replay(tmp_path / "shown", 100)
+    fill(online, [30])
+    shown.append(episode(1000, 10, True))
+    found = sample_mixed([online, shown], [0.5, 0.5], 9, generator()).now["number"]
+    assert len(found) == 9 and (found >= 1000).sum() == 4
+    assert (sample_mixed([online, shown], [1.0, 0.0], 8, generator()).now["number"] < 1000).all()
+
+
+def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
+    store = Replay(tmp_path / "replay", 100)
+    fill(store, [3])
+    with pytest.raises(ValueError, match="those before them"):
+        store.append({"acted": torch.ones(2, dtype=torch.bool)})
