@@ -191,7 +191,17 @@ def save_adapter(backbone: nn.Module, directory: Path) -> None:
 
 
 def load_adapter(backbone: nn.Module, directory: Path) -> None:
-    """Also one that, as peft does where the output layer is adapted, repeats that layer's own weight."""
+    """Also one that, as peft does where the output layer is adapted, repeats that layer's own weight.
+
+    Raises UserError where its factors would count more, or less, than where they were learnt.
+    """
+    own_config: LoraConfig = backbone.peft_config["default"]  # type: ignore[index,assignment]
+    stored_config = _stored_config(directory)
+    if (stored_config.lora_alpha, stored_config.r) != (own_config.lora_alpha, own_config.r):
+        raise UserError(
+            f"{directory} was trained with model.lora.rank={stored_config.r} and alpha={stored_config.lora_alpha}, the recipe says "
+            f"{own_config.r} and {own_config.lora_alpha}: use its run's recipe"
+        )
     stored = read_tensors(directory / _FACTORS)
     repeated = {_PREFIX + name: value for name, value in backbone.state_dict().items() if name.endswith(_BASE)}
     own = adapter_state(backbone) | {name: value for name, value in repeated.items() if name in stored}

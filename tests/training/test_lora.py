@@ -216,6 +216,13 @@ def test_an_adapter_is_loaded_again(directory: Path, tmp_path: Path) -> None:
     assert torch.equal(log_prob(other), log_prob(policy))
 
 
+@pytest.mark.parametrize("options", [{"alpha": 8}, {"rank": 8, "alpha": 4}])
+def test_an_adapter_that_would_count_more_or_less_is_refused(directory: Path, tmp_path: Path, options: dict[str, object]) -> None:
+    save_adapter(adapted(directory, trained=True).backbone, tmp_path / "adapter")
+    with pytest.raises(UserError, match=r"was trained with model\.lora\.rank=4 and alpha=4, the recipe says"):
+        load_adapter(adapted(directory, **options).backbone, tmp_path / "adapter")
+
+
 @pytest.mark.parametrize("options", [{"rank": 8}, {"targets": ["q_proj"]}, {"targets": ["lm_head"]}])
 def test_an_adapter_of_another_shape_is_refused(directory: Path, tmp_path: Path, options: dict[str, object]) -> None:
     """A larger one, too: what it holds must not be lost without a word."""
