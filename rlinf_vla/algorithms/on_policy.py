@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +20,7 @@ from rlinf_vla.algorithms.losses import (
     policy_loss,
     value_loss,
 )
+from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.protocols import EnvSpec, Policy
 from rlinf_vla.types import Episodes, Trajectory, UserError
 
@@ -45,6 +46,12 @@ class OnPolicyConfig:
     """Clip around the policy as it is when an update begins, and weight by what acted (for stale rollouts)."""
     behaviour_limit: float | None = None
     """With decoupled: leave out what the present policy would do this many times more often than the one that acted."""
+    sft_coef: float = 0.0
+    """Of the imitation loss on demonstrations of the scripted expert, beside the algorithm's own (co-training)."""
+    sft_batch_size: int = 32
+    """Demonstrated states per optimiser step."""
+    demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
+    """Played before the first update that imitates; see the recipes of ``rlinf-vla sft``."""
     epochs: int = 1
     minibatch_size: int = 160
     """Policy calls per optimiser step."""

@@ -6,19 +6,22 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, parity
+from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig, parity
+from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect, collect_episodes, episode_metrics, rollout_calls, rollout_metrics
+from rlinf_vla.rollout.demonstrations import demonstrate, imitation_noise
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import merged_lora
-from rlinf_vla.training.trainer import Trainer
+from rlinf_vla.training.trainer import Term, Trainer
 from rlinf_vla.types import Episodes, Inputs, Trajectory
 
 PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
@@ -98,6 +101,7 @@ class InProcessFlow(LocalFlow):
         """``reuse_frozen``: see ``ClusterConfig``. ``options``: see :class:`LocalFlow`."""
         super().__init__(policy, groups, settings, timeline, **options)
         self.trainer, self.reuse_frozen = trainer, reuse_frozen
+        self._demonstrations: Demonstrations | None = None
 
     def collect(self, horizon: int) -> Trajectory:
         started = time.perf_counter()
@@ -153,10 +157,27 @@ class InProcessFlow(LocalFlow):
                     shuffle_seed=self.settings.run_seed * 1_000_003 + self.iteration,
                     enough=algorithm.enough,
                     critic_only=value_only,
+                    beside=self._cotraining(algorithm.config) if config.sft_coef and not value_only else lambda index: (),
                     progress=lambda fraction: self.progress("update", fraction),
                 )
             )
         self.log({"timing_s/update": time.perf_counter() - started})
+
+    def _cotraining(self, config: OnPolicyConfig) -> Callable[[int], Sequence[Term]]:
+        if self._demonstrations is None:
+            self._demonstrations, expert = demonstrate(self.policy, self.groups, config.demonstrations, self.settings.run_seed)
+            self.log({"sft/expert_success": expert})
+        shown, size = self._demonstrations, config.sft_batch_size
+        loss = partial(imitation_loss, noise=partial(imitation_noise, self.settings.run_seed))
+
+        def terms(index: int) -> list[Term]:
+            # a minibatch's demonstrations depend on its place alone, so that a resumed run draws the same ones
+            place = (self.iteration << 20) + index
+            generator = torch.Generator().manual_seed(self.settings.run_seed * 1_000_003 + place)
+            batch = shown[torch.randint(len(shown), (size,), generator=generator)]
+            return [Term(replace(batch, draws=place * size + torch.arange(size)), loss, config.sft_coef)]
+
+        return terms
 
     @torch.no_grad()
     def _log_prob(self, calls: Trajectory) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -29,6 +29,15 @@ BatchT = TypeVar("BatchT", bound=Learnable)
 
 LossFunction = Callable[[Policy, Any], tuple[Tensor, dict[str, Tensor]]]
 """Summed loss and summed statistics of a micro-batch: divided by the whole minibatch's count, so that its cuts change nothing."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A loss beside the main one: the mean of ``loss`` over its own ``batch``, times ``coefficient``."""
+
+    batch: Any
+    loss: LossFunction
+    coefficient: float
 
 
 @dataclass(frozen=True)
@@ -65,20 +74,17 @@ class Trainer:
         for name, parameter in self.parameters.items():
             parameter.copy_(weights[name])
 
-    def step(self, batch: BatchT, loss: LossFunction, learning_rate_scale: float = 1.0) -> dict[str, float]:
+    def step(self, batch: BatchT, loss: LossFunction, learning_rate_scale: float = 1.0, beside: Sequence[Term] = ()) -> dict[str, float]:
         """One optimiser step on a minibatch; statistics are means over what counts.
 
         Raises FloatingPointError, with the weights as they were, where the gradient is not finite.
         """
-        count = int(batch.counts.sum())
-        if count == 0:
+        if not batch.counts.any():
             return {}
         self.optimizer.zero_grad(set_to_none=True)
-        totals: dict[str, Tensor] = {}
-        for start in range(0, len(batch), self.micro_batch_size):
-            value, statistics = loss(self.policy, batch[start : start + self.micro_batch_size])
-            (value / count).backward()
-            totals = {name: totals.get(name, 0) + statistic for name, statistic in statistics.items()}
+        metrics: dict[str, float] = {}
+        for term in (Term(batch, loss, 1.0), *beside):
+            metrics |= self._accumulate(term)
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
         if not torch.isfinite(norm):
             raise FloatingPointError("the gradient is not finite: the step was not taken; lower algorithm.learning_rate")
@@ -88,7 +94,16 @@ class Trainer:
         self.optimizer.step()
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        return {name: float(total) / count for name, total in totals.items()} | {"actor/grad_norm": float(norm)}
+        return metrics | {"actor/grad_norm": float(norm)}
+
+    def _accumulate(self, term: Term) -> dict[str, float]:
+        """Add a term's gradient, micro-batch by micro-batch; its statistics."""
+        count, totals = int(term.batch.counts.sum()), dict[str, Tensor]()
+        for start in range(0, len(term.batch), self.micro_batch_size):
+            value, statistics = term.loss(self.policy, term.batch[start : start + self.micro_batch_size])
+            (value * (term.coefficient / count)).backward()
+            totals = {name: totals.get(name, 0) + statistic for name, statistic in statistics.items()}
+        return {name: float(total) / count for name, total in totals.items()}
 
     def update(
         self,
@@ -99,16 +114,20 @@ class Trainer:
         shuffle_seed: int,
         enough: Callable[[dict[str, float]], bool] = lambda metrics: False,
         critic_only: bool = False,
+        beside: Callable[[int], Sequence[Term]] = lambda index: (),
         progress: Callable[[float], None] = lambda fraction: None,
     ) -> dict[str, float]:
-        """``epochs`` passes over ``batch`` in minibatches, each pass in an order of its own; ends early when ``enough`` says so."""
+        """``epochs`` passes over ``batch`` in minibatches, each pass in an order of its own; ends early when ``enough`` says so.
+
+        ``beside(i)``: what the ``i``-th minibatch learns from besides.
+        """
         sums: dict[str, float] = defaultdict(float)
         steps, generator = 0, torch.Generator().manual_seed(shuffle_seed)
         orders = [torch.randperm(len(batch), generator=generator) for _ in range(epochs)]
         minibatches = [order[start : start + minibatch_size] for order in orders for start in range(0, len(batch), minibatch_size)]
         with self._frozen_actor() if critic_only else nullcontext():
             for index, minibatch in enumerate(minibatches):
-                metrics = self.step(batch[minibatch.to(batch.counts.device)], loss)
+                metrics = self.step(batch[minibatch.to(batch.counts.device)], loss, beside=beside(index))
                 steps += bool(metrics)
                 for name, value in metrics.items():
                     sums[name] += value

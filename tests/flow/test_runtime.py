@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.flow.runtime import InProcessFlow
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.telemetry.timeline import Timeline
@@ -77,6 +78,23 @@ def test_one_epoch_has_nothing_to_reuse() -> None:
     policy = HalfFrozen(LinearOptions(chunk=2))
     iterate(flow(policy), 1, replace(CONFIG, epochs=1))
     assert policy.fixed_rows == 0
+
+
+def test_demonstrations_beside_the_rollouts() -> None:
+    """The imitation loss falls, faster the more it weighs, and a run that goes on draws the same states."""
+    config = replace(CONFIG, demonstrations=DemonstrationConfig(episodes=8), sft_batch_size=12)
+    plain = iterate(flow(), 3, config)
+    taught = iterate(flow(), 3, replace(config, sft_coef=5.0))
+    assert "sft/loss" not in plain[-1] and taught[0]["sft/expert_success"] > 0
+    assert taught[-1]["sft/loss"] < taught[0]["sft/loss"] - 0.05
+    straight, again = flow(), flow()
+    iterate(straight, 2, replace(config, sft_coef=5.0))
+    iterate(again, 1, replace(config, sft_coef=5.0))
+    again._demonstrations = None
+    again.iteration = 1
+    iterate(again, 1, replace(config, sft_coef=5.0))
+    for name, value in straight.policy.state_dict().items():
+        assert torch.equal(value, again.policy.state_dict()[name])
 
 
 def test_what_is_collected_carries_its_version() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rlinf_vla.training.trainer import Optimisation, Trainer
+from rlinf_vla.training.trainer import Optimisation, Term, Trainer
 
 SETTINGS = Optimisation(learning_rate=1e-2, value_learning_rate=5e-2, max_grad_norm=0.7)
 
@@ -51,6 +51,22 @@ def loss(model: Any, batch: Rows) -> tuple[Tensor, dict[str, Tensor]]:
     error = (model.value_head(hidden)[:, 0] - batch.y) ** 2 + hidden.sin().sum(-1)
     total = torch.where(batch.counts, error, 0).sum()
     return total, {"loss": total.detach(), "count": batch.counts.double().sum()}
+
+
+def test_a_term_beside_adds_its_own_mean() -> None:
+    main, other = rows(), rows(size=5, seed=3)
+    found = {}
+    for micro in (100, 2):
+        subject = trainer(micro)
+        subject.step(main, loss, beside=[Term(other, loss, 0.3)])
+        found[micro] = {name: parameter.grad for name, parameter in subject.parameters.items()}
+    expected = Model()
+    value = loss(expected, main)[0] / main.counts.sum() + 0.3 * loss(expected, other)[0] / other.counts.sum()
+    value.backward()
+    nn.utils.clip_grad_norm_(expected.parameters(), SETTINGS.max_grad_norm)
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(found[100][name], parameter.grad)
+        torch.testing.assert_close(found[2][name], parameter.grad)
 
 
 def trainer(micro_batch_size: int = 100, settings: Optimisation = SETTINGS, model: Model | None = None) -> Trainer:
