@@ -80,6 +80,8 @@ checkpoints:
 algorithm:
 """
 PPO = COUNTING + "  horizon: 12\n  minibatch_size: 10\n  epochs: 2\n  learning_rate: 0.05\n  value_learning_rate: 0.01\n  target_kl: null\n"
+GRPO = COUNTING + "  episodes: 8\n  group_size: 4\n  minibatch_size: 10\n  learning_rate: 0.05\n  target_kl: null\n"
+SAC = COUNTING + "  episodes: 4\n  updates_per_step: 0.2\n  batch_size: 8\n  critics: 3\n  hidden: 16\n"
 SFT = COUNTING + "  batch_size: 8\n  warmup_steps: 1\n  learning_rate: 0.05\n  demonstrations:\n    episodes: 6\n"
 
 
@@ -96,14 +98,15 @@ class Counting:
 
 @pytest.fixture
 def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Counting:
-    """Counter world and the linear policy as installed plug-ins, and recipes ``counting_ppo`` and ``counting_sft``."""
+    """Counter world and the linear policy as installed plug-ins, and recipes ``counting_ppo``, ``_grpo``, ``_sac`` and ``_sft``."""
     plugin = CounterPlugin()
     monkeypatch.setattr(plugins, "envs", lambda: {"counter": plugin})
     monkeypatch.setattr(plugins, "models", lambda: {"linear": LinearPolicy})
     folder = tmp_path_factory.mktemp("user")
     LinearPolicy(LinearOptions(chunk=2)).save(folder / "model")
     (folder / "recipe").mkdir()
-    for name, text, algorithm, iterations, rank in (("counting_ppo", PPO, "ppo", 2, 2), ("counting_sft", SFT, "sft", 6, 0)):
+    for algorithm, text, iterations, rank in (("ppo", PPO, 2, 2), ("grpo", GRPO, 2, 2), ("sac", SAC, 2, 0), ("sft", SFT, 6, 0)):
+        name = f"counting_{algorithm}"
         filled = text.format(name=name, algorithm=algorithm, iterations=iterations, rank=rank, checkpoint=folder / "model")
         (folder / "recipe" / f"{name}.yaml").write_text(filled)
     return Counting(folder, plugin)

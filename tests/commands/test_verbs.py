@@ -42,10 +42,10 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 def train(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Trains in a run directory of that name; drawing its report would take most of the time."""
 
-    def run(name: str, *overrides: str, code: int = 0, report: bool = False) -> Path:
+    def run(name: str, *overrides: str, code: int = 0, report: bool = False, recipe: str = "counting_ppo") -> Path:
         if not report:
             monkeypatch.setattr(train_command, "write_report", lambda directory: directory)
-        found = rlinf_vla(*counting.arguments("train", "counting_ppo", f"run_dir={name}", *overrides))
+        found = rlinf_vla(*counting.arguments("train", recipe, f"run_dir={name}", *overrides))
         assert found.code == code, found.out + found.err
         return tmp_path / name
 
@@ -88,6 +88,19 @@ def test_a_continued_run_is_the_uninterrupted_one(train: Any) -> None:
     train("parts", *QUICK, "iterations=4", "resume=auto", "rollout.pipeline_depth=4")
     assert_same_bits(checkpoint(parts, 4), checkpoint(whole, 4))
     assert metrics(parts) == metrics(whole)
+
+
+@pytest.mark.parametrize("recipe", ["counting_grpo", "counting_sac"])
+def test_other_algorithms_train_and_go_on(train: Any, rlinf_vla: CommandLine, counting: Counting, recipe: str) -> None:
+    straight = train("straight", "iterations=4", recipe=recipe)
+    parts = train("parts", *QUICK, recipe=recipe)
+    train("parts", *QUICK, "iterations=4", "resume=auto", recipe=recipe)
+    assert_same_bits(checkpoint(parts, 4), checkpoint(straight, 4))
+    assert metrics(parts) == metrics(straight) and len(metrics(straight)) == 4
+    found = rlinf_vla(*counting.arguments("eval", recipe, f"checkpoint={straight}/checkpoints/step_000004"))
+    assert found.code == 0, found.err
+    again, after = (json.loads((straight / "evaluation" / f"{name}.json").read_text()) for name in ("step_000004", "after"))
+    assert again["sampled"] == after["sampled"], "the same episodes, the same outcome"
 
 
 def test_a_finished_run_stays_as_it_is(train: Any) -> None:
