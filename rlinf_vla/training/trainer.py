@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Policy
@@ -49,6 +50,14 @@ class Optimisation:
     betas: tuple[float, float] = (0.9, 0.95)
 
 
+def _over_ranks(value: Tensor) -> float:
+    """The sum of every data-parallel rank's own number; in one process, the number itself."""
+    if dist.is_initialized():
+        value = value.detach().clone()
+        dist.all_reduce(value)
+    return float(value)
+
+
 class Trainer:
     def __init__(self, policy: Policy, settings: Optimisation, micro_batch_size: int) -> None:
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
@@ -79,12 +88,13 @@ class Trainer:
 
         Raises FloatingPointError, with the weights as they were, where the gradient is not finite.
         """
-        if not batch.counts.any():
+        if not _over_ranks(batch.counts.sum()):
             return {}
         self.optimizer.zero_grad(set_to_none=True)
         metrics: dict[str, float] = {}
         for term in (Term(batch, loss, 1.0), *beside):
             metrics |= self._accumulate(term)
+        self._sum_gradients()
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
         if not torch.isfinite(norm):
             raise FloatingPointError("the gradient is not finite: the step was not taken; lower algorithm.learning_rate")
@@ -97,13 +107,23 @@ class Trainer:
         return metrics | {"actor/grad_norm": float(norm)}
 
     def _accumulate(self, term: Term) -> dict[str, float]:
-        """Add a term's gradient, micro-batch by micro-batch; its statistics."""
-        count, totals = int(term.batch.counts.sum()), dict[str, Tensor]()
+        """Add a term's gradient, micro-batch by micro-batch; its statistics. What is divided by is counted over all ranks."""
+        count, totals = _over_ranks(term.batch.counts.sum()), dict[str, Tensor]()
         for start in range(0, len(term.batch), self.micro_batch_size):
             value, statistics = term.loss(self.policy, term.batch[start : start + self.micro_batch_size])
             (value * (term.coefficient / count)).backward()
             totals = {name: totals.get(name, 0) + statistic for name, statistic in statistics.items()}
-        return {name: float(total) / count for name, total in totals.items()}
+        return {name: _over_ranks(total) / count for name, total in totals.items()}
+
+    def _sum_gradients(self) -> None:
+        """Every rank's gradients become those of the whole minibatch, whose parts the ranks hold."""
+        if not dist.is_initialized():
+            return
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        for parameter, summed in zip(self.parameters.values(), flat.split([g.numel() for g in gradients]), strict=True):
+            parameter.grad = summed.view_as(parameter)
 
     def update(
         self,
