@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -50,11 +51,20 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout = None
         return 1
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
-            where = f" ({error.filename})" if error.filename else ""
-            return _fail(f"{error.strerror}{where}: free space, then go on with resume=auto; the last checkpoint is whole", 1)
+        code = _system_error(error)
+        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+            where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+            return _fail(f"{os.strerror(code)}{where}: free space, then go on with resume=auto; the last checkpoint is whole", 1)
         traceback.print_exc()
         return _fail(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}", 1)
+
+
+def _system_error(error: Exception) -> int | None:
+    """Its errno; safetensors says it in words only."""
+    if isinstance(error, OSError):
+        return error.errno
+    said = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
+    return int(said[1]) if said else None
 
 
 def _fail(message: str, code: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from safetensors import SafetensorError
 
 from rlinf_vla import __version__, compose, recipe
 from rlinf_vla.cli import VERBS
@@ -272,6 +273,7 @@ def test_a_folder_of_recipes_that_is_not_there(rlinf_vla: CommandLine, tmp_path:
         (ValueError(), 1, "ValueError: no message", True),
         (FloatingPointError("the gradient is not finite"), 1, "FloatingPointError: the gradient is not finite", True),
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 1, "No space left on device (/x/y): free space", False),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), 1, "No space left on device: free space", False),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x/y"), 1, "/x/y", True),
         (UserError("model.checkpoint=x: no such directory"), 2, "model.checkpoint=x: no such directory", False),
         (Interrupted(signal.SIGINT), 130, "interrupted by SIGINT", False),
