@@ -50,10 +50,12 @@ class Encoder(nn.Module):
             try:
                 import timm
             except ImportError:
-                raise UserError(f"model.options.encoder={options.encoder}: timm is not installed: pip install -e '.[timm]'") from None
+                raise UserError(
+                    f"{options.encoder}: timm is not installed, and wants the torchvision of your torch: pip install timm"
+                ) from None
             name = options.encoder.removeprefix("timm:")
             if name not in timm.list_models():
-                raise UserError(f"model.options.encoder={options.encoder}: timm has no model {name!r}")
+                raise UserError(f"{options.encoder}: timm has no model {name!r}")
             self.image = timm.create_model(name, pretrained=False, num_classes=0)
         else:
             raise UserError(f"model.options.encoder={options.encoder}: choose conv or timm:NAME")

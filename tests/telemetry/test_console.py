@@ -55,7 +55,8 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 PROGRAM = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and all below it, begins with it ignored
 from rlinf_vla.telemetry.console import TrainingConsole
 with TrainingConsole(10) as console:
     console.update(1, {"rollout/success_once": 0.25})
