@@ -33,11 +33,11 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
         torch.manual_seed(recipe.seed)
         directory = asset_path(recipe.model.checkpoint)
         policy: Policy = model.load(directory, recipe.model.options)
-    load_heads(policy, directory)
     if lora:
         add_lora(policy, recipe.model.lora, recipe.seed)
     if isinstance(recipe.algorithm, SACConfig):
         policy = soft(policy, recipe.algorithm, recipe.seed)
+    load_heads(policy, directory)
     if recipe.cluster.gradient_checkpointing:
         checkpoint_blocks(policy)
     return policy.to(recipe.cluster.device)

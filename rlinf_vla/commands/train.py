@@ -92,7 +92,7 @@ def _trainer(recipe: Recipe, policy: Policy) -> Trainer | SoftTrainer:
         return SoftTrainer(policy, config)
     rate = config.learning_rate
     settings = Optimisation(rate, getattr(config, "value_learning_rate", rate), config.max_grad_norm)
-    return Trainer(policy, settings, recipe.cluster.micro_batch_size)
+    return Trainer(policy, settings, recipe.cluster.micro_batch_size, keep_reference=config.kl_coef > 0)
 
 
 def _flow(

@@ -59,10 +59,11 @@ def _over_ranks(value: Tensor) -> float:
 
 
 class Trainer:
-    def __init__(self, policy: Policy, settings: Optimisation, micro_batch_size: int) -> None:
+    def __init__(self, policy: Policy, settings: Optimisation, micro_batch_size: int, keep_reference: bool = False) -> None:
+        """``keep_reference``: remember the weights that train as they are now, for ``reference_weights``."""
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
         self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
-        self._reference = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self._reference = self._copies() if keep_reference else None
         actor = [p for name, p in self.parameters.items() if not name.startswith(_CRITIC)]
         critic = [p for name, p in self.parameters.items() if name.startswith(_CRITIC)]
         groups = [{"params": actor, "lr": settings.learning_rate}, {"params": critic, "lr": settings.value_learning_rate}]
@@ -71,12 +72,16 @@ class Trainer:
     @contextmanager
     def reference_weights(self) -> Iterator[None]:
         """The policy as it was before the first update, for a while."""
-        present = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        assert self._reference is not None, "keep_reference was not asked for"
+        present = self._copies()
         try:
             self._put(self._reference)
             yield
         finally:
             self._put(present)
+
+    def _copies(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     @torch.no_grad()
     def _put(self, weights: dict[str, Tensor]) -> None:

@@ -99,7 +99,9 @@ def test_returns_of_whole_episodes_against_a_loop(gamma: float) -> None:
 
 def flow(**changes: Any) -> InProcessFlow:
     policy = LinearPolicy(LinearOptions(chunk=2))
-    return InProcessFlow(policy, groups(4, 2), Trainer(policy, Optimisation(0.05, 0.05, 0.5), 100), SETTINGS, Timeline(), **changes)
+    return InProcessFlow(
+        policy, groups(4, 2), Trainer(policy, Optimisation(0.05, 0.05, 0.5), 100, keep_reference=True), SETTINGS, Timeline(), **changes
+    )
 
 
 def run(config: GRPOConfig, iterations: int = 1) -> tuple[InProcessFlow, list[dict[str, float]]]:

@@ -69,6 +69,18 @@ def test_a_term_beside_adds_its_own_mean() -> None:
         torch.testing.assert_close(found[2][name], parameter.grad)
 
 
+def test_the_policy_as_it_was_at_first() -> None:
+    subject = Trainer(Model(), SETTINGS, 100, keep_reference=True)  # type: ignore[arg-type]
+    first = weights(subject)
+    subject.step(rows(), loss)
+    later = weights(subject)
+    with pytest.raises(ZeroDivisionError), subject.reference_weights():
+        assert_equal(weights(subject), first)
+        raise ZeroDivisionError
+    assert_equal(weights(subject), later)
+    assert any(not torch.equal(value, first[name]) for name, value in later.items())
+
+
 def trainer(micro_batch_size: int = 100, settings: Optimisation = SETTINGS, model: Model | None = None) -> Trainer:
     return Trainer(model or Model(), settings, micro_batch_size)  # type: ignore[arg-type]
 
