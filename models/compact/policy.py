@@ -55,8 +55,7 @@ class Encoder(nn.Module):
                 ) from None
             name = options.encoder.removeprefix("timm:")
             if name not in timm.list_models():
-                words = "timm is not installed, and wants the torchvision of your torch: pip install timm"
-                raise UserError(f"{options.encoder}: {words}") from None
+                raise UserError(f"model.options.encoder={options.encoder}: timm has no model {name!r}")
             self.image = timm.create_model(name, pretrained=False, num_classes=0)
         else:
             raise UserError(f"model.options.encoder={options.encoder}: choose conv or timm:NAME")

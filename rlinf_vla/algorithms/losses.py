@@ -23,9 +23,9 @@ def joint(per_dimension: Tensor, valid: Tensor) -> Tensor:
 
 def elements(per_dimension: Tensor, valid: Tensor, granularity: str) -> Tensor:
     """``[N, C, D]`` to ``[N, K]``: the whole executed chunk (K = 1), each of its actions (K = C), or each dimension of each (K = C D)."""
-    per_dimension = torch.where(valid[..., None], per_dimension, 0)
     if granularity == "chunk":
-        return per_dimension.sum(dim=(-2, -1))[:, None]
+        return joint(per_dimension, valid)[:, None]
+    per_dimension = torch.where(valid[..., None], per_dimension, 0)
     return per_dimension.sum(dim=-1) if granularity == "action" else per_dimension.flatten(1)
 
 
