@@ -6,7 +6,7 @@ import difflib
 from importlib.metadata import entry_points
 from typing import Any
 
-from rlinf_vla.protocols import EnvPlugin, Policy
+from rlinf_vla.protocols import EnvPlugin, Policy, RewardPlugin
 from rlinf_vla.types import UserError
 
 
@@ -16,6 +16,10 @@ def models() -> dict[str, type[Policy]]:
 
 def envs() -> dict[str, EnvPlugin]:
     return _load("rlinf_vla.envs")
+
+
+def rewards() -> dict[str, RewardPlugin]:
+    return _load("rlinf_vla.rewards")
 
 
 def _load(group: str) -> dict[str, Any]:

@@ -173,6 +173,27 @@ class VectorEnv(Protocol):
         """Idempotent."""
 
 
+class Reward(Protocol):
+    """What training is told that an environment group's steps were worth. Evaluations keep the simulator's own word."""
+
+    def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        """``result`` of ``actions`` ``[B, C, D]``, taken where ``before`` was seen, with this reward as ``reward`` ``[B, C]``.
+
+        It may set ``terminated`` in a row's last valid step, and so end that episode. Where ``valid`` is false nothing is looked at.
+        """
+
+
+class RewardPlugin(Protocol):
+    """A reward, as an entry point of ``rlinf_vla.rewards`` names it."""
+
+    name: str
+    Config: type
+    """Dataclass: the typed ``reward.options`` node of a recipe."""
+
+    def create(self, config: Any, env: EnvSpec, device: torch.device) -> Reward:
+        """``device``: where it may compute; results come back where they were. Raises UserError for what the user can mend."""
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """One check of ``rlinf-vla doctor``. ``mend`` says what to do when it is not ``ok``; ``repair`` does it, where it can be done."""

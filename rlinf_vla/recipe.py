@@ -55,6 +55,21 @@ class ModelConfig:
 
 
 @dataclass
+class RewardConfig:
+    """What training takes as the reward of a control step. Evaluations keep the environment's own."""
+
+    name: str | None = None
+    """A reward plug-in; null: the environment's own."""
+    options: Any = None
+    weight: float = 1.0
+    """Of that reward."""
+    env_weight: float = 0.0
+    """Of the environment's own, added."""
+    terminal: bool = False
+    """Only an episode's last step earns a reward."""
+
+
+@dataclass
 class RolloutConfig:
     temperature: float = 1.0
     """Of sampling, in rollouts and in updates alike."""
@@ -101,6 +116,7 @@ class Recipe:
     """Evaluation episodes."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     env: Any = MISSING
+    reward: RewardConfig = field(default_factory=RewardConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     algorithm: Any = MISSING
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -109,7 +125,7 @@ class Recipe:
 
 
 def register() -> None:
-    """Make the schemas known to Hydra: one choice of group ``env``, ``model`` and ``algorithm`` per plug-in."""
+    """Make the schemas known to Hydra: one choice of group ``env``, ``reward``, ``model`` and ``algorithm`` per plug-in."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Recipe)
     store.store(group="cluster", name="schema", node=ClusterConfig)
@@ -119,6 +135,8 @@ def register() -> None:
         store.store(group="algorithm", name=name, node=preset)
     for name, env in plugins.envs().items():
         store.store(group="env", name=name, node=env.Config)
+    for name, reward in plugins.rewards().items():
+        store.store(group="reward", name=name, node=RewardConfig(name=name, options=reward.Config()))
     for name, model in plugins.models().items():
         store.store(group="model", name=name, node=ModelConfig(name=name, options=model.Config()))
 
@@ -127,6 +145,7 @@ def keys() -> list[str]:
     """Every key that some recipe may have."""
     nodes = [("", Recipe), *(("algorithm.", config) for config in ALGORITHMS.values())]
     nodes += [("env.", env.Config) for env in plugins.envs().values()]
+    nodes += [("reward.options.", reward.Config) for reward in plugins.rewards().values()]
     nodes += [("model.options.", model.Config) for model in plugins.models().values()]
     return sorted({prefix + key for prefix, node in nodes for key in _keys(OmegaConf.structured(node))})
 

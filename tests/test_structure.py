@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHELVES = ("models", "envs")
+SHELVES = ("models", "envs", "rewards")
 DATA = ("recipes", "assets")
 PAGES = {"types", "protocols"}
 """What a shelf may use of the engine."""
@@ -90,7 +90,7 @@ def test_a_shelf_knows_the_engines_first_pages_only(path: Path) -> None:
     shelf = path.relative_to(ROOT).parts[0]
     assert rooms(path) <= PAGES | {shelf}
     absolute = {name for node in ast.walk(ast.parse(path.read_text())) for name in absolute_names(node)}
-    assert not any(name.startswith(("rlinf_vla.models", "rlinf_vla.envs")) for name in absolute), "siblings are imported relatively"
+    assert not any(name.startswith(tuple(f"rlinf_vla.{each}" for each in SHELVES)) for name in absolute), "siblings are imported relatively"
 
 
 def absolute_names(node: ast.AST) -> list[str]:

@@ -1,7 +1,8 @@
-"""``rlinf-vla list``: recipes, models, environments and tasks that are installed here."""
+"""``rlinf-vla list``: recipes, models, environments, tasks and rewards that are installed here."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib.resources import files
 
@@ -13,7 +14,7 @@ from rlinf_vla.types import UserError
 
 
 def run(arguments: Sequence[str]) -> None:
-    tables = {"recipes": _recipes, "models": _models, "envs": _envs, "tasks": _tasks}
+    tables = {"recipes": _recipes, "models": _models, "envs": _envs, "tasks": _tasks, "rewards": _rewards}
     for word in arguments or list(tables):
         if word not in tables:
             raise UserError(f"list {word}: nothing of that name{plugins.nearest(word, list(tables))} (lists: {', '.join(tables)})")
@@ -42,6 +43,11 @@ def _models() -> Table:
 
 def _envs() -> Table:
     return _table("environments", ("env=", "tasks"), ((name, str(len(env.tasks()))) for name, env in plugins.envs().items()))
+
+
+def _rewards() -> Table:
+    rows = ((name, (sys.modules[type(reward).__module__].__doc__ or "").splitlines()[0]) for name, reward in plugins.rewards().items())
+    return _table("rewards", ("reward=", "what it is"), rows)
 
 
 def _tasks() -> Table:

@@ -12,9 +12,10 @@ import torch
 from rlinf_vla import plugins
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.soft import SoftPolicy
-from rlinf_vla.protocols import Policy, VectorEnv
-from rlinf_vla.recipe import Recipe, asset_path
+from rlinf_vla.protocols import Policy, Reward, VectorEnv
+from rlinf_vla.recipe import Recipe, RewardConfig, asset_path
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.rewarded import RewardedEnv, own_reward
 from rlinf_vla.training.checkpoint import load_heads
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
@@ -68,6 +69,18 @@ def open_envs(recipe: Recipe, policy: Policy, groups: int) -> Iterator[Sequence[
     finally:
         for env in envs:
             env.close()
+
+
+def rewarded(recipe: Recipe, groups: Sequence[VectorEnv]) -> Sequence[VectorEnv]:
+    """The same environments, worth what the recipe's reward says."""
+    config = recipe.reward
+    if config == RewardConfig():
+        return groups
+    reward: Reward = own_reward
+    if config.name is not None:
+        plugin = plugins.choose("reward", config.name, plugins.rewards())
+        reward = plugin.create(config.options, groups[0].spec, torch.device(recipe.cluster.device))
+    return [RewardedEnv(env, reward, config.weight, config.env_weight, config.terminal) for env in groups]
 
 
 def check_fit(policy: Policy, env: VectorEnv) -> None:

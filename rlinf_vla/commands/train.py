@@ -71,7 +71,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
         algorithm.check(groups[0].spec)
         stack.enter_context(session.threads(recipe.cluster.rollout_threads))
         metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
-        flow = _flow(recipe, policy, groups, trainer, directory, state)
+        flow = _flow(recipe, policy, session.rewarded(recipe, groups), trainer, directory, state)
         run = _Run(recipe, directory, policy, groups, trainer, flow, console, metrics)
         if recipe.evaluation.before_and_after and done == 0:
             run.evaluate("before", 0)

@@ -143,6 +143,9 @@ def test_the_verb_without_a_recipe(rlinf_vla: CommandLine) -> None:
         ([PPO, "algorithm="], ["algorithm"]),
         ([PPO, "cluster=8"], ["cluster"]),
         ([PPO, "=3"], ["=3"]),
+        ([PPO, "reward=succes"], ["reward=succes does not exist", "reward=success?"]),
+        ([PPO, "reward=function"], ["reward.options.function has no value"]),
+        ([PPO, "reward=success", "reward.option.x=1"], ["reward.option"]),
     ],
 )
 def test_a_mistake_in_the_keys(rlinf_vla: CommandLine, trained: list[DictConfig], arguments: list[str], words: list[str]) -> None:
@@ -310,7 +313,8 @@ def test_a_signal_ends_a_command(rlinf_vla: CommandLine, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("what", "word"), [("recipes", "maniskill_ppo"), ("models", "openvla"), ("envs", "maniskill"), ("tasks", "PushCube")]
+    ("what", "word"),
+    [("recipes", "maniskill_ppo"), ("models", "openvla"), ("envs", "maniskill"), ("tasks", "PushCube"), ("rewards", "success")],
 )
 def test_list(rlinf_vla: CommandLine, what: str, word: str) -> None:
     found = rlinf_vla("list", what)

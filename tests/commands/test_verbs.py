@@ -103,6 +103,16 @@ def test_other_algorithms_train_and_go_on(train: Any, rlinf_vla: CommandLine, co
     assert again["sampled"] == after["sampled"], "the same episodes, the same outcome"
 
 
+def test_a_reward_of_the_users_is_trained_with_and_never_evaluated(train: Any) -> None:
+    own, other = train("own", "iterations=1"), train("other", "iterations=1", "reward=success", "reward.weight=5")
+    rewarded = [metrics(run_dir)[0] for run_dir in (own, other)]
+    assert rewarded[0]["rollout/success_once"] == rewarded[1]["rollout/success_once"] > 0
+    steps = rewarded[1]["rollout/steps"]
+    assert rewarded[1]["rollout/reward_mean"] == pytest.approx(5 * round(rewarded[1]["rollout/reward_mean"] * steps / 5) / steps)
+    returns = [json.loads((run_dir / "evaluation" / "before.json").read_text())["sampled"]["episodes"] for run_dir in (own, other)]
+    assert returns[0] == returns[1] and any(episode["return"] % 1 for episode in returns[0])
+
+
 def test_a_finished_run_stays_as_it_is(train: Any) -> None:
     run_dir = train("run", *QUICK)
     before = checkpoint(run_dir, 2)

@@ -1,0 +1,53 @@
+"""A Python function of the user's, named in the recipe: ``reward=function reward.options.function=my_package.rewards:closer``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+
+import torch
+from omegaconf import MISSING
+from torch import Tensor
+
+from rlinf_vla.protocols import EnvSpec, Reward
+from rlinf_vla.types import Observation, StepResult, UserError
+
+Shaped = Callable[[Observation, Tensor, StepResult], Tensor]
+
+
+@dataclass
+class FunctionOptions:
+    """Recipe node ``reward.options``."""
+
+    function: str = MISSING
+    """module:name of a function of (observation before, actions ``[B, C, D]``, StepResult) that returns the reward ``[B, C]``."""
+
+
+class Function:
+    """Implements ``RewardPlugin``."""
+
+    name = "function"
+    Config = FunctionOptions
+
+    def create(self, config: FunctionOptions, env: EnvSpec, device: torch.device) -> Reward:
+        function = _find(config.function)
+
+        def reward(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+            return replace(result, reward=function(before, actions, result))
+
+        return reward
+
+
+def _find(location: str) -> Shaped:
+    module, _, name = location.partition(":")
+    try:
+        function = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"reward.options.function={location} cannot be imported ({error}): write module:name, on PYTHONPATH") from None
+    if not callable(function):
+        raise UserError(f"reward.options.function={location} is not a function")
+    return function
+
+
+plugin = Function()
