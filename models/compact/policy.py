@@ -29,7 +29,7 @@ class CompactOptions(files.WeightOptions):
     images: list[str] = field(default_factory=lambda: ["base"])
     """The environment's cameras; all go through the same encoder."""
     encoder: str = "conv"
-    """conv: four convolutions. timm:NAME: a backbone of timm, such as timm:resnet10t, from random weights."""
+    """conv: convolutions on patches. timm:NAME: a backbone of timm, such as timm:resnet10t, from random weights."""
     std: float = 0.5
     """Of the actions, at the beginning."""
 
@@ -41,10 +41,10 @@ class Encoder(nn.Module):
         super().__init__()
         height, width = config["image_sizes"]
         if options.encoder == "conv":
-            channels = [3, *config["channels"]]
-            layers = [
-                layer for before, after in pairwise(channels) for layer in (nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU())
-            ]
+            stem, *channels = config["channels"]
+            layers: list[nn.Module] = [nn.Conv2d(3, stem, config["patch"], stride=config["patch"]), nn.ReLU()]
+            for before, after in pairwise([stem, *channels]):
+                layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
             self.image: nn.Module = nn.Sequential(*layers, nn.Flatten())
         elif options.encoder.startswith("timm:"):
             try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlinf_vla.protocols import EnvSpec
@@ -133,9 +132,11 @@ def alpha_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Te
 
 def random_shift(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
     """uint8 ``[B, H, W, 3]``, each moved by its own ``shifts`` (int64 ``[B, 2]``, 0 ... 2 pad) in a border repeated ``pad`` times."""
-    batch, height, width, _ = images.shape
-    padded = F.pad(images.permute(0, 3, 1, 2).float(), (pad,) * 4, mode="replicate").to(images.dtype)
-    rows = shifts[:, :1] + torch.arange(height, device=images.device)
-    columns = shifts[:, 1:] + torch.arange(width, device=images.device)
-    index: Any = (torch.arange(batch, device=images.device)[:, None, None], slice(None), rows[:, :, None], columns[:, None, :])
-    return padded[index]
+    height, width = images.shape[1:3]
+    padded = images
+    for dim in (1, 2):
+        first, last = padded.narrow(dim, 0, 1), padded.narrow(dim, padded.shape[dim] - 1, 1)
+        padded = torch.cat([first] * pad + [padded] + [last] * pad, dim)
+    return torch.stack(
+        [image[row : row + height, column : column + width] for image, (row, column) in zip(padded, shifts.tolist(), strict=True)]
+    )

@@ -83,7 +83,7 @@ class SoftTrainer:
         for name in inputs if pad else ():
             if name.startswith("image."):
                 shifts = torch.randint(0, 2 * pad + 1, (len(inputs[name]), 2), generator=generator)
-                inputs[name] = random_shift(inputs[name], shifts.to(device), pad)
+                inputs[name] = random_shift(inputs[name], shifts, pad)
         return inputs
 
     def _descend(self, which: str, loss: Tensor) -> None:
