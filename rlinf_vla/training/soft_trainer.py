@@ -35,9 +35,9 @@ class SoftTrainer:
         own = {id(parameter) for parameter in [*actor, policy.log_alpha]}
         critics = [parameter for parameter in self.parameters.values() if id(parameter) not in own]
         self.optimizers = {
-            "critic": torch.optim.Adam(critics, lr=config.value_learning_rate),
-            "actor": torch.optim.Adam(actor, lr=config.learning_rate),
-            "alpha": torch.optim.Adam([policy.log_alpha], lr=config.learning_rate),
+            "critic": torch.optim.Adam(critics, lr=config.value_learning_rate, fused=True),
+            "actor": torch.optim.Adam(actor, lr=config.learning_rate, fused=True),
+            "alpha": torch.optim.Adam([policy.log_alpha], lr=config.learning_rate, fused=True),
         }
         dimensions = policy.spec.chunk * policy.spec.action_dim
         self.target_entropy = -float(dimensions) if config.target_entropy is None else config.target_entropy
