@@ -59,6 +59,8 @@ class Policy(nn.Module):
     """The same for ``model.lora.language=false``."""
     full_modules: ClassVar[tuple[str, ...]] = ()
     """Modules of ``backbone`` that train in full beside the adapters: heads, which start from nothing or are small."""
+    noise_dim: int | None = None
+    """Of the noise that ``steer`` makes actions of; None: this policy makes none of noise."""
 
     spec: PolicySpec
     backbone: nn.Module
@@ -95,6 +97,10 @@ class Policy(nn.Module):
     @abstractmethod
     def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
         """Choose a chunk. ``temperature=0`` is greedy and needs no noise; its log_prob is that of temperature 1."""
+
+    def steer(self, features: Any, noise: Tensor) -> Tensor:
+        """The actions float32 ``[B, C, D]`` that begin in this noise, float32 ``[B, noise_dim]``, without any further chance."""
+        raise NotImplementedError
 
     @abstractmethod
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:

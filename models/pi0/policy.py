@@ -127,6 +127,7 @@ class Pi0Policy(Policy):
             nn.init.zeros_(parameter)
         low, high = options.noise_range
         self.noise_head = NoiseHead(config.expert.width, config.action_dim, low, high) if options.sampler == "flow_noise" else None
+        self.noise_dim = config.action_dim
         chunk = options.chunk or config.horizon
         if chunk > config.horizon:
             raise UserError(f"model.options.chunk={chunk} is more than the model's horizon of {config.horizon} actions")
@@ -222,8 +223,18 @@ class Pi0Policy(Policy):
         if self._one_step:
             rows = torch.arange(batch, device=device)
             latent = {"before": latent["chain"][rows, index], "after": latent["chain"][rows, index + 1], "index": index}
-        actions = absolute(self.action_normalizer.inverse(self._executed(chain[-1])), self._robot_state(features), self.delta)
-        return ActionSample(actions, latent, self._executed(log_prob), self.value(features))
+        return ActionSample(self._actions(chain[-1], features), latent, self._executed(log_prob), self.value(features))
+
+    def steer(self, features: Features, noise: Tensor) -> Tensor:
+        """The same noise at every action of the horizon."""
+        x, steps = noise[:, None].expand(-1, self.config.horizon, -1), self.options.denoise_steps
+        for time in flow.times(steps, x.device):
+            x = flow.ode_step(x, self._velocity(features.prefix, features.state, x, time)[0], steps)
+        return self._actions(x, features)
+
+    def _actions(self, x: Tensor, features: Features) -> Tensor:
+        """What the robot is told where denoising ended in ``x`` ``[B, H, A]``."""
+        return absolute(self.action_normalizer.inverse(self._executed(x)), self._robot_state(features), self.delta)
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         features = self.encode(inputs)

@@ -1,4 +1,7 @@
-"""Soft actor-critic (Haarnoja et al. 2018), an ensemble of critics (REDQ, Chen et al. 2021), demonstrations (RLPD, Ball et al. 2023)."""
+"""Soft actor-critic (Haarnoja et al. 2018), an ensemble of critics (REDQ, Chen et al. 2021), demonstrations (RLPD, Ball et al. 2023).
+
+In the space of a frozen flow policy's noise it is DSRL (Wagenmaker et al. 2025, arXiv 2506.15799).
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,9 @@ class SACConfig:
     """Discount per control step."""
     frozen_backbone: bool = False
     """Only actor and critics learn; then features are computed once, and remembered instead of images."""
+    noise_bound: float | None = None
+    """The actor chooses the noise that a frozen flow policy begins from, each dimension up to this magnitude (DSRL); null: it chooses
+    actions."""
     critics: int = 10
     critic_subset: int = 2
     """Of the critics, drawn for each target, which is the least of them."""
@@ -48,7 +54,7 @@ class SACConfig:
     """Share of the critics that their targets take on per update."""
     initial_alpha: float = 0.1
     target_entropy: float | None = None
-    """Nats per chunk; null: minus the number of action dimensions."""
+    """Nats per choice; null: minus the number of dimensions that the actor chooses."""
     backup_entropy: bool = False
     """The entropy is part of the targets."""
     shift: int = 4
@@ -88,6 +94,13 @@ class SAC:
             raise UserError(f"algorithm.demonstration_share={config.demonstration_share}: at least 0 and less than 1")
         if config.demonstrations and not config.demonstration_share:
             raise UserError("algorithm.demonstration_share=0 leaves algorithm.demonstrations without effect: set one of them")
+
+        if config.noise_bound is not None and not config.noise_bound > 0:
+            raise UserError(f"algorithm.noise_bound={config.noise_bound}: must be above 0")
+        if config.noise_bound is not None and not config.frozen_backbone:
+            raise UserError("algorithm.noise_bound steers a policy that stays as it is: set algorithm.frozen_backbone=true")
+        if config.noise_bound is not None and config.demonstrations:
+            raise UserError("algorithm.demonstrations are actions, and algorithm.noise_bound chooses noise: set one of them")
 
     def check(self, env: EnvSpec) -> None:
         """Nothing of the environment could be wrong."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,11 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.protocols import Noise, Policy
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
 
 LOG_STD_RANGE = (-5.0, 2.0)
 FEATURES = "features"
+CHOSEN = "chosen"
+"""In a sample's latent: what the actor chose, ``[B, ...]`` in [-1, 1], which the critics judge."""
 
 
 def squash(pre: Tensor, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,26 +64,42 @@ class Critics(nn.Module):
         return last(x, rows)[..., 0]
 
 
+@dataclass(frozen=True)
+class Features:
+    """``pooled`` ``[B, F]``, of what ``base`` found; None where only the pooled were remembered."""
+
+    pooled: Tensor
+    base: Any = None
+
+
 class SoftPolicy(Policy):
-    """A policy's ``prepare`` and ``encode``, with an actor and critics of SAC's own; actions in [-1, 1]. Its own head is not used."""
+    """A policy's ``prepare`` and ``encode``, with an actor and critics of SAC's own.
+
+    The actor chooses actions in [-1, 1] in place of the policy's own head, or, with ``noise_bound``, the noise that this head begins from.
+    """
 
     name: ClassVar[str] = "soft"
     lora_targets: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, base: Policy, features: int, critics: int, hidden: int, initial_alpha: float) -> None:
-        """``features``: what ``base.pooled`` returns has so many."""
+    def __init__(self, base: Policy, features: int, config: SACConfig) -> None:
+        """``features``: what ``base.pooled`` returns has so many. Raises UserError where the policy cannot be steered, but shall be."""
         super().__init__()
+        self.noise_bound, hidden = config.noise_bound, config.hidden
         self.backbone, self.base, self.spec = base.backbone, base, base.spec
         for name, parameter in base.named_parameters():
             if not name.startswith("backbone."):
                 parameter.requires_grad_(False)
-        size = (self.spec.chunk, self.spec.action_dim)
+        self.size: tuple[int, ...] = (self.spec.chunk, self.spec.action_dim)
+        if config.noise_bound is not None:
+            if base.noise_dim is None:
+                raise UserError(f"algorithm.noise_bound: model={base.name} makes no actions of noise: use a flow policy, such as model=pi0")
+            self.size = (base.noise_dim,)
         self.actor = nn.Sequential(
             *(nn.Linear(features, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.ReLU()),
-            *(nn.Linear(hidden, 2 * math.prod(size)), nn.Unflatten(1, (2, *size))),
+            *(nn.Linear(hidden, 2 * math.prod(self.size)), nn.Unflatten(1, (2, *self.size))),
         )
-        self.value_head = self.critics = Critics(critics, features + math.prod(size), hidden)
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
+        self.value_head = self.critics = Critics(config.critics, features + math.prod(self.size), hidden)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_alpha)))
 
     @property
     def frozen(self) -> bool:
@@ -96,43 +116,56 @@ class SoftPolicy(Policy):
         return self.base.prepare(obs)
 
     def fix(self, inputs: Inputs) -> Inputs:
-        return {FEATURES: self.encode(inputs)} if self.frozen else inputs
+        return {FEATURES: self.encode(inputs).pooled} if self.frozen else inputs
 
-    def encode(self, inputs: Inputs) -> Tensor:
-        """``[B, F]``."""
-        return inputs[FEATURES] if FEATURES in inputs else self.base.pooled(self.base.encode(inputs))
+    def encode(self, inputs: Inputs) -> Features:
+        if FEATURES in inputs:
+            return Features(inputs[FEATURES])
+        found = self.base.encode(inputs)
+        return Features(self.base.pooled(found), found)
 
-    def pooled(self, features: Tensor) -> Tensor:
-        return features
+    def pooled(self, features: Features) -> Tensor:
+        return features.pooled
 
-    def value(self, features: Tensor) -> Tensor:
-        return self.critics(features, self.distribution(features)[0].tanh()).mean(0)
+    def value(self, features: Features) -> Tensor:
+        return self.critics(features.pooled, self.distribution(features.pooled)[0].tanh()).mean(0)
 
     def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log of the standard deviation before the squashing, ``[B, C, D]``."""
+        """Mean and log of the standard deviation before the squashing, ``[B, *size]``, of pooled features."""
         mean, free = self.actor(features).unbind(1)
         low, high = LOG_STD_RANGE
         return mean, low + 0.5 * (high - low) * (free.tanh() + 1)
 
     def draw(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions ``[B, C, D]`` and their log-probabilities ``[B]``, by the reparameterisation; ``noise`` standard normal ``[B, C, D]``."""
+        """Choices ``[B, *size]`` and their log-probabilities ``[B]``, by the reparameterisation; ``noise`` is standard normal."""
         mean, log_std = self.distribution(features)
-        action, log_prob = squash(mean + log_std.exp() * noise, mean, log_std)
-        return action, log_prob.sum(dim=(-2, -1))
+        chosen, log_prob = squash(mean + log_std.exp() * noise, mean, log_std)
+        return chosen, log_prob.flatten(1).sum(dim=1)
 
-    def act(self, features: Tensor, noise: Noise | None, temperature: float) -> ActionSample:
-        mean, log_std = self.distribution(features)
+    def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
+        mean, log_std = self.distribution(features.pooled)
         spread = log_std + math.log(temperature or 1.0)
         pre = mean if noise is None or temperature == 0 else mean + spread.exp() * noise.normal(*mean.shape[1:])
-        action, log_prob = squash(pre, mean, spread)
-        return ActionSample(action, {"pre": pre}, log_prob, self.value(features))
+        chosen, log_prob = squash(pre, mean, spread)
+        actions = chosen if self.noise_bound is None else self.base.steer(features.base, self.noise_bound * chosen)
+        latent = {"pre": pre, CHOSEN: chosen} | ({FEATURES: features.pooled} if self.frozen else {})
+        return ActionSample(actions, latent, self._per_action(log_prob), self.value(features))
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         features = self.encode(inputs)
-        mean, log_std = self.distribution(features)
+        mean, log_std = self.distribution(features.pooled)
         spread = log_std + math.log(temperature or 1.0)
         entropy = spread + 0.5 * math.log(2 * math.pi * math.e)  # before the squashing
-        return ActionEval(squash(latent["pre"], mean, spread)[1], entropy, self.value(features))
+        log_prob = squash(latent["pre"], mean, spread)[1]
+        return ActionEval(self._per_action(log_prob), self._per_action(entropy), self.value(features))
+
+    def _per_action(self, values: Tensor) -> Tensor:
+        """``[B, C, D]`` of one value per chosen dimension; a choice of noise is the whole chunk's, and stands at its first action."""
+        if self.noise_bound is None:
+            return values
+        per_action = values.new_zeros(len(values), self.spec.chunk, self.spec.action_dim)
+        per_action[:, 0, 0] = values.sum(dim=1)
+        return per_action
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
-        return (self.distribution(self.encode(inputs))[0].tanh() - actions).pow(2).mean(dim=(1, 2))
+        return (self.distribution(self.encode(inputs).pooled)[0].tanh() - actions).pow(2).mean(dim=(1, 2))

@@ -56,7 +56,7 @@ def soft(policy: Policy, config: SACConfig, seed: int) -> SoftPolicy:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         features = policy.pooled(policy.encode(policy.prepare(nothing))).shape[1]
         torch.manual_seed(seed)
-        return SoftPolicy(policy, features, config.critics, config.hidden, config.initial_alpha)
+        return SoftPolicy(policy, features, config)
 
 
 @contextmanager

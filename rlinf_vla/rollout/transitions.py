@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
+from rlinf_vla.algorithms.soft import CHOSEN, FEATURES
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.listed import play_listed
 from rlinf_vla.rollout.player import Acts, Call, Spans
@@ -20,7 +21,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass
 class Recorded:
-    """One episode. ``records``: fields ``[L, ...]``, the policy's inputs, ``action`` ``[L, C, D]``, ``reward`` and ``discount`` of the
+    """One episode. ``records``: fields ``[L, ...]``, the policy's inputs, ``action`` (what was chosen), ``reward`` and ``discount`` of the
     chunk (``gamma**n``, 0 where the episode terminated), and ``acted``: false in a last record that only says what was seen at a cut."""
 
     records: Tensors
@@ -37,7 +38,7 @@ class Expert:
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         actions = self._env.expert_actions()[:, None].clamp(-1, 1)
         zeros = torch.zeros(len(actions), device=actions.device)
-        return ActionSample(actions, {}, torch.zeros_like(actions), zeros)
+        return ActionSample(actions, {CHOSEN: actions}, torch.zeros_like(actions), zeros)
 
     def value(self, inputs: Inputs) -> Tensor:
         raise NotImplementedError("an expert values nothing")
@@ -62,8 +63,10 @@ def collect_transitions(
         result = call.result
         terminated, done = (result.terminated & result.valid).any(dim=1), result.done
         reward, discount = chunk_rewards(result.reward, result.valid, gamma)
-        rows = _inputs(policy, call.inputs) | {
-            ACTION: call.sample.actions,
+        latent = call.sample.latent
+        seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else _inputs(policy, call.inputs)
+        rows = seen | {
+            ACTION: latent[CHOSEN],
             REWARD: reward,
             DISCOUNT: torch.where(terminated, 0, discount),
             ACTED: torch.ones_like(terminated),

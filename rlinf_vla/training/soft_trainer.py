@@ -39,8 +39,7 @@ class SoftTrainer:
             "actor": torch.optim.Adam(actor, lr=config.learning_rate, fused=True),
             "alpha": torch.optim.Adam([policy.log_alpha], lr=config.learning_rate, fused=True),
         }
-        dimensions = policy.spec.chunk * policy.spec.action_dim
-        self.target_entropy = -float(dimensions) if config.target_entropy is None else config.target_entropy
+        self.target_entropy = -float(math.prod(policy.size)) if config.target_entropy is None else config.target_entropy
 
     def step(self, batch: Transitions, generator: torch.Generator, with_actor: bool) -> dict[str, float]:
         """One update of the critics, and, ``with_actor``, of actor and alpha, on features that only the critics shape.
@@ -51,15 +50,15 @@ class SoftTrainer:
         device = policy.log_alpha.device
         now, following = (self._inputs(records, generator, device) for records in (batch.now, batch.following))
         action, reward, discount = (batch.now[name].to(device) for name in (ACTION, REWARD, DISCOUNT))
-        size = (len(reward), policy.spec.chunk, policy.spec.action_dim)
+        size = (len(reward), *policy.size)
         chosen = torch.randperm(config.critics, generator=generator)[: config.critic_subset].to(device)
         alpha = policy.log_alpha.exp().detach()
         with torch.no_grad():
-            next_features = policy.encode(following)
+            next_features = policy.encode(following).pooled
             next_action, next_log_prob = policy.draw(next_features, torch.randn(size, generator=generator).to(device))
             values = self.target(next_features, next_action, chosen)
             target = soft_target(reward, discount, values, next_log_prob, alpha, config.backup_entropy)
-        features = policy.encode(now)
+        features = policy.encode(now).pooled
         found = policy.critics(features, action)
         loss = critic_loss(found, target)
         self._descend("critic", loss)

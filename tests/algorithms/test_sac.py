@@ -23,6 +23,7 @@ from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.replay import Transitions
 from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.types import UserError
+from tests.conformance.policy import noise, observations
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
@@ -165,7 +166,7 @@ def test_the_actor_climbs_the_critics() -> None:
             return -((action - 0.5) ** 2).sum(dim=(1, 2)).expand(4 if chosen is None else len(chosen), -1)
 
     batch = transitions(size=32)
-    features = subject.encode(batch.now).detach()
+    features = subject.encode(batch.now).pooled.detach()
     subject.critics.forward = Likes().forward  # type: ignore[method-assign]
     trainer.target.forward = Likes().forward  # type: ignore[method-assign]
     subject.critics.layers[0].weight.requires_grad_(True)
@@ -225,9 +226,57 @@ def test_it_gets_better(tmp_path: Path) -> None:
     assert sum(late) / 3 > sum(early) / 3 + 0.25
 
 
+class Flow(LinearPolicy):
+    """Its noise says how far the actions are turned: only a large fourth number pushes the level up."""
+
+    noise_dim = 4
+
+    def steer(self, features: Any, noise: Tensor) -> Tensor:
+        return (noise[:, None, [3, 1, 2, 0]] - 0.5).clamp(-1, 1).expand(-1, self.spec.chunk, -1)
+
+
+STEERED = replace(CONFIG, noise_bound=1.6, frozen_backbone=True, episodes=8, updates_per_step=1.0, learning_rate=3e-3, gamma=0.9)
+
+
+def test_a_frozen_flow_is_steered_by_its_noise(tmp_path: Path) -> None:
+    base = Flow(LinearOptions(chunk=2))
+    subject = soft(base, STEERED, 0)
+    assert {name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad} == {"actor", "value_head", "log_alpha"}
+    trainer = SoftTrainer(subject, STEERED)
+    assert trainer.target_entropy == -4
+    running = flow(tmp_path, subject, trainer, STEERED, {})
+    success = []
+    for iteration in range(10):
+        running.begin(iteration)
+        SAC(STEERED, 1.0).iteration(running)
+        success.append(running.metrics["rollout/success_once"])
+    assert sum(success[-3:]) / 3 > sum(success[:3]) / 3 + 0.25
+    stored = running.replay.sample(16, torch.Generator().manual_seed(0)).now
+    assert stored["action"].shape == (16, 4) and stored["action"].abs().max() <= 1 and "image" not in stored
+
+
+@torch.no_grad()
+def test_steered_probabilities_are_the_choices(tmp_path: Path) -> None:
+    subject = soft(Flow(LinearOptions(chunk=2)), STEERED, 0)
+    inputs = subject.prepare(observations(subject, 5))
+    sample = subject.act(subject.encode(inputs), noise(torch.arange(5)), 1.0)
+    mean, log_std = subject.distribution(subject.encode(inputs).pooled)
+    torch.testing.assert_close(sample.log_prob.sum((1, 2)), squash(sample.latent["pre"], mean, log_std)[1].sum(1))
+    torch.testing.assert_close(subject.evaluate(inputs, sample.latent, 1.0).log_prob, sample.log_prob)
+    assert torch.equal(sample.actions, subject.base.steer(None, 1.6 * sample.latent["chosen"]))
+
+
+def test_a_policy_without_noise_cannot_be_steered() -> None:
+    with pytest.raises(UserError, match="model=linear makes no actions of noise: use a flow policy"):
+        policy(STEERED)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"noise_bound": 0.0, "frozen_backbone": True}, "algorithm.noise_bound=0.0: must be above 0"),
+        ({"noise_bound": 1.0}, "algorithm.noise_bound steers a policy that stays as it is: set algorithm.frozen_backbone=true"),
+        ({"noise_bound": 1.0, "frozen_backbone": True, "demonstrations": 2}, "algorithm.demonstrations are actions"),
         ({"actor_aggregate": "max"}, "algorithm.actor_aggregate=max: one of mean, min"),
         ({"critic_subset": 5}, "algorithm.critic_subset=5: between 1 and algorithm.critics=4"),
         ({"demonstration_share": 1.0}, "algorithm.demonstration_share=1.0: at least 0 and less than 1"),

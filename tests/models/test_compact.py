@@ -73,4 +73,4 @@ def test_a_frozen_backbone_is_remembered_as_features() -> None:
     assert policy.frozen and learns == {"value_head", "actor", "log_alpha"}
     inputs = policy.prepare(observations(policy, 3))
     fixed = policy.fix(inputs)
-    assert list(fixed) == ["features"] and torch.equal(policy.encode(fixed), policy.encode(inputs))
+    assert list(fixed) == ["features"] and torch.equal(policy.encode(fixed).pooled, policy.encode(inputs).pooled)

@@ -104,6 +104,20 @@ class TestPi0(Pi0):
         assert set(latent["index"].tolist()) == {0, 1, 2}
 
 
+@torch.no_grad()
+def test_steering_begins_in_the_noise_that_it_is_given(tmp_path: Path) -> None:
+    policy = small(tmp_path / "small", sampler="flow_noise")
+    inputs = policy.prepare(observations(policy, 3))
+    features = policy.encode(inputs)
+    noise = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    x = noise[:, None].repeat(1, 4, 1)
+    for time in (1.0, 2 / 3, 1 / 3):
+        x = x - policy.backbone.velocity(features.prefix, features.state, x, torch.full((3,), time))[0] / 3
+    expected = policy.action_normalizer.inverse(x[:, :, :4])
+    torch.testing.assert_close(policy.steer(features, noise), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(policy.steer(features, torch.zeros(3, 6)), policy.act(features, None, 0.0).actions)
+
+
 class TestPi05(Pi0):
     pi05 = True
 
