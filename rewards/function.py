@@ -10,7 +10,7 @@ import torch
 from omegaconf import MISSING
 from torch import Tensor
 
-from rlinf_vla.protocols import EnvSpec, Reward
+from rlinf_vla.protocols import EnvSpec, Reward, RewardModel
 from rlinf_vla.types import Observation, StepResult, UserError
 
 Shaped = Callable[[Observation, Tensor, StepResult], Tensor]
@@ -37,6 +37,9 @@ class Function:
             return replace(result, reward=function(before, actions, result))
 
         return reward
+
+    def learner(self, config: FunctionOptions) -> RewardModel:
+        raise UserError("reward=function learns nothing: use reward=classifier")
 
 
 def _find(location: str) -> Shaped:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import EnvSpec, Reward
-from rlinf_vla.types import Observation, StepResult
+from rlinf_vla.protocols import EnvSpec, Reward, RewardModel
+from rlinf_vla.types import Observation, StepResult, UserError
 
 
 @dataclass
@@ -24,6 +24,9 @@ class Success:
 
     def create(self, config: SuccessOptions, env: EnvSpec, device: torch.device) -> Reward:
         return success
+
+    def learner(self, config: SuccessOptions) -> RewardModel:
+        raise UserError("reward=success learns nothing: use reward=classifier")
 
 
 def success(before: Observation, actions: Tensor, result: StepResult) -> StepResult:

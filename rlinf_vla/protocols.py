@@ -189,6 +189,25 @@ class Reward(Protocol):
         """
 
 
+class RewardModel(nn.Module):
+    """A network that looks whether a task is done, learnt by ``rlinf-vla train recipe=reward_classifier``."""
+
+    images: dict[str, ImageSize]
+    """What it looks at."""
+
+    @abstractmethod
+    def prepare(self, obs: Observation) -> Inputs:
+        """Each tensor with leading dimension ``B``; cheap to store."""
+
+    @abstractmethod
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Logits of success, float32 ``[B]``."""
+
+    @abstractmethod
+    def save(self, checkpoint: Path) -> None:
+        """Into an existing directory, such that the plug-in reads it."""
+
+
 class RewardPlugin(Protocol):
     """A reward, as an entry point of ``rlinf_vla.rewards`` names it."""
 
@@ -198,6 +217,9 @@ class RewardPlugin(Protocol):
 
     def create(self, config: Any, env: EnvSpec, device: torch.device) -> Reward:
         """``device``: where it may compute; results come back where they were. Raises UserError for what the user can mend."""
+
+    def learner(self, config: Any) -> RewardModel:
+        """The network behind it, to be trained. Raises UserError where there is none."""
 
 
 @dataclass(frozen=True)

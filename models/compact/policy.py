@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +19,7 @@ from rlinf_vla.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
 
 from .. import files
+from .encoder import ImageEncoder
 
 
 @dataclass
@@ -37,39 +37,14 @@ class CompactOptions(files.WeightOptions):
 class Encoder(nn.Module):
     """Images and state to ``width`` features per camera and one vector of the state."""
 
-    def __init__(self, config: dict[str, Any], options: CompactOptions) -> None:
+    def __init__(self, config: dict[str, Any], encoder: str) -> None:
         super().__init__()
-        height, width = config["image_sizes"]
-        if options.encoder == "conv":
-            stem, *channels = config["channels"]
-            layers: list[nn.Module] = [nn.Conv2d(3, stem, config["patch"], stride=config["patch"]), nn.ReLU()]
-            for before, after in pairwise([stem, *channels]):
-                layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
-            self.image: nn.Module = nn.Sequential(*layers, nn.Flatten())
-        elif options.encoder.startswith("timm:"):
-            try:
-                import timm
-            except ImportError:
-                raise UserError(
-                    f"{options.encoder}: timm is not installed, and wants the torchvision of your torch: pip install timm"
-                ) from None
-            name = options.encoder.removeprefix("timm:")
-            if name not in timm.list_models():
-                raise UserError(f"model.options.encoder={options.encoder}: timm has no model {name!r}")
-            self.image = timm.create_model(name, pretrained=False, num_classes=0)
-        else:
-            raise UserError(f"model.options.encoder={options.encoder}: choose conv or timm:NAME")
-        with torch.no_grad():
-            self.image.eval()
-            found = self.image(torch.zeros(1, 3, height, width)).shape[-1]
-            self.image.train()
-        self.project = nn.Sequential(nn.Linear(found, config["width"]), nn.LayerNorm(config["width"]), nn.Tanh())
+        self.image = ImageEncoder(config, encoder)
         self.state = nn.Sequential(nn.Linear(config["state_dim"], config["width"]), nn.LayerNorm(config["width"]), nn.Tanh())
 
     def forward(self, images: list[Tensor], state: Tensor) -> Tensor:
         """uint8 ``[B, H, W, 3]`` each, and ``[B, S]`` in [-1, 1]."""
-        seen = [self.project(self.image(image.permute(0, 3, 1, 2).float() / 255 - 0.5)) for image in images]
-        return torch.cat([*seen, self.state(state)], dim=1)
+        return torch.cat([*map(self.image, images), self.state(state)], dim=1)
 
 
 class CompactPolicy(Policy):
@@ -83,7 +58,7 @@ class CompactPolicy(Policy):
         config = self.config = files.read_json(directory / files.CONFIG)
         size = tuple(config["image_sizes"])
         self.spec = PolicySpec(config["chunk"], config["action_dim"], config["state_dim"], dict.fromkeys(options.images, size))
-        self.backbone = Encoder(config, options)
+        self.backbone = Encoder(config, options.encoder)
         features = config["width"] * (len(options.images) + 1)
         actions = self.spec.chunk * self.spec.action_dim
         self.head = nn.Sequential(nn.Linear(features, 256), nn.ReLU(), nn.Linear(256, actions))

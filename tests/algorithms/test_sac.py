@@ -20,10 +20,12 @@ from rlinf_vla.flow.off_policy import OffPolicyFlow
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.lora import LoraOptions, add_lora
 from rlinf_vla.training.replay import Transitions
 from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.types import UserError
 from tests.conformance.policy import noise, observations
+from tests.models.tiny_openvla import tiny
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
@@ -153,6 +155,28 @@ def test_who_learns_from_what() -> None:
     changed = {name.split(".")[0] for name, value in snapshot(trainer).items() if not torch.equal(value, before[name])}
     assert changed == {"value_head", "actor", "log_alpha"} and metrics["actor/alpha"] == pytest.approx(0.1)
     assert all(parameter.requires_grad for parameter in subject.critics.parameters())
+
+
+def test_a_vlas_adapters_learn_from_the_critics_alone() -> None:
+    vla = tiny()
+    add_lora(vla, LoraOptions(rank=2), 0)
+    subject = soft(vla, CONFIG, 0)
+    trainer = SoftTrainer(subject, CONFIG)
+    shown = subject.prepare(observations(subject, 4))
+    fields = transitions(size=4).now
+    batch = Transitions(*({name: fields[name] for name in ("reward", "discount", "acted")} | shown for _ in range(2)))
+    batch.now["action"] = torch.rand(4, *subject.size)
+    adapters = [name for name in trainer.parameters if "lora_" in name]
+    assert adapters and {name.split(".")[0] for name in trainer.parameters} == {"backbone", "actor", "value_head", "log_alpha"}
+    before = snapshot(trainer)
+    trainer.step(batch, torch.Generator().manual_seed(0), with_actor=False)
+    learnt = [name for name in adapters if "lora_B" in name and not torch.equal(trainer.parameters[name].detach(), before[name])]
+    assert any("vision" in name for name in learnt) and any("language" in name for name in learnt)
+    trainer.optimizers["critic"].zero_grad(set_to_none=True)
+    trainer.optimizers["critic"].step = lambda: None  # type: ignore[method-assign, assignment]
+    kept = {name: trainer.parameters[name].detach().clone() for name in adapters}
+    trainer.step(batch, torch.Generator().manual_seed(0), with_actor=True)
+    assert all(torch.equal(trainer.parameters[name].detach(), kept[name]) for name in adapters)
 
 
 def test_the_actor_climbs_the_critics() -> None:

@@ -1,0 +1,108 @@
+"""A success classifier: images to "the task is done", and the reward that says so (as in HIL-SERL, arXiv 2410.21845).
+
+Its checkpoint is a directory with config.json and model.safetensors, written by ``rlinf-vla train recipe=reward_classifier``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_vla.protocols import EnvSpec, Reward, RewardModel
+from rlinf_vla.types import Inputs, Observation, StepResult, UserError
+
+from .. import files
+from .encoder import ImageEncoder
+
+SIZES = {"patch": 4, "channels": [32, 32, 32], "width": 64}
+
+
+@dataclass
+class ClassifierOptions:
+    """Recipe node ``reward.options``."""
+
+    checkpoint: str | None = None
+    """A trained classifier's directory; null: a fresh one, which has to be trained."""
+    image_size: int = 64
+    """Pixels of each side, for a fresh one."""
+    images: list[str] = field(default_factory=lambda: ["base"])
+    """The environment's cameras; all go through the same encoder."""
+    encoder: str = "conv"
+    """conv, or timm:NAME, from random weights."""
+    threshold: float = 0.5
+    """Probability from which on it is success, worth 1; below, 0."""
+    ends_episode: bool = True
+    """What it takes for success ends the episode, as on a robot that no simulator tells."""
+
+
+class SuccessClassifier(RewardModel):
+    def __init__(self, config: dict[str, Any], options: ClassifierOptions) -> None:
+        super().__init__()
+        self.config = config
+        self.images = dict.fromkeys(options.images, (config["image_sizes"][0], config["image_sizes"][1]))
+        self.encoder = ImageEncoder(config, options.encoder)
+        self.head = nn.Sequential(nn.Linear(config["width"] * len(options.images), 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def prepare(self, obs: Observation) -> Inputs:
+        return {f"image.{name}": obs.images[name] for name in self.images}
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        return self.head(torch.cat([self.encoder(inputs[f"image.{name}"]) for name in self.images], dim=1))[:, 0]
+
+    def save(self, checkpoint: Path) -> None:
+        (checkpoint / files.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
+        files.save_weights(self, checkpoint, {}, torch.float32)
+
+
+class Classifier:
+    """Implements ``RewardPlugin``."""
+
+    name = "classifier"
+    Config = ClassifierOptions
+
+    def learner(self, config: ClassifierOptions) -> SuccessClassifier:
+        if config.checkpoint is None:
+            return SuccessClassifier(SIZES | {"image_sizes": [config.image_size] * 2}, config)
+        directory = Path(config.checkpoint).expanduser()
+        try:
+            model = SuccessClassifier(files.read_json(directory / files.CONFIG), config)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{directory}: {files.CONFIG} does not fit ({error}): copy the classifier again") from None
+        files.fill(model, dict(files.read_weights(directory)), directory)
+        return model
+
+    def create(self, config: ClassifierOptions, env: EnvSpec, device: torch.device) -> Reward:
+        if config.checkpoint is None:
+            raise UserError("reward.options.checkpoint has no value: train one with `rlinf-vla train recipe=reward_classifier`")
+        if not 0 < config.threshold < 1:
+            raise UserError(f"reward.options.threshold={config.threshold}: between 0 and 1")
+        model = self.learner(config)
+        for name, size in model.images.items():
+            if env.images.get(name) != size:
+                raise UserError(f"the reward classifier looks at image {name!r} of {size} pixels, the environment has {env.images}")
+        return ClassifierReward(model.to(device).eval(), config.threshold, config.ends_episode)
+
+
+class ClassifierReward:
+    """1 in the step after which the classifier sees success, which ends the episode where ``ends_episode``."""
+
+    def __init__(self, model: RewardModel, threshold: float, ends_episode: bool) -> None:
+        self.model, self.threshold, self.ends_episode = model, threshold, ends_episode
+        self._device = next(model.parameters()).device
+
+    @torch.inference_mode()
+    def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        inputs = {name: value.to(self._device) for name, value in self.model.prepare(result.observation).items()}
+        seen = (self.model(inputs).sigmoid() > self.threshold).to(result.valid.device)
+        last = result.valid & (result.valid.cumsum(1) == result.valid.sum(1, keepdim=True))
+        success = last & seen[:, None]
+        terminated = result.terminated | success if self.ends_episode else result.terminated
+        return replace(result, reward=success.float(), terminated=terminated)
+
+
+plugin = Classifier()

@@ -1,0 +1,47 @@
+"""What images become in compact models: convolutions on patches, or any backbone of timm."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_vla.types import UserError
+
+
+class ImageEncoder(nn.Module):
+    """uint8 ``[B, H, W, 3]`` to ``[B, width]`` in (-1, 1)."""
+
+    def __init__(self, config: dict[str, Any], encoder: str) -> None:
+        """``config``: image_sizes, width, and of convolutions patch and channels. ``encoder``: conv or timm:NAME. Raises UserError."""
+        super().__init__()
+        self.network = _network(config, encoder)
+        with torch.no_grad():
+            self.network.eval()
+            found = self.network(torch.zeros(1, 3, *config["image_sizes"])).shape[-1]
+            self.network.train()
+        self.project = nn.Sequential(nn.Linear(found, config["width"]), nn.LayerNorm(config["width"]), nn.Tanh())
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.project(self.network(image.permute(0, 3, 1, 2).float() / 255 - 0.5))
+
+
+def _network(config: dict[str, Any], encoder: str) -> nn.Module:
+    if encoder == "conv":
+        stem, *channels = config["channels"]
+        layers: list[nn.Module] = [nn.Conv2d(3, stem, config["patch"], stride=config["patch"]), nn.ReLU()]
+        for before, after in pairwise([stem, *channels]):
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Flatten())
+    if not encoder.startswith("timm:"):
+        raise UserError(f"model.options.encoder={encoder}: choose conv or timm:NAME")
+    try:
+        import timm
+    except ImportError:
+        raise UserError(f"{encoder}: timm is not installed, and wants the torchvision of your torch: pip install timm") from None
+    name = encoder.removeprefix("timm:")
+    if name not in timm.list_models():
+        raise UserError(f"model.options.encoder={encoder}: timm has no model {name!r}")
+    return timm.create_model(name, pretrained=False, num_classes=0)
