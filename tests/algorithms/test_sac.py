@@ -232,6 +232,8 @@ def test_it_gets_better(tmp_path: Path) -> None:
         ({"critic_subset": 5}, "algorithm.critic_subset=5: between 1 and algorithm.critics=4"),
         ({"demonstration_share": 1.0}, "algorithm.demonstration_share=1.0: at least 0 and less than 1"),
         ({"demonstration_share": 0.0, "demonstrations": 3}, "algorithm.demonstration_share=0 leaves"),
+        ({"demonstrations": 3, "dataset": "somewhere"}, "algorithm.dataset brings its own episodes"),
+        ({"demonstration_share": 0.0, "dataset": "somewhere"}, "algorithm.demonstration_share=0 leaves"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
