@@ -18,7 +18,8 @@ from rlinf_vla.types import UserError
 
 VERBS = {
     "train": "reinforcement learning: rlinf-vla train recipe=maniskill_ppo",
-    "sft": "imitation of a scripted expert: rlinf-vla sft recipe=maniskill_sft",
+    "sft": "imitation of a scripted expert or a dataset: rlinf-vla sft recipe=maniskill_sft",
+    "record": "a LeRobotDataset of a scripted expert: rlinf-vla record recipe=maniskill_sft output=DIR",
     "eval": "success on fixed episodes: rlinf-vla eval recipe=maniskill_ppo checkpoint=DIR episodes=200",
     "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",
     "bench": "measure this machine: rlinf-vla bench {rollout|policy} recipe=maniskill_ppo, rlinf-vla bench load",

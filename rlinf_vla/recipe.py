@@ -90,6 +90,16 @@ class EvaluationConfig:
 
 
 @dataclass
+class RecordConfig:
+    """Of ``rlinf-vla record``."""
+
+    video: bool = True
+    """Cameras become H.264 video; false: PNG images, which are larger and lose nothing."""
+    failures: bool = False
+    """Episodes without success are kept too."""
+
+
+@dataclass
 class CheckpointConfig:
     every: int = 5
     """Iterations between checkpoints."""
@@ -109,7 +119,7 @@ class Recipe:
     checkpoint: str | None = None
     """A checkpoint of an earlier run, to evaluate, to start from or to export."""
     output: str | None = None
-    """Where export writes: a directory that is new or empty."""
+    """Where export and record write: a directory that is new or empty."""
     output_dtype: str | None = None
     """Of exported weights: float32 or bfloat16; null: as in model.checkpoint."""
     episodes: int = 200
@@ -122,6 +132,7 @@ class Recipe:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
 
 
 def register() -> None:

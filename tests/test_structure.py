@@ -15,12 +15,13 @@ PAGES = {"types", "protocols"}
 """What a shelf may use of the engine."""
 
 ALGORITHMS = PAGES | {"algorithms"}
-SIBLINGS = {"rollout", "training", "evaluation", "telemetry"}
+SIBLINGS = {"rollout", "training", "evaluation", "telemetry", "datasets"}
 MAY_IMPORT = {
     "types": set(),
     "protocols": {"types"},
     "algorithms": PAGES,
-    "rollout": ALGORITHMS,
+    "datasets": PAGES,
+    "rollout": ALGORITHMS | {"datasets"},
     "training": ALGORITHMS,
     "evaluation": ALGORITHMS | {"rollout"},
     "telemetry": {"types"},
@@ -31,7 +32,7 @@ MAY_IMPORT = {
     "commands": ALGORITHMS | SIBLINGS | {"flow", "recipe", "plugins", "compose"},
     "cli": {"commands", "compose", "plugins", "types"},
 }
-"""commands -> flow -> {rollout, training, evaluation, telemetry} -> algorithms -> {protocols, types}, and never back up."""
+"""commands -> flow -> {rollout, training, evaluation, telemetry} -> {algorithms, datasets} -> {protocols, types}, and never back up."""
 
 
 def modules(*folders: str) -> list[Path]:

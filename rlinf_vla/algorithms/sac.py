@@ -5,7 +5,7 @@ In the space of a frozen flow policy's noise it is DSRL (Wagenmaker et al. 2025,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -33,6 +33,10 @@ class SACConfig:
     """Observations that are kept."""
     demonstrations: int = 0
     """Episodes of the scripted expert, played before the first iteration; they stay for the whole run."""
+    dataset: str | None = None
+    """A LeRobotDataset (v3.0) with rewards whose episodes are the demonstrations, in place of a scripted expert's."""
+    dataset_cameras: list[str] = field(default_factory=list)
+    """What it calls the policy's cameras, where it calls them otherwise: [base:front]."""
     demonstration_share: float = 0.5
     """Of every batch, where there are demonstrations."""
     gamma: float = 0.97
@@ -70,7 +74,7 @@ class Flow(Protocol):
     iteration: int
 
     def demonstrate(self, episodes: int) -> None:
-        """The expert's episodes into the store of demonstrations, unless they are there."""
+        """The dataset's, or so many of the expert's, episodes into the store of demonstrations, unless they are there."""
 
     def training_episodes(self, count: int, draw: int) -> Episodes: ...
     def collect_transitions(self, episodes: Episodes) -> int:
@@ -92,21 +96,27 @@ class SAC:
             raise UserError(f"algorithm.critic_subset={config.critic_subset}: between 1 and algorithm.critics={config.critics}")
         if not 0 <= config.demonstration_share < 1:
             raise UserError(f"algorithm.demonstration_share={config.demonstration_share}: at least 0 and less than 1")
-        if config.demonstrations and not config.demonstration_share:
-            raise UserError("algorithm.demonstration_share=0 leaves algorithm.demonstrations without effect: set one of them")
+        if config.demonstrations and config.dataset is not None:
+            raise UserError("algorithm.dataset brings its own episodes: leave algorithm.demonstrations=0, or the dataset out")
+        if self._shown and not config.demonstration_share:
+            raise UserError("algorithm.demonstration_share=0 leaves demonstrations without effect: raise it, or leave them out")
 
         if config.noise_bound is not None and not config.noise_bound > 0:
             raise UserError(f"algorithm.noise_bound={config.noise_bound}: must be above 0")
         if config.noise_bound is not None and not config.frozen_backbone:
             raise UserError("algorithm.noise_bound steers a policy that stays as it is: set algorithm.frozen_backbone=true")
-        if config.noise_bound is not None and config.demonstrations:
-            raise UserError("algorithm.demonstrations are actions, and algorithm.noise_bound chooses noise: set one of them")
+        if config.noise_bound is not None and self._shown:
+            raise UserError("demonstrations are actions, and algorithm.noise_bound chooses noise: leave one of them out")
+
+    @property
+    def _shown(self) -> bool:
+        return self.config.demonstrations > 0 or self.config.dataset is not None
 
     def check(self, env: EnvSpec) -> None:
         """Nothing of the environment could be wrong."""
 
     def iteration(self, flow: Flow) -> None:
-        if self.config.demonstrations:
+        if self._shown:
             flow.demonstrate(self.config.demonstrations)
         steps = flow.collect_transitions(flow.training_episodes(self.config.episodes, 0))
         flow.improve(round(steps * self.config.updates_per_step))

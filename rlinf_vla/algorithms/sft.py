@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,8 +15,14 @@ from rlinf_vla.types import Inputs
 
 @dataclass
 class DemonstrationConfig:
-    """Recipe node ``algorithm.demonstrations``: what a scripted expert shows."""
+    """Recipe node ``algorithm.demonstrations``: what a scripted expert shows, or a dataset."""
 
+    dataset: str | None = None
+    """A LeRobotDataset (v3.0): all its episodes are learnt, and no scripted expert plays (episodes, noise ... are then not used)."""
+    action_key: str = "action"
+    """What of the dataset is imitated."""
+    cameras: list[str] = field(default_factory=list)
+    """What the dataset calls the policy's cameras, where it calls them otherwise: [base:front]."""
     episodes: int = 300
     noise: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.6])
     """Standard deviations of Gaussian noise on the executed (not the learnt) action; each episode draws one of them."""
@@ -53,6 +59,13 @@ class Demonstrations:
     actions: Tensor
     draws: Tensor
 
+    @staticmethod
+    def of(episodes: Sequence[tuple[Inputs, Tensor]], chunk: int) -> Demonstrations:
+        """``episodes``: inputs ``[L, ...]`` and actions ``[L, D]`` of each."""
+        inputs = {name: torch.cat([each[name] for each, _ in episodes]) for name in episodes[0][0]}
+        actions = torch.cat([following(each, chunk) for _, each in episodes])
+        return Demonstrations(inputs, actions, torch.arange(len(actions)))
+
     @property
     def counts(self) -> Tensor:
         return torch.ones(len(self), dtype=torch.bool, device=self.actions.device)
@@ -62,6 +75,12 @@ class Demonstrations:
 
     def __getitem__(self, index: Tensor | slice) -> Demonstrations:
         return Demonstrations({name: value[index] for name, value in self.inputs.items()}, self.actions[index], self.draws[index])
+
+
+def following(actions: Tensor, chunk: int) -> Tensor:
+    """For each of an episode's actions ``[L, D]`` the ``chunk`` that begin with it ``[L, C, D]``; past the end the last one is repeated."""
+    steps = torch.arange(len(actions), device=actions.device)[:, None] + torch.arange(chunk, device=actions.device)
+    return actions[steps.clamp(max=len(actions) - 1)]
 
 
 def imitation_loss(policy: Policy, batch: Demonstrations, noise: Callable[[Tensor], Noise]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -26,9 +26,7 @@ def run(config: DictConfig) -> None:
         raise UserError(f"export wants both: rlinf-vla export recipe={recipe.name} checkpoint=RUN/checkpoints/step_N output=DIR")
     if recipe.output_dtype not in (None, *DTYPES):
         raise UserError(f"output_dtype={recipe.output_dtype}: choose {' or '.join(DTYPES)}, or leave it out to keep the model's own")
-    output = Path(recipe.output).expanduser().absolute()
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"output={output} is not empty: choose another directory, or empty this one")
+    output = session.new_directory(recipe.output)
     checkpoint = Path(recipe.checkpoint).expanduser()
     policy = session.build_policy(recipe)
     state = load_checkpoint(checkpoint, policy)

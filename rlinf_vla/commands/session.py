@@ -60,11 +60,12 @@ def soft(policy: Policy, config: SACConfig, seed: int) -> SoftPolicy:
 
 
 @contextmanager
-def open_envs(recipe: Recipe, policy: Policy, groups: int) -> Iterator[Sequence[VectorEnv]]:
-    """The recipe's environments in ``groups`` groups, checked against the policy; closed at the end."""
+def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Sequence[VectorEnv]]:
+    """The recipe's environments in ``groups`` groups, checked against the policy that is to act in them; closed at the end."""
     envs = plugins.choose("env", recipe.env.name, plugins.envs()).create(recipe.env, groups)
     try:
-        check_fit(policy, envs[0])
+        if policy is not None:
+            check_fit(policy, envs[0])
         yield envs
     finally:
         for env in envs:
@@ -114,6 +115,14 @@ def threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def new_directory(output: str) -> Path:
+    """Where a verb writes. Raises UserError where there is something."""
+    path = Path(output).expanduser().absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"output={path} is not empty: choose another directory, or empty this one")
+    return path
 
 
 def relative(path: Path) -> Path:

@@ -1,8 +1,8 @@
-"""``rlinf-vla sft``: learn from a scripted expert, and write a checkpoint in the model's own layout."""
+"""``rlinf-vla sft``: learn from a scripted expert or a dataset, and write a checkpoint in the model's own layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from rlinf_vla.commands import session
 from rlinf_vla.commands.evaluate import evaluate, headline
 from rlinf_vla.commands.export import write_policy
 from rlinf_vla.commands.interrupt import Interrupt, deferred
-from rlinf_vla.protocols import Policy
+from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.rollout.demonstrations import demonstrate, imitation_noise
 from rlinf_vla.telemetry.console import stages
@@ -49,14 +49,17 @@ def _learn(recipe: Recipe, directory: Path, checkpoint: Path | None, resolved: s
     print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {session.relative(directory)}")
     with ExitStack() as stack:
         progress = stack.enter_context(stages())
-        groups = stack.enter_context(session.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
+        groups: Sequence[VectorEnv] = ()
+        if config.demonstrations.dataset is None or recipe.evaluation.before_and_after:
+            groups = stack.enter_context(session.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
         if done < recipe.iterations:
             with session.threads(recipe.cluster.rollout_threads):
                 demonstrations, expert = demonstrate(
                     policy, groups, config.demonstrations, recipe.seed, lambda fraction: progress("demonstrations", fraction)
                 )
-            count = config.demonstrations.episodes
-            print(f"{count} episodes, {len(demonstrations)} states; under this noise the expert succeeds in {100 * expert:.0f} %")
+            source = config.demonstrations.dataset or f"{config.demonstrations.episodes} episodes of the expert, under noise"
+            success = "" if expert is None else f"; {100 * expert:.0f} % succeeded"
+            print(f"{source}: {len(demonstrations)} states{success}")
             metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
             with session.threads(recipe.cluster.update_threads), deferred() as interrupt:
                 _optimise(recipe, policy, trainer, demonstrations, done, directory, metrics, progress, interrupt)

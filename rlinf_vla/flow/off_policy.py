@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from rlinf_vla.flow.runtime import LocalFlow
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
-from rlinf_vla.rollout.transitions import Expert, collect_transitions, transition_metrics
+from rlinf_vla.rollout.from_dataset import dataset_transitions
+from rlinf_vla.rollout.transitions import Expert, Recorded, collect_transitions, transition_metrics
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import merged_lora
 from rlinf_vla.training.replay import Replay, sample_mixed
@@ -50,6 +51,17 @@ class OffPolicyFlow(LocalFlow):
     def demonstrate(self, episodes: int) -> None:
         if self.shown.total:
             return
+        successes = []
+        for each in self._demonstrations(episodes):
+            self.shown.append(each.records)
+            successes.append(each.success)
+        if not successes:
+            raise UserError(f"algorithm.dataset={self.config.dataset}: no episode of it shows what an action leads to")
+        self.log({"demonstrations/success": sum(successes) / len(successes)})
+
+    def _demonstrations(self, episodes: int) -> Iterable[Recorded]:
+        if self.config.dataset is not None:
+            return dataset_transitions(self.policy, self.config)
         if self.policy.spec.chunk != 1:
             raise UserError(f"demonstrations of single actions do not fit chunks of {self.policy.spec.chunk}: use a policy with chunk 1")
         listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, episodes, len(self.groups[0].spec.tasks))
@@ -57,10 +69,7 @@ class OffPolicyFlow(LocalFlow):
         def expert(env: VectorEnv) -> Expert:
             return Expert(self.policy, env)
 
-        found = collect_transitions(expert, self.policy, self.groups, listed, self.config.gamma, self.timeline)
-        for each in found:
-            self.shown.append(each.records)
-        self.log({"demonstrations/success": sum(each.success for each in found) / len(found)})
+        return collect_transitions(expert, self.policy, self.groups, listed, self.config.gamma, self.timeline)
 
     def collect_transitions(self, episodes: Episodes) -> int:
         started = time.perf_counter()

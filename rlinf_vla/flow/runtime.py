@@ -166,7 +166,7 @@ class InProcessFlow(LocalFlow):
     def _cotraining(self, config: OnPolicyConfig) -> Callable[[int], Sequence[Term]]:
         if self._demonstrations is None:
             self._demonstrations, expert = demonstrate(self.policy, self.groups, config.demonstrations, self.settings.run_seed)
-            self.log({"sft/expert_success": expert})
+            self.log({"sft/expert_success": expert} if expert is not None else {})
         shown, size = self._demonstrations, config.sft_batch_size
         loss = partial(imitation_loss, noise=partial(imitation_noise, self.settings.run_seed))
 

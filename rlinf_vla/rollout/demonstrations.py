@@ -1,8 +1,9 @@
-"""Demonstrations from a simulator's scripted expert, in states that a beginner gets into."""
+"""Demonstrations: from a simulator's scripted expert, in states that a beginner gets into, or out of a dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -10,10 +11,13 @@ from torch import Tensor
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.from_dataset import dataset_demonstrations
+from rlinf_vla.rollout.listed import play_listed
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.rollout.player import interleave
-from rlinf_vla.types import Episodes, Inputs
+from rlinf_vla.rollout.player import Call, Prepares
+from rlinf_vla.types import ActionSample, Episodes, Inputs
 
+LABEL = "label"
 _EXPLORATION, _LEVEL, _IMITATION, _DETOUR = 1, 2, 3, 4  # noise streams; 0 is the policy's
 _DETOUR_SPEED = 0.5
 """Largest component of a detour's action."""
@@ -25,22 +29,48 @@ def demonstrate(
     config: DemonstrationConfig,
     run_seed: int,
     progress: Callable[[float], None] = lambda fraction: None,
-) -> tuple[Demonstrations, float]:
-    """Play the expert under noise and label every state with its clean action. Also returns the expert's success rate under that noise."""
-    episodes: list[_Recording] = []
+) -> tuple[Demonstrations, float | None]:
+    """Play the expert under noise and label every state with its clean action; or read ``config.dataset``, where ``groups`` are not needed.
 
-    def finished(recording: _Recording) -> None:
-        episodes.append(recording)
-        progress(len(episodes) / config.episodes)
+    Also returns the share of episodes that succeeded, None where a dataset does not say.
+    """
+    if config.dataset is not None:
+        return dataset_demonstrations(policy, config, progress)
+    inputs: list[list[Inputs]] = [[] for _ in range(config.episodes)]
+    labels: list[list[Tensor]] = [[] for _ in inputs]
+    ended: list[bool] = []
 
-    queue = _Queue(config.episodes, len(groups[0].spec.tasks))
-    interleave([_record(policy, env, config, run_seed, queue, finished) for env in groups])
-    episodes.sort(key=lambda recording: recording.seed)
-    parts = [recording.demonstrations(policy.spec.chunk) for recording in episodes]
-    names = parts[0].inputs.keys()
-    inputs = {name: torch.cat([part.inputs[name] for part in parts]) for name in names}
-    actions = torch.cat([part.actions for part in parts])
-    return Demonstrations(inputs, actions, torch.arange(len(actions))), sum(e.success for e in episodes) / len(episodes)
+    def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
+        for slot, number in enumerate(index.tolist()):
+            if number < 0:
+                continue
+            inputs[number].append({name: value[slot] for name, value in call.inputs.items()})
+            labels[number].append(call.sample.latent[LABEL][slot])
+            if call.result.done[slot]:
+                ended.append(bool(call.result.success[slot].any()))
+                progress(len(ended) / config.episodes)
+
+    play_expert(policy, groups, config, run_seed, on_call)
+    episodes = [
+        ({name: torch.stack([each[name] for each in seen]) for name in seen[0]}, torch.stack(said))
+        for seen, said in zip(inputs, labels, strict=True)
+    ]
+    return Demonstrations.of(episodes, policy.spec.chunk), sum(ended) / len(ended)
+
+
+def play_expert(
+    policy: Prepares,
+    groups: Sequence[VectorEnv],
+    config: DemonstrationConfig,
+    run_seed: int,
+    on_call: Callable[[VectorEnv, Call, Tensor], None],
+) -> None:
+    """The demonstration episodes, a control step per call: ``latent[LABEL]`` ``[B, D]`` is what the expert said, ``actions`` what was done.
+
+    ``on_call``: see :func:`play_listed`.
+    """
+    listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, config.episodes, len(groups[0].spec.tasks))
+    play_listed(lambda env: _Expert(policy, env, config, run_seed), groups, listed, on_call, _Untimed())
 
 
 def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
@@ -49,70 +79,24 @@ def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
     return CounterNoise(run_seed, zero, draws, zero, _IMITATION)
 
 
-class _Queue:
-    """Hands out demonstration episodes; past the last one it repeats it, for environments that have nothing left to do."""
+class _Expert:
+    """Acts as the scripted expert of an environment, under noise."""
 
-    def __init__(self, count: int, num_tasks: int) -> None:
-        self._all, self._next = numbered_episodes(DEMONSTRATION_SEEDS, 0, count, num_tasks), 0
+    def __init__(self, policy: Prepares, env: VectorEnv, config: DemonstrationConfig, run_seed: int) -> None:
+        self.policy, self._env, self._config, self._run_seed = policy, env, config, run_seed
 
-    def take(self) -> tuple[Episodes, bool]:
-        index, self._next = min(self._next, len(self._all) - 1), self._next + 1
-        return self._all[index : index + 1], self._next <= len(self._all)
+    def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
+        label = self._env.expert_actions().clone()
+        actions = _explore(label, self._config, self._run_seed, episodes, step)[:, None]
+        return ActionSample(actions, {LABEL: label}, torch.zeros_like(actions), torch.zeros(len(label), device=label.device))
 
-
-class _Recording:
-    def __init__(self, seed: int) -> None:
-        self.seed, self.success = seed, False
-        self.inputs: list[Inputs] = []
-        self.actions: list[Tensor] = []
-
-    def demonstrations(self, chunk: int) -> Demonstrations:
-        """Each state with the next ``chunk`` expert actions; past the end the last one is repeated."""
-        actions = torch.stack(self.actions)
-        steps = torch.arange(len(actions))[:, None] + torch.arange(chunk)
-        inputs = {name: torch.stack([each[name] for each in self.inputs]) for name in self.inputs[0]}
-        return Demonstrations(inputs, actions[steps.clamp(max=len(actions) - 1)], torch.arange(len(actions)))
+    def value(self, inputs: Inputs) -> Tensor:
+        raise NotImplementedError("an expert values nothing")
 
 
-def _record(
-    policy: Policy,
-    env: VectorEnv,
-    config: DemonstrationConfig,
-    run_seed: int,
-    queue: _Queue,
-    finished: Callable[[_Recording], None],
-) -> Generator[None, None, None]:
-    taken = [queue.take() for _ in range(env.spec.num_envs)]
-    recordings = [_Recording(int(episode.seed)) if wanted else None for episode, wanted in taken]
-    episodes = Episodes.first_attempts(torch.cat([e.task_id for e, _ in taken]), torch.cat([e.seed for e, _ in taken]))
-    step = torch.zeros(len(taken), dtype=torch.int64)
-    env.reset_async(episodes)
-    yield
-    observation = env.reset_wait()
-    while any(recordings):
-        label = env.expert_actions()
-        inputs = policy.prepare(observation)
-        for slot, recording in enumerate(recordings):
-            if recording:
-                recording.inputs.append({name: value[slot] for name, value in inputs.items()})
-                recording.actions.append(label[slot].clone())
-        env.step_async(_explore(label, config, run_seed, episodes, step)[:, None])
-        yield
-        result = env.step_wait()
-        step, observation, done = step + 1, result.observation, result.done.cpu()
-        if not done.any():
-            continue
-        for slot in done.nonzero().flatten().tolist():
-            recording = recordings[slot]
-            if recording:
-                recording.success = bool(result.success[slot].any())
-                finished(recording)
-            episode, wanted = queue.take()
-            recordings[slot] = _Recording(int(episode.seed)) if wanted else None
-            episodes.task_id[slot], episodes.seed[slot], step[slot] = episode.task_id[0], episode.seed[0], 0
-        env.reset_async(episodes, done)
-        yield
-        observation = env.reset_wait()
+class _Untimed:
+    def span(self, name: str, track: str) -> nullcontext[None]:
+        return nullcontext()
 
 
 def _explore(label: Tensor, config: DemonstrationConfig, run_seed: int, episodes: Episodes, step: Tensor) -> Tensor:

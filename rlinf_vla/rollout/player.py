@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import Policy, VectorEnv
-from rlinf_vla.types import ActionSample, Episodes, Inputs, StepResult
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.types import ActionSample, Episodes, Inputs, Observation, StepResult
 
 
 class Spans(Protocol):
@@ -20,10 +20,17 @@ class Spans(Protocol):
     def span(self, name: str, track: str) -> AbstractContextManager[Any]: ...
 
 
+class Prepares(Protocol):
+    """A policy, as far as playing needs one."""
+
+    def prepare(self, obs: Observation) -> Inputs: ...
+
+
 class Acts(Protocol):
     """``rollout.actor.Actor``, or who acts in its place."""
 
-    policy: Policy
+    @property
+    def policy(self) -> Prepares: ...
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample: ...
     def value(self, inputs: Inputs) -> Tensor: ...
@@ -31,13 +38,14 @@ class Acts(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """One policy call in a group and what came of it. ``step`` int64 ``[B]``: control steps executed in the episode before it.
+    """One policy call in a group, at ``observation``, and what came of it. ``step`` int64 ``[B]``: control steps executed before it.
 
     ``cut`` bool ``[B]``: the episode was cut off after this call, where ``bootstrap_value`` estimates what would have followed.
     """
 
     episodes: Episodes
     step: Tensor
+    observation: Observation
     inputs: Inputs
     sample: ActionSample
     result: StepResult
@@ -82,7 +90,7 @@ def play(
             with spans.span("value", "policy"):
                 values = actor.value(actor.policy.prepare(result.observation))
             bootstrap_value = torch.where(cut, values, bootstrap_value)
-        last |= on_call(Call(episodes, step, inputs, sample, result, cut, bootstrap_value))
+        last |= on_call(Call(episodes, step, observation, inputs, sample, result, cut, bootstrap_value))
         step = torch.where(done.cpu(), 0, step + result.valid.sum(dim=1).cpu())
         observation = result.observation
         if done.any() and not last:

@@ -300,11 +300,13 @@ def test_a_policy_without_noise_cannot_be_steered() -> None:
     [
         ({"noise_bound": 0.0, "frozen_backbone": True}, "algorithm.noise_bound=0.0: must be above 0"),
         ({"noise_bound": 1.0}, "algorithm.noise_bound steers a policy that stays as it is: set algorithm.frozen_backbone=true"),
-        ({"noise_bound": 1.0, "frozen_backbone": True, "demonstrations": 2}, "algorithm.demonstrations are actions"),
+        ({"noise_bound": 1.0, "frozen_backbone": True, "demonstrations": 2}, "demonstrations are actions"),
         ({"actor_aggregate": "max"}, "algorithm.actor_aggregate=max: one of mean, min"),
         ({"critic_subset": 5}, "algorithm.critic_subset=5: between 1 and algorithm.critics=4"),
         ({"demonstration_share": 1.0}, "algorithm.demonstration_share=1.0: at least 0 and less than 1"),
         ({"demonstration_share": 0.0, "demonstrations": 3}, "algorithm.demonstration_share=0 leaves"),
+        ({"demonstrations": 3, "dataset": "somewhere"}, "algorithm.dataset brings its own episodes"),
+        ({"demonstration_share": 0.0, "dataset": "somewhere"}, "algorithm.demonstration_share=0 leaves"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,0 +1,50 @@
+"""Statistics of features, as ``meta/stats.json`` and ``meta/episodes`` hold them: policies normalise by them.
+
+Exact, over all frames and pixels. lerobot's own quantiles come from histograms (per episode) and are averaged (per dataset), and of its
+images it looks at a sample.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_vla.datasets.lerobot_format import Column
+
+QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+
+Statistics = dict[str, Any]
+"""min, max, mean, std, the quantiles (one number per dimension of a vector, ``[3, 1, 1]`` in [0, 1] for images) and count ``[1]`` of
+frames; nested lists."""
+
+
+def of_vectors(values: Column) -> Statistics:
+    """``[L]`` or ``[L, D]``."""
+    rows = np.asarray(values, np.float64).reshape(len(values), -1)
+    found: dict[str, NDArray[Any]] = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+    found |= {name: np.quantile(rows, q, axis=0) for name, q in QUANTILES.items()}
+    return {name: value.tolist() for name, value in found.items()} | {"count": [len(rows)]}
+
+
+def histogram(images: Column) -> NDArray[np.int64]:
+    """How often each value occurs in uint8 ``[L, H, W, 3]``: ``[3, 256]``. Histograms of episodes add up to the dataset's."""
+    return np.stack([np.bincount(images[..., channel].ravel(), minlength=256) for channel in range(3)])
+
+
+def of_images(counts: NDArray[np.int64], frames: int) -> Statistics:
+    """``counts`` is a :func:`histogram` over ``frames`` images."""
+    levels = np.arange(256) / 255
+    pixels = counts.sum(1)
+    mean = counts @ levels / pixels
+    seen = [levels[row > 0] for row in counts]
+    found = {
+        "min": np.array([each[0] for each in seen]),
+        "max": np.array([each[-1] for each in seen]),
+        "mean": mean,
+        "std": np.sqrt((counts * (levels - mean[:, None]) ** 2).sum(1) / pixels),
+    }
+    cumulated = counts.cumsum(1)
+    found |= {name: levels[(cumulated >= q * pixels[:, None]).argmax(1)] for name, q in QUANTILES.items()}
+    return {name: value.reshape(3, 1, 1).tolist() for name, value in found.items()} | {"count": [frames]}
