@@ -61,6 +61,8 @@ class OnPolicyConfig:
     target_kl: float | None = 0.08
     """Stop an iteration's updates once a minibatch's approximate KL passes this."""
     learning_rate: float = 1e-4
+    adam_beta2: float = 0.95
+    """Decay of Adam's mean of squared gradients; of its mean of gradients it is 0.9."""
     max_grad_norm: float = 0.5
 
 
