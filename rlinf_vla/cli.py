@@ -24,7 +24,7 @@ VERBS = {
     "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",
     "bench": "measure this machine: rlinf-vla bench {rollout|policy} recipe=maniskill_ppo, rlinf-vla bench load",
     "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
-    "list": "what there is: rlinf-vla list [recipes|models|envs|tasks|rewards]",
+    "list": "what there is: rlinf-vla list [recipes|presets|models|envs|tasks|rewards]",
 }
 PLAIN = ("doctor", "list")
 """Verbs without a recipe."""

@@ -83,6 +83,10 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
     for cause in causes:
         if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in|Key not found: '([^']+)'", str(cause)):
             key = getattr(cause, "full_key", None) or match[1] or match[2] or match[3]
+            preset = next((argument for argument in arguments if argument.startswith("preset=")), "")
+            if preset and _is_key_elsewhere(key) and not any(argument.startswith(f"{key}=") for argument in arguments):
+                hint = "`rlinf-vla list presets` says what each is for"
+                return f"{preset} does not fit: it sets {key}, which this recipe's algorithm or model does not have ({hint})"
             return f"{key} is not a key{recipes.right_key(str(key))}"
     if match := re.search(r"Could not find '([\w/]+)/([^'/]+)'.*?Available options in '[^']+':\n((?:\t\w+\n?)*)", str(error), re.DOTALL):
         group, name, options = match[1], match[2], [each for each in match[3].split() if each != "schema"]
@@ -92,6 +96,12 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         reason = next((str(cause) for cause in causes if isinstance(cause, OmegaConfBaseException)), "not a valid value")
         return f"{match[1]}: {reason.splitlines()[0]}"
     return f"{' '.join(arguments)}: {' '.join(str(error).split()) or type(error).__name__}"
+
+
+def _is_key_elsewhere(key: str) -> bool:
+    """A name that is right for another choice of algorithm or model, and so no slip of the pen."""
+    known = recipes.keys()
+    return any(f".{each}".endswith(f".{key}") for each in known)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 
 from rlinf_vla import plugins
 from rlinf_vla.algorithms import grpo
@@ -107,6 +108,15 @@ class CheckpointConfig:
 
 
 @dataclass
+class PresetConfig:
+    """What a preset (recipes/preset) is for; nothing where none was chosen."""
+
+    name: str | None = None
+    algorithm: str | None = None
+    models: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Recipe:
     name: str = MISSING
     seed: int = 0
@@ -133,10 +143,12 @@ class Recipe:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+    preset: PresetConfig = field(default_factory=PresetConfig)
 
 
 def register() -> None:
     """Make the schemas known to Hydra: one choice of group ``env``, ``reward``, ``model`` and ``algorithm`` per plug-in."""
+    OmegaConf.register_new_resolver("episodes", _control_steps, replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=Recipe)
     store.store(group="cluster", name="schema", node=ClusterConfig)
@@ -150,6 +162,13 @@ def register() -> None:
         store.store(group="reward", name=name, node=RewardConfig(name=name, options=reward.Config()))
     for name, model in plugins.models().items():
         store.store(group="model", name=name, node=ModelConfig(name=name, options=model.Config()))
+
+
+def _control_steps(episodes: int, *, _root_: DictConfig) -> int:
+    """What ``${episodes:N}`` means in a recipe: control steps of N episodes, whatever the task's limit is."""
+    if (limit := _root_.env.episode_limit) is None:
+        raise ValueError("counts whole episodes, and env.episode_limit=null does not say how many control steps that is")
+    return int(episodes * limit)
 
 
 def keys() -> list[str]:
@@ -200,11 +219,14 @@ def _refuse_unknown_keys(config: DictConfig) -> None:
 def read(config: DictConfig) -> Recipe:
     """The composed configuration as dataclasses, checked as a whole. Raises UserError."""
     _refuse_unknown_keys(config)
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        hint = " (choose one with recipe=NAME; `rlinf-vla list recipes` names them)" if "name" in missing else ""
-        raise UserError(f"{missing[0]} has no value{hint}")
-    recipe = OmegaConf.to_object(config)
+    try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            hint = " (choose one with recipe=NAME; `rlinf-vla list recipes` names them)" if "name" in missing else ""
+            raise UserError(f"{missing[0]} has no value{hint}")
+        recipe = OmegaConf.to_object(config)
+    except InterpolationResolutionError as error:
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0].rpartition(': ')[2]}") from None
     assert isinstance(recipe, Recipe)
     _check(recipe)
     return recipe
@@ -215,6 +237,12 @@ def _check(recipe: Recipe) -> None:
         if not condition:
             raise UserError(message)
 
+    preset = recipe.preset
+    require(
+        preset.name is None or (recipe.algorithm.name == preset.algorithm and recipe.model.name in preset.models),
+        f"preset={preset.name} is for algorithm={preset.algorithm} and model={' or '.join(preset.models)}, recipe={recipe.name} has "
+        f"algorithm={recipe.algorithm.name} and model={recipe.model.name} (`rlinf-vla list presets` names others)",
+    )
     depth, batch = recipe.rollout.pipeline_depth, recipe.rollout.batch_size
     num_envs = recipe.env.num_envs
     require(recipe.iterations >= 0, f"iterations={recipe.iterations}: must not be negative")

@@ -16,7 +16,10 @@ from torch import Tensor
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """What a recipe may call the dtype of weights."""
 
-Inputs = dict[str, Tensor]
+Tensors = dict[str, Tensor]
+"""By name, every tensor with the same leading dimension."""
+
+Inputs = Tensors
 """Prepared policy inputs (uint8 images, token ids, ...), every tensor with leading dimension ``B``."""
 
 
@@ -207,3 +210,9 @@ def _map(function: Callable[..., Tensor], first: Trajectory, *rest: Trajectory) 
 
 class UserError(Exception):
     """The user's mistake, told in one line: what is wrong, where, and the mend. The command line exits with 2."""
+
+
+def require_one_of(key: str, value: str, known: Sequence[str]) -> None:
+    """Raises UserError where the recipe's ``key`` has a ``value`` that is not known."""
+    if value not in known:
+        raise UserError(f"{key}={value}: one of {', '.join(known)}")

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError, require_one_of
 
 from .. import files
 from . import flow
@@ -29,6 +29,7 @@ from .network import Pi0Network, Prefix
 from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
 
 SAMPLERS = ("flow_sde", "flow_sde_all", "flow_noise")
+CRITICS = ("expert", "vlm")
 
 
 @dataclass
@@ -102,10 +103,8 @@ class Pi0Policy(Policy):
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__()
-        if options.sampler not in SAMPLERS:
-            raise UserError(f"model.options.sampler={options.sampler}: one of {', '.join(SAMPLERS)}")
-        if options.value_on not in ("expert", "vlm"):
-            raise UserError(f"model.options.value_on={options.value_on}: choose expert or vlm")
+        require_one_of("model.options.sampler", options.sampler, SAMPLERS)
+        require_one_of("model.options.value_on", options.value_on, CRITICS)
         self.directory, self.options = directory, options
         config = self.config = read_config(directory)
         statistics = read_norm_stats(directory, options.asset_id)

@@ -9,24 +9,29 @@ from rlinf_vla.types import Trajectory
 
 BASELINES = ("group_mean", "leave_one_out", "batch_mean")
 SCALES = ("group_std", "batch_std", "none")
+GAMMA_UNITS = ("step", "chunk")
 
 
-def chunk_rewards(reward: Tensor, valid: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+def chunk_rewards(reward: Tensor, valid: Tensor, gamma: float, unit: str = "step") -> tuple[Tensor, Tensor]:
     """A chunk of n executed steps as one step of a semi-Markov decision process (Sutton, Precup and Singh 1999).
 
-    reward, valid: ``[..., C]``. Returns the discounted reward ``sum_i gamma**i r_i`` and the discount ``gamma**n``, both ``[...]``.
+    reward, valid: ``[..., C]``. Returns the discounted reward ``sum_i gamma**i r_i`` and the discount ``gamma**n``, both ``[...]``; where
+    ``gamma`` counts chunks instead (``unit``), the plain sum and ``gamma`` (``gamma**0`` where nothing was executed).
     """
-    powers = gamma ** torch.arange(reward.shape[-1], device=reward.device, dtype=reward.dtype)
-    return torch.where(valid, reward * powers, 0).sum(-1), gamma ** valid.sum(-1).to(reward.dtype)
+    elapsed = torch.arange(reward.shape[-1], device=reward.device, dtype=reward.dtype)
+    duration = valid.sum(-1)
+    if unit == "chunk":
+        elapsed, duration = torch.zeros_like(elapsed), duration.clamp(max=1)
+    return torch.where(valid, reward * gamma**elapsed, 0).sum(-1), gamma ** duration.to(reward.dtype)
 
 
-def gae(trajectory: Trajectory, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+def gae(trajectory: Trajectory, gamma: float, gae_lambda: float, unit: str = "step") -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (Schulman et al. 2016, eq. 16) on chunks, and the returns ``advantage + value``, both ``[T, B]``.
 
-    ``gamma`` counts control steps, ``gae_lambda`` policy calls. A terminated episode is worth nothing more; one that was cut (truncated,
-    or the end of the rollout) is worth ``bootstrap_value``. Nothing flows from one episode into another.
+    ``gamma`` counts control steps (or chunks: ``unit``), ``gae_lambda`` policy calls. A terminated episode is worth nothing more; one that
+    was cut (truncated, or the end of the rollout) is worth ``bootstrap_value``. Nothing flows from one episode into another.
     """
-    reward, discount = chunk_rewards(trajectory.reward, trajectory.valid, gamma)
+    reward, discount = chunk_rewards(trajectory.reward, trajectory.valid, gamma, unit)
     terminated = (trajectory.terminated & trajectory.valid).any(-1)
     following = torch.cat([trajectory.value[1:], torch.zeros_like(trajectory.value[:1])])
     following = torch.where(trajectory.cut, trajectory.bootstrap_value, following)
@@ -40,11 +45,13 @@ def gae(trajectory: Trajectory, gamma: float, gae_lambda: float) -> tuple[Tensor
     return advantage, advantage + trajectory.value
 
 
-def episode_returns(calls: Trajectory, gamma: float) -> Tensor:
+def episode_returns(calls: Trajectory, gamma: float, unit: str = "step") -> Tensor:
     """The discounted return of each episode, float32 ``[E]``, from the ``N`` calls of all of them, in any order."""
-    reward, _ = chunk_rewards(calls.reward, calls.valid, gamma)
+    reward, _ = chunk_rewards(calls.reward, calls.valid, gamma, unit)
+    # every call of an episode but its last executes its whole chunk
+    elapsed = calls.step if unit == "step" else calls.step // calls.reward.shape[-1]
     ids = calls.episode_ids()
-    return torch.zeros(count_of(ids), device=reward.device).index_add(0, ids, gamma ** calls.step.to(reward.dtype) * reward)
+    return torch.zeros(count_of(ids), device=reward.device).index_add(0, ids, gamma ** elapsed.to(reward.dtype) * reward)
 
 
 def count_of(ids: Tensor) -> int:

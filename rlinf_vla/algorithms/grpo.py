@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import BASELINES, SCALES, count_of, episode_returns, group_statistics, relative_advantages
 from rlinf_vla.algorithms.on_policy import Flow, OnPolicy, OnPolicyConfig
-from rlinf_vla.types import Trajectory, UserError
+from rlinf_vla.types import Trajectory, UserError, require_one_of
 
 
 @dataclass
@@ -51,8 +51,7 @@ class GRPO(OnPolicy):
         super().__init__(config, temperature)
         size, episodes = config.group_size, config.episodes
         for key, known in (("baseline", BASELINES), ("scale", SCALES)):
-            if getattr(config, key) not in known:
-                raise UserError(f"algorithm.{key}={getattr(config, key)}: one of {', '.join(known)}")
+            require_one_of(f"algorithm.{key}", getattr(config, key), known)
         if episodes < 1 or size < 1 or episodes % size:
             near = max(1, round(episodes / max(size, 1))) * max(size, 1)
             raise UserError(f"algorithm.episodes={episodes} is not a multiple of algorithm.group_size={size}: use {near}")
@@ -83,7 +82,7 @@ class GRPO(OnPolicy):
         if self.config.baseline == "batch_mean":
             teaches = torch.ones(count_of(group), dtype=torch.bool, device=group.device)
         else:
-            teaches = group_statistics(episode_returns(rollouts, self.config.gamma), group)[2] > 0
+            teaches = group_statistics(self._scores(rollouts), group)[2] > 0
         if self.config.success_range is not None:
             low, high = self.config.success_range
             rate = group_statistics(rollouts.episode_success().float(), group)[1]
@@ -92,5 +91,9 @@ class GRPO(OnPolicy):
 
     def advantages(self, calls: Trajectory) -> Tensor:
         """``[N]``: of the episode that each call belongs to."""
-        score = episode_returns(calls, self.config.gamma)
-        return relative_advantages(score, calls.group_of_episode(), self.config.baseline, self.config.scale)[calls.episode_ids()]
+        return relative_advantages(self._scores(calls), calls.group_of_episode(), self.config.baseline, self.config.scale)[
+            calls.episode_ids()
+        ]
+
+    def _scores(self, calls: Trajectory) -> Tensor:
+        return episode_returns(calls, self.config.gamma, self.config.gamma_unit)

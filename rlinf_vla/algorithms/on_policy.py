@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.algorithms.losses import (
     AGGREGATIONS,
     GRANULARITIES,
@@ -22,7 +23,7 @@ from rlinf_vla.algorithms.losses import (
 )
 from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.protocols import EnvSpec, Policy
-from rlinf_vla.types import Episodes, Trajectory, UserError
+from rlinf_vla.types import Episodes, Trajectory, require_one_of
 
 
 @dataclass
@@ -30,7 +31,9 @@ class OnPolicyConfig:
     """Recipe node ``algorithm``: what PPO and GRPO have in common."""
 
     gamma: float = 0.99
-    """Discount per control step."""
+    """Discount per gamma_unit."""
+    gamma_unit: str = "step"
+    """step: per control step, whatever the chunk; chunk: per policy call, rewards within a chunk alike (as RLinf's chunk_level)."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None
@@ -58,6 +61,8 @@ class OnPolicyConfig:
     target_kl: float | None = 0.08
     """Stop an iteration's updates once a minibatch's approximate KL passes this."""
     learning_rate: float = 1e-4
+    adam_beta2: float = 0.95
+    """Decay of Adam's mean of squared gradients; of its mean of gradients it is 0.9."""
     max_grad_norm: float = 0.5
 
 
@@ -119,9 +124,8 @@ class OnPolicy:
     def __init__(self, config: Any, temperature: float) -> None:
         self.config, self.temperature = config, temperature
         self.clip = Clip(config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit)
-        for key, known in (("granularity", GRANULARITIES), ("aggregation", AGGREGATIONS)):
-            if getattr(config, key) not in known:
-                raise UserError(f"algorithm.{key}={getattr(config, key)}: one of {', '.join(known)}")
+        for key, known in (("granularity", GRANULARITIES), ("aggregation", AGGREGATIONS), ("gamma_unit", GAMMA_UNITS)):
+            require_one_of(f"algorithm.{key}", getattr(config, key), known)
 
     def check(self, env: EnvSpec) -> None:
         """Raises UserError where the recipe does not fit the environment."""

@@ -51,7 +51,7 @@ class PPO(OnPolicy):
         flow.publish()
 
     def advantages(self, rollouts: Trajectory) -> tuple[Batch, dict[str, float]]:
-        advantage, target = gae(rollouts, self.config.gamma, self.config.gae_lambda)
+        advantage, target = gae(rollouts, self.config.gamma, self.config.gae_lambda, self.config.gamma_unit)
         counts = rollouts.valid.any(-1)
         metrics = {
             "critic/explained_variance": explained_variance(rollouts.value, target, counts),

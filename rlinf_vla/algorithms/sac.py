@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.protocols import EnvSpec
-from rlinf_vla.types import Episodes, UserError
+from rlinf_vla.types import Episodes, UserError, require_one_of
 
 AGGREGATES = ("mean", "min")
 ACTION, REWARD, DISCOUNT, ACTED = "action", "reward", "discount", "acted"
@@ -40,7 +41,9 @@ class SACConfig:
     demonstration_share: float = 0.5
     """Of every batch, where there are demonstrations."""
     gamma: float = 0.97
-    """Discount per control step."""
+    """Discount per gamma_unit."""
+    gamma_unit: str = "step"
+    """step: per control step, whatever the chunk; chunk: per policy call, rewards within a chunk alike (as RLinf's chunk_level)."""
     frozen_backbone: bool = False
     """Only actor and critics learn; then features are computed once, and remembered instead of images."""
     noise_bound: float | None = None
@@ -90,8 +93,8 @@ class Flow(Protocol):
 class SAC:
     def __init__(self, config: SACConfig, temperature: float) -> None:
         self.config, self.temperature = config, temperature
-        if config.actor_aggregate not in AGGREGATES:
-            raise UserError(f"algorithm.actor_aggregate={config.actor_aggregate}: one of {', '.join(AGGREGATES)}")
+        require_one_of("algorithm.actor_aggregate", config.actor_aggregate, AGGREGATES)
+        require_one_of("algorithm.gamma_unit", config.gamma_unit, GAMMA_UNITS)
         if not 1 <= config.critic_subset <= config.critics:
             raise UserError(f"algorithm.critic_subset={config.critic_subset}: between 1 and algorithm.critics={config.critics}")
         if not 0 <= config.demonstration_share < 1:

@@ -1,4 +1,4 @@
-"""``rlinf-vla list``: recipes, models, environments, tasks and rewards that are installed here."""
+"""``rlinf-vla list``: recipes, presets, models, environments, tasks and rewards that are installed here."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlinf_vla.types import UserError
 
 
 def run(arguments: Sequence[str]) -> None:
-    tables = {"recipes": _recipes, "models": _models, "envs": _envs, "tasks": _tasks, "rewards": _rewards}
+    tables = {"recipes": _recipes, "presets": _presets, "models": _models, "envs": _envs, "tasks": _tasks, "rewards": _rewards}
     for word in arguments or list(tables):
         if word not in tables:
             raise UserError(f"list {word}: nothing of that name{plugins.nearest(word, list(tables))} (lists: {', '.join(tables)})")
         Console(highlight=False).print(tables[word]())
 
 
-def recipe_names() -> dict[str, str]:
-    """Name -> the sentence at the top of its file."""
-    folder = files("rlinf_vla.recipes") / "recipe"
+def recipe_names(group: str = "recipe") -> dict[str, str]:
+    """Name -> the sentence at the top of its file; also of presets."""
+    folder = files("rlinf_vla.recipes") / group
     texts = {path.name.removesuffix(".yaml"): path.read_text() for path in folder.iterdir() if path.name.endswith(".yaml")}
     return {name: _first_sentence(texts[name]) for name in sorted(texts)}
 
@@ -35,6 +35,10 @@ def _first_sentence(text: str) -> str:
 
 def _recipes() -> Table:
     return _table("recipes", ("recipe=", "what it does"), recipe_names().items())
+
+
+def _presets() -> Table:
+    return _table("presets", ("preset=", "published settings of"), recipe_names("preset").items())
 
 
 def _models() -> Table:

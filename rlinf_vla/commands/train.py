@@ -91,7 +91,7 @@ def _trainer(recipe: Recipe, policy: Policy) -> Trainer | SoftTrainer:
     if isinstance(policy, SoftPolicy):
         return SoftTrainer(policy, config)
     rate = config.learning_rate
-    settings = Optimisation(rate, getattr(config, "value_learning_rate", rate), config.max_grad_norm)
+    settings = Optimisation(rate, getattr(config, "value_learning_rate", rate), config.max_grad_norm, betas=(0.9, config.adam_beta2))
     return Trainer(policy, settings, recipe.cluster.micro_batch_size, keep_reference=config.kl_coef > 0)
 
 

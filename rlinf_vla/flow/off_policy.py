@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.soft import SoftPolicy
 from rlinf_vla.flow.runtime import LocalFlow
@@ -45,6 +47,7 @@ class OffPolicyFlow(LocalFlow):
         """``directory``: of the replay. ``state``: what ``save`` returned at the checkpoint to go on from; empty at the beginning."""
         super().__init__(policy, groups, settings, timeline, **options)
         self.trainer, self.config = trainer, config
+        self.chunk_rewards = partial(chunk_rewards, gamma=config.gamma, unit=config.gamma_unit)
         self.replay = Replay(directory / "online", config.replay_capacity, state.get("replay", 0))
         self.shown = Replay(directory / "demonstrations", EVERYTHING, state.get("demonstrations", 0))
 
@@ -69,13 +72,13 @@ class OffPolicyFlow(LocalFlow):
         def expert(env: VectorEnv) -> Expert:
             return Expert(self.policy, env)
 
-        return collect_transitions(expert, self.policy, self.groups, listed, self.config.gamma, self.timeline)
+        return collect_transitions(expert, self.policy, self.groups, listed, self.chunk_rewards, self.timeline)
 
     def collect_transitions(self, episodes: Episodes) -> int:
         started = time.perf_counter()
         with merged_lora(self.policy):
             found = collect_transitions(
-                lambda _: self.actor, self.policy, self.groups, episodes, self.config.gamma, self.timeline, self._rolling
+                lambda _: self.actor, self.policy, self.groups, episodes, self.chunk_rewards, self.timeline, self._rolling
             )
         for each in found:
             self.replay.append(each.records)

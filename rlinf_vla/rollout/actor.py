@@ -10,9 +10,8 @@ from torch import Tensor
 
 from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.types import ActionSample, Episodes, Inputs
+from rlinf_vla.types import ActionSample, Episodes, Inputs, Tensors
 
-Tensors = dict[str, Tensor]
 WARMUP = 3
 
 

@@ -8,21 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.algorithms.soft import CHOSEN, FEATURES
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.listed import play_listed
 from rlinf_vla.rollout.player import Acts, Call, Spans
-from rlinf_vla.types import ActionSample, Episodes, Inputs
-
-Tensors = dict[str, Tensor]
+from rlinf_vla.types import ActionSample, Episodes, Inputs, Tensors
 
 
 @dataclass
 class Recorded:
     """One episode. ``records``: fields ``[L, ...]``, the policy's inputs, ``action`` (what was chosen), ``reward`` and ``discount`` of the
-    chunk (``gamma**n``, 0 where the episode terminated), and ``acted``: false in a last record that only says what was seen at a cut."""
+    chunk (a discount of 0 where the episode terminated), and ``acted``: false in a last record that only says what was seen at a cut."""
 
     records: Tensors
     success: bool
@@ -49,11 +46,11 @@ def collect_transitions(
     policy: Policy,
     groups: Sequence[VectorEnv],
     episodes: Episodes,
-    gamma: float,
+    chunk_rewards: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     spans: Spans,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> list[Recorded]:
-    """Play each of ``episodes`` to its end, in their order. ``gamma``: per control step."""
+    """Play each of ``episodes`` to its end, in their order. ``chunk_rewards``: of (reward, valid), see ``algorithms/advantages.py``."""
     parts: list[list[Tensors]] = [[] for _ in range(len(episodes))]
     found = [Recorded({}, False, 0) for _ in parts]
     ended = 0
@@ -62,7 +59,7 @@ def collect_transitions(
         nonlocal ended
         result = call.result
         terminated, done = (result.terminated & result.valid).any(dim=1), result.done
-        reward, discount = chunk_rewards(result.reward, result.valid, gamma)
+        reward, discount = chunk_rewards(result.reward, result.valid)
         latent = call.sample.latent
         seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else _inputs(policy, call.inputs)
         rows = seen | {

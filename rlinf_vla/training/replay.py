@@ -20,15 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlinf_vla.types import UserError
+from rlinf_vla.types import Tensors, UserError
 
 SEGMENT = 1024
 """Records per file."""
 LAYOUT = "layout.json"
 ACTED = "acted"
 """The field that says whether something was done at a record; an episode that was cut ends with an observation where nothing was."""
-
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

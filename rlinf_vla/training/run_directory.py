@@ -68,7 +68,7 @@ def opened(directory: Path, config: DictConfig, checkpoint: Path | None) -> Iter
         if checkpoint is not None:
             _check_same(directory / RECIPE, config)
         aside = directory / f".{RECIPE}"
-        aside.write_text(OmegaConf.to_yaml(config))
+        aside.write_text(OmegaConf.to_yaml(config, resolve=True))
         aside.replace(directory / RECIPE)
         yield
     finally:
@@ -96,7 +96,7 @@ def _fresh(parent: Path) -> Path:
 
 
 def _check_same(path: Path, config: DictConfig) -> None:
-    before, now = _flat(OmegaConf.to_container(OmegaConf.load(path))), _flat(OmegaConf.to_container(config))
+    before, now = _flat(OmegaConf.to_container(OmegaConf.load(path))), _flat(OmegaConf.to_container(config, resolve=True))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key) and not any(key == free or key.startswith(f"{free}.") for free in _FREE):
             raise UserError(

@@ -21,7 +21,8 @@ from rlinf_vla.algorithms.sac import (
     soft_target,
 )
 from rlinf_vla.algorithms.soft import SoftPolicy
-from rlinf_vla.training.replay import Tensors, Transitions
+from rlinf_vla.training.replay import Transitions
+from rlinf_vla.types import Tensors
 
 _TARGET = "target."
 

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_vla.algorithms.advantages import chunk_rewards, explained_variance, gae, standardise
+from rlinf_vla.algorithms.advantages import GAMMA_UNITS, chunk_rewards, explained_variance, gae, standardise
 from rlinf_vla.types import Trajectory
 from tests.algorithms.trajectories import trajectories, trajectory
 
 gammas = st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0])
 lambdas = st.sampled_from([0.0, 0.4, 0.95, 1.0])
+units = st.sampled_from(GAMMA_UNITS)
 
 
 def assert_close(found: Tensor, expected: list[list[float]] | Tensor) -> None:
@@ -43,7 +44,16 @@ def value_after(rollouts: Trajectory, t: int, env: int, last: bool) -> float:
     return float(rollouts.bootstrap_value[t, env] if last else rollouts.value[t + 1, env])
 
 
-def reference_gae(rollouts: Trajectory, gamma: float, gae_lambda: float) -> list[list[float]]:
+def reference_chunk(rewards: list[float], gamma: float, unit: str) -> tuple[float, float]:
+    """What executed steps earn together, and what a value after them is worth before them."""
+    earned, discount = 0.0, 1.0
+    for reward in rewards:
+        earned += discount * reward
+        discount *= gamma if unit == "step" else 1.0
+    return earned, gamma if unit == "chunk" and rewards else discount
+
+
+def reference_gae(rollouts: Trajectory, gamma: float, gae_lambda: float, unit: str) -> list[list[float]]:
     """Equation 16 of Schulman et al. as it stands: a sum over the rest of the episode, for every call anew."""
     calls, envs = rollouts.shape
     advantage = [[0.0] * envs for _ in range(calls)]
@@ -52,9 +62,9 @@ def reference_gae(rollouts: Trajectory, gamma: float, gae_lambda: float) -> list
             delta, discount = {}, {}
             for t in episode:
                 rewards = executed(rollouts, t, env)
-                discount[t] = gamma ** len(rewards)
+                earned, discount[t] = reference_chunk(rewards, gamma, unit)
                 future = discount[t] * value_after(rollouts, t, env, t == episode[-1])
-                delta[t] = sum(gamma**i * r for i, r in enumerate(rewards)) + future - float(rollouts.value[t, env])
+                delta[t] = earned + future - float(rollouts.value[t, env])
             for t in episode:
                 weight = 1.0
                 for k in episode[episode.index(t) :]:
@@ -63,19 +73,26 @@ def reference_gae(rollouts: Trajectory, gamma: float, gae_lambda: float) -> list
     return advantage
 
 
-@given(trajectories(garbage=True), gammas)
-def test_chunk_rewards_are_discounted_per_executed_step(rollouts: Trajectory, gamma: float) -> None:
-    reward, discount = chunk_rewards(rollouts.reward, rollouts.valid, gamma)
+@given(trajectories(garbage=True), gammas, units)
+def test_chunk_rewards_are_discounted_per_executed_step_or_per_chunk(rollouts: Trajectory, gamma: float, unit: str) -> None:
+    reward, discount = chunk_rewards(rollouts.reward, rollouts.valid, gamma, unit)
     calls, envs = rollouts.shape
-    steps = [[executed(rollouts, t, env) for env in range(envs)] for t in range(calls)]
-    assert_close(reward, [[sum(gamma**i * r for i, r in enumerate(chunk)) for chunk in row] for row in steps])
-    assert_close(discount, [[gamma ** len(chunk) for chunk in row] for row in steps])
+    expected = [[reference_chunk(executed(rollouts, t, env), gamma, unit) for env in range(envs)] for t in range(calls)]
+    assert_close(reward, [[earned for earned, _ in row] for row in expected])
+    assert_close(discount, [[worth for _, worth in row] for row in expected])
 
 
-@given(trajectories(garbage=True), gammas, lambdas)
-def test_gae_is_the_sum_over_the_rest_of_each_episode(rollouts: Trajectory, gamma: float, gae_lambda: float) -> None:
-    advantage, target = gae(rollouts, gamma, gae_lambda)
-    assert_close(advantage, reference_gae(rollouts, gamma, gae_lambda))
+def test_a_chunk_in_which_nothing_was_executed_discounts_nothing() -> None:
+    nothing = torch.zeros(1, 3)
+    for unit in GAMMA_UNITS:
+        reward, discount = chunk_rewards(nothing + 7, nothing.bool(), 0.5, unit)
+        assert reward.tolist() == [0.0] and discount.tolist() == [1.0]
+
+
+@given(trajectories(garbage=True), gammas, lambdas, units)
+def test_gae_is_the_sum_over_the_rest_of_each_episode(rollouts: Trajectory, gamma: float, gae_lambda: float, unit: str) -> None:
+    advantage, target = gae(rollouts, gamma, gae_lambda, unit)
+    assert_close(advantage, reference_gae(rollouts, gamma, gae_lambda, unit))
     assert_close(target, advantage + rollouts.value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -84,15 +85,17 @@ def test_whole_episodes_in_order_whoever_plays_them() -> None:
         assert torch.equal(found.seed, expected.seed) and torch.equal(found.step, expected.step)
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.8])
-def test_returns_of_whole_episodes_against_a_loop(gamma: float) -> None:
+@pytest.mark.parametrize(("gamma", "unit"), [(1.0, "step"), (0.8, "step"), (0.8, "chunk")])
+def test_returns_of_whole_episodes_against_a_loop(gamma: float, unit: str) -> None:
     calls = played(numbered_episodes(range(100), 0, 4, 2).repeat(2), chunk=3)
-    expected: dict[tuple[int, int], float] = {}
-    for n in range(len(calls)):
+    expected, played_calls = defaultdict[tuple[int, int], float](float), defaultdict[tuple[int, int], int](int)
+    for n in range(len(calls)):  # in order of (episode, step)
         key = (int(calls.seed[n]), int(calls.attempt[n]))
         for i in calls.valid[n].nonzero().flatten().tolist():
-            expected[key] = expected.get(key, 0.0) + gamma ** (int(calls.step[n]) + i) * float(calls.reward[n, i])
-    ids, found = calls.episode_ids(), episode_returns(calls, gamma)
+            elapsed = played_calls[key] if unit == "chunk" else int(calls.step[n]) + i
+            expected[key] += gamma**elapsed * float(calls.reward[n, i])
+        played_calls[key] += 1
+    ids, found = calls.episode_ids(), episode_returns(calls, gamma, unit)
     for n in range(len(calls)):
         assert float(found[ids[n]]) == pytest.approx(expected[int(calls.seed[n]), int(calls.attempt[n])], abs=1e-5)
 

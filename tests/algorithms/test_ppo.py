@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlinf_vla.algorithms.advantages import gae
+from rlinf_vla.algorithms.advantages import GAMMA_UNITS, gae
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -82,11 +82,12 @@ def test_what_was_not_executed_does_not_matter(policy: LinearPolicy, rollouts: T
     assert all(torch.equal(first, second) for first, second in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("unit", GAMMA_UNITS)
 @pytest.mark.parametrize("normalize", [True, False])
-def test_advantages_are_normalised_over_the_whole_batch_when_asked(rollouts: Trajectory, normalize: bool) -> None:
-    config = replace(CONFIG, normalize_advantages=normalize)
+def test_advantages_are_normalised_over_the_whole_batch_when_asked(rollouts: Trajectory, normalize: bool, unit: str) -> None:
+    config = replace(CONFIG, normalize_advantages=normalize, gamma_unit=unit)
     batch, metrics = PPO(config, 1.0).advantages(rollouts)
-    advantage, target = gae(rollouts, 0.9, 0.8)
+    advantage, target = gae(rollouts, 0.9, 0.8, unit)
     assert torch.equal(batch.target, target.flatten()) and len(batch) == 30
     if normalize:
         assert batch.advantage.mean().abs() < 1e-5 and batch.advantage.std(unbiased=False) == pytest.approx(1, abs=1e-4)

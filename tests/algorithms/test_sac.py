@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.algorithms.sac import SAC, SACConfig, actor_loss, alpha_loss, critic_loss, random_shift, soft_target
 from rlinf_vla.algorithms.soft import Critics, SoftPolicy, squash
 from rlinf_vla.commands.session import soft
@@ -233,6 +234,20 @@ def test_an_iteration_plays_remembers_and_learns(tmp_path: Path) -> None:
     assert {"critic/vf_loss", "actor/entropy", "actor/alpha", "timing_s/update", "timing_s/rollout"} <= metrics.keys()
 
 
+@pytest.mark.parametrize("unit", GAMMA_UNITS)
+def test_what_is_remembered_is_discounted_per_step_or_per_chunk(tmp_path: Path, unit: str) -> None:
+    config = replace(CONFIG, gamma=0.5, gamma_unit=unit)
+    subject = soft(LinearPolicy(LinearOptions(chunk=4)), config, 0)
+    running = flow(tmp_path, subject, SoftTrainer(subject, config), config, {})
+    running.begin(0)
+    running.collect_transitions(running.training_episodes(16, 0))
+    now = running.replay.sample(64, torch.Generator().manual_seed(0)).now
+    # episodes of up to 6 steps in chunks of 4: whole chunks, and last ones that end early; 0 where the episode terminated
+    allowed = {0.0, 0.5} if unit == "chunk" else {0.0, 0.5, 0.25, 0.125, 0.0625}
+    discounts = set(now["discount"].tolist())
+    assert discounts <= allowed and 0.0 in discounts and (unit == "chunk" or 0.0625 in discounts)
+
+
 @pytest.mark.parametrize("demonstrations", [0, 3])
 def test_going_on_from_a_checkpoint_is_the_same_run(tmp_path: Path, demonstrations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlinf_vla.training.replay.SEGMENT", 16)
@@ -302,6 +317,7 @@ def test_a_policy_without_noise_cannot_be_steered() -> None:
         ({"noise_bound": 1.0}, "algorithm.noise_bound steers a policy that stays as it is: set algorithm.frozen_backbone=true"),
         ({"noise_bound": 1.0, "frozen_backbone": True, "demonstrations": 2}, "demonstrations are actions"),
         ({"actor_aggregate": "max"}, "algorithm.actor_aggregate=max: one of mean, min"),
+        ({"gamma_unit": "call"}, "algorithm.gamma_unit=call: one of step, chunk"),
         ({"critic_subset": 5}, "algorithm.critic_subset=5: between 1 and algorithm.critics=4"),
         ({"demonstration_share": 1.0}, "algorithm.demonstration_share=1.0: at least 0 and less than 1"),
         ({"demonstration_share": 0.0, "demonstrations": 3}, "algorithm.demonstration_share=0 leaves"),

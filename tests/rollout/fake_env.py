@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlinf_vla.protocols import Diagnosis, EnvSpec, Task, VectorEnv
@@ -67,13 +68,20 @@ class Counter:
 
 class CounterWorld(VectorEnv):
     def __init__(
-        self, num_envs: int, episode_limit: int = 6, journal: list[str] | None = None, name: str = "", ends_at_goal: bool = True
+        self,
+        num_envs: int,
+        episode_limit: int = 6,
+        journal: list[str] | None = None,
+        name: str = "",
+        ends_at_goal: bool = True,
+        state_dim: int = 2,
     ) -> None:
-        """``journal`` is told what happens, in order. Without ``ends_at_goal`` every episode goes on to its limit."""
+        """``journal`` is told what happens, in order. Without ``ends_at_goal`` every episode goes on to its limit. The state is level and
+        clock, and zeros up to ``state_dim``."""
         self.spec = EnvSpec(
             num_envs=num_envs,
             action_dim=4,
-            state_dim=2,
+            state_dim=state_dim,
             control_hz=10.0,
             episode_limit=episode_limit,
             images={"base": (IMAGE, IMAGE)},
@@ -161,7 +169,7 @@ class CounterWorld(VectorEnv):
     def _observe(self) -> Observation:
         return Observation(
             images={"base": torch.stack([counter.image() for counter in self._counters])},
-            state=torch.tensor([[float(counter.level), float(counter.clock)] for counter in self._counters]),
+            state=F.pad(torch.tensor([[float(c.level), float(c.clock)] for c in self._counters]), (0, self.spec.state_dim - 2)),
             instruction=[INSTRUCTIONS[counter.task] for counter in self._counters],
         )
 
@@ -184,6 +192,7 @@ class CounterConfig:
     name: str = "counter"
     num_envs: int = 4
     episode_limit: int = 6
+    state_dim: int = 2
 
 
 class CounterPlugin:
@@ -196,7 +205,7 @@ class CounterPlugin:
         self.created: list[CounterWorld] = []
 
     def create(self, config: CounterConfig, groups: int) -> list[VectorEnv]:
-        envs = [CounterWorld(config.num_envs // groups, config.episode_limit) for _ in range(groups)]
+        envs = [CounterWorld(config.num_envs // groups, config.episode_limit, state_dim=config.state_dim) for _ in range(groups)]
         self.created += envs
         return list(envs)
 
