@@ -8,7 +8,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test lint type format prove-ppo prove-ppo-putonplate sft-putonplate clean
+.PHONY: install quickstart test lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac sft-putonplate clean
 
 install: $(VENV)/.installed
 
@@ -39,13 +39,19 @@ format: install
 # Learning, proven: two seeds, 200 paired evaluation episodes before and after. Results are kept in docs/results/.
 prove-ppo: RECIPE = maniskill_ppo
 prove-ppo-putonplate: RECIPE = maniskill_ppo_putonplate
-prove-ppo prove-ppo-putonplate: install
+prove-grpo: RECIPE = maniskill_grpo
+prove-ppo prove-ppo-putonplate prove-grpo: install
 	for seed in 0 1; do $(BIN)/rlinf-vla train recipe=$(RECIPE) seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto || exit; done
+
+# SAC from images and proprioception, without and with 20 demonstrations.
+prove-sac: install
+	for seed in 0 1; do for recipe in maniskill_rlpd maniskill_sac; do \
+		$(BIN)/rlinf-vla train recipe=$$recipe seed=$$seed run_dir=runs/$@/$$recipe-seed-$$seed resume=auto || exit; done; done
 
 # How assets/openvla_oft_tiny_putonplate was made.
 sft-putonplate: install
-	$(BIN)/rlinf-vla sft recipe=maniskill_sft_putonplate_reach run_dir=runs/putonplate/reach resume=auto
-	$(BIN)/rlinf-vla sft recipe=maniskill_sft_putonplate run_dir=runs/putonplate/all resume=auto
+	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate_reach run_dir=runs/putonplate/reach resume=auto
+	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate run_dir=runs/putonplate/all resume=auto
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -17,8 +17,7 @@ from rlinf_vla import __version__
 from rlinf_vla.types import UserError
 
 VERBS = {
-    "train": "reinforcement learning: rlinf-vla train recipe=maniskill_ppo",
-    "sft": "imitation of a scripted expert or a dataset: rlinf-vla sft recipe=maniskill_sft",
+    "train": "reinforcement learning, imitation, success classifiers: rlinf-vla train recipe=maniskill_ppo",
     "record": "a LeRobotDataset of a scripted expert: rlinf-vla record recipe=maniskill_sft output=DIR",
     "eval": "success on fixed episodes: rlinf-vla eval recipe=maniskill_ppo checkpoint=DIR episodes=200",
     "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",

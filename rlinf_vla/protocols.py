@@ -195,6 +195,11 @@ class RewardModel(nn.Module):
     images: dict[str, ImageSize]
     """What it looks at."""
 
+    @property
+    def spec(self) -> PolicySpec:
+        """As of a policy that does nothing."""
+        return PolicySpec(chunk=1, action_dim=0, state_dim=0, images=self.images)
+
     @abstractmethod
     def prepare(self, obs: Observation) -> Inputs:
         """Each tensor with leading dimension ``B``; cheap to store."""
@@ -204,8 +209,8 @@ class RewardModel(nn.Module):
         """Logits of success, float32 ``[B]``."""
 
     @abstractmethod
-    def save(self, checkpoint: Path) -> None:
-        """Into an existing directory, such that the plug-in reads it."""
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
+        """Into an existing directory, such that the plug-in reads it; float32 where ``dtype`` says nothing."""
 
 
 class RewardPlugin(Protocol):

@@ -14,6 +14,7 @@ from omegaconf.errors import InterpolationResolutionError
 
 from rlinf_vla import plugins
 from rlinf_vla.algorithms import grpo
+from rlinf_vla.algorithms.classifier import ClassifierConfig
 from rlinf_vla.algorithms.grpo import GRPOConfig
 from rlinf_vla.algorithms.ppo import PPOConfig
 from rlinf_vla.algorithms.sac import SACConfig
@@ -21,8 +22,10 @@ from rlinf_vla.algorithms.sft import SFTConfig
 from rlinf_vla.training.lora import LoraOptions
 from rlinf_vla.types import UserError
 
-ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig}
+ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
 ASSET = "asset://"
+NO_MODEL = "none"
+"""model.name of a recipe in which no policy learns."""
 
 
 @dataclass
@@ -121,7 +124,7 @@ class Recipe:
     name: str = MISSING
     seed: int = 0
     iterations: int = MISSING
-    """Of the algorithm (PPO) or optimiser steps (SFT)."""
+    """Of the algorithm; of what is shown how (sft, classifier), optimiser steps."""
     run_dir: str | None = None
     """null: runs/<recipe>/<timestamp>."""
     resume: str = "never"
@@ -262,6 +265,10 @@ def _check(recipe: Recipe) -> None:
         require(value >= 1, f"algorithm.{name}={value}: must be at least 1")
     require(recipe.checkpoints.every >= 1 and recipe.checkpoints.keep >= 1, "checkpoints.every and checkpoints.keep must be at least 1")
     require(recipe.episodes >= 1, f"episodes={recipe.episodes}: must be at least 1")
+    require(
+        (recipe.algorithm.name == "classifier") == (recipe.model.name == NO_MODEL),
+        f"algorithm={recipe.algorithm.name} with model={recipe.model.name}: a reward classifier, and only it, has model.name={NO_MODEL}",
+    )
     for mode in recipe.evaluation.modes:
         require(mode in ("sampled", "greedy"), f"evaluation.modes: {mode!r} is not known, choose sampled, greedy or both")
 

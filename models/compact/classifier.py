@@ -54,9 +54,9 @@ class SuccessClassifier(RewardModel):
     def forward(self, inputs: Inputs) -> Tensor:
         return self.head(torch.cat([self.encoder(inputs[f"image.{name}"]) for name in self.images], dim=1))[:, 0]
 
-    def save(self, checkpoint: Path) -> None:
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         (checkpoint / files.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
-        files.save_weights(self, checkpoint, {}, torch.float32)
+        files.save_weights(self, checkpoint, {}, dtype or torch.float32)
 
 
 class Classifier:

@@ -54,7 +54,7 @@ class OnPolicyConfig:
     sft_batch_size: int = 32
     """Demonstrated states per optimiser step."""
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
-    """Played before the first update that imitates; see the recipes of ``rlinf-vla sft``."""
+    """Played before the first update that imitates; see the recipes of imitation."""
     epochs: int = 1
     minibatch_size: int = 160
     """Policy calls per optimiser step."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.protocols import EnvSpec
-from rlinf_vla.types import Episodes, UserError, require_one_of
+from rlinf_vla.types import Episodes, Inputs, UserError, require_one_of
 
 AGGREGATES = ("mean", "min")
 ACTION, REWARD, DISCOUNT, ACTED = "action", "reward", "discount", "acted"
@@ -154,6 +154,16 @@ def actor_loss(values: Tensor, log_prob: Tensor, alpha: Tensor, aggregate: str) 
 def alpha_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
     """Raises alpha while the entropy is below its target (Haarnoja et al. 2018b, eq. 18)."""
     return -(log_alpha.exp() * (log_prob + target_entropy).mean())
+
+
+def shift_images(inputs: Inputs, pad: int, generator: torch.Generator) -> Inputs:
+    """Every ``image.*`` of ``inputs`` at random shifts of its own; ``pad=0``: none."""
+    moved = dict(inputs)
+    for name in inputs if pad else ():
+        if name.startswith("image."):
+            shifts = torch.randint(0, 2 * pad + 1, (len(inputs[name]), 2), generator=generator)
+            moved[name] = random_shift(inputs[name], shifts, pad)
+    return moved
 
 
 def random_shift(images: Tensor, shifts: Tensor, pad: int) -> Tensor:

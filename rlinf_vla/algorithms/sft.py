@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -87,6 +88,32 @@ def imitation_loss(policy: Policy, batch: Demonstrations, noise: Callable[[Tenso
     """Summed over the batch. ``noise(draws)``: the random numbers of these draws."""
     loss = policy.supervised_loss(batch.inputs, batch.actions, noise(batch.draws)).sum()
     return loss, {"sft/loss": loss.detach()}
+
+
+class Flow(Protocol):
+    """The operations that supervised macro flows are made of; an iteration is one optimiser step."""
+
+    iteration: int
+
+    def demonstrate(self, config: DemonstrationConfig) -> Demonstrations:
+        """All that is shown; played or read in a run's first iteration."""
+
+    def imitate(self, batch: Demonstrations, rate: float) -> None:
+        """An optimiser step, at this share of the learning rate."""
+
+    def generator(self) -> torch.Generator:
+        """Random numbers of this iteration, the same in a resumed run."""
+
+
+class SFT:
+    def __init__(self, config: SFTConfig, iterations: int) -> None:
+        self.config, self.decay_steps = config, config.decay_steps or iterations
+
+    def iteration(self, flow: Flow) -> None:
+        shown, size = flow.demonstrate(self.config.demonstrations), self.config.batch_size
+        batch = shown[torch.randint(len(shown), (size,), generator=flow.generator())]
+        batch = replace(batch, draws=flow.iteration * size + torch.arange(size))
+        flow.imitate(batch, warmup_cosine(flow.iteration, self.config.warmup_steps, self.decay_steps))
 
 
 def warmup_cosine(step: int, warmup: int, total: int) -> float:

@@ -14,7 +14,7 @@ from rlinf_vla.types import UserError
 
 
 def run(config: DictConfig) -> None:
-    """Play ``algorithm.demonstrations.episodes`` episodes as ``sft`` does, and write those that ended in success."""
+    """Play ``algorithm.demonstrations.episodes`` episodes as imitation does, and write those that ended in success."""
     recipe = recipes.read(config)
     shown = getattr(recipe.algorithm, "demonstrations", None)
     if not isinstance(shown, DemonstrationConfig) or not recipe.output:

@@ -12,7 +12,7 @@ import torch
 from rlinf_vla import plugins
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.soft import SoftPolicy
-from rlinf_vla.protocols import Policy, Reward, VectorEnv
+from rlinf_vla.protocols import Policy, Reward, RewardModel, VectorEnv
 from rlinf_vla.recipe import Recipe, RewardConfig, asset_path
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.rewarded import RewardedEnv, own_reward
@@ -42,6 +42,16 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
     if recipe.cluster.gradient_checkpointing:
         checkpoint_blocks(policy)
     return policy.to(recipe.cluster.device)
+
+
+def build_reward_model(recipe: Recipe) -> RewardModel:
+    """The network behind the recipe's reward; random weights depend on the recipe's seed alone."""
+    if recipe.reward.name is None:
+        raise UserError("algorithm=classifier trains the network of a reward: set reward=classifier")
+    plugin = plugins.choose("reward", recipe.reward.name, plugins.rewards())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return plugin.learner(recipe.reward.options).to(recipe.cluster.device)
 
 
 def soft(policy: Policy, config: SACConfig, seed: int) -> SoftPolicy:

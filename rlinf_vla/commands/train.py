@@ -17,7 +17,7 @@ from rlinf_vla.algorithms.grpo import GRPO
 from rlinf_vla.algorithms.ppo import PPO
 from rlinf_vla.algorithms.sac import SAC
 from rlinf_vla.algorithms.soft import SoftPolicy
-from rlinf_vla.commands import session
+from rlinf_vla.commands import session, supervised
 from rlinf_vla.commands.evaluate import evaluate, headline
 from rlinf_vla.commands.interrupt import Interrupt, Interrupted, deferred
 from rlinf_vla.evaluation.statistics import compare
@@ -34,18 +34,16 @@ from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import STATE, complete_checkpoints, load_checkpoint, save_checkpoint, write_json
 from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.training.trainer import Optimisation, Trainer
-from rlinf_vla.types import UserError
 
 ALGORITHMS: dict[str, Any] = {"ppo": PPO, "grpo": GRPO, "sac": SAC}
 
 
 def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
-    if recipe.algorithm.name not in ALGORITHMS:
-        raise UserError(f"recipe={recipe.name} is for another verb: use `rlinf-vla {recipe.algorithm.name} recipe={recipe.name}`")
+    learn = supervised.learn if recipe.algorithm.name in supervised.ALGORITHMS else _train
     directory, checkpoint = run_directory.choose(config)
     with run_directory.opened(directory, config, checkpoint):
-        _train(recipe, directory, checkpoint)
+        learn(recipe, directory, checkpoint)
 
 
 def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import chunk_rewards
+from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
 from rlinf_vla.datasets import lerobot_format as form
 from rlinf_vla.datasets.lerobot_reader import Episode, LeRobotReader
-from rlinf_vla.protocols import Policy
+from rlinf_vla.protocols import Policy, RewardModel
 from rlinf_vla.rollout.transitions import Recorded
 from rlinf_vla.types import Inputs, Observation, UserError
 
@@ -45,6 +46,24 @@ def dataset_demonstrations(
 
 
 @torch.no_grad()
+def dataset_frames(model: RewardModel, config: DemonstrationConfig, progress: Callable[[float], None]) -> Frames:
+    """Every frame, and what ``next.success`` says in its row (as LeRobot's own reward classifiers are labelled).
+
+    Raises UserError where the dataset cannot be read, does not fit the model or does not say what succeeded.
+    """
+    assert config.dataset is not None
+    source = _Source(model, config.dataset, config.action_key, config.cameras, "algorithm.demonstrations.cameras")
+    parts = []
+    for number in range(len(source.reader)):
+        episode = source.episode(number, [form.SUCCESS])
+        success = torch.from_numpy(episode.columns[form.SUCCESS]).bool()
+        parts.append((source.inputs(episode), success, torch.full_like(success, number, dtype=torch.int64)))
+        progress((number + 1) / len(source.reader))
+    inputs, successes, numbers = zip(*parts, strict=True)
+    return Frames({name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}, torch.cat(successes), torch.cat(numbers))
+
+
+@torch.no_grad()
 def dataset_transitions(policy: Policy, config: SACConfig) -> Iterator[Recorded]:
     """Its episodes as records, each a chunk of actions.
 
@@ -63,7 +82,7 @@ def dataset_transitions(policy: Policy, config: SACConfig) -> Iterator[Recorded]
         steps = len(episode) - (not terminated)
         if steps:
             success = form.SUCCESS in ends and bool(episode.columns[form.SUCCESS].any())
-            yield Recorded(_records(policy, source, episode, steps, terminated, config.gamma), success, steps)
+            yield Recorded(_records(policy, source, episode, steps, terminated, config), success, steps)
 
 
 def _terminated(episode: Episode) -> bool:
@@ -73,7 +92,7 @@ def _terminated(episode: Episode) -> bool:
     return last.get(form.SUCCESS, False)
 
 
-def _records(policy: Policy, source: _Source, episode: Episode, steps: int, terminated: bool, gamma: float) -> dict[str, Tensor]:
+def _records(policy: Policy, source: _Source, episode: Episode, steps: int, terminated: bool, config: SACConfig) -> dict[str, Tensor]:
     """See :class:`Recorded`; ``steps``: of the episode's actions, those whose consequences are known."""
     actions = source.actions(episode)
     if float(actions.abs().max()) > _UNITS:
@@ -85,7 +104,7 @@ def _records(policy: Policy, source: _Source, episode: Episode, steps: int, term
     step = call[:, None] + torch.arange(policy.spec.chunk)
     valid, step = (step < steps).to(actions.device), step.clamp(max=steps - 1)
     reward = torch.from_numpy(episode.columns[form.REWARD]).float().to(actions.device)
-    earned, discount = chunk_rewards(reward[step], valid, gamma)
+    earned, discount = chunk_rewards(reward[step], valid, config.gamma, config.gamma_unit)
     done = {ACTION: actions[step].clamp(-1, 1), REWARD: earned, DISCOUNT: discount, ACTED: torch.ones_like(discount, dtype=torch.bool)}
     if terminated:
         done[DISCOUNT][-1] = 0
@@ -99,7 +118,7 @@ def _records(policy: Policy, source: _Source, episode: Episode, steps: int, term
 class _Source:
     """A dataset whose frames a policy can look at."""
 
-    def __init__(self, policy: Policy, path: str, action_key: str, cameras: Sequence[str], key: str) -> None:
+    def __init__(self, policy: Policy | RewardModel, path: str, action_key: str, cameras: Sequence[str], key: str) -> None:
         """``cameras``: ``policy's name:dataset's name`` where they differ; ``key``: of the recipe, where they stand."""
         self.policy, self.reader, self._action_key = policy, LeRobotReader(Path(path).expanduser()), action_key
         self._device = next(policy.parameters()).device

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlinf_vla.protocols import Policy
+from rlinf_vla.protocols import Policy, RewardModel
 from rlinf_vla.training.lora import copy_all, is_lora, load_adapter, read_tensors, save_adapter
 from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.training.trainer import Trainer
@@ -26,14 +26,17 @@ from rlinf_vla.types import UserError
 ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
 
 
-def save_checkpoint(directory: Path, policy: Policy, trainer: Trainer | SoftTrainer, state: dict[str, Any], keep: int) -> Path:
+Learner = Policy | RewardModel
+
+
+def save_checkpoint(directory: Path, policy: Learner, trainer: Trainer | SoftTrainer, state: dict[str, Any], keep: int) -> Path:
     """Write ``directory/step_<state["iteration"]>`` and delete all but the ``keep`` newest. ``state`` is JSON."""
     final = directory / f"step_{state['iteration']:06d}"
     aside = directory / f".{final.name}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
-        if any(is_lora(name) for name in trainer.parameters):
+        if isinstance(policy, Policy) and any(is_lora(name) for name in trainer.parameters):
             save_adapter(policy.backbone, aside / ADAPTER)
         heads = {name: p.detach().contiguous() for name, p in trainer.parameters.items() if not is_lora(name)}
         save_file(heads, aside / HEADS)
@@ -61,7 +64,7 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return [found[number] for number in sorted(filter(str.isdigit, found), key=int)]
 
 
-def load_checkpoint(checkpoint: Path, policy: Policy, trainer: Trainer | SoftTrainer | None = None) -> dict[str, Any]:
+def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | SoftTrainer | None = None) -> dict[str, Any]:
     """Weights into ``policy`` (built with the same model.* settings), the optimiser's state into ``trainer``; returns the state.
 
     Raises UserError where the checkpoint is damaged or belongs to another model.
@@ -72,7 +75,7 @@ def load_checkpoint(checkpoint: Path, policy: Policy, trainer: Trainer | SoftTra
         how = "with" if adapted else "without"
         raise UserError(f"{checkpoint} was trained {how} LoRA, model.lora.rank says otherwise: use its run's recipe")
     with torch.no_grad():
-        if adapted:
+        if adapted and isinstance(policy, Policy):
             load_adapter(policy.backbone, checkpoint / ADAPTER)
         own = {name: p for name, p in policy.named_parameters() if p.requires_grad and not is_lora(name)}
         copy_all(load_file(checkpoint / HEADS), own, checkpoint)

@@ -17,7 +17,7 @@ from rlinf_vla.algorithms.sac import (
     actor_loss,
     alpha_loss,
     critic_loss,
-    random_shift,
+    shift_images,
     soft_target,
 )
 from rlinf_vla.algorithms.soft import SoftPolicy
@@ -79,12 +79,7 @@ class SoftTrainer:
 
     def _inputs(self, records: Tensors, generator: torch.Generator, device: torch.device) -> Tensors:
         inputs = {name: value.to(device) for name, value in records.items() if name not in (ACTION, REWARD, DISCOUNT, ACTED)}
-        pad = self.config.shift
-        for name in inputs if pad else ():
-            if name.startswith("image."):
-                shifts = torch.randint(0, 2 * pad + 1, (len(inputs[name]), 2), generator=generator)
-                inputs[name] = random_shift(inputs[name], shifts, pad)
-        return inputs
+        return shift_images(inputs, self.config.shift, generator)
 
     def _descend(self, which: str, loss: Tensor) -> None:
         optimizer = self.optimizers[which]

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlinf_vla.protocols import Policy
-
 
 class Learnable(Protocol):
     """A batch of ``len(batch)`` items, of which ``counts`` (bool ``[N]``) says which ones have a loss."""
@@ -28,8 +26,9 @@ _CRITIC = "value_head."
 
 BatchT = TypeVar("BatchT", bound=Learnable)
 
-LossFunction = Callable[[Policy, Any], tuple[Tensor, dict[str, Tensor]]]
-"""Summed loss and summed statistics of a micro-batch: divided by the whole minibatch's count, so that its cuts change nothing."""
+LossFunction = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
+"""Of what learns and a micro-batch, its summed loss and summed statistics: divided by the whole minibatch's count, so that its cuts
+change nothing."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def _over_ranks(value: Tensor) -> float:
 
 
 class Trainer:
-    def __init__(self, policy: Policy, settings: Optimisation, micro_batch_size: int, keep_reference: bool = False) -> None:
+    def __init__(self, policy: nn.Module, settings: Optimisation, micro_batch_size: int, keep_reference: bool = False) -> None:
         """``keep_reference``: remember the weights that train as they are now, for ``reference_weights``."""
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
         self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}

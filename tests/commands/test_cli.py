@@ -63,13 +63,12 @@ def test_a_process_ends_with_the_code_and_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["openvla", "openvla_oft", "pi0"])
-@pytest.mark.parametrize("verb", ["sft", "train"])
-def test_the_main_recipes_have_a_start_for_every_model(verb: str, model: str) -> None:
-    name = {"sft": "maniskill_sft", "train": "maniskill_ppo"}[verb]
-    found = recipe.read(compose.load(verb, [f"recipe={name}", f"model={model}", "cluster=laptop"]))
+@pytest.mark.parametrize("name", ["maniskill_sft", "maniskill_ppo"])
+def test_the_main_recipes_have_a_start_for_every_model(name: str, model: str) -> None:
+    found = recipe.read(compose.load("train", [f"recipe={name}", f"model={model}", "cluster=laptop"]))
     assert found.model.name == model
     assert (recipe.asset_path(found.model.checkpoint) / "config.json").exists()
-    assert (verb == "sft") == found.model.options.random_weights
+    assert (name == "maniskill_sft") == found.model.options.random_weights
 
 
 # usage
@@ -95,7 +94,7 @@ def test_an_absurd_verb_gets_no_advice(rlinf_vla: CommandLine) -> None:
     assert "did you mean" not in complaint and "train" in complaint
 
 
-@pytest.mark.parametrize("verb", ["train", "sft", "eval"])
+@pytest.mark.parametrize("verb", ["train", "record", "eval"])
 @pytest.mark.parametrize("arguments", [["--help"], ["recipe=maniskill_ppo", "--help"]])
 def test_help_of_a_verb(rlinf_vla: CommandLine, trained: list[DictConfig], verb: str, arguments: list[str]) -> None:
     found = rlinf_vla(verb, *arguments)
@@ -185,10 +184,11 @@ def test_a_model_that_is_not_in_the_package(rlinf_vla: CommandLine) -> None:
     assert "asset://openvla_tin is not in the package; did you mean openvla_tin" in complaint
 
 
-@pytest.mark.parametrize(("verb", "name"), [("train", "maniskill_sft"), ("sft", "maniskill_ppo")])
-def test_a_recipe_for_another_verb(rlinf_vla: CommandLine, verb: str, name: str) -> None:
-    other = {"train": "sft", "sft": "train"}[verb]
-    assert f"rlinf-vla {other} recipe={name}" in rlinf_vla(verb, f"recipe={name}").complaint
+def test_a_classifier_is_no_policys(rlinf_vla: CommandLine) -> None:
+    assert "model.name=none" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "model=compact").complaint
+    assert "model.name=none" in rlinf_vla("train", PPO, "cluster=laptop", "algorithm=classifier").complaint
+    assert "set reward=classifier" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "reward.name=null").complaint
+    assert "learns nothing" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "reward=success").complaint
 
 
 @pytest.mark.parametrize("name", RECIPES)

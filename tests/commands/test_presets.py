@@ -138,7 +138,7 @@ def test_a_preset_for_another_model(rlinf_vla: CommandLine, model: str, preset: 
 
 
 def test_it_is_for_reinforcement_learning(rlinf_vla: CommandLine) -> None:
-    assert rlinf_vla("sft", "recipe=maniskill_sft", "preset=rl4vla").complaint.startswith("preset=rl4vla does not fit")
+    assert rlinf_vla("train", "recipe=maniskill_sft", "preset=rl4vla").complaint.startswith("preset=rl4vla does not fit")
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_training_may_start_from_a_checkpoint(train: Any) -> None:
 
 
 def test_imitation_writes_a_policy_that_can_be_trained(rlinf_vla: CommandLine, counting: Counting, train: Any, tmp_path: Path) -> None:
-    arguments = counting.arguments("sft", "counting_sft", "run_dir=sft", "iterations=40", "checkpoints.every=20")
+    arguments = counting.arguments("train", "counting_sft", "run_dir=sft", "iterations=40", "checkpoints.every=20")
     found = rlinf_vla(*arguments)
     assert found.code == 0, found.out + found.err
     assert metrics(tmp_path / "sft")[-1]["sft/loss"] < 0.3 < math.log(5), "far better than guessing among the bins"
@@ -224,7 +224,7 @@ def test_continued_imitation_is_the_uninterrupted_one(rlinf_vla: CommandLine, co
     fixed = ("algorithm.decay_steps=6", *QUICK)
     for name, iterations, resume in (("whole", 6, "never"), ("parts", 3, "never"), ("parts", 6, "auto")):
         found = rlinf_vla(
-            *counting.arguments("sft", "counting_sft", f"run_dir={name}", f"iterations={iterations}", f"resume={resume}", *fixed)
+            *counting.arguments("train", "counting_sft", f"run_dir={name}", f"iterations={iterations}", f"resume={resume}", *fixed)
         )
         assert found.code == 0, found.out + found.err
     assert_same_bits(checkpoint(tmp_path / "parts", 6), checkpoint(tmp_path / "whole", 6))
@@ -299,3 +299,28 @@ def test_a_policy_that_does_not_fit_is_refused(
 def test_a_rollout_holds_whole_episodes(rlinf_vla: CommandLine, counting: Counting, overrides: list[str]) -> None:
     assert overrides[0] in rlinf_vla(*counting.arguments("train", "counting_ppo", *overrides)).complaint
     assert all(env.closed for env in counting.plugin.created)
+
+
+def test_a_classifier_is_learnt_and_then_rewards(rlinf_vla: CommandLine, counting: Counting, train: Any, tmp_path: Path) -> None:
+    text = """# @package _global_
+# Sees when counting is done.
+defaults: [_self_, override /env: counter, override /reward: classifier, override /algorithm: classifier]
+name: seeing
+iterations: 60
+env: {num_envs: 4}
+model: {name: none, checkpoint: none, options: null}
+algorithm: {batch_size: 16, shift: 0, warmup_steps: 1, demonstrations: {episodes: 24, noise: [0.0, 1.0]}}
+checkpoints: {every: 20}
+"""
+    (counting.folder / "recipe" / "seeing.yaml").write_text(text)
+    whole = train("whole", recipe="seeing")
+    found = json.loads((whole / "evaluation" / "after.json").read_text())
+    assert found["frames of success"]["pc"] > 90 and found["other frames"]["pc"] > 90
+    train("parts", "iterations=40", recipe="seeing", code=0)
+    learnt = load_file(whole / "classifier" / "model.safetensors")
+    assert ((whole / "classifier" / "manifest.json").exists() and learnt.keys() == checkpoint(whole, 60).keys() - {"x"}) or learnt
+    seen = train("seen", "iterations=1", "reward=classifier", f"reward.options.checkpoint={whole}/classifier", *QUICK)
+    own = train("own", "iterations=1", "reward=success", *QUICK)
+    assert metrics(seen)[0]["rollout/reward_mean"] == pytest.approx(metrics(own)[0]["rollout/reward_mean"], abs=0.05)
+    missing = rlinf_vla(*counting.arguments("train", "counting_ppo", "reward=classifier"))
+    assert "reward.options.checkpoint has no value" in missing.complaint

@@ -1,0 +1,107 @@
+"""A success classifier for rewards, learnt from labelled frames, as many of success as of the rest (HIL-SERL, arXiv 2410.21845)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlinf_vla.algorithms.sac import shift_images
+from rlinf_vla.algorithms.sft import DemonstrationConfig, warmup_cosine
+from rlinf_vla.types import Inputs, UserError
+
+
+@dataclass
+class ClassifierConfig:
+    """Recipe node ``algorithm``."""
+
+    name: str = "classifier"
+    demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
+    """Whose frames are looked at: the scripted expert's under noise, which makes it fail too, or a dataset's that has ``next.success``."""
+    held_out: float = 0.2
+    """Share of the episodes that is not learnt from, to measure with."""
+    batch_size: int = 64
+    shift: int = 4
+    """Images are moved by up to so many pixels in each direction; 0: not."""
+    learning_rate: float = 1e-3
+    warmup_steps: int = 20
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class Frames:
+    """``N`` prepared observations, bool ``[N]`` whether they show success, and int64 ``[N]`` of which episode they are."""
+
+    inputs: Inputs
+    success: Tensor
+    episode: Tensor
+
+    @property
+    def counts(self) -> Tensor:
+        return torch.ones_like(self.success)
+
+    def __len__(self) -> int:
+        return len(self.success)
+
+    def __getitem__(self, index: Any) -> Frames:
+        return Frames({name: value[index] for name, value in self.inputs.items()}, self.success[index], self.episode[index])
+
+
+class Flow(Protocol):
+    """The operations that the macro flow is made of; an iteration is one optimiser step."""
+
+    iteration: int
+
+    def label(self, config: DemonstrationConfig) -> Frames:
+        """All frames; played or read in a run's first iteration."""
+
+    def classify(self, batch: Frames, rate: float) -> None:
+        """An optimiser step, at this share of the learning rate."""
+
+    def generator(self) -> torch.Generator:
+        """Random numbers of this iteration, the same in a resumed run."""
+
+
+class SuccessLearning:
+    def __init__(self, config: ClassifierConfig, iterations: int) -> None:
+        self.config, self.iterations = config, iterations
+        if not 0 < config.held_out < 1:
+            raise UserError(f"algorithm.held_out={config.held_out}: between 0 and 1")
+
+    def iteration(self, flow: Flow) -> None:
+        learnt, _ = self.split(flow.label(self.config.demonstrations))
+        generator = flow.generator()
+        batch = learnt[balanced(learnt.success, self.config.batch_size, generator)]
+        batch = Frames(shift_images(batch.inputs, self.config.shift, generator), batch.success, batch.episode)
+        flow.classify(batch, warmup_cosine(flow.iteration, self.config.warmup_steps, self.iterations))
+
+    def split(self, frames: Frames) -> tuple[Frames, Frames]:
+        """Learnt from, and held out: whole episodes, the last ones. Raises UserError where one of the two lacks frames of either kind."""
+        first_held_out = round((1 - self.config.held_out) * (int(frames.episode.max()) + 1))
+        learnt, held_out = frames[frames.episode < first_held_out], frames[frames.episode >= first_held_out]
+        for part, name in ((learnt, "learnt from"), (held_out, "held out")):
+            if not part.success.any() or part.success.all():
+                shown = int(part.success.sum())
+                raise UserError(
+                    f"{shown} of {len(part)} frames that are {name} show success, both kinds are wanted: more algorithm.demonstrations.episodes"
+                )
+        return learnt, held_out
+
+
+def balanced(success: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """int64 ``[size]``: rows drawn with replacement, every other one of success."""
+    kinds = [success.nonzero()[:, 0], (~success).nonzero()[:, 0]]
+    of_success, others = (rows[torch.randint(len(rows), (size,), generator=generator)] for rows in kinds)
+    return torch.where(torch.arange(size) % 2 == 0, of_success, others)
+
+
+def success_loss(model: Any, batch: Frames) -> tuple[Tensor, dict[str, Tensor]]:
+    """Binary cross-entropy, summed over the batch."""
+    logits = model(batch.inputs)
+    loss = F.binary_cross_entropy_with_logits(logits, batch.success.float(), reduction="sum")
+    right = ((logits > 0) == batch.success).sum()
+    return loss, {"classifier/loss": loss.detach(), "classifier/accuracy": right.detach()}

@@ -1,0 +1,117 @@
+"""``rlinf-vla train`` of what is shown how: imitation of a scripted expert or a dataset, and success classifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from rlinf_vla.algorithms.classifier import Frames, SuccessLearning
+from rlinf_vla.algorithms.sft import SFT
+from rlinf_vla.commands import session
+from rlinf_vla.commands.evaluate import evaluate, headline
+from rlinf_vla.commands.export import write_policy
+from rlinf_vla.commands.interrupt import Interrupt, deferred
+from rlinf_vla.evaluation.statistics import wilson_interval
+from rlinf_vla.flow.supervised import SupervisedFlow
+from rlinf_vla.protocols import Policy, RewardModel, VectorEnv
+from rlinf_vla.recipe import Recipe
+from rlinf_vla.telemetry.console import stages
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.telemetry.metrics import MetricsLog
+from rlinf_vla.telemetry.report import write_report
+from rlinf_vla.training import run_directory
+from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint, write_json
+from rlinf_vla.training.trainer import Optimisation, Trainer
+
+ALGORITHMS: dict[str, Any] = {"sft": SFT, "classifier": SuccessLearning}
+
+
+def learn(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
+    """Raises UserError."""
+    write_json(directory / "environment.json", fingerprint())
+    config = recipe.algorithm
+    algorithm = ALGORITHMS[config.name](config, recipe.iterations)
+    learner = session.build_reward_model(recipe) if isinstance(algorithm, SuccessLearning) else session.build_policy(recipe)
+    settings = Optimisation(config.learning_rate, config.learning_rate, config.max_grad_norm, config.weight_decay)
+    trainer = Trainer(learner, settings, recipe.cluster.micro_batch_size)
+    done = load_checkpoint(checkpoint, learner, trainer)["iteration"] if checkpoint else 0
+    print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {session.relative(directory)}")
+    with ExitStack() as stack:
+        progress = stack.enter_context(stages())
+        groups: Sequence[VectorEnv] = ()
+        policy = learner if isinstance(learner, Policy) else None
+        if config.demonstrations.dataset is None or (policy and recipe.evaluation.before_and_after):
+            groups = stack.enter_context(session.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
+        flow = SupervisedFlow(learner, groups, trainer, recipe.seed, progress, print)
+        if done < recipe.iterations:
+            metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
+            with session.threads(recipe.cluster.update_threads), deferred() as interrupt:
+                _run(recipe, algorithm, flow, done, directory, metrics, interrupt)
+        if recipe.evaluation.before_and_after:
+            with session.threads(recipe.cluster.rollout_threads):
+                print(f"success: {_evaluate(recipe, algorithm, flow, directory, progress)}")
+    if not (directory / run_directory.CHECKPOINTS / f"step_{recipe.iterations:06d}" / "adapter").exists():
+        _export(learner, directory)
+    print(f"report: {session.relative(write_report(directory))}")
+
+
+def _run(
+    recipe: Recipe, algorithm: Any, flow: SupervisedFlow, done: int, directory: Path, metrics: MetricsLog, interrupt: Interrupt
+) -> None:
+    for iteration in range(done, recipe.iterations):
+        flow.begin(iteration)
+        algorithm.iteration(flow)
+        step = iteration + 1
+        flow.progress("learning", step / recipe.iterations)
+        if step % 10 == 0:
+            metrics.write(step, flow.metrics)
+        stop = interrupt.signum is not None
+        if step % recipe.checkpoints.every == 0 or step == recipe.iterations or stop:
+            state = {"iteration": step, "policy_version": step, "seed": recipe.seed}
+            save_checkpoint(directory / run_directory.CHECKPOINTS, flow.learner, flow.trainer, state, recipe.checkpoints.keep)
+        if stop:
+            print(f"stopped after step {step}; go on with run_dir={session.relative(directory)} resume=auto")
+            interrupt.check()
+
+
+def _evaluate(recipe: Recipe, algorithm: Any, flow: SupervisedFlow, directory: Path, progress: Callable[[str, float], None]) -> str:
+    """Into evaluation/after.json; returns the line for people."""
+    if isinstance(algorithm, SuccessLearning):
+        _, held_out = algorithm.split(flow.label(algorithm.config.demonstrations))
+        document = told_apart(flow.learner, held_out, recipe.cluster.micro_batch_size)
+        write_json(directory / "evaluation" / "after.json", document)
+        return ", ".join(
+            f"{each['pc']:.1f} % of {each['n']} {name} (95 % interval {each['pc_ci95'][0]:.1f} to {each['pc_ci95'][1]:.1f})"
+            for name, each in document.items()
+        )
+    assert isinstance(flow.learner, Policy)
+    label = f"iteration {recipe.iterations}"
+    return headline(evaluate(recipe, flow.learner, flow.groups, "after", label, recipe.iterations, directory, progress))
+
+
+@torch.no_grad()
+def told_apart(model: torch.nn.Module, frames: Frames, rows: int) -> dict[str, Any]:
+    """Of the frames of either kind: how many are recognised as what they are."""
+    parts = [frames[start : start + rows] for start in range(0, len(frames), rows)]
+    right = (torch.cat([model(part.inputs) for part in parts]) > 0) == frames.success
+    found = {}
+    for name, kind in (("frames of success", frames.success), ("other frames", ~frames.success)):
+        n, good = int(kind.sum()), int((right & kind).sum())
+        found[name] = {"n": n, "pc": 100 * good / n, "pc_ci95": [100 * each for each in wilson_interval(good, n)]}
+    return found
+
+
+def _export(learner: Policy | RewardModel, directory: Path) -> None:
+    use, name = (
+        ("model.checkpoint", "policy") if isinstance(learner, Policy) else ("reward=classifier reward.options.checkpoint", "classifier")
+    )
+    target = directory / name
+    target.mkdir(exist_ok=True)
+    recipe = OmegaConf.to_container(OmegaConf.load(directory / run_directory.RECIPE))
+    write_policy(learner, target, recipe)
+    print(f"{name}: {session.relative(target)} (use it as {use})")
