@@ -73,23 +73,28 @@ class SuccessLearning:
             raise UserError(f"algorithm.held_out={config.held_out}: between 0 and 1")
 
     def iteration(self, flow: Flow) -> None:
-        learnt, _ = self.split(flow.label(self.config.demonstrations))
-        generator = flow.generator()
-        batch = learnt[balanced(learnt.success, self.config.batch_size, generator)]
+        frames, generator = flow.label(self.config.demonstrations), flow.generator()
+        learnt, _ = self.split(frames)
+        batch = frames[learnt[balanced(frames.success[learnt], self.config.batch_size, generator)]]
         batch = Frames(shift_images(batch.inputs, self.config.shift, generator), batch.success, batch.episode)
         flow.classify(batch, warmup_cosine(flow.iteration, self.config.warmup_steps, self.iterations))
 
-    def split(self, frames: Frames) -> tuple[Frames, Frames]:
-        """Learnt from, and held out: whole episodes, the last ones. Raises UserError where one of the two lacks frames of either kind."""
-        first_held_out = round((1 - self.config.held_out) * (int(frames.episode.max()) + 1))
-        learnt, held_out = frames[frames.episode < first_held_out], frames[frames.episode >= first_held_out]
-        for part, name in ((learnt, "learnt from"), (held_out, "held out")):
-            if not part.success.any() or part.success.all():
-                shown = int(part.success.sum())
+    def split(self, frames: Frames) -> tuple[Tensor, Tensor]:
+        """int64 rows to learn from, and those held out: whole episodes, the last ones.
+
+        Raises UserError where one of the two lacks frames of either kind.
+        """
+        last_learnt = round((1 - self.config.held_out) * (int(frames.episode.max()) + 1)) - 1
+        learnt, held_out = ((frames.episode <= last_learnt) == side for side in (True, False))
+        rows = learnt.nonzero()[:, 0], held_out.nonzero()[:, 0]
+        for part, name in zip(rows, ("learnt from", "held out"), strict=True):
+            shown = int(frames.success[part].sum())
+            if shown in (0, len(part)):
                 raise UserError(
-                    f"{shown} of {len(part)} frames that are {name} show success, both kinds are wanted: more algorithm.demonstrations.episodes"
+                    f"{shown} of {len(part)} frames that are {name} show success, and both kinds are wanted: "
+                    "raise algorithm.demonstrations.episodes"
                 )
-        return learnt, held_out
+        return rows
 
 
 def balanced(success: Tensor, size: int, generator: torch.Generator) -> Tensor:

@@ -82,8 +82,8 @@ def _run(
 def _evaluate(recipe: Recipe, algorithm: Any, flow: SupervisedFlow, directory: Path, progress: Callable[[str, float], None]) -> str:
     """Into evaluation/after.json; returns the line for people."""
     if isinstance(algorithm, SuccessLearning):
-        _, held_out = algorithm.split(flow.label(algorithm.config.demonstrations))
-        document = told_apart(flow.learner, held_out, recipe.cluster.micro_batch_size)
+        frames = flow.label(algorithm.config.demonstrations)
+        document = told_apart(flow.learner, frames[algorithm.split(frames)[1]], recipe.cluster.micro_batch_size)
         write_json(directory / "evaluation" / "after.json", document)
         return ", ".join(
             f"{each['pc']:.1f} % of {each['n']} {name} (95 % interval {each['pc_ci95'][0]:.1f} to {each['pc_ci95'][1]:.1f})"
