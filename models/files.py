@@ -23,7 +23,7 @@ SHARD_BYTES = 5 * 10**9
 
 @dataclass
 class WeightOptions:
-    """What ``model.options`` of every model says of its weights."""
+    """What ``model.options`` of a pre-trained model says of its weights."""
 
     random_weights: bool = False
     """Start from random weights: config.json alone is enough."""

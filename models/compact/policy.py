@@ -23,9 +23,11 @@ from .encoder import ImageEncoder
 
 
 @dataclass
-class CompactOptions(files.WeightOptions):
+class CompactOptions:
     """Recipe node ``model.options``."""
 
+    random_weights: bool = False
+    """Start from random weights: config.json alone is enough."""
     images: list[str] = field(default_factory=lambda: ["base"])
     """The environment's cameras; all go through the same encoder."""
     encoder: str = "conv"

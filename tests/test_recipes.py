@@ -1,0 +1,103 @@
+"""Every recipe of the package, as a user runs it, on its own simulator: one iteration, as small as it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_vla import cli, compose, plugins, recipe
+from rlinf_vla.commands.list import recipe_names
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.telemetry.metrics import read_metrics
+
+pytestmark = pytest.mark.simulator
+
+EARLIER = {"maniskill_sft_putonplate": ("maniskill_sft_putonplate_reach", "runs/putonplate/reach")}
+"""A recipe that begins with what another leaves, in a run directory."""
+
+COMMON = (
+    *("cluster=laptop", "cluster.update_threads=1", "iterations=1", "checkpoints.every=1", "evaluation.before_and_after=false"),
+    *("env.num_envs=2", "env.episode_limit=4", "env.processes=1", "rollout.pipeline_depth=1", "rollout.batch_size=2"),
+    "env.reward=progress",  # as in all that look at rewards: so that recipes of a task share a simulator
+)
+SMALL = {
+    "ppo": ("algorithm.horizon=4", "algorithm.epochs=1", "algorithm.minibatch_size=4"),
+    "grpo": ("algorithm.episodes=2", "algorithm.group_size=2", "algorithm.epochs=1", "algorithm.minibatch_size=4"),
+    "sac": ("algorithm.episodes=2", "algorithm.batch_size=4", "algorithm.updates_per_step=0.25"),
+    "sft": ("algorithm.demonstrations.episodes=2", "algorithm.batch_size=4"),
+}
+
+Run = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def kept_simulators() -> Iterator[None]:
+    """Starting one takes seconds, and several recipes are about the same one: it lives on when a command closes it."""
+    with pytest.MonkeyPatch.context() as patch:
+        started: dict[str, list[VectorEnv]] = {}
+        endings: list[Callable[[], None]] = []
+        for plugin in plugins.envs().values():
+
+            def create(config: Any, groups: int, original: Callable[..., list[VectorEnv]] = plugin.create) -> list[VectorEnv]:
+                wanted = repr((config, groups))
+                if wanted not in started:
+                    started[wanted] = original(config, groups)
+                    for env in started[wanted]:
+                        endings.append(env.close)
+                        patch.setattr(env, "close", lambda: None)
+                return started[wanted]
+
+            patch.setattr(plugin, "create", create)
+        yield
+        for end in endings:
+            end()
+
+
+@pytest.fixture(scope="module")
+def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs a recipe once, after what it begins with, in a folder that all share; returns its run directory."""
+    folder, done = tmp_path_factory.mktemp("recipes"), dict[str, Path]()
+    threads = torch.get_num_threads()
+    directories = dict(EARLIER.values())
+
+    def once(name: str) -> Path:
+        if name not in done:
+            if name in EARLIER:
+                once(EARLIER[name][0])
+            found = recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"]))
+            algorithm = found.algorithm.name
+            few = ["algorithm.demonstrations=1"] if algorithm == "sac" and found.algorithm.demonstrations else []
+            run_dir = directories.get(name, f"runs/{name}/tiny")
+            verb = "sft" if algorithm == "sft" else "train"
+            assert cli.run([verb, f"recipe={name}", f"run_dir={run_dir}", *COMMON, *SMALL[algorithm], *few]) == 0
+            done[name] = folder / run_dir
+        return done[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield once
+    torch.set_num_threads(threads)
+
+
+def missing(name: str) -> str | None:
+    """What the recipe's simulator lacks on this machine."""
+    env = compose.load("train", [f"recipe={name}", "cluster=laptop"]).env.name
+    checks = plugins.envs()[env].diagnose()
+    return next((check.detail for check in checks if not check.ok and not check.detail.startswith("optional")), None)
+
+
+@pytest.mark.parametrize("name", list(recipe_names()))
+def test_a_recipe_survives_an_iteration(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if lacking := missing(name):
+        pytest.skip(f"its simulator cannot run here: {lacking}")
+    directory = run(name)
+    assert (directory / "checkpoints" / "step_000001" / "COMPLETE").exists() and (directory / "report.html").exists()
+    algorithm = recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name
+    if algorithm == "sft":
+        assert (directory / "policy" / "manifest.json").exists()
+    else:
+        assert read_metrics(directory)[0]["rollout/steps"] > 0
