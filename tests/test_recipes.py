@@ -29,6 +29,7 @@ SMALL = {
     "grpo": ("algorithm.episodes=2", "algorithm.group_size=2", "algorithm.epochs=1", "algorithm.minibatch_size=4"),
     "sac": ("algorithm.episodes=2", "algorithm.batch_size=4", "algorithm.updates_per_step=0.25"),
     "sft": ("algorithm.demonstrations.episodes=2", "algorithm.batch_size=4"),
+    "classifier": ("algorithm.demonstrations.episodes=10", "algorithm.batch_size=4", "env.episode_limit=30"),
 }
 
 Run = Callable[[str], Path]
@@ -72,8 +73,7 @@ def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
             algorithm = found.algorithm.name
             few = ["algorithm.demonstrations=1"] if algorithm == "sac" and found.algorithm.demonstrations else []
             run_dir = directories.get(name, f"runs/{name}/tiny")
-            verb = "sft" if algorithm == "sft" else "train"
-            assert cli.run([verb, f"recipe={name}", f"run_dir={run_dir}", *COMMON, *SMALL[algorithm], *few]) == 0
+            assert cli.run(["train", f"recipe={name}", f"run_dir={run_dir}", *COMMON, *SMALL[algorithm], *few]) == 0
             done[name] = folder / run_dir
         return done[name]
 
@@ -97,7 +97,8 @@ def test_a_recipe_survives_an_iteration(run: Run, name: str, capsys: pytest.Capt
     directory = run(name)
     assert (directory / "checkpoints" / "step_000001" / "COMPLETE").exists() and (directory / "report.html").exists()
     algorithm = recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name
-    if algorithm == "sft":
-        assert (directory / "policy" / "manifest.json").exists()
+    made = {"sft": "policy", "classifier": "classifier"}
+    if algorithm in made:
+        assert (directory / made[algorithm] / "manifest.json").exists()
     else:
         assert read_metrics(directory)[0]["rollout/steps"] > 0

@@ -84,4 +84,4 @@ def _frame(call: Call) -> dict[str, Column]:
     }
     values |= {form.IMAGES + name: images for name, images in call.observation.images.items()}
     # a copy: simulators may show the next observation in the same memory
-    return {key: np.array(value.cpu()) for key, value in values.items()}
+    return {key: value.cpu().numpy().copy() for key, value in values.items()}

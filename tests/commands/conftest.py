@@ -82,6 +82,31 @@ algorithm:
 PPO = COUNTING + "  horizon: 12\n  minibatch_size: 10\n  epochs: 2\n  learning_rate: 0.05\n  value_learning_rate: 0.01\n  target_kl: null\n"
 GRPO = COUNTING + "  episodes: 8\n  group_size: 4\n  minibatch_size: 10\n  learning_rate: 0.05\n  target_kl: null\n"
 SAC = COUNTING + "  episodes: 4\n  updates_per_step: 0.2\n  batch_size: 8\n  critics: 3\n  hidden: 16\n"
+CLASSIFIER = """# @package _global_
+# Sees when counting is done.
+defaults:
+  - _self_
+  - override /env: counter
+  - override /reward: classifier
+  - override /algorithm: classifier
+name: counting_classifier
+iterations: 60
+env:
+  num_envs: 4
+model:
+  name: none
+  checkpoint: none
+  options: null
+algorithm:
+  batch_size: 16
+  shift: 0
+  warmup_steps: 1
+  demonstrations:
+    episodes: 24
+    noise: [0.0, 1.0]
+checkpoints:
+  every: 20
+"""
 SFT = COUNTING + "  batch_size: 8\n  warmup_steps: 1\n  learning_rate: 0.05\n  demonstrations:\n    episodes: 6\n"
 
 
@@ -98,7 +123,7 @@ class Counting:
 
 @pytest.fixture
 def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Counting:
-    """Counter world and the linear policy as installed plug-ins, and recipes ``counting_ppo``, ``_grpo``, ``_sac`` and ``_sft``."""
+    """Counter world and the linear policy as installed plug-ins, and recipes ``counting_ALGORITHM``."""
     plugin = CounterPlugin()
     monkeypatch.setattr(plugins, "envs", lambda: {"counter": plugin})
     monkeypatch.setattr(plugins, "models", lambda: {"linear": LinearPolicy})
@@ -109,4 +134,5 @@ def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
         name = f"counting_{algorithm}"
         filled = text.format(name=name, algorithm=algorithm, iterations=iterations, rank=rank, checkpoint=folder / "model")
         (folder / "recipe" / f"{name}.yaml").write_text(filled)
+    (folder / "recipe" / "counting_classifier.yaml").write_text(CLASSIFIER)
     return Counting(folder, plugin)

@@ -108,6 +108,7 @@ def test_a_key_that_no_source_reads_is_found(tmp_path: Path) -> None:
 def test_no_key_is_forgotten() -> None:
     paths = [path for path, _ in declared(Recipe)] + [f"algorithm.{path}" for node in ALGORITHMS.values() for path, _ in declared(node)]
     paths += [f"env.{path}" for env in plugins.envs().values() for path, _ in declared(env.Config)]
+    paths += [f"reward.options.{path}" for reward in plugins.rewards().values() for path, _ in declared(reward.Config)]
     paths += [f"model.options.{path}" for model in plugins.models().values() for path, _ in declared(model.Config)]
     assert sorted(set(paths)) == recipe.keys()
 
@@ -130,9 +131,14 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     single.save(tmp_path / "single")
     everything = ["algorithm.decoupled=true", "algorithm.kl_coef=0.1", "algorithm.sft_coef=0.1", "algorithm.demonstrations.episodes=2"]
     run("train", "counting_ppo", "run_dir=ppo", "episodes=2", "evaluation.every=1", *everything)
-    run("train", "counting_grpo", "run_dir=grpo", "episodes=2", "iterations=1", *everything)
+    run("train", "counting_grpo", "run_dir=grpo", "episodes=2", "iterations=1", "reward=success", *everything)
     run("train", "counting_sac", "run_dir=sac", "iterations=1", "algorithm.demonstrations=2", f"model.checkpoint={tmp_path}/single")
-    run("sft", "counting_sft", "run_dir=sft", "iterations=1", "evaluation.before_and_after=false")
+    run("train", "counting_sft", "run_dir=sft", "iterations=1", "evaluation.before_and_after=false")
+    run("train", "counting_classifier", "run_dir=classifier", "iterations=1")
+    run("record", "counting_sft", "output=dataset", "record.failures=true", "record.video=false", "algorithm.demonstrations.noise=[3.0]")
+    run("train", "counting_sac", "run_dir=rlpd", "iterations=1", "algorithm.dataset=dataset", f"model.checkpoint={tmp_path}/single")
+    shown = "algorithm.demonstrations.dataset=dataset"
+    run("train", "counting_sft", "run_dir=shown", "iterations=1", "evaluation.before_and_after=false", shown)
     run("eval", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "episodes=2")
     run("export", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "output=exported", "output_dtype=float32")
     # two keys are needed before the recipe is one: which directory, and whether to go on
@@ -163,3 +169,12 @@ def test_a_simulator_reads_its_options(name: str) -> None:
     _, shelf, package, *_ = config.__module__.split(".")
     found = said((ROOT / shelf).glob(f"{package}*/*.py"), {"config"}) | said((ROOT / shelf).glob(f"{package}.py"), {"config"})
     assert unread(dict(declared(config)), {(config, each) for each in found | {"name"}}) == []
+
+
+@pytest.mark.parametrize("name", list(plugins.rewards()))
+def test_a_reward_reads_its_options(name: str) -> None:
+    config = plugins.rewards()[name].Config
+    source = sys.modules[config.__module__].__file__
+    assert source is not None
+    found = said(iter([Path(source)]), {"config", "options"})
+    assert unread(dict(declared(config)), {(config, each) for each in found}) == []

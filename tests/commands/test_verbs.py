@@ -302,18 +302,7 @@ def test_a_rollout_holds_whole_episodes(rlinf_vla: CommandLine, counting: Counti
 
 
 def test_a_classifier_is_learnt_and_then_rewards(rlinf_vla: CommandLine, counting: Counting, train: Any, tmp_path: Path) -> None:
-    text = """# @package _global_
-# Sees when counting is done.
-defaults: [_self_, override /env: counter, override /reward: classifier, override /algorithm: classifier]
-name: seeing
-iterations: 60
-env: {num_envs: 4}
-model: {name: none, checkpoint: none, options: null}
-algorithm: {batch_size: 16, shift: 0, warmup_steps: 1, demonstrations: {episodes: 24, noise: [0.0, 1.0]}}
-checkpoints: {every: 20}
-"""
-    (counting.folder / "recipe" / "seeing.yaml").write_text(text)
-    whole = train("whole", recipe="seeing")
+    whole = train("whole", recipe="counting_classifier")
     found = json.loads((whole / "evaluation" / "after.json").read_text())
     assert found["frames of success"]["pc"] > 90
     assert found["other frames"]["pc"] > 60, "the picture does not show the task, and so not how far it is to count"
