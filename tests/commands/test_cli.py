@@ -71,6 +71,11 @@ def test_the_main_recipes_have_a_start_for_every_model(name: str, model: str) ->
     assert (name == "maniskill_sft") == found.model.options.random_weights
 
 
+def test_sac_may_learn_on_a_vlas_features() -> None:
+    found = recipe.read(compose.load("train", ["recipe=maniskill_sac", "model=openvla_oft", "cluster=laptop"]))
+    assert found.algorithm.frozen_backbone and found.model.lora.rank == 0 and not found.model.options.random_weights
+
+
 # usage
 
 
