@@ -25,7 +25,7 @@ from rlinf_vla.types import UserError
 ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
 ASSET = "asset://"
 NO_MODEL = "none"
-"""model.name of a recipe in which no policy learns."""
+"""The model of a recipe in which no policy learns."""
 
 
 @dataclass
@@ -163,6 +163,7 @@ def register() -> None:
         store.store(group="env", name=name, node=env.Config)
     for name, reward in plugins.rewards().items():
         store.store(group="reward", name=name, node=RewardConfig(name=name, options=reward.Config()))
+    store.store(group="model", name=NO_MODEL, node=ModelConfig(name=NO_MODEL, checkpoint=NO_MODEL, options=None))
     for name, model in plugins.models().items():
         store.store(group="model", name=name, node=ModelConfig(name=name, options=model.Config()))
 
@@ -267,7 +268,7 @@ def _check(recipe: Recipe) -> None:
     require(recipe.episodes >= 1, f"episodes={recipe.episodes}: must be at least 1")
     require(
         (recipe.algorithm.name == "classifier") == (recipe.model.name == NO_MODEL),
-        f"algorithm={recipe.algorithm.name} with model={recipe.model.name}: a reward classifier, and only it, has model.name={NO_MODEL}",
+        f"algorithm={recipe.algorithm.name} with model={recipe.model.name}: a reward classifier, and only it, has model={NO_MODEL}",
     )
     for mode in recipe.evaluation.modes:
         require(mode in ("sampled", "greedy"), f"evaluation.modes: {mode!r} is not known, choose sampled, greedy or both")

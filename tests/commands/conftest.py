@@ -88,15 +88,12 @@ defaults:
   - _self_
   - override /env: counter
   - override /reward: classifier
+  - override /model: none
   - override /algorithm: classifier
 name: counting_classifier
 iterations: 60
 env:
   num_envs: 4
-model:
-  name: none
-  checkpoint: none
-  options: null
 algorithm:
   batch_size: 16
   shift: 0

@@ -190,8 +190,9 @@ def test_a_model_that_is_not_in_the_package(rlinf_vla: CommandLine) -> None:
 
 
 def test_a_classifier_is_no_policys(rlinf_vla: CommandLine) -> None:
-    assert "model.name=none" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "model=compact").complaint
-    assert "model.name=none" in rlinf_vla("train", PPO, "cluster=laptop", "algorithm=classifier").complaint
+    other = ["model=compact", "model.checkpoint=asset://compact"]
+    assert "model=none" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", *other).complaint
+    assert "model=none" in rlinf_vla("train", "recipe=maniskill_sft", "cluster=laptop", "model.name=none").complaint
     assert "set reward=classifier" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "reward.name=null").complaint
     assert "learns nothing" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "reward=success").complaint
 
