@@ -79,9 +79,9 @@ def _frame(call: Call) -> dict[str, Column]:
         EXPERT_ACTION: call.sample.latent[LABEL],
         form.REWARD: result.reward[:, 0],
         form.DONE: result.done,
-        form.TRUNCATED: result.truncated[:, 0],
+        form.TRUNCATED: (result.truncated & ~result.terminated)[:, 0],  # a goal reached at the limit is no cut
         form.SUCCESS: result.success[:, 0],
     }
     values |= {form.IMAGES + name: images for name, images in call.observation.images.items()}
     # a copy: simulators may show the next observation in the same memory
-    return {key: np.array(value.cpu()) for key, value in values.items()}
+    return {key: value.cpu().numpy().copy() for key, value in values.items()}
