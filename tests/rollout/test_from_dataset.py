@@ -90,7 +90,6 @@ def test_a_frame_is_what_was_seen_and_done_and_what_came_of_it() -> None:
             observation = result.observation
             came = {form.REWARD: result.reward, form.SUCCESS: result.success, form.TRUNCATED: result.truncated & ~result.terminated}
             assert all(frames[key][step] == value[0, 0] for key, value in came.items()) and frames[form.DONE][step] == result.done[0]
-            )
         assert frames[form.DONE].tolist() == [False] * step + [True] and episode.success == frames[form.SUCCESS][-1]
         assert episode.instruction == observation.instruction[0]
 
