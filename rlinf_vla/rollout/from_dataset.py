@@ -139,9 +139,7 @@ class _Source:
         found = self.reader.camera(called)
         if found is None:
             known = [form.short_name(each) for each in self.reader.cameras]
-            raise UserError(
-                f"{self.reader.directory} has no camera {called!r}, it has {known}: say which is meant with {key}=[{name}:NAME]"
-            )
+            raise UserError(f"{self.reader.directory} has cameras {known} and no {called!r}: say which is meant with {key}=[{name}:NAME]")
         size, (height, width) = self.policy.spec.images[name], self.reader.features[found].image_size
         if height < size[0] or width < size[1]:
             raise UserError(

@@ -79,7 +79,7 @@ def _frame(call: Call) -> dict[str, Column]:
         EXPERT_ACTION: call.sample.latent[LABEL],
         form.REWARD: result.reward[:, 0],
         form.DONE: result.done,
-        form.TRUNCATED: result.truncated[:, 0],
+        form.TRUNCATED: (result.truncated & ~result.terminated)[:, 0],  # a goal reached at the limit is no cut
         form.SUCCESS: result.success[:, 0],
     }
     values |= {form.IMAGES + name: images for name, images in call.observation.images.items()}

@@ -18,7 +18,8 @@ from rlinf_vla.types import UserError
 RECIPE, CHECKPOINTS, REPLAY, LOCK = "recipe.yaml", "checkpoints", "replay", ".lock"
 
 # What may change between a run and its continuation: everything else would make it another run.
-_FREE = ("iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "rollout.pipeline_depth", "env.processes")
+_FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "record"}
+_FREE |= {"rollout.pipeline_depth", "env.processes"}
 
 
 def choose(config: DictConfig) -> tuple[Path, Path | None]:
