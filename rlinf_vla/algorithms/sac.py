@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlinf_vla.protocols import EnvSpec
@@ -133,9 +132,9 @@ def alpha_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Te
 
 def random_shift(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
     """uint8 ``[B, H, W, 3]``, each moved by its own ``shifts`` (int64 ``[B, 2]``, 0 ... 2 pad) in a border repeated ``pad`` times."""
-    batch, height, width, _ = images.shape
-    padded = F.pad(images.permute(0, 3, 1, 2).float(), (pad,) * 4, mode="replicate").to(images.dtype)
-    rows = shifts[:, :1] + torch.arange(height, device=images.device)
-    columns = shifts[:, 1:] + torch.arange(width, device=images.device)
-    index: Any = (torch.arange(batch, device=images.device)[:, None, None], slice(None), rows[:, :, None], columns[:, None, :])
-    return padded[index]
+    batch, height, width, channels = images.shape
+    rows = (shifts[:, :1] + torch.arange(height, device=images.device) - pad).clamp(0, height - 1)
+    columns = (shifts[:, 1:] + torch.arange(width, device=images.device) - pad).clamp(0, width - 1)
+    image = torch.arange(batch, device=images.device)[:, None, None]
+    pixels = (image * height + rows[:, :, None]) * width + columns[:, None, :]
+    return images.reshape(-1, channels).index_select(0, pixels.flatten()).view_as(images)
