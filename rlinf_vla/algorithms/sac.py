@@ -162,17 +162,15 @@ def shift_images(inputs: Inputs, pad: int, generator: torch.Generator) -> Inputs
     for name in inputs if pad else ():
         if name.startswith("image."):
             shifts = torch.randint(0, 2 * pad + 1, (len(inputs[name]), 2), generator=generator)
-            moved[name] = random_shift(inputs[name], shifts, pad)
+            moved[name] = random_shift(inputs[name], shifts.to(inputs[name].device), pad)
     return moved
 
 
 def random_shift(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
     """uint8 ``[B, H, W, 3]``, each moved by its own ``shifts`` (int64 ``[B, 2]``, 0 ... 2 pad) in a border repeated ``pad`` times."""
-    height, width = images.shape[1:3]
-    padded = images
-    for dim in (1, 2):
-        first, last = padded.narrow(dim, 0, 1), padded.narrow(dim, padded.shape[dim] - 1, 1)
-        padded = torch.cat([first] * pad + [padded] + [last] * pad, dim)
-    return torch.stack(
-        [image[row : row + height, column : column + width] for image, (row, column) in zip(padded, shifts.tolist(), strict=True)]
-    )
+    batch, height, width, channels = images.shape
+    rows = (shifts[:, :1] + torch.arange(height, device=images.device) - pad).clamp(0, height - 1)
+    columns = (shifts[:, 1:] + torch.arange(width, device=images.device) - pad).clamp(0, width - 1)
+    image = torch.arange(batch, device=images.device)[:, None, None]
+    pixels = (image * height + rows[:, :, None]) * width + columns[:, None, :]
+    return images.reshape(-1, channels).index_select(0, pixels.flatten()).view_as(images)

@@ -7,7 +7,6 @@ process hands on), and what it is above the resident memory after the imports.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from rlinf_vla import plugins
 from rlinf_vla import recipe as recipes
 from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import asset_path
+from rlinf_vla.telemetry.memory import resident
 from rlinf_vla.types import UserError
 
 SHARDS = 4
@@ -75,18 +75,11 @@ def _make(folder: Path, chosen: dict[str, Any]) -> None:
 def _load(folder: Path, chosen: dict[str, Any]) -> dict[str, Any]:
     with torch.device("meta"):  # imports what the model would import while loading, and takes no memory
         _policy(folder, chosen, random_weights=True)
-    baseline, started = _memory("VmRSS"), time.perf_counter()
+    baseline, started = resident("VmRSS"), time.perf_counter()
     policy = _policy(folder, chosen, random_weights=False)
-    seconds, peak = time.perf_counter() - started, _memory("VmHWM")
+    seconds, peak = time.perf_counter() - started, resident("VmHWM")
     assert not any(value.is_meta for value in policy.state_dict().values())
     return {"baseline": baseline, "peak": peak, "seconds": seconds}
-
-
-def _memory(name: str) -> int:
-    """Bytes, of this process."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,10 +15,12 @@ from torch import Tensor
 
 from rlinf_vla import recipe as recipes
 from rlinf_vla.commands import session
-from rlinf_vla.protocols import Policy, PolicySpec
+from rlinf_vla.protocols import Policy
+from rlinf_vla.rollout import synthetic
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.telemetry.environment import fingerprint
-from rlinf_vla.telemetry.roofline import Limits, measured_limits, synchronise, work
+from rlinf_vla.telemetry.roofline import Limits, measured_limits, work
+from rlinf_vla.telemetry.stopwatch import in_turns
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.types import Episodes, Observation
@@ -27,7 +28,6 @@ from rlinf_vla.types import Episodes, Observation
 WARMUP, CALLS = 3, 100
 SECONDS = 60.0
 """A batch size gets no more calls than fit into this time."""
-INSTRUCTION = "put the red cube on the plate"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def run(config: DictConfig) -> None:
         limits = measured_limits(torch.device(recipe.cluster.device), dtype_of(policy))
         for batch in sorted({1, recipe.rollout.batch_size}):
             status.update(f"batch {batch}")
-            observation = random_observation(policy.spec, batch, recipe.cluster.device)
+            observation = synthetic.observation(policy.spec, batch, recipe.cluster.device)
             found, same = measure(policy, observation, recipe.rollout.temperature, recipe.cluster.cuda_graphs, limits)
             measured += found
             if same is not None:
@@ -83,16 +83,6 @@ def run(config: DictConfig) -> None:
     directory = run_directory.for_evaluation(config, None)
     write_json(directory / "bench_policy.json", document)
     console.print(f"numbers: {session.relative(directory / 'bench_policy.json')}")
-
-
-def random_observation(spec: PolicySpec, batch: int, device: str) -> Observation:
-    """Pictures and states of the sizes that ``spec`` wants."""
-    generator = torch.Generator().manual_seed(0)
-    images = {
-        name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8).to(device)
-        for name, (height, width) in spec.images.items()
-    }
-    return Observation(images, torch.randn(batch, spec.state_dim, generator=generator).to(device), [INSTRUCTION] * batch)
 
 
 def dtype_of(policy: Policy) -> torch.dtype:
@@ -143,29 +133,13 @@ def measure(
     if plain is not None:
         kinds |= {"plain": plainly}
     kinds |= {"evaluate": forward, "evaluate + backward": backward}
-    seconds = _in_turns(kinds, device)
+    seconds = in_turns(kinds, device, CALLS, WARMUP, SECONDS)
     least = {kind: limits.least_seconds(work(act_eagerly if kind == "act" else call, policy.parameters())) for kind, call in kinds.items()}
     found = []
     for kind, each in seconds.items():
         best, p50, p99 = min(each), statistics.median(each), _quantile(each, 0.99)
         found.append(Latency(batch, kind, len(each), 1e3 * best, 1e3 * p50, 1e3 * p99, batch * chunk / p50, least[kind] / best))
     return found, None if plain is None else _agreement(actions["act"], actions["plain"])
-
-
-def _in_turns(kinds: dict[str, Callable[[], None]], device: torch.device) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    end = time.perf_counter() + SECONDS
-    for turn in range(WARMUP + CALLS):
-        for kind, call in kinds.items():
-            synchronise(device)
-            started = time.perf_counter()
-            call()
-            synchronise(device)
-            if turn >= WARMUP:
-                seconds[kind].append(time.perf_counter() - started)
-        if turn >= WARMUP and time.perf_counter() > end:
-            break
-    return seconds
 
 
 def _quantile(values: list[float], fraction: float) -> float:

@@ -53,7 +53,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     policy = session.build_policy(recipe)
     if recipe.checkpoint is not None:
         load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
-    trainer = _trainer(recipe, policy)
+    trainer = build_trainer(recipe, policy)
     state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
     done = state.get("iteration", 0)
     trainable = sum(parameter.numel() for parameter in trainer.parameters.values())
@@ -84,7 +84,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     print(f"report: {session.relative(directory / 'report.html')}")
 
 
-def _trainer(recipe: Recipe, policy: Policy) -> Trainer | SoftTrainer:
+def build_trainer(recipe: Recipe, policy: Policy) -> Trainer | SoftTrainer:
     config = recipe.algorithm
     if isinstance(policy, SoftPolicy):
         return SoftTrainer(policy, config)

@@ -5,7 +5,6 @@ After Williams, Waterman and Patterson, "Roofline" (2009).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
+
+from rlinf_vla.telemetry.stopwatch import in_turns
 
 REPEATS = 5
 _GATHERS = ("embedding", "index_select", "index")
@@ -71,17 +72,4 @@ def measured_limits(device: torch.device, dtype: torch.dtype) -> Limits:
 
 
 def _best(call: Callable[[], Any], device: torch.device) -> float:
-    seconds = []
-    for _ in range(REPEATS):
-        synchronise(device)
-        started = time.perf_counter()
-        call()
-        synchronise(device)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
-
-
-def synchronise(device: torch.device) -> None:
-    """A GPU works on after a call has returned."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return min(in_turns({"it": call}, device, REPEATS)["it"])

@@ -106,8 +106,8 @@ class Replay:
         """What was appended outlives a power cut."""
         for segment in self._segments.values():
             for array in segment.values():
-                assert isinstance(array, np.memmap)
-                array.flush()
+                assert isinstance(array.base, np.memmap)
+                array.base.flush()
 
     def forget(self, total: int) -> None:
         """Delete the files that nobody needs any more who goes on from a checkpoint with ``total`` records, or a later one."""
@@ -119,14 +119,15 @@ class Replay:
                 shutil.rmtree(path)
 
     def _gather(self, index: NDArray[np.int64], names: list[str] | None = None) -> Tensors:
-        numbers, rows = np.divmod(index, SEGMENT)
+        numbers, rows = (each.tolist() for each in np.divmod(index, SEGMENT))
+        segments = [self._segment(number) for number in numbers]
         found = {}
         for name in names or list(self._layout):
             dtype, shape = self._layout[name]
             values = np.empty((len(index), *shape), dtype)
-            for number in np.unique(numbers):
-                here = numbers == number
-                values[here] = self._segment(int(number))[name][rows[here]]
+            # one by one: of a large replay, most segments hold one or two records of a batch
+            for place, (segment, row) in enumerate(zip(segments, rows, strict=True)):
+                values[place] = segment[name][row]
             found[name] = torch.from_numpy(values)
         return found
 
@@ -146,7 +147,7 @@ class Replay:
                 os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and a crash in a mapped page
         if not path.exists() or path.stat().st_size != size:
             raise UserError(f"{path} is missing or cut short: resume another checkpoint, or start again with resume=never")
-        return np.memmap(path, dtype, "r+", shape=whole)
+        return np.memmap(path, dtype, "r+", shape=whole).view(np.ndarray)  # each index of a memmap makes another memmap, which takes longer
 
     def _read_layout(self) -> dict[str, tuple[str, list[int]]]:
         try:

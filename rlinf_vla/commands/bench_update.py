@@ -1,0 +1,54 @@
+"""``rlinf-vla bench update``: speed and memory of the optimiser's part of an iteration, on made-up data; no simulator."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla import recipe as recipes
+from rlinf_vla.algorithms.soft import SoftPolicy
+from rlinf_vla.commands import session, update_on_policy, update_soft
+from rlinf_vla.commands.findings import Findings
+from rlinf_vla.commands.train import ALGORITHMS
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.training import run_directory
+from rlinf_vla.training.checkpoint import write_json
+from rlinf_vla.types import UserError
+
+
+def run(config: DictConfig) -> None:
+    recipe = recipes.read(config)
+    if recipe.algorithm.name not in ALGORITHMS:
+        raise UserError(f"recipe={recipe.name}: bench update measures {', '.join(ALGORITHMS)}, not {recipe.algorithm.name}")
+    ALGORITHMS[recipe.algorithm.name](recipe.algorithm, recipe.rollout.temperature)  # its settings are checked here
+    policy = session.build_policy(recipe)
+    directory = run_directory.for_evaluation(config, None)
+    directory.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
+    with session.threads(recipe.cluster.update_threads), console.status("starting") as status:
+        if isinstance(policy, SoftPolicy):
+            found = update_soft.measure(recipe, policy, directory, status.update)
+        else:
+            found = update_on_policy.measure(recipe, policy, status.update)
+    _show(console, found, f"{recipe.model.name} on {recipe.cluster.device}")
+    weights, trained = ([p.numel() for p in policy.parameters() if p.requires_grad or every] for every in (True, False))
+    document = found.document() | {"model": recipe.model.name, "weights": sum(weights), "trained": sum(trained)}
+    write_json(directory / "bench_update.json", document | {"threads": recipe.cluster.update_threads, "environment": fingerprint()})
+    console.print(f"numbers: {session.relative(directory / 'bench_update.json')}")
+
+
+def _show(console: Console, found: Findings, subject: str) -> None:
+    console.print(f"{subject}, {found.title}")
+    rates = Table("", "rate", "best ms", "calls")
+    for name, rate in found.rates.items():
+        rates.add_row(name, f"{rate.per_s:.1f} {rate.unit}/s", f"{1e3 * rate.best_s:.2f}", str(rate.calls))
+    console.print(rates)
+    for name, each in found.memory.items():
+        parts = ("weights", "gradients", "optimizer", "activations", "data")
+        said = ", ".join(f"{part} {getattr(each, part) / 1e6:.1f}" for part in parts)
+        console.print(f"{name}: peak / expected memory {each.ratio:.3f} = {each.peak / 1e6:.1f} MB / ({said})")
+    for name, ratio in found.ratios.items():
+        console.print(f"{name}: {ratio:.2f}")
+    for name, difference in found.differences.items():
+        console.print(f"relative difference of the {name}: {difference:.1e}")
