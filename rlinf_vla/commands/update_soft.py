@@ -17,8 +17,9 @@ from rlinf_vla.commands.findings import Findings, Work, measured_memory
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.rollout import synthetic
 from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
-from rlinf_vla.training.replay import Replay, Tensors, Transitions
+from rlinf_vla.training.replay import Replay, Transitions
 from rlinf_vla.training.soft_trainer import SoftTrainer
+from rlinf_vla.types import Tensors
 
 WARMUP, CALLS = 2, 30
 SECONDS = 60.0
