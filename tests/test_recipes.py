@@ -14,7 +14,7 @@ from rlinf_vla.commands.list import recipe_names
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.telemetry.metrics import read_metrics
 
-pytestmark = pytest.mark.simulator
+pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900)]  # on a busy machine a simulator takes minutes to start
 
 EARLIER = {"maniskill_sft_putonplate": ("maniskill_sft_putonplate_reach", "runs/putonplate/reach")}
 """A recipe that begins with what another leaves, in a run directory."""
