@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
+from rlinf_vla.algorithms.soft import CHOSEN
 from rlinf_vla.protocols import Policy, PolicySpec
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.types import ActionSample, Episodes, Inputs, Observation, Trajectory
@@ -61,7 +62,7 @@ def records(policy: Policy, count: int, settings: Settings, gamma: float) -> dic
     chunk = torch.full((count,), gamma**policy.spec.chunk)
     with torch.no_grad():
         rows = policy.fix(inputs)
-    return rows | {ACTION: sample.actions, REWARD: reward, DISCOUNT: chunk, ACTED: torch.ones(count, dtype=torch.bool)}
+    return rows | {ACTION: sample.latent[CHOSEN], REWARD: reward, DISCOUNT: chunk, ACTED: torch.ones(count, dtype=torch.bool)}
 
 
 def _play(policy: Policy, count: int, settings: Settings, episodes: Episodes) -> tuple[Inputs, ActionSample]:
