@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 import torch
 
+from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.on_policy import parity
 from rlinf_vla.algorithms.sac import SACConfig
@@ -59,7 +61,8 @@ def test_records_look_like_collected_ones(frozen: bool) -> None:
     else:
         policy.backbone.requires_grad_(False)
     episodes = training_episodes(0, 0, torch.arange(2), torch.zeros(2, dtype=torch.int64), 1)
-    real = collect_transitions(lambda _: Actor(policy, SETTINGS), policy, groups(2, 1), episodes, 0.9, Timeline())[0].records
+    rewards = partial(chunk_rewards, gamma=0.9)
+    real = collect_transitions(lambda _: Actor(policy, SETTINGS), policy, groups(2, 1), episodes, rewards, Timeline())[0].records
     made = synthetic.records(policy, 10, SETTINGS, 0.9)
     assert {name: (value.shape[1:], value.dtype) for name, value in made.items()} == {
         name: (value.shape[1:], value.dtype) for name, value in real.items()
