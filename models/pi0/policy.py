@@ -9,7 +9,6 @@ chain, the first noise included.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserE
 from .. import files
 from . import flow
 from .checkpoint import NORM_STATS, read_config, read_norm_stats, read_state
+from .heads import NoiseHead, mlp
 from .network import Pi0Network, Prefix
 from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
 
@@ -67,27 +67,6 @@ class Features:
     state: Tensor
     critic: Tensor
     """What the value head reads, ``[B, width]``."""
-
-
-def mlp(input_dim: int, *sizes: int, activation: type[nn.Module]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for before, after in zip((input_dim, *sizes), sizes, strict=False):
-        layers += [nn.Linear(before, after), activation()]
-    return nn.Sequential(*layers[:-1])
-
-
-class NoiseHead(nn.Module):
-    """Log-variances of flow_noise from the expert's states, squashed into a range. Source: RLinf's ``explore_noise_net``."""
-
-    def __init__(self, width: int, action_dim: int, low: float, high: float) -> None:
-        super().__init__()
-        self.mlp = mlp(width, 128, 64, action_dim, activation=nn.Tanh)
-        self.low, self.high = 2 * math.log(low), 2 * math.log(high)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Standard deviations ``[B, H, action_dim]``."""
-        log_variance = self.low + (self.high - self.low) * (self.mlp(states.float()).tanh() + 1) / 2
-        return (0.5 * log_variance).exp()
 
 
 class Pi0Policy(Policy):

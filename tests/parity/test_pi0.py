@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlinf_vla.models.pi0 import flow
 from rlinf_vla.models.pi0.gemma import GemmaConfig
+from rlinf_vla.models.pi0.heads import NoiseHead
 from rlinf_vla.models.pi0.network import Pi0Config, Pi0Network, Prefix, time_embedding
-from rlinf_vla.models.pi0.policy import NoiseHead
 
 from .fixtures import Arrays, Fixture, difference, gradient_norms_differ
 
