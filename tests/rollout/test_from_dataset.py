@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
 from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.datasets import lerobot_format as form
@@ -112,7 +114,7 @@ def test_transitions_as_if_they_were_played(tmp_path: Path, limit: int) -> None:
     envs = groups(2, 1, episode_limit=limit)
     write(tmp_path / "data", played(envs, CLEAN))
     listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, 6, 2)
-    truth = collect_transitions(lambda env: Expert(policy, env), policy, envs, listed, 0.9, Timeline())
+    truth = collect_transitions(lambda env: Expert(policy, env), policy, envs, listed, partial(chunk_rewards, gamma=0.9), Timeline())
     found = list(dataset_transitions(policy, config))
     cut = [bool((each.records[ACTED] == 0).any()) for each in truth]
     assert any(cut) == (limit == 3) and not all(cut)
