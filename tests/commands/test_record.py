@@ -35,10 +35,10 @@ def test_what_was_recorded_is_imitated_without_a_simulator(rlinf_vla: CommandLin
     assert rlinf_vla(*counting.arguments("record", "counting_sft", "output=data", *keep)).code == 0
     opened = len(counting.plugin.created)
     dataset = ["algorithm.demonstrations.dataset=data", "algorithm.demonstrations.action_key=expert_action"]
-    of_dataset = rlinf_vla(*counting.arguments("sft", "counting_sft", "run_dir=recorded", QUICK, *dataset))
+    of_dataset = rlinf_vla(*counting.arguments("train", "counting_sft", "run_dir=recorded", QUICK, *dataset))
     assert of_dataset.code == 0, of_dataset.err
     assert len(counting.plugin.created) == opened
-    assert rlinf_vla(*counting.arguments("sft", "counting_sft", "run_dir=played", QUICK)).code == 0
+    assert rlinf_vla(*counting.arguments("train", "counting_sft", "run_dir=played", QUICK)).code == 0
     learnt = [(tmp_path / name / "policy/model.safetensors").read_bytes() for name in ("recorded", "played")]
     assert learnt[0] == learnt[1], "the same states and the same labels"
 
@@ -67,5 +67,5 @@ def test_mistakes_are_one_line(rlinf_vla: CommandLine, counting: Counting, tmp_p
     hopeless = ["env.episode_limit=1", "algorithm.demonstrations.episodes=3"]
     assert "the expert succeeded in none of 3 episodes" in complaint("counting_sft", "output=data", *hopeless)
     assert not (tmp_path / "data").exists()
-    sft = rlinf_vla(*counting.arguments("sft", "counting_sft", "algorithm.demonstrations.dataset=nowhere", QUICK))
-    assert sft.complaint == "nowhere is not a directory: name one that holds a LeRobotDataset"
+    imitation = rlinf_vla(*counting.arguments("train", "counting_sft", "algorithm.demonstrations.dataset=nowhere", QUICK))
+    assert imitation.complaint == "nowhere is not a directory: name one that holds a LeRobotDataset"

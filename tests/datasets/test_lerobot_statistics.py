@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rlinf_vla.datasets.lerobot_format import STATE
+from rlinf_vla.datasets.lerobot_format import ACTION, STATE
+from rlinf_vla.datasets.lerobot_reader import LeRobotReader
 from rlinf_vla.datasets.lerobot_statistics import QUANTILES, histogram, of_images, of_vectors
-from tests.datasets.episodes import FRONT, write
+from tests.datasets.episodes import FRONT, WRIST, write
 
 
 def test_vectors() -> None:
@@ -46,3 +47,18 @@ def test_of_the_episodes_and_of_the_dataset(tmp_path: Path) -> None:
     (row, *_) = pq.read_table(tmp_path / "data/meta/episodes/chunk-000/file-000.parquet").to_pylist()
     assert row[f"stats/{STATE}/mean"] == of_vectors(written[0][STATE])["mean"]
     assert row[f"stats/{FRONT}/q50"] == of_images(histogram(written[0][FRONT]), 5)["q50"]
+
+
+def test_lerobots_own() -> None:
+    """All but its quantiles, which are averages over episodes; it computes a variance as a difference of squares, in float32."""
+    directory = Path(__file__).parent / "fixtures/image"
+    reader, theirs = LeRobotReader(directory), json.loads((directory / "meta/stats.json").read_text())
+    episodes = [reader.episode(number, [STATE, ACTION]) for number in range(len(reader))]
+    ours = {key: of_vectors(np.concatenate([episode.columns[key] for episode in episodes])) for key in (STATE, ACTION)}
+    for key in (FRONT, WRIST):
+        images = np.stack([frame for episode in episodes for frame in reader.frames(episode, key)])
+        ours[key] = of_images(histogram(images), len(images))
+    for key, statistics in ours.items():
+        assert statistics.keys() == theirs[key].keys()
+        for name in ("min", "max", "mean", "std", "count"):
+            assert np.array(statistics[name]) == pytest.approx(np.array(theirs[key][name]), abs=2e-4), (key, name)

@@ -46,7 +46,7 @@ def test_lerobot_opens_what_we_write(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["image", "video"])
-def test_we_compute_lerobots_statistics_and_read_its_frames(tmp_path: Path, kind: str) -> None:
+def test_we_read_what_lerobot_records(tmp_path: Path, kind: str) -> None:
     lerobot("record", tmp_path / "data", kind)
     reader = LeRobotReader(tmp_path / "data")
     frames = sum(len(list(reader.frames(reader.episode(number, []), key))) for number in range(3) for key in reader.cameras)
