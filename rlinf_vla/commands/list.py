@@ -50,7 +50,8 @@ def _envs() -> Table:
 
 
 def _rewards() -> Table:
-    rows = ((name, (sys.modules[type(reward).__module__].__doc__ or "").splitlines()[0]) for name, reward in plugins.rewards().items())
+    pages = {name: sys.modules[type(reward).__module__].__doc__ or "" for name, reward in plugins.rewards().items()}
+    rows = ((name, page.split("\n")[0].replace("``", "")) for name, page in pages.items())
     return _table("rewards", ("reward=", "what it is"), rows)
 
 
