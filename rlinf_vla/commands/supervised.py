@@ -63,11 +63,18 @@ def learn(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
 def _run(
     recipe: Recipe, algorithm: Any, flow: SupervisedFlow, done: int, directory: Path, metrics: MetricsLog, interrupt: Interrupt
 ) -> None:
+    show = flow.progress
+
+    def progress(stage: str, fraction: float) -> None:
+        show(stage, fraction)
+        interrupt.check()  # nothing has been learnt yet in this iteration
+
+    flow.progress = progress
     for iteration in range(done, recipe.iterations):
         flow.begin(iteration)
         algorithm.iteration(flow)
         step = iteration + 1
-        flow.progress("learning", step / recipe.iterations)
+        show("learning", step / recipe.iterations)
         if step % 10 == 0:
             metrics.write(step, flow.metrics)
         stop = interrupt.signum is not None

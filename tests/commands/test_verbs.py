@@ -144,6 +144,20 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert_same_bits(checkpoint(run_dir, 3), checkpoint(whole, 3))
 
 
+def test_demonstrations_do_not_make_a_signal_wait(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, step_wait = [0], CounterWorld.step_wait
+
+    def interrupting(self: CounterWorld) -> StepResult:
+        steps[0] += 1
+        if steps[0] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step_wait(self)
+
+    monkeypatch.setattr(CounterWorld, "step_wait", interrupting)
+    run_dir = train("run", *QUICK, recipe="counting_sft", code=143)
+    assert steps[0] < 10 and not (run_dir / "checkpoints").exists()
+
+
 def test_a_run_that_died_before_its_first_checkpoint_begins_again(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     late = (*QUICK, "iterations=3", "checkpoints.every=3")
     whole = train("whole", *late)
