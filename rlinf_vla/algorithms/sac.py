@@ -40,6 +40,8 @@ class SACConfig:
     """What it calls the policy's cameras, where it calls them otherwise: [base:front]."""
     demonstration_share: float = 0.5
     """Of every batch, where there are demonstrations."""
+    sft_coef: float = 0.0
+    """Of the imitation loss on the demonstrations, beside the actor's own (co-training)."""
     gamma: float = 0.97
     """Discount per gamma_unit."""
     gamma_unit: str = "step"
@@ -103,7 +105,10 @@ class SAC:
             raise UserError("algorithm.dataset brings its own episodes: leave algorithm.demonstrations=0, or the dataset out")
         if self._shown and not config.demonstration_share:
             raise UserError("algorithm.demonstration_share=0 leaves demonstrations without effect: raise it, or leave them out")
-
+        if config.sft_coef and not self._shown:
+            raise UserError(
+                f"algorithm.sft_coef={config.sft_coef} imitates demonstrations: set algorithm.demonstrations or algorithm.dataset"
+            )
         if config.noise_bound is not None and not config.noise_bound > 0:
             raise UserError(f"algorithm.noise_bound={config.noise_bound}: must be above 0")
         if config.noise_bound is not None and not config.frozen_backbone:

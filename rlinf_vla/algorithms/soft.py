@@ -168,4 +168,8 @@ class SoftPolicy(Policy):
         return per_action
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
-        return (self.distribution(self.encode(inputs).pooled)[0].tanh() - actions).pow(2).mean(dim=(1, 2))
+        return self.imitation(self.encode(inputs).pooled, actions)
+
+    def imitation(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Squared distance of the likeliest action to ``actions`` ``[B, C, D]``, at pooled features; ``[B]``."""
+        return (self.distribution(features)[0].tanh() - actions).pow(2).mean(dim=(1, 2))

@@ -96,7 +96,9 @@ class OffPolicyFlow(LocalFlow):
                 seed = ((self.settings.run_seed * 1_000_003 + self.iteration) << 20) + index
                 generator = torch.Generator().manual_seed(seed)
                 batch = sample_mixed([self.replay, self.shown], [1 - share, share], self.config.batch_size, generator)
-                for name, value in self.trainer.step(batch, generator, index % self.config.actor_every == 0).items():
+                with_actor = index % self.config.actor_every == 0
+                shown = self.shown.sample(self.config.batch_size, generator) if self.config.sft_coef and with_actor else None
+                for name, value in self.trainer.step(batch, generator, with_actor, shown).items():
                     sums[name] += value
                     counts[name] += 1
                 self.progress("update", (index + 1) / updates)

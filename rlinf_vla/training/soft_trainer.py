@@ -42,9 +42,10 @@ class SoftTrainer:
         }
         self.target_entropy = -float(math.prod(policy.size)) if config.target_entropy is None else config.target_entropy
 
-    def step(self, batch: Transitions, generator: torch.Generator, with_actor: bool) -> dict[str, float]:
+    def step(self, batch: Transitions, generator: torch.Generator, with_actor: bool, shown: Transitions | None = None) -> dict[str, float]:
         """One update of the critics, and, ``with_actor``, of actor and alpha, on features that only the critics shape.
 
+        ``shown``: what the actor imitates besides, by ``sft_coef``.
         ``generator`` (on the CPU) is all that is random. Raises FloatingPointError where a gradient is not finite.
         """
         policy, config = self.policy, self.config
@@ -71,11 +72,19 @@ class SoftTrainer:
             drawn, log_prob = policy.draw(features.detach(), torch.randn(size, generator=generator).to(device))
             policy.critics.requires_grad_(False)  # they do not learn from the actor's loss, and their gradient would cost as much as it
             climbing = actor_loss(policy.critics(features.detach(), drawn), log_prob, alpha, config.actor_aggregate)
-            self._descend("actor", climbing)
+            imitation = torch.zeros(()) if shown is None else self._imitation(shown, generator)
+            self._descend("actor", climbing + config.sft_coef * imitation)
             policy.critics.requires_grad_(True)
             self._descend("alpha", alpha_loss(policy.log_alpha, log_prob.detach(), self.target_entropy))
+            metrics |= {} if shown is None else {"sft/loss": imitation}
             metrics |= {"actor/pg_loss": climbing, "actor/entropy": -log_prob.mean(), "actor/alpha": alpha}
         return {name: float(value.detach()) for name, value in metrics.items()}
+
+    def _imitation(self, shown: Transitions, generator: torch.Generator) -> Tensor:
+        device = self.policy.log_alpha.device
+        with torch.no_grad():
+            features = self.policy.encode(self._inputs(shown.now, generator, device)).pooled
+        return self.policy.imitation(features, shown.now[ACTION].to(device)).mean()
 
     def _inputs(self, records: Tensors, generator: torch.Generator, device: torch.device) -> Tensors:
         inputs = {name: value.to(device) for name, value in records.items() if name not in (ACTION, REWARD, DISCOUNT, ACTED)}

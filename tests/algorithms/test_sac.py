@@ -248,10 +248,12 @@ def test_what_is_remembered_is_discounted_per_step_or_per_chunk(tmp_path: Path, 
     assert discounts <= allowed and 0.0 in discounts and (unit == "chunk" or 0.0625 in discounts)
 
 
-@pytest.mark.parametrize("demonstrations", [0, 3])
-def test_going_on_from_a_checkpoint_is_the_same_run(tmp_path: Path, demonstrations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("demonstrations", "sft_coef"), [(0, 0.0), (3, 0.0), (3, 0.5)])
+def test_going_on_from_a_checkpoint_is_the_same_run(
+    tmp_path: Path, demonstrations: int, sft_coef: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rlinf_vla.training.replay.SEGMENT", 16)
-    config = replace(CONFIG, demonstrations=demonstrations, replay_capacity=60)
+    config = replace(CONFIG, demonstrations=demonstrations, sft_coef=sft_coef, replay_capacity=60)
     straight, _ = run(tmp_path / "straight", config, 4)
     stopped, _ = run(tmp_path / "stopped", config, 4, stop=2)
     for name, value in straight.state_dict().items():
@@ -263,6 +265,17 @@ def test_it_gets_better(tmp_path: Path) -> None:
     _, metrics = run(tmp_path, config, 12)
     early, late = ([m["rollout/success_once"] for m in part] for part in (metrics[:3], metrics[-3:]))
     assert sum(late) / 3 > sum(early) / 3 + 0.25
+
+
+def test_co_training_draws_the_actor_to_what_was_shown() -> None:
+    config = replace(CONFIG, sft_coef=100.0, demonstrations=1, learning_rate=1e-2)
+    subject = policy(config)
+    trainer, shown = SoftTrainer(subject, config), transitions(seed=5)
+    losses = [trainer.step(transitions(), torch.Generator().manual_seed(i), True, shown)["sft/loss"] for i in range(60)]
+    with torch.no_grad():
+        features = subject.encode(shown.now).pooled
+        expected = ((subject.distribution(features)[0].tanh() - shown.now["action"]) ** 2).mean()
+    assert losses[-1] < 0.2 * losses[0] and float(expected) < 0.2 * losses[0]
 
 
 class Flow(LinearPolicy):
@@ -313,6 +326,7 @@ def test_a_policy_without_noise_cannot_be_steered() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"sft_coef": 0.1}, "algorithm.sft_coef=0.1 imitates demonstrations: set algorithm.demonstrations or"),
         ({"noise_bound": 0.0, "frozen_backbone": True}, "algorithm.noise_bound=0.0: must be above 0"),
         ({"noise_bound": 1.0}, "algorithm.noise_bound steers a policy that stays as it is: set algorithm.frozen_backbone=true"),
         ({"noise_bound": 1.0, "frozen_backbone": True, "demonstrations": 2}, "demonstrations are actions"),

@@ -132,13 +132,21 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     everything = ["algorithm.decoupled=true", "algorithm.kl_coef=0.1", "algorithm.sft_coef=0.1", "algorithm.demonstrations.episodes=2"]
     run("train", "counting_ppo", "run_dir=ppo", "episodes=2", "evaluation.every=1", *everything)
     run("train", "counting_grpo", "run_dir=grpo", "episodes=2", "iterations=1", "reward=success", *everything)
-    run("train", "counting_sac", "run_dir=sac", "iterations=1", "algorithm.demonstrations=2", f"model.checkpoint={tmp_path}/single")
+    run(
+        "train",
+        "counting_sac",
+        "run_dir=sac",
+        "iterations=1",
+        "algorithm.demonstrations=2",
+        "algorithm.sft_coef=0.1",
+        f"model.checkpoint={tmp_path}/single",
+    )
     run("train", "counting_sft", "run_dir=sft", "iterations=1", "evaluation.before_and_after=false")
     run("train", "counting_classifier", "run_dir=classifier", "iterations=1")
     run("record", "counting_sft", "output=dataset", "record.failures=true", "record.video=false", "algorithm.demonstrations.noise=[3.0]")
     run("train", "counting_sac", "run_dir=rlpd", "iterations=1", "algorithm.dataset=dataset", f"model.checkpoint={tmp_path}/single")
-    shown = "algorithm.demonstrations.dataset=dataset"
-    run("train", "counting_sft", "run_dir=shown", "iterations=1", "evaluation.before_and_after=false", shown)
+    of_dataset = "algorithm.demonstrations.dataset=dataset"
+    run("train", "counting_sft", "run_dir=shown", "iterations=1", "evaluation.before_and_after=false", of_dataset)
     run("eval", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "episodes=2")
     run("export", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "output=exported", "output_dtype=float32")
     # two keys are needed before the recipe is one: which directory, and whether to go on
