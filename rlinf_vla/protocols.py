@@ -213,6 +213,10 @@ class RewardModel(nn.Module):
         """Into an existing directory, such that the plug-in reads it; float32 where ``dtype`` says nothing."""
 
 
+Learner = Policy | RewardModel
+"""What a trainer may train."""
+
+
 class RewardPlugin(Protocol):
     """A reward, as an entry point of ``rlinf_vla.rewards`` names it."""
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlinf_vla.algorithms.sac import shift_images
-from rlinf_vla.algorithms.sft import DemonstrationConfig, warmup_cosine
+from rlinf_vla.algorithms.augmentation import shift_images
+from rlinf_vla.algorithms.sft import DemonstrationConfig, StepFlow, warmup_cosine
 from rlinf_vla.types import Inputs, UserError
 
 
@@ -51,19 +51,14 @@ class Frames:
         return Frames({name: value[index] for name, value in self.inputs.items()}, self.success[index], self.episode[index])
 
 
-class Flow(Protocol):
-    """The operations that the macro flow is made of; an iteration is one optimiser step."""
-
-    iteration: int
+class Flow(StepFlow, Protocol):
+    """The operations that learning a classifier is made of."""
 
     def label(self, config: DemonstrationConfig) -> Frames:
         """All frames; played or read in a run's first iteration."""
 
     def classify(self, batch: Frames, rate: float) -> None:
         """An optimiser step, at this share of the learning rate."""
-
-    def generator(self) -> torch.Generator:
-        """Random numbers of this iteration, the same in a resumed run."""
 
 
 class SuccessLearning:
@@ -85,8 +80,8 @@ class SuccessLearning:
         Raises UserError where one of the two lacks frames of either kind.
         """
         last_learnt = round((1 - self.config.held_out) * (int(frames.episode.max()) + 1)) - 1
-        learnt, held_out = ((frames.episode <= last_learnt) == side for side in (True, False))
-        rows = learnt.nonzero()[:, 0], held_out.nonzero()[:, 0]
+        held_out = frames.episode > last_learnt
+        rows = (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
         for part, name in zip(rows, ("learnt from", "held out"), strict=True):
             shown = int(frames.success[part].sum())
             if shown in (0, len(part)):

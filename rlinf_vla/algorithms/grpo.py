@@ -91,9 +91,9 @@ class GRPO(OnPolicy):
 
     def advantages(self, calls: Trajectory) -> Tensor:
         """``[N]``: of the episode that each call belongs to."""
-        return relative_advantages(self._scores(calls), calls.group_of_episode(), self.config.baseline, self.config.scale)[
-            calls.episode_ids()
-        ]
+        config = self.config
+        per_episode = relative_advantages(self._scores(calls), calls.group_of_episode(), config.baseline, config.scale)
+        return per_episode[calls.episode_ids()]
 
     def _scores(self, calls: Trajectory) -> Tensor:
         return episode_returns(calls, self.config.gamma, self.config.gamma_unit)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.protocols import EnvSpec
-from rlinf_vla.types import Episodes, Inputs, UserError, require_one_of
+from rlinf_vla.types import Episodes, UserError, require_one_of
 
 AGGREGATES = ("mean", "min")
 ACTION, REWARD, DISCOUNT, ACTED = "action", "reward", "discount", "acted"
@@ -159,23 +159,3 @@ def actor_loss(values: Tensor, log_prob: Tensor, alpha: Tensor, aggregate: str) 
 def alpha_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
     """Raises alpha while the entropy is below its target (Haarnoja et al. 2018b, eq. 18)."""
     return -(log_alpha.exp() * (log_prob + target_entropy).mean())
-
-
-def shift_images(inputs: Inputs, pad: int, generator: torch.Generator) -> Inputs:
-    """Every ``image.*`` of ``inputs`` at random shifts of its own; ``pad=0``: none."""
-    moved = dict(inputs)
-    for name in inputs if pad else ():
-        if name.startswith("image."):
-            shifts = torch.randint(0, 2 * pad + 1, (len(inputs[name]), 2), generator=generator)
-            moved[name] = random_shift(inputs[name], shifts.to(inputs[name].device), pad)
-    return moved
-
-
-def random_shift(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
-    """uint8 ``[B, H, W, 3]``, each moved by its own ``shifts`` (int64 ``[B, 2]``, 0 ... 2 pad) in a border repeated ``pad`` times."""
-    batch, height, width, channels = images.shape
-    rows = (shifts[:, :1] + torch.arange(height, device=images.device) - pad).clamp(0, height - 1)
-    columns = (shifts[:, 1:] + torch.arange(width, device=images.device) - pad).clamp(0, width - 1)
-    image = torch.arange(batch, device=images.device)[:, None, None]
-    pixels = (image * height + rows[:, :, None]) * width + columns[:, None, :]
-    return images.reshape(-1, channels).index_select(0, pixels.flatten()).view_as(images)

@@ -90,19 +90,23 @@ def imitation_loss(policy: Policy, batch: Demonstrations, noise: Callable[[Tenso
     return loss, {"sft/loss": loss.detach()}
 
 
-class Flow(Protocol):
-    """The operations that supervised macro flows are made of; an iteration is one optimiser step."""
+class StepFlow(Protocol):
+    """What macro flows have in common in which an iteration is one optimiser step on what was shown."""
 
     iteration: int
+
+    def generator(self) -> torch.Generator:
+        """Random numbers of this iteration, the same in a resumed run."""
+
+
+class Flow(StepFlow, Protocol):
+    """The operations that imitation is made of."""
 
     def demonstrate(self, config: DemonstrationConfig) -> Demonstrations:
         """All that is shown; played or read in a run's first iteration."""
 
     def imitate(self, batch: Demonstrations, rate: float) -> None:
         """An optimiser step, at this share of the learning rate."""
-
-    def generator(self) -> torch.Generator:
-        """Random numbers of this iteration, the same in a resumed run."""
 
 
 class SFT:

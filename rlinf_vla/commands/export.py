@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlinf_vla import recipe as recipes
 from rlinf_vla.commands import session
-from rlinf_vla.protocols import Policy, RewardModel
+from rlinf_vla.protocols import Learner
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training.checkpoint import load_checkpoint, save_heads, write_json
 from rlinf_vla.training.lora import merge_lora
@@ -44,7 +44,7 @@ def run(config: DictConfig) -> None:
     print(f"iteration {state['iteration']} of {recipe.name}, merged: {session.relative(output)} (use it as model.checkpoint)")
 
 
-def write_policy(policy: Policy | RewardModel, directory: Path, recipe: Any, dtype: torch.dtype | None = None, **facts: Any) -> None:
+def write_policy(policy: Learner, directory: Path, recipe: Any, dtype: torch.dtype | None = None, **facts: Any) -> None:
     """What learnt, in its own layout, with a manifest that says how it was made."""
     policy.save(directory, dtype)
     write_json(directory / "manifest.json", {"command": " ".join(sys.argv), "recipe": recipe} | facts | {"environment": fingerprint()})

@@ -18,7 +18,7 @@ from rlinf_vla.commands.export import write_policy
 from rlinf_vla.commands.interrupt import Interrupt, deferred
 from rlinf_vla.evaluation.statistics import wilson_interval
 from rlinf_vla.flow.supervised import SupervisedFlow
-from rlinf_vla.protocols import Policy, RewardModel, VectorEnv
+from rlinf_vla.protocols import Learner, Policy, VectorEnv
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.environment import fingerprint
@@ -113,7 +113,7 @@ def told_apart(model: torch.nn.Module, frames: Frames, rows: int) -> dict[str, A
     return found
 
 
-def _export(learner: Policy | RewardModel, directory: Path) -> None:
+def _export(learner: Learner, directory: Path) -> None:
     use, name = (
         ("model.checkpoint", "policy") if isinstance(learner, Policy) else ("reward=classifier reward.options.checkpoint", "classifier")
     )

@@ -84,6 +84,14 @@ INDICES = {
 """Features that every dataset has: seconds and frames since the beginning of the episode, which episode, frame and task of the dataset."""
 
 
+def first_not_finite(values: Column) -> int | None:
+    """The first frame with a number that is none; None where all are finite."""
+    if values.dtype.kind != "f":
+        return None
+    finite = np.isfinite(values.reshape(len(values), -1)).all(1)
+    return None if finite.all() else int(finite.argmin())
+
+
 def short_name(key: str) -> str:
     """What a camera is called: ``front`` of ``observation.images.front``."""
     return key.removeprefix(IMAGES).removeprefix("observation.")

@@ -86,8 +86,7 @@ class LeRobotReader:
         table = self._table(number, [*columns, "timestamp", "task_index"])
         found = {key: self._values(table, key) for key in columns}
         for key, values in found.items():
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                frame = int(np.isfinite(values.reshape(len(values), -1)).all(1).argmin())
+            if (frame := form.first_not_finite(values)) is not None:
                 raise UserError(f"{self.directory}: {key} is not finite in episode {number}, frame {frame}: leave that episode out")
         try:
             instruction = [self._tasks[index] for index in table.column("task_index").to_pylist()]

@@ -155,8 +155,8 @@ class LeRobotWriter:
                     f"episode {self.episodes}: {key} is {values.dtype} {list(values.shape)}, "
                     f"the dataset wants {dtype} {list(shape) if length else '[at least 1 frame]'}"
                 )
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                raise UserError(f"episode {self.episodes}: {key} is not finite at frame {_first_bad(values)}")
+            if (frame := form.first_not_finite(values)) is not None:
+                raise UserError(f"episode {self.episodes}: {key} is not finite at frame {frame}")
         return length
 
     def _table(self, values: Mapping[str, Column]) -> pa.Table:
@@ -195,10 +195,6 @@ def _check_feature(key: str, feature: Feature) -> None:
             raise UserError(f"{key}: video has even sides, not {list(feature.shape)}: write images, or choose another size")
     elif len(feature.shape) != 1 or feature.dtype in ("image", "video"):
         raise UserError(f"{key}: {feature.dtype} of shape {list(feature.shape)} cannot be written, only scalars, vectors and RGB images")
-
-
-def _first_bad(values: Column) -> int:
-    return int(np.isfinite(values.reshape(len(values), -1)).all(1).argmin())
 
 
 def _png(frame: Frame) -> bytes:

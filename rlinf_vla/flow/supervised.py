@@ -9,7 +9,7 @@ import torch
 
 from rlinf_vla.algorithms.classifier import Frames, success_loss
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations, imitation_loss
-from rlinf_vla.protocols import Policy, RewardModel, VectorEnv
+from rlinf_vla.protocols import Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.demonstrations import demonstrate, imitation_noise
 from rlinf_vla.rollout.frames import labelled_frames
 from rlinf_vla.training.trainer import Trainer
@@ -20,7 +20,7 @@ class SupervisedFlow:
 
     def __init__(
         self,
-        learner: Policy | RewardModel,
+        learner: Learner,
         groups: Sequence[VectorEnv],
         trainer: Trainer,
         run_seed: int,

@@ -15,6 +15,7 @@ from rlinf_vla.rollout.from_dataset import dataset_demonstrations
 from rlinf_vla.rollout.listed import play_listed
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.rollout.player import Call, Prepares
+from rlinf_vla.rollout.transitions import Expert
 from rlinf_vla.types import ActionSample, Episodes, Inputs
 
 LABEL = "label"
@@ -70,7 +71,7 @@ def play_expert(
     ``on_call``: see :func:`play_listed`.
     """
     listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, config.episodes, len(groups[0].spec.tasks))
-    play_listed(lambda env: _Expert(policy, env, config, run_seed), groups, listed, on_call, _Untimed())
+    play_listed(lambda env: _NoisyExpert(policy, env, config, run_seed), groups, listed, on_call, _Untimed())
 
 
 def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
@@ -79,19 +80,17 @@ def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
     return CounterNoise(run_seed, zero, draws, zero, _IMITATION)
 
 
-class _Expert:
-    """Acts as the scripted expert of an environment, under noise."""
+class _NoisyExpert(Expert):
+    """The same under noise; what it would have done without stands in the latent."""
 
     def __init__(self, policy: Prepares, env: VectorEnv, config: DemonstrationConfig, run_seed: int) -> None:
-        self.policy, self._env, self._config, self._run_seed = policy, env, config, run_seed
+        super().__init__(policy, env)
+        self._config, self._run_seed = config, run_seed
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         label = self._env.expert_actions().clone()
         actions = _explore(label, self._config, self._run_seed, episodes, step)[:, None]
         return ActionSample(actions, {LABEL: label}, torch.zeros_like(actions), torch.zeros(len(label), device=label.device))
-
-    def value(self, inputs: Inputs) -> Tensor:
-        raise NotImplementedError("an expert values nothing")
 
 
 class _Untimed:

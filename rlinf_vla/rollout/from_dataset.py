@@ -16,7 +16,7 @@ from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
 from rlinf_vla.datasets import lerobot_format as form
 from rlinf_vla.datasets.lerobot_reader import Episode, LeRobotReader
-from rlinf_vla.protocols import Policy, RewardModel
+from rlinf_vla.protocols import Learner, Policy, RewardModel
 from rlinf_vla.rollout.transitions import Recorded
 from rlinf_vla.types import Inputs, Observation, UserError
 
@@ -118,7 +118,7 @@ def _records(policy: Policy, source: _Source, episode: Episode, steps: int, term
 class _Source:
     """A dataset whose frames a policy can look at."""
 
-    def __init__(self, policy: Policy | RewardModel, path: str, action_key: str, cameras: Sequence[str], key: str) -> None:
+    def __init__(self, policy: Learner, path: str, action_key: str, cameras: Sequence[str], key: str) -> None:
         """``cameras``: ``policy's name:dataset's name`` where they differ; ``key``: of the recipe, where they stand."""
         self.policy, self.reader, self._action_key = policy, LeRobotReader(Path(path).expanduser()), action_key
         self._device = next(policy.parameters()).device

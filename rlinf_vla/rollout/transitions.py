@@ -12,7 +12,7 @@ from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.algorithms.soft import CHOSEN, FEATURES
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.listed import play_listed
-from rlinf_vla.rollout.player import Acts, Call, Spans
+from rlinf_vla.rollout.player import Acts, Call, Prepares, Spans
 from rlinf_vla.types import ActionSample, Episodes, Inputs, Tensors
 
 
@@ -29,7 +29,7 @@ class Recorded:
 class Expert:
     """Acts as the scripted expert of an environment; its actions are what a policy without units of its own would have said."""
 
-    def __init__(self, policy: Policy, env: VectorEnv) -> None:
+    def __init__(self, policy: Prepares, env: VectorEnv) -> None:
         self.policy, self._env = policy, env
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:

@@ -17,16 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlinf_vla.protocols import Policy, RewardModel
+from rlinf_vla.protocols import Learner, Policy
 from rlinf_vla.training.lora import copy_all, is_lora, load_adapter, read_tensors, save_adapter
 from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.training.trainer import Trainer
 from rlinf_vla.types import UserError
 
 ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
-
-
-Learner = Policy | RewardModel
 
 
 def save_checkpoint(directory: Path, policy: Learner, trainer: Trainer | SoftTrainer, state: dict[str, Any], keep: int) -> Path:

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from rlinf_vla.algorithms.augmentation import shift_images
 from rlinf_vla.algorithms.sac import (
     ACTED,
     ACTION,
@@ -17,7 +18,6 @@ from rlinf_vla.algorithms.sac import (
     actor_loss,
     alpha_loss,
     critic_loss,
-    shift_images,
     soft_target,
 )
 from rlinf_vla.algorithms.soft import SoftPolicy
@@ -72,11 +72,13 @@ class SoftTrainer:
             drawn, log_prob = policy.draw(features.detach(), torch.randn(size, generator=generator).to(device))
             policy.critics.requires_grad_(False)  # they do not learn from the actor's loss, and their gradient would cost as much as it
             climbing = actor_loss(policy.critics(features.detach(), drawn), log_prob, alpha, config.actor_aggregate)
-            imitation = torch.zeros(()) if shown is None else self._imitation(shown, generator)
-            self._descend("actor", climbing + config.sft_coef * imitation)
+            total = climbing
+            if shown is not None:
+                metrics["sft/loss"] = self._imitation(shown, generator)
+                total = total + config.sft_coef * metrics["sft/loss"]
+            self._descend("actor", total)
             policy.critics.requires_grad_(True)
             self._descend("alpha", alpha_loss(policy.log_alpha, log_prob.detach(), self.target_entropy))
-            metrics |= {} if shown is None else {"sft/loss": imitation}
             metrics |= {"actor/pg_loss": climbing, "actor/entropy": -log_prob.mean(), "actor/alpha": alpha}
         return {name: float(value.detach()) for name, value in metrics.items()}
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
-from rlinf_vla.algorithms.sac import SAC, SACConfig, actor_loss, alpha_loss, critic_loss, random_shift, soft_target
+from rlinf_vla.algorithms.augmentation import random_shift
+from rlinf_vla.algorithms.sac import SAC, SACConfig, actor_loss, alpha_loss, critic_loss, soft_target
 from rlinf_vla.algorithms.soft import Critics, SoftPolicy, squash
 from rlinf_vla.commands.session import soft
 from rlinf_vla.flow.off_policy import OffPolicyFlow
