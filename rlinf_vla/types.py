@@ -6,7 +6,7 @@ Letters used for shapes everywhere: ``B`` environments in a batch, ``T`` policy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -128,6 +128,7 @@ class Trajectory:
     bootstrap_value ``[T, B]``: the critic's estimate for the observation after the call where the episode was cut there
     (truncated, or the rollout ended); zero elsewhere. ``cut`` bool ``[T, B]`` says where that is.
     Per control step ``[T, B, C]``: reward, terminated, truncated, success, valid.
+    reference ``[T, B, C, D]``: the log-probability of what was done under the policy to stay near; None: nobody asked.
     """
 
     inputs: Inputs
@@ -146,6 +147,7 @@ class Trajectory:
     attempt: Tensor
     step: Tensor
     policy_version: Tensor
+    reference: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -201,11 +203,23 @@ def _map(function: Callable[..., Tensor], first: Trajectory, *rest: Trajectory) 
     changes: dict[str, Any] = {}
     for field in fields(first):
         values = [getattr(each, field.name) for each in (first, *rest)]
+        if values[0] is None:
+            continue
         if isinstance(values[0], dict):
             changes[field.name] = {key: function(*(value[key] for value in values)) for key in values[0]}
         else:
             changes[field.name] = function(*values)
     return replace(first, **changes)
+
+
+Rollouts = Iterable[Trajectory]
+"""Shards in a fixed order, each as soon as it is finished: ``[T, B]`` each, of some environments; or ``[N]`` calls, of some episodes."""
+
+
+def gather(rollouts: Rollouts) -> Trajectory:
+    """All shards as one; waits for the last."""
+    shards = list(rollouts)
+    return shards[0] if len(shards) == 1 else Trajectory.cat(shards, dim=shards[0].value.ndim - 1)
 
 
 class UserError(Exception):

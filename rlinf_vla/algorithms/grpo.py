@@ -5,14 +5,16 @@ With other settings it is DAPO (arXiv 2503.14476), Dr. GRPO (2503.20783), RLOO (
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import BASELINES, SCALES, count_of, episode_returns, group_statistics, relative_advantages
-from rlinf_vla.algorithms.on_policy import Flow, OnPolicy, OnPolicyConfig
-from rlinf_vla.types import Trajectory, UserError, require_one_of
+from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
+from rlinf_vla.types import Rollouts, Trajectory, UserError, require_one_of
 
 
 @dataclass
@@ -32,6 +34,9 @@ class GRPOConfig(OnPolicyConfig):
     """Learn from groups only whose success rate lies within; null: from all whose returns differ."""
     resample: int = 0
     """Draw new groups for those that taught nothing, up to so many times per iteration."""
+    groups_per_step: int | None = None
+    """Groups per optimiser step, in their order: a step needs no more than its own groups, and may be taken while others still play; with
+    epochs=1. null: minibatch_size policy calls of all groups, shuffled."""
     aggregation: str = "trajectory_mean"
     gamma: float = 1.0
 
@@ -57,24 +62,44 @@ class GRPO(OnPolicy):
             raise UserError(f"algorithm.episodes={episodes} is not a multiple of algorithm.group_size={size}: use {near}")
         if size == 1 and (config.baseline, config.scale) not in (("batch_mean", "batch_std"), ("batch_mean", "none")):
             raise UserError("algorithm.group_size=1 leaves nothing to compare with: use algorithm.baseline=batch_mean and scale=batch_std")
+        if config.groups_per_step is not None and (config.groups_per_step < 1 or config.epochs != 1):
+            raise UserError(
+                f"algorithm.groups_per_step={config.groups_per_step} sees each group once: use 1 or more, with algorithm.epochs=1"
+            )
+        if config.staleness and config.resample:
+            raise UserError(
+                "algorithm.resample looks at an iteration's rollouts, which algorithm.staleness plays before: set one of them to 0"
+            )
 
     def iteration(self, flow: Flow) -> None:
-        kept: list[Trajectory] = []
+        waiting: list[Trajectory] = []
         wanted = self.config.episodes // self.config.group_size
         drawn = informative = 0
+        far_enough = False
         for draw in range(1 + self.config.resample):
-            episodes = flow.training_episodes(wanted - informative, draw)
-            rollouts = flow.collect_episodes(episodes.repeat(self.config.group_size))
-            teaches = self.informative(rollouts)
-            kept.append(rollouts[teaches[rollouts.group_ids()]])
-            drawn, informative = drawn + len(teaches), informative + int(teaches.sum())
+            rollouts = flow.collect_groups(wanted - informative, self.config.group_size, draw)
+            for group in groups_of(self.prepared(flow, rollouts)):
+                drawn += 1
+                if not self.informative(group).any():
+                    continue
+                informative += 1
+                waiting.append(group)
+                if len(waiting) == self.config.groups_per_step:
+                    far_enough = far_enough or self._learn(flow, waiting)
+                    waiting = []
             if informative == wanted:
                 break
         flow.log({"grpo/groups": float(drawn), "grpo/frac_informative": informative / drawn})
-        if informative:
-            calls = Trajectory.cat(kept, dim=0)
-            flow.update(self.weighted(calls, self.advantages(calls)), self)
+        if waiting and not far_enough:
+            self._learn(flow, waiting)
         flow.publish()
+
+    def _learn(self, flow: Flow, groups: list[Trajectory]) -> bool:
+        calls = Trajectory.cat(groups, dim=0)
+        return flow.update(self.weighted(calls, self.advantages(calls)), self)
+
+    def minibatch_size(self, batch: Batch) -> int:
+        return self.config.minibatch_size if self.config.groups_per_step is None else len(batch)
 
     def informative(self, rollouts: Trajectory) -> Tensor:
         """bool ``[G]``: which groups an update can learn from. The others are not in its denominators either."""
@@ -97,3 +122,13 @@ class GRPO(OnPolicy):
 
     def _scores(self, calls: Trajectory) -> Tensor:
         return episode_returns(calls, self.config.gamma, self.config.gamma_unit)
+
+
+def groups_of(rollouts: Rollouts) -> Iterator[Trajectory]:
+    """The calls of each group, one group after the other; a shard holds whole groups, each group's calls together."""
+    for shard in rollouts:
+        key = torch.stack([shard.task_id, shard.seed])
+        starts = (key[:, 1:] != key[:, :-1]).any(0).nonzero()[:, 0] + 1
+        edges = [0, *starts.tolist(), len(shard)]
+        for start, end in pairwise(edges):
+            yield shard[start:end]

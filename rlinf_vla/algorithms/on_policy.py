@@ -23,7 +23,7 @@ from rlinf_vla.algorithms.losses import (
 )
 from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.protocols import EnvSpec, Policy
-from rlinf_vla.types import Episodes, Trajectory, require_one_of
+from rlinf_vla.types import Rollouts, Trajectory, UserError, require_one_of
 
 
 @dataclass
@@ -47,6 +47,8 @@ class OnPolicyConfig:
     """Of the divergence from the policy as it was before the first update; 0: it is not computed."""
     decoupled: bool = False
     """Clip around the policy as it is when an update begins, and weight by what acted (for stale rollouts)."""
+    staleness: int = 0
+    """Rollouts of iteration i are played by the policy as it was before iteration i - staleness, while updates go on."""
     behaviour_limit: float | None = None
     """With decoupled: leave out what the present policy would do this many times more often than the one that acted."""
     sft_coef: float = 0.0
@@ -70,22 +72,21 @@ class OnPolicyConfig:
 class Batch:
     """What an update learns from: ``N`` policy calls, their advantages ``[N]`` and how much each element of a call weighs ``[N]``.
 
-    target: what the critic should say ``[N]``; None: there is no critic. reference, proximal: ``[N, C, D]`` log-probabilities of what was
-    done, under the policy to stay near in the long run, and under that at the beginning of the update.
+    target: what the critic should say ``[N]``; None: there is no critic. proximal: ``[N, C, D]`` log-probabilities of what was done, under
+    the policy as it was at the beginning of the update.
     """
 
     calls: Trajectory
     advantage: Tensor
     weight: Tensor
     target: Tensor | None = None
-    reference: Tensor | None = None
     proximal: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.advantage)
 
     def __getitem__(self, index: Any) -> Batch:
-        optional = {name: getattr(self, name) for name in ("target", "reference", "proximal")}
+        optional = {name: getattr(self, name) for name in ("target", "proximal")}
         rows = {name: value[index] for name, value in optional.items() if value is not None}
         return Batch(self.calls[index], self.advantage[index], self.weight[index], **rows)
 
@@ -100,17 +101,27 @@ class Flow(Protocol):
 
     iteration: int
 
-    def collect(self, horizon: int) -> Trajectory:
-        """Every environment plays ``horizon`` control steps, episode after episode: ``[T, B]``."""
+    def collect(self, horizon: int) -> Rollouts:
+        """Every environment plays ``horizon`` control steps, episode after episode: shards ``[T, B]`` in order of the environments."""
 
-    def collect_episodes(self, episodes: Episodes) -> Trajectory:
-        """These episodes, each from its beginning to its end: ``[N]`` calls in order of (episode, step)."""
+    def collect_groups(self, groups: int, attempts: int, draw: int) -> Rollouts:
+        """``groups`` new episodes of this iteration, each played ``attempts`` times from its beginning to its end.
 
-    def training_episodes(self, count: int, draw: int) -> Episodes:
-        """``count`` new episodes of this iteration; each ``draw`` gives others."""
+        Shards of whole groups, ``[N]`` calls in order of (episode, attempt, step). Each ``draw`` gives other episodes.
+        """
 
-    def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> None: ...
-    def publish(self) -> None: ...
+    def score(self, rollouts: Rollouts) -> Rollouts:
+        """Each shard with the recipe's reward."""
+
+    def reference(self, rollouts: Rollouts) -> Rollouts:
+        """Each shard with the log-probabilities of the policy as it was before the first update."""
+
+    def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> bool:
+        """Whether the policy has moved far enough for this iteration: see ``OnPolicy.enough``."""
+
+    def publish(self) -> None:
+        """The weights are the next version, which later rollouts play with."""
+
     def log(self, metrics: dict[str, float]) -> None: ...
 
 
@@ -126,12 +137,25 @@ class OnPolicy:
         self.clip = Clip(config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit)
         for key, known in (("granularity", GRANULARITIES), ("aggregation", AGGREGATIONS), ("gamma_unit", GAMMA_UNITS)):
             require_one_of(f"algorithm.{key}", getattr(config, key), known)
+        if config.staleness < 0:
+            raise UserError(f"algorithm.staleness={config.staleness}: must not be negative")
+        if config.staleness and not config.decoupled:
+            raise UserError(f"algorithm.staleness={config.staleness} wants the decoupled objective: set algorithm.decoupled=true")
 
     def check(self, env: EnvSpec) -> None:
         """Raises UserError where the recipe does not fit the environment."""
 
     def iteration(self, flow: Flow) -> None:
         raise NotImplementedError
+
+    def prepared(self, flow: Flow, rollouts: Rollouts) -> Rollouts:
+        """Each shard with all that advantages and loss read of it."""
+        rollouts = flow.score(rollouts)
+        return flow.reference(rollouts) if self.config.kl_coef else rollouts
+
+    def minibatch_size(self, batch: Batch) -> int:
+        """Policy calls per optimiser step."""
+        return self.config.minibatch_size
 
     def weighted(self, calls: Trajectory, advantage: Tensor) -> Batch:
         """``calls`` ``[N]`` with the weights of the recipe's aggregation, which are 1 on average."""
@@ -146,7 +170,7 @@ class OnPolicy:
         mask = element_mask(calls.valid, new.log_prob.shape[-1], config.granularity)
         log_prob, old, proximal, reference = (
             None if each is None else elements(each, calls.valid, config.granularity)
-            for each in (new.log_prob, calls.log_prob, batch.proximal, batch.reference)
+            for each in (new.log_prob, calls.log_prob, batch.proximal, calls.reference)
         )
         assert log_prob is not None and old is not None
         actor, statistics = policy_loss(log_prob, old, batch.advantage, mask, batch.weight, self.clip, proximal)
@@ -165,7 +189,7 @@ class OnPolicy:
 
     def enough(self, metrics: dict[str, float]) -> bool:
         """Whether the policy has moved far enough from the one that collected the data."""
-        return self.config.target_kl is not None and metrics["actor/approx_kl"] > self.config.target_kl
+        return self.config.target_kl is not None and metrics.get("actor/approx_kl", 0.0) > self.config.target_kl
 
 
 def parity(policy: Policy, rollouts: Trajectory, temperature: float, calls: int = 64) -> float:

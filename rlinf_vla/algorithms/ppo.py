@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rlinf_vla.algorithms.advantages import explained_variance, gae, standardise
 from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
 from rlinf_vla.protocols import EnvSpec
-from rlinf_vla.types import Trajectory, UserError
+from rlinf_vla.types import Trajectory, UserError, gather
 
 
 @dataclass
@@ -44,8 +44,8 @@ class PPO(OnPolicy):
             raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps: use {near}")
 
     def iteration(self, flow: Flow) -> None:
-        rollouts = flow.collect(self.config.horizon)
-        batch, metrics = self.advantages(rollouts)
+        rollouts = self.prepared(flow, flow.collect(self.config.horizon))
+        batch, metrics = self.advantages(gather(rollouts))
         flow.log(metrics)
         flow.update(batch, self, value_only=flow.iteration < self.config.value_warmup)
         flow.publish()

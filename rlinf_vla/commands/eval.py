@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from rlinf_vla import recipe as recipes
 from rlinf_vla.commands import session
-from rlinf_vla.commands.evaluate import evaluate, headline
+from rlinf_vla.commands.evaluate import evaluate, headline, sweep_here
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import load_checkpoint
@@ -30,6 +30,7 @@ def run(config: DictConfig) -> None:
         progress = stack.enter_context(stages())
         groups = stack.enter_context(session.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
         stack.enter_context(session.threads(recipe.cluster.rollout_threads))
-        document = evaluate(recipe, policy, groups, name, str(checkpoint or recipe.model.checkpoint), version, directory, progress)
+        play, rate = sweep_here(recipe, policy, groups), groups[0].spec.control_hz / policy.spec.chunk
+        document = evaluate(recipe, play, rate, name, str(checkpoint or recipe.model.checkpoint), version, directory, progress)
     print(f"success of {name} in {recipe.episodes} episodes of {recipe.env.name}: {headline(document)}")
     print(f"episodes, seeds and machine: {session.relative(directory / 'evaluation' / f'{name}.json')}")

@@ -19,32 +19,45 @@ from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.training.lora import merged_lora
 
+Sweep = Callable[[float, int, Callable[[float], None]], list[EpisodeResult]]
+"""The recipe's evaluation episodes at a temperature, so many of them filmed; progress is told."""
+
+
+def sweep_here(recipe: Recipe, policy: Policy, groups: Sequence[VectorEnv]) -> Sweep:
+    def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
+        actor = Actor(policy, session.actor_settings(recipe, temperature))
+        with merged_lora(policy):
+            return sweep(actor, groups, recipe.episodes, Timeline(), filmed, progress)
+
+    return play
+
 
 def evaluate(
     recipe: Recipe,
-    policy: Policy,
-    groups: Sequence[VectorEnv],
+    play: Sweep,
+    calls_per_s: float,
     name: str,
     checkpoint: str,
     policy_version: int,
     run_dir: Path,
     progress: Callable[[str, float], None],
 ) -> dict[str, Any]:
-    """Play ``recipe.episodes`` episodes in every mode; writes evaluation/NAME.json and videos/NAME_*.mp4 and returns the JSON."""
+    """Play ``recipe.episodes`` episodes in every mode; writes evaluation/NAME.json and videos/NAME_*.mp4 and returns the JSON.
+
+    ``calls_per_s``: policy calls per second of the episodes' own time; a film shows one frame of each.
+    """
     document: dict[str, Any] = {"checkpoint": checkpoint, "policy_version": policy_version, "environment": fingerprint()}
     for mode in recipe.evaluation.modes:
         temperature = recipe.rollout.temperature if mode == "sampled" else 0.0
-        actor = Actor(policy, session.actor_settings(recipe, temperature))
         filmed = recipe.evaluation.filmed if mode == recipe.evaluation.modes[0] else 0
 
         def report(fraction: float, mode: str = mode) -> None:
             progress(f"{name} ({mode})", fraction)
 
-        with merged_lora(policy):
-            results = sweep(actor, groups, recipe.episodes, Timeline(), filmed, report)
+        results = play(temperature, filmed, report)
         document[mode] = block(results, temperature)
         for result in results[:filmed]:
-            _film(result, name, run_dir / "videos", groups[0].spec.control_hz / policy.spec.chunk)
+            _film(result, name, run_dir / "videos", calls_per_s)
     write_json(run_dir / "evaluation" / f"{name}.json", document)
     return document
 

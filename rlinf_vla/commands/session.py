@@ -19,6 +19,8 @@ from rlinf_vla.rollout.rewarded import RewardedEnv, own_reward
 from rlinf_vla.training.checkpoint import load_heads
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
+from rlinf_vla.training.soft_trainer import SoftTrainer
+from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import Observation, UserError
 
 
@@ -67,6 +69,15 @@ def soft(policy: Policy, config: SACConfig, seed: int) -> SoftPolicy:
         features = policy.pooled(policy.encode(policy.prepare(nothing))).shape[1]
         torch.manual_seed(seed)
         return SoftPolicy(policy, features, config)
+
+
+def build_trainer(recipe: Recipe, policy: Policy) -> Trainer | SoftTrainer:
+    config = recipe.algorithm
+    if isinstance(policy, SoftPolicy):
+        return SoftTrainer(policy, config)
+    rate = config.learning_rate
+    settings = Optimisation(rate, getattr(config, "value_learning_rate", rate), config.max_grad_norm, betas=(0.9, config.adam_beta2))
+    return Trainer(policy, settings, recipe.cluster.micro_batch_size, keep_reference=config.kl_coef > 0)
 
 
 @contextmanager

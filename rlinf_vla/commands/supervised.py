@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from rlinf_vla.algorithms.classifier import Frames, SuccessLearning
 from rlinf_vla.algorithms.sft import SFT
 from rlinf_vla.commands import session
-from rlinf_vla.commands.evaluate import evaluate, headline
+from rlinf_vla.commands.evaluate import evaluate, headline, sweep_here
 from rlinf_vla.commands.export import write_policy
 from rlinf_vla.commands.interrupt import Interrupt, deferred
 from rlinf_vla.evaluation.statistics import wilson_interval
@@ -98,7 +98,8 @@ def _evaluate(recipe: Recipe, algorithm: Any, flow: SupervisedFlow, directory: P
         )
     assert isinstance(flow.learner, Policy)
     label = f"iteration {recipe.iterations}"
-    return headline(evaluate(recipe, flow.learner, flow.groups, "after", label, recipe.iterations, directory, progress))
+    play, rate = sweep_here(recipe, flow.learner, flow.groups), flow.groups[0].spec.control_hz / flow.learner.spec.chunk
+    return headline(evaluate(recipe, play, rate, "after", label, recipe.iterations, directory, progress))
 
 
 @torch.no_grad()

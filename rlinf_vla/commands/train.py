@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +14,18 @@ from rlinf_vla import recipe as recipes
 from rlinf_vla.algorithms.grpo import GRPO
 from rlinf_vla.algorithms.ppo import PPO
 from rlinf_vla.algorithms.sac import SAC
-from rlinf_vla.algorithms.soft import SoftPolicy
-from rlinf_vla.commands import session, supervised
+from rlinf_vla.commands import runtimes, session, supervised
 from rlinf_vla.commands.evaluate import evaluate, headline
 from rlinf_vla.commands.interrupt import Interrupt, Interrupted, deferred
+from rlinf_vla.commands.runtimes import Runtime
 from rlinf_vla.evaluation.statistics import compare
-from rlinf_vla.flow.off_policy import OffPolicyFlow
-from rlinf_vla.flow.runtime import InProcessFlow, LocalFlow
-from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.report import write_report
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import STATE, complete_checkpoints, load_checkpoint, save_checkpoint, write_json
-from rlinf_vla.training.soft_trainer import SoftTrainer
-from rlinf_vla.training.trainer import Optimisation, Trainer
+from rlinf_vla.training.checkpoint import STATE, complete_checkpoints, write_json
 
 ALGORITHMS: dict[str, Any] = {"ppo": PPO, "grpo": GRPO, "sac": SAC}
 
@@ -50,27 +42,18 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     algorithm = ALGORITHMS[recipe.algorithm.name](recipe.algorithm, recipe.rollout.temperature)
     started = time.monotonic()
     write_json(directory / "environment.json", fingerprint())
-    policy = session.build_policy(recipe)
-    if recipe.checkpoint is not None:
-        load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
-    trainer = build_trainer(recipe, policy)
-    state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
-    done = state.get("iteration", 0)
-    trainable = sum(parameter.numel() for parameter in trainer.parameters.values())
     print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {session.relative(directory)}")
-    print(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights, {trainable:,} of them trained")
-    if checkpoint is not None:
-        print(f"continuing after iteration {done} from {session.relative(checkpoint)}")
     with ExitStack() as stack:
         stack.callback(_report, directory)
-        console = stack.enter_context(TrainingConsole(recipe.iterations, start=done))
-        console.say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
-        groups = stack.enter_context(session.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
-        algorithm.check(groups[0].spec)
-        stack.enter_context(session.threads(recipe.cluster.rollout_threads))
+        console = stack.enter_context(TrainingConsole(recipe.iterations))
+        runtime = stack.enter_context(runtimes.opened(recipe, directory, checkpoint, console.say))
+        done = runtime.state.get("iteration", 0)
+        if checkpoint is not None:
+            console.resume(done)
+            console.say(f"continuing after iteration {done} from {session.relative(checkpoint)}")
+        algorithm.check(runtime.env)
         metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
-        flow = _flow(recipe, policy, session.rewarded(recipe, groups), trainer, directory, state)
-        run = _Run(recipe, directory, policy, groups, trainer, flow, console, metrics)
+        run = _Run(recipe, directory, runtime, console, metrics)
         if recipe.evaluation.before_and_after and done == 0:
             run.evaluate("before", 0)
         with deferred() as interrupt:
@@ -84,31 +67,6 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     print(f"report: {session.relative(directory / 'report.html')}")
 
 
-def build_trainer(recipe: Recipe, policy: Policy) -> Trainer | SoftTrainer:
-    config = recipe.algorithm
-    if isinstance(policy, SoftPolicy):
-        return SoftTrainer(policy, config)
-    rate = config.learning_rate
-    settings = Optimisation(rate, getattr(config, "value_learning_rate", rate), config.max_grad_norm, betas=(0.9, config.adam_beta2))
-    return Trainer(policy, settings, recipe.cluster.micro_batch_size, keep_reference=config.kl_coef > 0)
-
-
-def _flow(
-    recipe: Recipe,
-    policy: Policy,
-    groups: Sequence[VectorEnv],
-    trainer: Trainer | SoftTrainer,
-    directory: Path,
-    state: dict[str, Any],
-) -> LocalFlow:
-    settings = session.actor_settings(recipe, recipe.rollout.temperature)
-    threads = partial(session.threads, recipe.cluster.update_threads)
-    if isinstance(trainer, SoftTrainer):
-        replay = directory / run_directory.REPLAY
-        return OffPolicyFlow(trainer.policy, groups, trainer, settings, Timeline(), recipe.algorithm, replay, state, update_threads=threads)
-    return InProcessFlow(policy, groups, trainer, settings, Timeline(), reuse_frozen=recipe.cluster.reuse_frozen, update_threads=threads)
-
-
 def _report(directory: Path) -> None:
     """However a run ends, its report shows how far it came; failing to write one must not hide why it ended."""
     try:
@@ -118,23 +76,14 @@ def _report(directory: Path) -> None:
 
 
 class _Run:
-    def __init__(
-        self,
-        recipe: Recipe,
-        directory: Path,
-        policy: Policy,
-        groups: Sequence[VectorEnv],
-        trainer: Trainer | SoftTrainer,
-        flow: LocalFlow,
-        console: TrainingConsole,
-        metrics: MetricsLog,
-    ) -> None:
-        self.recipe, self.directory, self.policy, self.groups = recipe, directory, policy, groups
-        self.trainer, self.flow, self.console, self.metrics = trainer, flow, console, metrics
+    def __init__(self, recipe: Recipe, directory: Path, runtime: Runtime, console: TrainingConsole, metrics: MetricsLog) -> None:
+        self.recipe, self.directory, self.runtime, self.console, self.metrics = recipe, directory, runtime, console, metrics
+        self.flow = runtime.flow
 
     def train(self, algorithm: Any, done: int, interrupt: Interrupt) -> None:
-        first = saved = done
+        saved = done
         flow = self.flow
+        unsaid = True
         flow.policy_version = done
 
         def progress(stage: str, fraction: float) -> None:
@@ -150,7 +99,8 @@ class _Run:
                 flow.begin(iteration)
                 algorithm.iteration(flow)
                 done = iteration + 1
-                if iteration == first and flow.parity is not None:
+                if unsaid and flow.parity is not None:
+                    unsaid = False
                     self.console.say(f"first rollout: recomputed log-probabilities equal the stored ones to {flow.parity:.1e}")
                 seconds = time.perf_counter() - started
                 flow.log({"timing_s/iteration": seconds, "throughput/steps_per_s": flow.metrics["rollout/steps"] / seconds})
@@ -173,12 +123,13 @@ class _Run:
     def save(self, iteration: int) -> None:
         directory = self.directory / run_directory.CHECKPOINTS
         state = {"iteration": iteration, "seed": self.recipe.seed} | self.flow.save()
-        save_checkpoint(directory, self.policy, self.trainer, state, self.recipe.checkpoints.keep)
+        self.runtime.save(state)
         self.flow.saved([_read_json(each / STATE) for each in complete_checkpoints(directory)])
 
     def evaluate(self, name: str, iteration: int) -> None:
         label, version = f"iteration {iteration}", self.flow.policy_version
-        document = evaluate(self.recipe, self.policy, self.groups, name, label, version, self.directory, self.console.stage)
+        runtime, stage = self.runtime, self.console.stage
+        document = evaluate(self.recipe, runtime.play, runtime.calls_per_s, name, label, version, self.directory, stage)
         self.console.say(f"{name}: success {headline(document)}")
         rates = {"sampled": "eval/success_once", "greedy": "eval/success_once_greedy"}
         self.metrics.write(iteration, {rates[mode]: document[mode]["pc_success"] / 100 for mode in rates if mode in document})

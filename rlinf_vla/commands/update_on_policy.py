@@ -13,8 +13,9 @@ from torch import Tensor
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.commands import session
 from rlinf_vla.commands.findings import Findings, Memory, Work, measured_memory
-from rlinf_vla.commands.train import ALGORITHMS, build_trainer
-from rlinf_vla.flow.runtime import InProcessFlow, fixed
+from rlinf_vla.commands.train import ALGORITHMS
+from rlinf_vla.flow.learning import fixed
+from rlinf_vla.flow.runtime import InProcessFlow
 from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import ClusterConfig, Recipe
 from rlinf_vla.rollout import synthetic
@@ -70,7 +71,7 @@ def _clusters(cluster: ClusterConfig, minibatch: int, again: bool) -> dict[str, 
     return plans
 
 
-def _memory(recipe: Recipe, algorithm: OnPolicy, batch: Batch, flow: InProcessFlow, update: Callable[[], None], remembers: bool) -> Memory:
+def _memory(recipe: Recipe, algorithm: OnPolicy, batch: Batch, flow: InProcessFlow, update: Callable[[], Any], remembers: bool) -> Memory:
     """One step by a trainer of its own says what autograd keeps; the flow's has made none. ``remembers``: what is frozen, per update."""
     policy, trained, config = flow.policy, list(flow.trainer.parameters.values()), algorithm.config
     weights = [*policy.parameters(), *policy.buffers()]
@@ -90,7 +91,7 @@ def _memory(recipe: Recipe, algorithm: OnPolicy, batch: Batch, flow: InProcessFl
 
 
 def _trainer(recipe: Recipe, policy: Policy) -> Trainer:
-    trainer = build_trainer(recipe, policy)
+    trainer = session.build_trainer(recipe, policy)
     assert isinstance(trainer, Trainer)
     return trainer
 
@@ -100,6 +101,8 @@ def _batch(recipe: Recipe, policy: Policy, algorithm: OnPolicy) -> Batch:
     settings = session.actor_settings(recipe, recipe.rollout.temperature)
     calls = synthetic.calls(policy, MINIBATCHES * config.minibatch_size, settings, getattr(config, "group_size", 1))
     advantage, target = torch.randn(2, len(calls), generator=torch.Generator().manual_seed(2)).to(calls.value.device)
+    if config.kl_coef:
+        calls = replace(calls, reference=calls.log_prob)
     batch = algorithm.weighted(calls, advantage)
     return replace(batch, target=target) if algorithm.value_coef else batch
 

@@ -45,7 +45,7 @@ class OffPolicyFlow(LocalFlow):
         **options: Any,
     ) -> None:
         """``directory``: of the replay. ``state``: what ``save`` returned at the checkpoint to go on from; empty at the beginning."""
-        super().__init__(policy, groups, settings, timeline, **options)
+        super().__init__(policy=policy, groups=groups, settings=settings, timeline=timeline, **options)
         self.trainer, self.config = trainer, config
         self.chunk_rewards = partial(chunk_rewards, gamma=config.gamma, unit=config.gamma_unit)
         self.replay = Replay(directory / "online", config.replay_capacity, state.get("replay", 0))

@@ -17,16 +17,15 @@ PLAIN_STEPS = 10
 
 class TrainingConsole:
     """Progress of a training run; a context manager, so that the cursor comes back however the run ends.
-
-    ``start``: iterations that were done before this process began (a resumed run). The time left is told from the latest iterations.
+    The time left is told from the latest iterations.
     """
 
-    def __init__(self, total_iterations: int, start: int = 0) -> None:
+    def __init__(self, total_iterations: int) -> None:
         self._total = total_iterations
         self._seconds: deque[float] = deque(maxlen=10)
         self._live = _live_progress()
         if self._live is not None:
-            self._task = self._live.add_task("train", total=total_iterations, completed=start, status="", stage="")
+            self._task = self._live.add_task("train", total=total_iterations, status="", stage="")
 
     def __enter__(self) -> TrainingConsole:
         if self._live is not None:
@@ -48,6 +47,11 @@ class TrainingConsole:
             print(f"iteration {iteration}/{self._total}", *status, sep="  ", flush=True)
         else:
             self._live.update(self._task, completed=iteration, status=" · ".join(status), stage="")
+
+    def resume(self, iteration: int) -> None:
+        """So many iterations were done before this process began."""
+        if self._live is not None:
+            self._live.update(self._task, completed=iteration)
 
     def stage(self, name: str, fraction: float) -> None:
         """Where the iteration under way stands, for a terminal only: ``fraction`` in [0, 1] of ``name`` is done."""

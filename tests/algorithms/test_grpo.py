@@ -134,23 +134,26 @@ class Known:
     iteration = 0
 
     def __init__(self, rates: list[list[float]]) -> None:
-        self.rates, self.drawn, self.updated, self.metrics = rates, [], None, {}
+        self.rates, self.drawn, self.updated, self.steps, self.metrics = rates, [], None, [], {}
 
-    def training_episodes(self, count: int, draw: int) -> Episodes:
-        self.drawn.append(count)
-        seed = torch.arange(count) + 100 * draw
-        return Episodes.first_attempts(torch.zeros_like(seed), seed)
-
-    def collect_episodes(self, episodes: Episodes) -> Trajectory:
-        calls = played(episodes)
+    def collect_groups(self, groups: int, attempts: int, draw: int) -> list[Trajectory]:
+        self.drawn.append(groups)
+        seed = torch.arange(groups) + 100 * draw
+        calls = played(Episodes.first_attempts(torch.zeros_like(seed), seed).repeat(attempts))
         calls = calls[calls.step == 0]
-        rates = torch.tensor(self.rates[len(self.drawn) - 1])[calls.group_ids()]
+        rates = torch.tensor(self.rates[draw])[calls.group_ids()]
         success = torch.zeros_like(calls.success)
-        success[:, 0] = calls.attempt < rates * 4
-        return replace(calls, success=success, reward=success.float(), valid=torch.ones_like(calls.valid))
+        success[:, 0] = calls.attempt < rates * attempts
+        calls = replace(calls, success=success, reward=success.float(), valid=torch.ones_like(calls.valid))
+        return [calls[: 2 * attempts], calls[2 * attempts :]][: 1 + (groups > 2)]
 
-    def update(self, batch: Any, algorithm: Any) -> None:
+    def score(self, rollouts: Any) -> Any:
+        return rollouts
+
+    def update(self, batch: Any, algorithm: Any) -> bool:
         self.updated = batch
+        self.steps.append(sorted(set(batch.calls.seed.tolist())))
+        return False
 
     def publish(self) -> None: ...
 
@@ -174,6 +177,12 @@ def test_resampling_ends_at_its_cap_and_without_a_lesson_nothing_is_learnt() -> 
     GRPO(replace(CONFIG, resample=2), 1.0).iteration(subject)  # type: ignore[arg-type]
     assert subject.drawn == [3, 3, 3] and subject.updated is None
     assert subject.metrics["grpo/frac_informative"] == 0
+
+
+def test_a_step_takes_its_groups_as_they_come_and_the_last_one_what_is_left() -> None:
+    subject = Known([[0.5, 0.0, 0.25, 0.75, 0.5, 1.0], [0.25, 1.0]])
+    GRPO(replace(CONFIG, episodes=24, resample=1, groups_per_step=2), 1.0).iteration(subject)  # type: ignore[arg-type]
+    assert subject.steps == [[0, 2], [3, 4], [100]]
 
 
 def test_a_range_of_success_rates() -> None:

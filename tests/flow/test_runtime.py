@@ -14,7 +14,7 @@ from rlinf_vla.flow.runtime import InProcessFlow
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Optimisation, Trainer
-from rlinf_vla.types import Inputs
+from rlinf_vla.types import Inputs, gather
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
@@ -100,7 +100,7 @@ def test_demonstrations_beside_the_rollouts() -> None:
 def test_what_is_collected_carries_its_version() -> None:
     subject = flow()
     subject.policy_version = 7
-    assert (subject.collect(12).policy_version == 7).all()
+    assert (gather(subject.collect(12)).policy_version == 7).all()
 
 
 def test_a_large_step_ends_the_updates_of_its_iteration() -> None:

@@ -15,7 +15,8 @@ METRICS = {"rollout/success_once": 0.4375, "rollout/reward_mean": 0.5, "throughp
 
 
 def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with TrainingConsole(total_iterations=3, start=1) as console:
+    with TrainingConsole(total_iterations=3) as console:
+        console.resume(1)
         console.say("checkpoint [bold]step_000001[/bold]")
         console.stage("rollout", 0.5)
         console.update(2, METRICS)
@@ -40,7 +41,8 @@ def test_stages_become_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_time_left_is_told_from_the_latest_iterations(capsys: pytest.CaptureFixture[str]) -> None:
-    with TrainingConsole(total_iterations=200, start=100) as console:
+    with TrainingConsole(total_iterations=200) as console:
+        console.resume(100)
         console.update(101, {"timing_s/iteration": 1000.0})
         for iteration in range(102, 112):
             console.update(iteration, {"timing_s/iteration": 30.0})

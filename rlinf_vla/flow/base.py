@@ -1,0 +1,115 @@
+"""What every runtime of a macro flow keeps: the iteration, its metrics, the policy's version, rollouts that were begun early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.collector import episode_metrics, rollout_metrics
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.types import Rollouts, Trajectory, gather
+
+
+class BaseFlow:
+    """One iteration at a time: ``begin(i)``, then ``algorithm.iteration(flow)``, then ``metrics``."""
+
+    parity: float | None = None
+    """How well ``evaluate`` found the first rollout's log-probabilities again; None: not asked yet."""
+
+    def __init__(
+        self, settings: Settings, timeline: Timeline, progress: Callable[[str, float], None] = lambda stage, fraction: None
+    ) -> None:
+        self.settings, self.timeline, self.progress = settings, timeline, progress
+        self.iteration = 0
+        self.policy_version = 0
+        self.metrics: dict[str, float] = {}
+
+    def begin(self, iteration: int) -> None:
+        self.iteration, self.metrics = iteration, {}
+        self.timeline.begin_iteration(iteration + 1)
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self.metrics |= metrics
+
+    def publish(self) -> None:
+        self.policy_version += 1
+
+    def log_rollout(self, seconds: float, steps: int) -> None:
+        """Adds up over the rollouts of an iteration."""
+        seconds += self.metrics.get("timing_s/rollout", 0.0)
+        steps += int(self.metrics.get("rollout/steps", 0))
+        self.log({"timing_s/rollout": seconds, "throughput/rollout_steps_per_s": steps / seconds, "rollout/steps": steps})
+
+    def save(self) -> dict[str, Any]:
+        """What a checkpoint must remember of the flow, as JSON; it is on disk when this returns."""
+        return {"policy_version": self.policy_version}
+
+    def saved(self, states: Sequence[dict[str, Any]]) -> None:
+        """These are the checkpoints that can still be resumed."""
+
+    def _rolling(self, fraction: float) -> None:
+        self.progress("rollout", fraction)
+
+
+class OnPolicyFlow(BaseFlow):
+    """What the runtimes of PPO and GRPO share: rollouts ahead of their iteration, and the metrics of several updates in one."""
+
+    def __init__(self, settings: Settings, timeline: Timeline, staleness: int = 0, iterations: int | None = None, **options: Any) -> None:
+        """``iterations``: after which nothing more will be asked for; None: not known."""
+        super().__init__(settings=settings, timeline=timeline, **options)
+        self.staleness, self.iterations = staleness, iterations
+        self._ahead: dict[int, Rollouts] = {}
+        self._updates = 0.0
+
+    def begin(self, iteration: int) -> None:
+        super().begin(iteration)
+        self._updates = 0.0
+
+    def collect(self, horizon: int) -> Rollouts:
+        return self._watched(self._started(lambda iteration, version: self.start_slots(iteration, version, horizon)), rollout_metrics)
+
+    def collect_groups(self, groups: int, attempts: int, draw: int) -> Rollouts:
+        def start(iteration: int, version: int) -> Rollouts:
+            return self.start_groups(iteration, version, groups, attempts, draw)
+
+        return self._watched(self._started(start), episode_metrics)
+
+    def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
+        """Begin the rollout of an iteration, by the policy's ``version``."""
+        raise NotImplementedError
+
+    def start_groups(self, iteration: int, version: int, groups: int, attempts: int, draw: int) -> Rollouts:
+        raise NotImplementedError
+
+    def score(self, rollouts: Rollouts) -> Rollouts:
+        return rollouts
+
+    def log_update(self, metrics: dict[str, float]) -> None:
+        """Means over all optimiser steps of the iteration."""
+        steps = metrics["actor/updates"]
+        before, self._updates = self._updates, self._updates + steps
+        if before:
+            share = steps / max(self._updates, 1)
+            metrics = {name: share * value + (1 - share) * self.metrics.get(name, value) for name, value in metrics.items()}
+        self.log(metrics | {"actor/updates": self._updates})
+
+    def _started(self, start: Callable[[int, int], Rollouts]) -> Rollouts:
+        """This iteration's rollouts; those of the next ``staleness`` iterations have begun, too."""
+        if not self.staleness:
+            return start(self.iteration, self.policy_version)
+        end = self.iteration + self.staleness + 1
+        for iteration in range(self.iteration, end if self.iterations is None else min(end, self.iterations)):
+            if iteration not in self._ahead:
+                self._ahead[iteration] = start(iteration, max(0, iteration - self.staleness))
+        return self._ahead.pop(self.iteration)
+
+    def _watched(self, rollouts: Iterable[Trajectory], measure: Callable[[Trajectory], dict[str, float]]) -> Iterator[Trajectory]:
+        seen = []
+        for shard in rollouts:
+            seen.append(replace(shard, inputs={}, latent={}))
+            yield shard
+        everything = gather(seen)
+        stale = (self.policy_version - everything.policy_version).float().mean().item()
+        self.log(measure(everything) | ({"rollout/staleness": stale} if self.staleness else {}))

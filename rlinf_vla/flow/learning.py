@@ -1,0 +1,130 @@
+"""An on-policy update where the trainer is: what is frozen once, the proximal policy, demonstrations beside, epochs of minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig, parity
+from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations, imitation_loss
+from rlinf_vla.protocols import Policy
+from rlinf_vla.rollout.demonstrations import imitation_noise
+from rlinf_vla.training.trainer import Term, Trainer
+from rlinf_vla.types import Inputs, Trajectory
+
+PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
+"""Refuse to train where ``evaluate`` does not find the rollout's own log-probabilities again. A network in bfloat16 rounds differently
+token by token and all at once: by 0.01 on the packaged tiny model."""
+
+Show = Callable[[DemonstrationConfig], tuple[Demonstrations, float | None]]
+"""Demonstrations, and the share of their episodes that succeeded."""
+
+
+class Learning:
+    def __init__(self, trainer: Trainer, run_seed: int, temperature: float, reuse_frozen: bool, show: Show) -> None:
+        """``reuse_frozen``: see ``ClusterConfig``. ``show``: plays or reads demonstrations."""
+        self.trainer, self.run_seed, self.temperature, self.reuse_frozen = trainer, run_seed, temperature, reuse_frozen
+        self.policy: Policy = trainer.policy  # type: ignore[assignment]
+        self.parity: float | None = None
+        self._show = show
+        self._demonstrations: Demonstrations | None = None
+        self._place = (-1, 0)
+
+    def update(
+        self,
+        batch: Batch,
+        algorithm: OnPolicy,
+        value_only: bool,
+        iteration: int,
+        version: int,
+        progress: Callable[[float], None] = lambda fraction: None,
+    ) -> dict[str, float]:
+        """``version``: of the policy's present weights. Several updates of one ``iteration`` go on where the one before has ended."""
+        config, metrics = algorithm.config, dict[str, float]()
+        self._check(batch.calls, version)
+        minibatch_size = algorithm.minibatch_size(batch)
+        if self.reuse_frozen and config.epochs > 1:
+            calls = batch.calls
+            batch = replace(batch, calls=replace(calls, inputs=fixed(self.policy, calls.inputs, self.trainer.micro_batch_size)))
+        if config.decoupled:
+            batch = replace(batch, proximal=self.log_prob(batch.calls))
+        if config.sft_coef and not value_only and self._demonstrations is None:
+            self._demonstrations, expert = self._show(config.demonstrations)
+            metrics |= {"sft/expert_success": expert} if expert is not None else {}
+
+        def loss(policy: Policy, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+            return algorithm.loss(policy, part, value_only)
+
+        first = self._place[1] if self._place[0] == iteration else 0
+        metrics |= self.trainer.update(
+            batch,
+            loss,
+            config.epochs,
+            minibatch_size,
+            shuffle_seed=self.run_seed * 1_000_003 + iteration,
+            enough=algorithm.enough,
+            critic_only=value_only,
+            beside=self._cotraining(config, iteration, first) if config.sft_coef and not value_only else lambda index: (),
+            progress=progress,
+        )
+        self._place = (iteration, first + config.epochs * -(-len(batch) // minibatch_size))
+        return metrics
+
+    def reference(self, calls: Trajectory) -> Tensor:
+        """Of ``calls`` ``[T, B]`` or ``[N]``, log-probabilities ``[..., C, D]`` under the policy as it was before the first update."""
+        with self.trainer.reference_weights():
+            flat = calls.flatten() if calls.value.ndim == 2 else calls
+            return self.log_prob(flat).reshape(calls.log_prob.shape)
+
+    @torch.no_grad()
+    def log_prob(self, calls: Trajectory) -> Tensor:
+        """``[N, C, D]`` under the present weights."""
+        rows = self.trainer.micro_batch_size
+        parts = [calls[start : start + rows] for start in range(0, len(calls), rows)]
+        return torch.cat([self.policy.evaluate(part.inputs, part.latent, self.temperature).log_prob for part in parts])
+
+    def _check(self, calls: Trajectory, version: int) -> None:
+        """Once, on what the present weights have played. Raises RuntimeError where the policy contradicts itself."""
+        if self.parity is not None or bool((calls.policy_version != version).any()):
+            return
+        self.parity = parity(self.policy, calls, self.temperature)
+        rounded = any(parameter.dtype == torch.bfloat16 for parameter in self.policy.backbone.parameters())
+        tolerance = BFLOAT16_PARITY_TOLERANCE if rounded else PARITY_TOLERANCE
+        if not self.parity <= tolerance:
+            raise RuntimeError(
+                f"evaluate() does not reproduce the rollout's log-probabilities: they differ by {self.parity:.2g} "
+                f"(tolerance {tolerance:g}); the policy's act() and evaluate() disagree"
+            )
+
+    def _cotraining(self, config: OnPolicyConfig, iteration: int, first: int) -> Callable[[int], Sequence[Term]]:
+        assert self._demonstrations is not None
+        shown, size = self._demonstrations, config.sft_batch_size
+        loss = partial(imitation_loss, noise=partial(imitation_noise, self.run_seed))
+
+        def terms(index: int) -> list[Term]:
+            # a minibatch's demonstrations depend on its place alone, so that a resumed run draws the same ones
+            place = (iteration << 20) + first + index
+            generator = torch.Generator().manual_seed(self.run_seed * 1_000_003 + place)
+            batch = shown[torch.randint(len(shown), (size,), generator=generator)]
+            return [Term(replace(batch, draws=place * size + torch.arange(size)), loss, config.sft_coef)]
+
+        return terms
+
+
+@torch.no_grad()
+def fixed(policy: Policy, inputs: Inputs, rows: int) -> Inputs:
+    """``policy.fix`` on all ``inputs``, ``rows`` at a time."""
+    count = len(next(iter(inputs.values())))
+    result: Inputs = {}
+    for start in range(0, count, rows):
+        part = {name: value[start : start + rows] for name, value in inputs.items()}
+        found = policy.fix(part)
+        if found is part:
+            return inputs
+        for name, value in found.items():
+            result.setdefault(name, value.new_empty(count, *value.shape[1:]))[start : start + rows] = value
+    return result
