@@ -46,6 +46,7 @@ class RoleConfig:
 class RolesConfig:
     rollout: RoleConfig = field(default_factory=RoleConfig)
     reference: RoleConfig = field(default_factory=RoleConfig)
+    reward: RoleConfig = field(default_factory=RoleConfig)
     trainer: RoleConfig = field(default_factory=RoleConfig)
 
 
@@ -62,6 +63,8 @@ class ClusterConfig:
     """Each has env.num_envs / rollout_workers environments, in rollout.pipeline_depth groups."""
     reference_workers: int = 0
     """That compute the reference policy's log-probabilities; 0: the trainer does."""
+    reward_workers: int = 0
+    """That compute the recipe's reward; 0: the rollout workers do."""
     trainer_ranks: int = 1
     streaming: bool = True
     """Shards are worked on as they come; false: when all of them are there."""

@@ -17,11 +17,12 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
 from rlinf_vla.evaluation.sweep import EpisodeResult, sweep
 from rlinf_vla.flow.learning import Learning
-from rlinf_vla.flow.wire import ROW, HeavyParts, Packed, heavy_part, light_part
+from rlinf_vla.flow.wire import ROW, HeavyParts, Packed, flattened, heavy_parts, light_part
 from rlinf_vla.protocols import EnvSpec, Policy, PolicySpec, VectorEnv
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.rollout.collector import collect, collect_episodes
+from rlinf_vla.rollout.collector import Beside, collect, collect_episodes
 from rlinf_vla.rollout.demonstrations import demonstrate
+from rlinf_vla.rollout.rewarded import Worth, scored, seen
 from rlinf_vla.telemetry.timeline import Span, Timeline
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import merged_lora
@@ -41,6 +42,10 @@ class Builders:
     """A rollout worker's groups: as they are, and worth what the recipe's reward says."""
     trainer: Callable[[Policy], Any]
     algorithm: Callable[[], OnPolicy]
+    worth: Callable[[EnvSpec], Worth]
+    """What steps are worth, for reward workers."""
+    rewards_apart: bool
+    """Reward workers say what steps are worth, not the rollout workers."""
     settings: Settings
     reuse_frozen: bool
     rollout_threads: Threads
@@ -51,7 +56,7 @@ class Builders:
 class Introduction:
     pid: int
     host: str
-    policy: PolicySpec
+    policy: PolicySpec | None
     weights: int = 0
     trained: int = 0
     env: EnvSpec | None = None
@@ -107,22 +112,29 @@ class RolloutWorker(Worker):
         self.version = version
         return time.perf_counter() - started
 
-    def collect(self, version: int, weights: Packed | None, iteration: int, first: int, calls: int) -> tuple[Played, Packed]:
-        """The rollout of the environments from number ``first`` on: its light part, and its heavy one."""
-        return self._play(
-            version, weights, lambda timeline: collect(self.actor, self.rewarded, iteration, version, calls, timeline, first=first)
-        )
+    def collect(self, version: int, weights: Packed | None, iteration: int, first: int, calls: int) -> tuple[Played, Packed, Packed]:
+        """The rollout of the environments from number ``first`` on: its light part, and what the policy and what a reward reads of it."""
 
-    def collect_episodes(self, version: int, weights: Packed | None, episodes: Episodes) -> tuple[Played, Packed]:
-        return self._play(version, weights, lambda timeline: collect_episodes(self.actor, self.rewarded, episodes, version, timeline))
+        def play(groups: Sequence[VectorEnv], timeline: Timeline, beside: Beside) -> Trajectory:
+            return collect(self.actor, groups, iteration, version, calls, timeline, first=first, beside=beside)
 
-    def _play(self, version: int, weights: Packed | None, play: Callable[[Timeline], Trajectory]) -> tuple[Played, Packed]:
-        timeline = Timeline()
+        return self._play(version, weights, play)
+
+    def collect_episodes(self, version: int, weights: Packed | None, episodes: Episodes) -> tuple[Played, Packed, Packed]:
+        def play(groups: Sequence[VectorEnv], timeline: Timeline, beside: Beside) -> Trajectory:
+            return collect_episodes(self.actor, groups, episodes, version, timeline, beside=beside)
+
+        return self._play(version, weights, play)
+
+    def _play(
+        self, version: int, weights: Packed | None, play: Callable[[Sequence[VectorEnv], Timeline, Beside], Trajectory]
+    ) -> tuple[Played, Packed, Packed]:
+        timeline, apart = Timeline(), self.builders.rewards_apart
         with self.builders.rollout_threads():
             seconds = self.load(version, weights)
-            rollouts = play(timeline)
+            rollouts = play(self.groups if apart else self.rewarded, timeline, seen if apart else lambda call: {})
         spans = [each._replace(track=f"rollout {self.place} {each.track}") for each in shifted(timeline.spans(), clock_offset())]
-        return Played(light_part(rollouts), spans, seconds), heavy_part(rollouts)
+        return Played(light_part(rollouts), spans, seconds), *heavy_parts(rollouts)
 
     def sweep(self, version: int, weights: Packed | None, numbers: range, temperature: float, filmed: int) -> list[EpisodeResult]:
         """Evaluation episodes ``numbers``; those below ``filmed`` on film."""
@@ -149,6 +161,22 @@ class ReferenceWorker(Worker):
         """Log-probabilities of a shard, shaped as its own."""
         with self.builders.update_threads():
             return Packed.of({"reference": self.learning.log_prob(whole(calls, heavy, self.policy)).reshape(calls.log_prob.shape)})
+
+
+class RewardWorker(Worker):
+    """Says what the steps of a rollout were worth."""
+
+    worth: Worth | None = None
+
+    def ready(self) -> Introduction:
+        return Introduction(os.getpid(), socket.gethostname(), None)
+
+    def score(self, calls: Trajectory, scene: Packed, env: EnvSpec) -> Packed:
+        """Rewards of a shard, shaped as its own. ``env``: of an environment group."""
+        with self.builders.update_threads():
+            if self.worth is None:
+                self.worth = self.builders.worth(env)
+            return Packed.of({"reward": scored(flattened(calls), scene.tensors(), self.worth, env.num_envs).reshape(calls.reward.shape)})
 
 
 class TrainerWorker(Worker):
@@ -210,7 +238,7 @@ def whole(calls: Trajectory, heavy: Packed, policy: Policy) -> Trajectory:
     """``[N]``: a light shard with its heavy part, where the policy is."""
     parts = HeavyParts()
     parts.add(0, heavy)
-    flat = calls.flatten() if calls.value.ndim == 2 else calls
+    flat = flattened(calls)
     return parts.complete(replace(flat, inputs={ROW: torch.arange(len(flat))}), next(policy.parameters()).device)
 
 
