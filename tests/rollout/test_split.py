@@ -10,14 +10,19 @@ import pytest
 import torch
 
 from rlinf_vla import plugins
+from rlinf_vla.models.openvla import OpenVLAOFTPolicy
+from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions
+from rlinf_vla.models.pi0.options import Pi0Options
+from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.split import FeatureServer, SplitActor, fill_head, head_weights, keep_head, require_separable, size
 from rlinf_vla.training.lora import LoraOptions, add_lora, is_lora, merged_lora
 from rlinf_vla.types import Tensors, UserError
-from tests.conformance.policy import assert_the_same_bits, observations, split
+from tests.conformance.policy import act, assert_the_same_bits, observations, split
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
+from tests.models.tiny_openvla import ASSETS
 from tests.rollout.test_actor import RecordedOnTheCPU
 
 SETTINGS = Settings(run_seed=5, temperature=1.0, batch_size=3)
@@ -174,3 +179,31 @@ def test_a_policy_that_says_nothing_is_refused() -> None:
 
     with pytest.raises(UserError, match="model=other does not say which of its modules act"):
         require_separable(Other)
+
+
+@pytest.mark.parametrize(
+    ("model", "asset", "options"),
+    [
+        (OpenVLAOFTPolicy, "openvla_oft_tiny_pushcube", OpenVLAOFTOptions(prompt_length=26, dtype="bfloat16")),
+        (Pi0Policy, "pi0_tiny_pushcube", Pi0Options(prompt_length=16, denoise_steps=4, dtype="bfloat16")),
+    ],
+)
+def test_what_adapters_rounded_to_bfloat16_change(model: type[Policy], asset: str, options: Any) -> None:
+    """docs/split.md: as much as any other change of a network in bfloat16, which is not nothing."""
+    policy = model.load(ASSETS / asset, options)
+    add_lora(policy, LoraOptions(rank=32), seed=0)
+    factors = {name: parameter for name, parameter in policy.named_parameters() if is_lora(name)}
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in factors.items():
+            if ".lora_B." in name:
+                parameter.normal_(std=0.03, generator=generator)
+        exact = {name: parameter.clone() for name, parameter in factors.items()}
+        for name, parameter in factors.items():
+            parameter.copy_(exact[name].bfloat16())
+        inputs = policy.prepare(observations(policy, 64))
+        sample = act(policy, inputs)
+        for name, parameter in factors.items():
+            parameter.copy_(exact[name])
+        moved = (policy.evaluate(inputs, sample.latent, 1.0).log_prob - sample.log_prob).abs()
+    assert 0 < moved.mean() < 0.01
