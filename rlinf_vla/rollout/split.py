@@ -5,7 +5,8 @@ Prepared inputs cross up, packed features down, and never the backbone's weights
 A rollout worker makes its head so, and at no time holds more::
 
     policy = Model.without_weights(checkpoint, options)
-    add_lora(policy, ...)  # as the trainer did
+    with torch.device("meta"):  # adapters of the backbone take no memory either
+        add_lora(policy, ...)  # as the trainer did
     keep_head(policy)
     fill_head(policy, weights, device)  # head_weights(policy, policy.state_dict()) of the trainer's
 """
