@@ -16,6 +16,7 @@ from rlinf_vla.protocols import EnvSpec, Policy, RewardModel, VectorEnv
 from rlinf_vla.recipe import Recipe, RewardConfig, asset_path
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.rewarded import RewardedEnv, Worth, own_reward
+from rlinf_vla.rollout.split import keep_head, require_separable
 from rlinf_vla.training.checkpoint import load_heads
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
@@ -44,6 +45,17 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
     if recipe.cluster.gradient_checkpointing:
         checkpoint_blocks(policy)
     return policy.to(recipe.cluster.device)
+
+
+def build_head(recipe: Recipe) -> Policy:
+    """The part of the recipe's policy that acts; its weights are still to be filled in."""
+    model = plugins.choose("model", recipe.model.name, plugins.models())
+    require_separable(model)
+    policy: Policy = model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
+    with torch.device("meta"):
+        add_lora(policy, recipe.model.lora, recipe.seed)
+    keep_head(policy)
+    return policy
 
 
 def build_reward_model(recipe: Recipe) -> RewardModel:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-HEALTH = "health"
-"""The concurrency group in which a worker answers ``ping`` while it works."""
+from rlinf_vla.flow.workers import HEALTH
+
 _LOOK = 0.2
 """Seconds between looks at whether the run is to end."""
 

@@ -15,18 +15,21 @@ from typing import Any
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.evaluation.sweep import EpisodeResult
 from rlinf_vla.flow.base import OnPolicyFlow
-from rlinf_vla.flow.pool import HEALTH, Patience, Pool, ShardLost, WorkerLost, wait
+from rlinf_vla.flow.pool import Patience, Pool, ShardLost, WorkerLost, wait
 from rlinf_vla.flow.ray_cluster import Role, placed
 from rlinf_vla.flow.runtime import drawn_episodes
 from rlinf_vla.flow.wire import Packed, light_trajectory, serial_of
 from rlinf_vla.flow.workers import (
+    HEALTH,
     Builders,
+    FeatureWorker,
     Introduction,
     Played,
     ReferenceWorker,
     RewardWorker,
     RolloutWorker,
     TrainerWorker,
+    Weights,
     clock_offset,
     shifted,
 )
@@ -113,20 +116,23 @@ class RayFlow(OnPolicyFlow):
         num_envs: int,
         settings: Settings,
         streaming: bool = True,
+        split: bool = False,
         **options: Any,
     ) -> None:
-        """``num_envs``: of all rollout workers together. ``options``: see ``OnPolicyFlow``."""
+        """``num_envs``: of all rollout workers, which with ``split`` have the policy's head only. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, Timeline(), **options)
         self.rollouts, self.rewards, self.references, self.trainers = rollouts, rewards, references, trainers
-        self.workers, self.num_envs, self.streaming = len(rollouts.actors), num_envs, streaming
+        self.workers, self.num_envs, self.streaming, self.split = len(rollouts.actors), num_envs, streaming, split
         introduced: Introduction = rollouts.call("introduce")[0]
         assert introduced.env is not None and introduced.policy is not None
         self.env, self.chunk = introduced.env, introduced.policy.chunk
+        self.features: list[Any] = []
         self._serial = itertools.count()
         self._serials: dict[int, list[int]] = {}
         self._heavy: dict[int, tuple[Any, Any]] = {}
         """What the policy and what a reward reads of a shard, by serial number."""
-        self._weights: dict[int, Any] = {}
+        self._weights: dict[int, tuple[Weights, Any]] = {}
+        """By version, and what of it is the rollout workers'."""
         self._shown = False
         self._executor = ThreadPoolExecutor(max_workers=256, thread_name_prefix="shard")
 
@@ -135,7 +141,7 @@ class RayFlow(OnPolicyFlow):
         if self.policy_version not in self._weights:
             self.send_weights()
         self._began, self._playing, self._load_s = time.perf_counter(), 0.0, 0.0
-        self._ended, self._steps = self._began, 0
+        self._ended, self._steps, self._sent, self._received = self._began, 0, 0, 0
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         calls, each = rollout_calls(horizon, self.env.episode_limit, self.chunk), self.num_envs // self.workers
@@ -179,6 +185,8 @@ class RayFlow(OnPolicyFlow):
             del self._weights[version]
         if self._steps:
             self.log_rollout(self._ended - self._began, self._steps)
+        if self.split:
+            self.log({"split/bytes_up": float(self._sent), "split/bytes_down": float(self._received)})
         seconds = time.perf_counter() - self._began
         pools = [pool for pool in (self.rollouts, self.rewards, self.references) if pool is not None]
         self.log(
@@ -195,8 +203,9 @@ class RayFlow(OnPolicyFlow):
         """All that trains is put where every worker can read it; who has an older version reads it before it next works."""
         started = time.perf_counter()
         with self.timeline.span("publish", "trainer"):
-            ((nbytes, packed), *_) = self.trainers.call("weights", returns=2)
-        self._weights[self.policy_version] = packed
+            ((nbytes, packed, head), *_) = self.trainers.call("weights", returns=3)
+        version = self.policy_version
+        self._weights[version] = (Weights(version, packed), head) if self.split else (Weights(version), packed)
         self.log({"weights/bytes": float(nbytes), "weights/publish_s": time.perf_counter() - started})
 
     def evaluate(
@@ -209,7 +218,7 @@ class RayFlow(OnPolicyFlow):
         parts = [range(first, min(first + size, episodes)) for first in range(0, episodes, size)]
 
         def play(part: range) -> list[EpisodeResult]:
-            return self.rollouts.call("sweep", self.policy_version, weights, part, temperature, filmed)[0]
+            return self.rollouts.call("sweep", *weights, part, temperature, filmed)[0]
 
         futures = [self._executor.submit(play, part) for part in parts]
         results = []
@@ -230,8 +239,7 @@ class RayFlow(OnPolicyFlow):
     def _produce(self, task: Task) -> Trajectory:
         """Played by some worker, and in the trainer's hands."""
         while True:
-            version = task.version
-            played, heavy, scene = self.rollouts.call(task.method, version, self._weights[version], *task.arguments, returns=3)
+            played, heavy, scene = self.rollouts.call(task.method, *self._weights[task.version], *task.arguments, returns=3)
             serial = next(self._serial)
             try:
                 self.trainers.call("accept", serial, heavy)
@@ -274,6 +282,7 @@ class RayFlow(OnPolicyFlow):
             self.timeline.add(*span)
         self._playing += max(span.end for span in spans) - min(span.start for span in spans)
         self._load_s = max(self._load_s, played.load_s)
+        self._sent, self._received = self._sent + played.sent, self._received + played.received
         self._ended, self._steps = time.perf_counter(), self._steps + steps
 
 
@@ -293,9 +302,15 @@ def launched(
     with ExitStack() as stack:
         places = stack.enter_context(placed(roles, patience.start))
 
+        groups = {HEALTH: 1}
+        # Ray itself restarts these, so that rollout workers may hold on to them
+        kind = remote(max_restarts=-1, max_task_retries=-1, concurrency_groups=groups)(FeatureWorker)
+        features = [kind.options(**place).remote(builders("feature"), number) for number, place in enumerate(places["feature"])]
+
         def spawn(kind: type, role: str, place: int) -> Any:
-            actor = remote(max_restarts=0, concurrency_groups={HEALTH: 1}, **places[role][place])(kind)
-            return actor.remote(builders(role), place)
+            actor = remote(max_restarts=0, concurrency_groups=groups, **places[role][place])(kind)
+            backbone = [features[place % len(features)]] if features and kind is RolloutWorker else []
+            return actor.remote(builders(role), place, *backbone)
 
         def pool(kind: type, role: str) -> Pool:
             found = Pool(role, partial(spawn, kind, role), roles[role].count, patience, say)
@@ -308,6 +323,7 @@ def launched(
         )
         trainers = Trainers([spawn(TrainerWorker, "trainer", rank) for rank in range(roles["trainer"].count)], patience)
         stack.callback(trainers.close)
-        flow = RayFlow(rollouts, rewards, references, trainers, num_envs, builders("trainer").settings, **options)
+        flow = RayFlow(rollouts, rewards, references, trainers, num_envs, builders("trainer").settings, split=bool(features), **options)
+        flow.features = features
         stack.callback(flow.close)
         yield flow

@@ -22,6 +22,7 @@ from rlinf_vla.flow.workers import Builders
 from rlinf_vla.protocols import EnvSpec, Policy, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.rewarded import RewardedEnv, Worth
+from rlinf_vla.rollout.split import keep_head
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import LoraOptions, add_lora
 from rlinf_vla.training.trainer import Optimisation, Trainer
@@ -45,6 +46,9 @@ class Recipe:
     streaming: bool = True
     shaped: bool = False
     reward_workers: int = 0
+    feature_workers: int = 0
+    adapters: bool = False
+    """LoRA instead of all weights; workers then take seconds longer to import what it needs."""
 
 
 def shaping(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
@@ -59,9 +63,16 @@ def worth(env: EnvSpec) -> Worth:
     return Worth(shaping, weight=0.5, env_weight=0.25)
 
 
-def policy() -> Policy:
+def policy(recipe: Recipe) -> Policy:
     found = LinearPolicy(LinearOptions(chunk=2))
-    add_lora(found, LoraOptions(rank=4), seed=0)
+    if recipe.adapters:
+        add_lora(found, LoraOptions(rank=4), seed=0)
+    return found
+
+
+def head(recipe: Recipe) -> Policy:
+    found = policy(recipe)
+    keep_head(found)
     return found
 
 
@@ -85,11 +96,14 @@ def rewarded(found: Sequence[VectorEnv], recipe: Recipe) -> Sequence[VectorEnv]:
 
 def builders(recipe: Recipe, role: str) -> Builders:
     return Builders(
-        policy=policy,
+        policy=partial(policy, recipe),
+        head=partial(head, recipe),
         environments=partial(environments, NUM_ENVS // recipe.rollout_workers, recipe),
         trainer=trainer,
         algorithm=partial(algorithm, recipe.config),
         worth=worth,
+        device="cpu",
+        heartbeat_s=PATIENCE.heartbeat,
         rewards_apart=recipe.reward_workers > 0,
         settings=SETTINGS,
         reuse_frozen=True,
@@ -99,13 +113,14 @@ def builders(recipe: Recipe, role: str) -> Builders:
 
 
 def in_process(recipe: Recipe) -> InProcessFlow:
-    built = policy()
+    built = policy(recipe)
     envs = rewarded(groups(NUM_ENVS, recipe.depth), recipe)
     return InProcessFlow(built, envs, trainer(built), SETTINGS, Timeline(), staleness=recipe.config.staleness, iterations=3)
 
 
 def roles(recipe: Recipe) -> dict[str, Role]:
     counts = {"rollout": recipe.rollout_workers, "reward": recipe.reward_workers, "reference": recipe.reference_workers, "trainer": 1}
+    counts["feature"] = recipe.feature_workers
     return {name: Role(count, cpus=0.05) for name, count in counts.items()}
 
 
@@ -132,7 +147,7 @@ def trained(flow: OnPolicyFlow) -> dict[str, Tensor]:
     assert isinstance(flow, RayFlow)
     import ray
 
-    ((_, packed),) = flow.trainers.call("weights", returns=2)
+    ((_, packed, _),) = flow.trainers.call("weights", returns=3)
     return {name: value.clone() for name, value in ray.get(packed).tensors().items()}
 
 
