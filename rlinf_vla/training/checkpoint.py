@@ -19,8 +19,8 @@ from torch import Tensor
 
 from rlinf_vla.protocols import Learner, Policy
 from rlinf_vla.training.lora import adapter_state, copy_all, is_lora, load_adapter, read_tensors, save_adapter
+from rlinf_vla.training.pieces import gathered
 from rlinf_vla.training.ranks import rank
-from rlinf_vla.training.sharding import gathered
 from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.training.trainer import Trainer
 from rlinf_vla.types import UserError

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Policy
-from rlinf_vla.training.sharding import is_sharded, shard_like
+from rlinf_vla.training.pieces import copy_whole, is_sharded
 from rlinf_vla.types import Tensors, UserError
 
 if TYPE_CHECKING:
@@ -225,4 +225,4 @@ def copy_all(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Pa
     if differ:
         raise UserError(f"{source} does not fit this model: {differ[0]} is missing or has another shape; use the model.* of its run")
     for name, value in own.items():
-        value.copy_(shard_like(stored[name], value))
+        copy_whole(value, stored[name])

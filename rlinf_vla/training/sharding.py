@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from rlinf_vla.protocols import Learner
 from rlinf_vla.training.gradient_checkpointing import repeated_blocks
-from rlinf_vla.training.ranks import rank, world_size
-from rlinf_vla.types import Tensors, UserError
+from rlinf_vla.training.ranks import world_size
+from rlinf_vla.types import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -33,9 +33,8 @@ OLDEST_TORCH = "2.13"
 """Before, FSDP2 did not look for tensors in dataclasses, nor keep several groups of weights per module."""
 
 
-def shard(policy: Learner, mesh: DeviceMesh | None = None) -> None:
-    """Cut ``policy`` over the ranks of ``mesh`` (one-dimensional; None: all ranks), in place. All ranks must then call its methods
-    together; gradients are sums over ranks.
+def shard(policy: Learner) -> None:
+    """Cut ``policy`` over the ranks, in place. They must then call its methods together; gradients are sums over ranks.
 
     After LoRA and gradient checkpointing, before a Trainer is made. Raises UserError where that cannot be.
     """
@@ -49,7 +48,7 @@ def shard(policy: Learner, mesh: DeviceMesh | None = None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    mesh = mesh or init_device_mesh(next(policy.parameters()).device.type, (world_size(),))
+    mesh = init_device_mesh(next(policy.parameters()).device.type, (world_size(),))
     place = _by_dtype(policy, mesh)
     for module in (*reversed(repeated_blocks(policy)), policy):  # from the inside out
         # taken apart after every pass, the outermost too: weights that were put elsewhere meanwhile must not be the old ones
@@ -74,9 +73,8 @@ def _by_dtype(policy: nn.Module, mesh: DeviceMesh) -> Callable[[nn.Parameter], A
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
     from torch.distributed.tensor import Shard
 
-    ranks = dist.get_process_group_ranks(mesh.get_group())
     dtypes = sorted({parameter.dtype for parameter in policy.parameters() if parameter.requires_grad}, key=str)
-    others = {dtype: DeviceMesh.from_group(dist.new_group(ranks), mesh.device_type) for dtype in dtypes[1:]}
+    others = {dtype: DeviceMesh.from_group(dist.new_group(), mesh.device_type) for dtype in dtypes[1:]}
     places = {dtype: ShardPlacementResult(Shard(0), FSDPMeshInfo(other, shard_mesh_dim=0)) for dtype, other in others.items()}
     return (lambda parameter: places.get(parameter.dtype)) if places else None
 
@@ -104,39 +102,6 @@ def _gathers(policy: nn.Module, name: str, entered: list[str]) -> None:
 
 def _cannot_save(checkpoint: Path, dtype: torch.dtype | None = None) -> None:
     raise UserError("a sharded policy cannot write its official layout: use `rlinf-vla export` on a checkpoint of the run")
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """A DTensor, told without its import."""
-    return hasattr(tensor, "full_tensor")
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All ranks' pieces together; every rank must ask."""
-    full: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
-    return tensor if full is None else full()
-
-
-def gathered(tensors: Mapping[str, Tensor]) -> Tensors:
-    """As they are; where they are sharded, whole and on the CPU for rank 0, and none for the others. Every rank must ask."""
-    if not any(map(is_sharded, tensors.values())):
-        return dict(tensors)
-    found: Tensors = {}
-    for name, tensor in tensors.items():
-        full = whole(tensor)
-        if rank() == 0:
-            found[name] = full.cpu()
-    return found
-
-
-def shard_like(value: Tensor, target: Tensor) -> Tensor:
-    """This rank's piece of ``value``, which is whole on every rank, where ``target`` is sharded; else ``value``."""
-    if not is_sharded(target):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh, placements = target.device_mesh, target.placements  # type: ignore[attr-defined]
-    return distribute_tensor(value.to(target.device), mesh, placements, src_data_rank=None)
 
 
 @dataclass(frozen=True)

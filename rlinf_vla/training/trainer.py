@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlinf_vla.training.pieces import clip_pieces, gathered, is_sharded, own_copy, own_gradient, own_piece, piece_of
 from rlinf_vla.training.ranks import Learnable, Rows, shares, sum_gradients, summed
-from rlinf_vla.training.sharding import gathered, is_sharded, shard_like, whole
 from rlinf_vla.types import Tensors
 
 _CRITIC = "value_head."
@@ -57,9 +57,10 @@ class Trainer:
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
         self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
         self.sharded = any(map(is_sharded, self.parameters.values()))
+        self._own = {name: own_piece(parameter) for name, parameter in self.parameters.items()}
         self._reference = self._copies() if keep_reference else None
-        actor = [p for name, p in self.parameters.items() if not name.startswith(_CRITIC)]
-        critic = [p for name, p in self.parameters.items() if name.startswith(_CRITIC)]
+        actor = [p for name, p in self._own.items() if not name.startswith(_CRITIC)]
+        critic = [p for name, p in self._own.items() if name.startswith(_CRITIC)]
         groups = [{"params": actor, "lr": settings.learning_rate}, {"params": critic, "lr": settings.value_learning_rate}]
         self.optimizer = torch.optim.AdamW(groups, betas=settings.betas, eps=1e-8, weight_decay=settings.weight_decay)
 
@@ -75,12 +76,12 @@ class Trainer:
             self._put(present)
 
     def _copies(self) -> dict[str, Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        return {name: own.detach().clone() for name, own in self._own.items()}
 
     @torch.no_grad()
     def _put(self, weights: dict[str, Tensor]) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.copy_(weights[name])
+        for name, own in self._own.items():
+            own.copy_(weights[name])
 
     def step(self, batch: Learnable, loss: LossFunction, learning_rate_scale: float = 1.0, beside: Sequence[Term] = ()) -> dict[str, float]:
         """One optimiser step on a minibatch, of which every rank is given the whole; statistics are means over what counts, on all ranks
@@ -90,13 +91,12 @@ class Trainer:
         """
         if not batch.counts.any():
             return {}
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters.values():
+            parameter.grad = None
         metrics: dict[str, float] = {}
         for term in (Term(batch, loss, 1.0), *beside):
             metrics |= self._accumulate(term)
-        if not self.sharded:
-            sum_gradients(self.parameters.values())
-        norm = whole(nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm))
+        norm = self._reduce()
         if not torch.isfinite(norm):
             raise FloatingPointError("the gradient is not finite: the step was not taken; lower algorithm.learning_rate")
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -116,6 +116,15 @@ class Trainer:
             for name, statistic in statistics.items():
                 totals[name] = totals.get(name, 0) + (statistic if counted else torch.zeros_like(statistic))
         return {name: total / count for name, total in summed(totals).items()}
+
+    def _reduce(self) -> Tensor:
+        """Gradients of the whole minibatch, clipped; returns their norm before."""
+        if self.sharded:  # they are sums already
+            for name, own in self._own.items():
+                own.grad = own_gradient(self.parameters[name])
+            return clip_pieces(self._own.values(), self.settings.max_grad_norm)
+        sum_gradients(self.parameters.values())
+        return nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
 
     def update(
         self,
@@ -164,14 +173,17 @@ class Trainer:
 
     def state(self) -> Tensors:
         """Adam's state by parameter name, ``<parameter>.exp_avg`` and so on; asked for and given as ``weights``."""
-        names = {id(parameter): name for name, parameter in self.parameters.items()}
-        states = self.optimizer.state.items()
-        return gathered({f"{names[id(parameter)]}.{slot}": value for parameter, slots in states for slot, value in slots.items()})
+        slots = {name: self.optimizer.state[own] for name, own in self._own.items() if own in self.optimizer.state}
+        return gathered(
+            {
+                f"{name}.{slot}": value if slot == _STEP else piece_of(self.parameters[name], value)
+                for name, found in slots.items()
+                for slot, value in found.items()
+            }
+        )
 
     def load_state(self, tensors: Tensors) -> None:
         """What ``state`` gave, on every rank."""
         for key, value in tensors.items():
             name, slot = key.rsplit(".", 1)
-            parameter = self.parameters[name]
-            device = value.device if slot == _STEP else parameter.device
-            self.optimizer.state[parameter][slot] = (value if slot == _STEP else shard_like(value, parameter)).to(device, copy=True)
+            self.optimizer.state[self._own[name]][slot] = value.clone() if slot == _STEP else own_copy(self.parameters[name], value)
