@@ -78,8 +78,9 @@ def gathered(tensors: Mapping[str, Tensor]) -> Tensors:
 def clip_pieces(pieces: Iterable[nn.Parameter], limit: float) -> Tensor:
     """``clip_grad_norm_`` by the norm over all ranks' pieces, which it returns."""
     pieces = list(pieces)
-    square = nn.utils.get_total_norm([piece.grad for piece in pieces if piece.grad is not None]).double().square()
+    own = nn.utils.get_total_norm([piece.grad for piece in pieces if piece.grad is not None])
+    square = own.double().square()
     dist.all_reduce(square)
-    norm = square.sqrt().float()
+    norm = square.sqrt().to(own.dtype)
     nn.utils.clip_grads_with_norm_(pieces, limit, norm)
     return norm
