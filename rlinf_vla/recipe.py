@@ -24,7 +24,7 @@ from rlinf_vla.types import UserError, require_one_of
 
 ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
 ASSET = "asset://"
-RUNTIMES, SPLITS = ("in_process", "ray"), ("none", "head")
+RUNTIMES, SPLITS, SHARDINGS = ("in_process", "ray"), ("none", "head"), ("none", "full")
 NO_MODEL = "none"
 """The model of a recipe in which no policy learns."""
 
@@ -69,6 +69,9 @@ class ClusterConfig:
     feature_workers: int = 1
     """That encode for rollout workers where rollout.split=head; beside the trainer."""
     trainer_ranks: int = 1
+    """That share each minibatch's rows."""
+    trainer_sharding: str = "none"
+    """full: the ranks also share the policy's weights and the optimiser's state out among them (FSDP2)."""
     streaming: bool = True
     """Shards are worked on as they come; false: when all of them are there."""
     heartbeat_s: float = 30.0
@@ -302,6 +305,7 @@ def _check(recipe: Recipe) -> None:
     num_envs = recipe.env.num_envs
     cluster = recipe.cluster
     require_one_of("cluster.runtime", cluster.runtime, RUNTIMES)
+    require_one_of("cluster.trainer_sharding", cluster.trainer_sharding, SHARDINGS)
     require_one_of("rollout.split", recipe.rollout.split, SPLITS)
     require(recipe.rollout.split == "none" or cluster.runtime == "ray", "rollout.split=head wants cluster.runtime=ray")
     for name in ("rollout_workers", "trainer_ranks", "feature_workers"):

@@ -41,6 +41,7 @@ def connected(address: str | None, roles: Mapping[str, Role], say: Callable[[str
         raise UserError("cluster.runtime=ray needs Ray: pip install 'rlinf-vla[ray]', or use cluster.runtime=in_process") from None
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # they are the job; Ray's default is 15
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         wanted: dict[str, float] = {}

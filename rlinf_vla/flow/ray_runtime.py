@@ -10,6 +10,7 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
@@ -31,12 +32,13 @@ from rlinf_vla.flow.workers import (
     TrainerWorker,
     Weights,
     clock_offset,
+    followed,
     shifted,
 )
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.types import Rollouts, Trajectory
+from rlinf_vla.types import Rollouts, Tensors, Trajectory
 
 _LOOK = 0.1
 """Seconds between looks at whether the run is to end."""
@@ -51,7 +53,8 @@ class Trainers:
 
     def __init__(self, actors: Sequence[Any], patience: Patience) -> None:
         self.actors, self._patience = actors, replace(patience, heartbeat=patience.start, call=patience.start)
-        self.introduction: Introduction = self.call("ready")[0][0]
+        meeting_point = wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0") if len(actors) > 1 else []
+        self.introduction: Introduction = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))[0][0]
         self._patience = patience
 
     def call(self, method: str, *arguments: Any, returns: int = 1) -> list[list[Any]]:
@@ -65,6 +68,21 @@ class Trainers:
             ]
         except WorkerLost as loss:
             raise TrainerLost(str(loss)) from loss
+        except Exception as error:
+            lost = self._lost()
+            if lost is None:
+                raise
+            raise TrainerLost(lost) from error  # the others only failed to talk to it
+
+    def _lost(self) -> str | None:
+        if len(self.actors) == 1:
+            return None
+        for rank, actor in enumerate(self.actors):
+            try:
+                wait(actor, [actor.ping.options(concurrency_group=HEALTH).remote()], self._patience, f"trainer {rank}")
+            except WorkerLost as loss:
+                return str(loss)
+        return None
 
     def close(self) -> None:
         import ray
@@ -141,7 +159,7 @@ class RayFlow(OnPolicyFlow):
         if self.policy_version not in self._weights:
             self.send_weights()
         self._began, self._playing, self._load_s = time.perf_counter(), 0.0, 0.0
-        self._ended, self._steps, self._sent, self._received = self._began, 0, 0, 0
+        self._ended, self._steps, self._sent, self._received, self._bytes = self._began, 0, 0, 0, 0
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         calls, each = rollout_calls(horizon, self.env.episode_limit, self.chunk), self.num_envs // self.workers
@@ -191,6 +209,7 @@ class RayFlow(OnPolicyFlow):
         pools = [pool for pool in (self.rollouts, self.rewards, self.references) if pool is not None]
         self.log(
             {
+                "rollout/bytes": float(self._bytes),
                 "weights/load_s": self._load_s,
                 "utilisation/rollout": self._playing / (self.workers * seconds),
                 "utilisation/trainer": self.metrics.get("timing_s/update", 0.0) / seconds,
@@ -199,13 +218,29 @@ class RayFlow(OnPolicyFlow):
             | {f"faults/{pool.role}": float(pool.faults) for pool in pools}
         )
 
-    def send_weights(self) -> None:
-        """All that trains is put where every worker can read it; who has an older version reads it before it next works."""
+    def earlier(self) -> dict[int, Tensors]:
+        return {version: packed.tensors() for version, packed in self._packed_earlier().items()}
+
+    def remember(self, earlier: dict[int, Tensors]) -> None:
+        for version, tensors in earlier.items():
+            self.send_weights(version, Packed.of(tensors))
+
+    def write_checkpoint(self, directory: Path, state: dict[str, Any], keep: int) -> None:
+        """By the trainer, where that runs."""
+        self.trainers.call("save", directory, state, keep, self._packed_earlier())
+
+    def _packed_earlier(self) -> dict[int, Packed]:
+        first = self.policy_version - self.staleness
+        found = {version: weights for version, (weights, _) in self._weights.items() if first <= version < self.policy_version}
+        return {version: followed(weights.everything) for version, weights in found.items()}
+
+    def send_weights(self, version: int | None = None, earlier: Packed | None = None) -> None:
+        """All that trains is put where every worker can read it; who has another version reads it before it next works."""
         started = time.perf_counter()
+        version = self.policy_version if version is None else version
         with self.timeline.span("publish", "trainer"):
-            ((nbytes, packed, head), *_) = self.trainers.call("weights", returns=3)
-        version = self.policy_version
-        self._weights[version] = (Weights(version, packed), head) if self.split else (Weights(version), packed)
+            ((nbytes, packed, head), *_) = self.trainers.call("weights", earlier, returns=3)
+        self._weights[version] = (Weights(version, packed), head if self.split else packed)
         self.log({"weights/bytes": float(nbytes), "weights/publish_s": time.perf_counter() - started})
 
     def evaluate(
@@ -282,7 +317,7 @@ class RayFlow(OnPolicyFlow):
             self.timeline.add(*span)
         self._playing += max(span.end for span in spans) - min(span.start for span in spans)
         self._load_s = max(self._load_s, played.load_s)
-        self._sent, self._received = self._sent + played.sent, self._received + played.received
+        self._sent, self._received, self._bytes = self._sent + played.sent, self._received + played.received, self._bytes + played.nbytes
         self._ended, self._steps = time.perf_counter(), self._steps + steps
 
 

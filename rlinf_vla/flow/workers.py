@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
@@ -27,6 +29,7 @@ from rlinf_vla.rollout.split import FeatureServer, SplitActor, fill_head, head_w
 from rlinf_vla.telemetry.timeline import Span, Timeline
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import merged_lora
+from rlinf_vla.training.sharding import shard
 from rlinf_vla.training.trainer import Trainer
 from rlinf_vla.types import Episodes, Inputs, Tensors, Trajectory
 
@@ -53,8 +56,11 @@ class Builders:
     """What steps are worth, for reward workers."""
     rewards_apart: bool
     """Reward workers say what steps are worth, not the rollout workers."""
+    sharded: bool
+    """The trainer's ranks share the policy's weights out among them."""
     device: str
     heartbeat_s: float
+    call_timeout_s: float
     settings: Settings
     reuse_frozen: bool
     rollout_threads: Threads
@@ -64,7 +70,8 @@ class Builders:
 @dataclass(frozen=True)
 class Introduction:
     pid: int
-    host: str
+    node: str
+    """Its address in the cluster."""
     policy: PolicySpec | None
     weights: int = 0
     trained: int = 0
@@ -73,19 +80,21 @@ class Introduction:
 
 @dataclass(frozen=True)
 class Weights:
-    """A version of what trains, as it travels. backbone: where a feature worker finds its own, a reference that nobody else follows."""
+    """A version of what trains, as it travels. everything: a reference, which only a feature worker follows."""
 
     version: int
-    backbone: Any = None
+    everything: Any
 
 
 @dataclass(frozen=True)
 class Played:
-    """``light``: of a shard. Spans in seconds of ``time.time``; ``load_s``: taken by new weights. Bytes to a feature worker and back."""
+    """``light``: of a shard. Spans in seconds of ``time.time``; ``load_s``: taken by new weights. nbytes: of
+    the rest of the shard. sent, received: bytes to a feature worker and back."""
 
     light: Packed
     spans: list[Span]
     load_s: float
+    nbytes: int
     sent: int
     received: int
 
@@ -138,7 +147,7 @@ class FeatureWorker(ActingWorker):
         with self.builders.rollout_threads():
             self.policy = self.builders.policy()
         self.server = FeatureServer(self.policy, self.builders.settings.cuda_graphs)
-        return Introduction(os.getpid(), socket.gethostname(), self.policy.spec)
+        return Introduction(os.getpid(), node_address(), self.policy.spec)
 
     def head(self) -> Packed:
         """The head's weights, those included that never change."""
@@ -154,7 +163,7 @@ class FeatureWorker(ActingWorker):
         assert self.server is not None
         with self.builders.rollout_threads():
             if weights.version != self.version:
-                self.load(weights.version, followed(weights.backbone))
+                self.load(weights.version, followed(weights.everything))
             return Packed.of(self.server.encode(inputs.tensors()))
 
 
@@ -183,7 +192,7 @@ class RolloutWorker(ActingWorker):
         return self.introduce()
 
     def introduce(self) -> Introduction:
-        return Introduction(os.getpid(), socket.gethostname(), self.policy.spec, env=self.groups[0].spec)
+        return Introduction(os.getpid(), node_address(), self.policy.spec, env=self.groups[0].spec)
 
     def actor_at(self, temperature: float) -> Actor:
         settings = replace(self.builders.settings, temperature=temperature)
@@ -220,7 +229,8 @@ class RolloutWorker(ActingWorker):
             rollouts = play(self.groups if apart else self.rewarded, timeline, seen if apart else lambda call: {})
         spans = [each._replace(track=f"rollout {self.place} {each.track}") for each in shifted(timeline.spans(), clock_offset())]
         crossed = (self.actor.sent, self.actor.received) if isinstance(self.actor, SplitActor) else (0, 0)
-        return Played(light_part(rollouts), spans, seconds, *crossed), *heavy_parts(rollouts)
+        heavy, scene = heavy_parts(rollouts)
+        return Played(light_part(rollouts), spans, seconds, heavy.nbytes + scene.nbytes, *crossed), heavy, scene
 
     def sweep(self, weights: Weights, own: Packed, numbers: range, temperature: float, filmed: int) -> list[EpisodeResult]:
         """Evaluation episodes ``numbers``; those below ``filmed`` on film."""
@@ -241,7 +251,7 @@ class ReferenceWorker(Worker):
         with self.builders.update_threads():
             self.policy = self.builders.policy()
             self.learning = learning(self.builders, self.builders.trainer(self.policy))
-        return Introduction(os.getpid(), socket.gethostname(), self.policy.spec)
+        return Introduction(os.getpid(), node_address(), self.policy.spec)
 
     def reference(self, calls: Trajectory, heavy: Packed) -> Packed:
         """Log-probabilities of a shard, shaped as its own."""
@@ -255,7 +265,7 @@ class RewardWorker(Worker):
     worth: Worth | None = None
 
     def ready(self) -> Introduction:
-        return Introduction(os.getpid(), socket.gethostname(), None)
+        return Introduction(os.getpid(), node_address(), None)
 
     def score(self, calls: Trajectory, scene: Packed, env: EnvSpec) -> Packed:
         """Rewards of a shard, shaped as its own. ``env``: of an environment group."""
@@ -268,26 +278,42 @@ class RewardWorker(Worker):
 class TrainerWorker(Worker):
     """Has what cannot be computed again but from a checkpoint: trained weights and the optimiser's state."""
 
-    def ready(self) -> Introduction:
+    def meeting_point(self) -> str:
+        """Where the ranks find each other, on this one's machine."""
+        host = node_address()
+        with socket.socket() as free:
+            free.bind((host, 0))
+            return f"tcp://{host}:{free.getsockname()[1]}"
+
+    def ready(self, meeting_point: str | None = None, ranks: int = 1) -> Introduction:
         builders = self.builders
+        if meeting_point is not None:
+            backend, patience = "nccl" if builders.device == "cuda" else "gloo", timedelta(seconds=builders.call_timeout_s)
+            dist.init_process_group(backend, init_method=meeting_point, rank=self.place, world_size=ranks, timeout=patience)
         with builders.update_threads():
             self.policy = builders.policy()
+            if builders.sharded:
+                shard(self.policy)
             self.trainer = builders.trainer(self.policy)
         self.learning = learning(builders, self.trainer)
         self.algorithm, self.heavy = builders.algorithm(), HeavyParts()
         weights, trained = (sum(each.numel() for each in group) for group in (self.policy.parameters(), self.trainer.parameters.values()))
-        return Introduction(os.getpid(), socket.gethostname(), self.policy.spec, weights, trained)
+        return Introduction(os.getpid(), node_address(), self.policy.spec, weights, trained)
 
     def restore(self, checkpoint: Path) -> dict[str, Any]:
         """Its state. Raises UserError where it is damaged or belongs to another model."""
         return load_checkpoint(checkpoint, self.policy, self.trainer)
 
-    def save(self, directory: Path, state: dict[str, Any], keep: int) -> None:
-        save_checkpoint(directory, self.policy, self.trainer, state, keep)
+    def save(self, directory: Path, state: dict[str, Any], keep: int, earlier: dict[int, Packed]) -> None:
+        versions = {version: packed.tensors() for version, packed in earlier.items()}
+        save_checkpoint(directory, self.policy, self.trainer, state, keep, versions)
 
-    def weights(self) -> tuple[int, Packed, Packed]:
-        """Bytes of all that trains; all that trains; what of it belongs to the policy's head, where that can be parted with."""
-        everything: Tensors = {name: value.detach() for name, value in self.trainer.parameters.items()}
+    def weights(self, earlier: Packed | None = None) -> tuple[int, Packed, Packed]:
+        """Bytes of all that trains; all that trains; what of it belongs to the policy's head, where that can be parted with.
+
+        ``earlier``: instead of the present ones.
+        """
+        everything = self.trainer.weights() if earlier is None else earlier.tensors()
         packed = Packed.of(everything)
         head = Packed.of(head_weights(self.policy, everything)) if self.policy.inseparable is None else Packed({})
         return packed.nbytes, packed, head
@@ -345,6 +371,12 @@ def asked(actor: Any, method: str, arguments: tuple[Any, ...], heartbeat_s: floa
             ray.kill(actor, no_restart=False)
         except exceptions.ActorUnavailableError:
             continue
+
+
+def node_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 def followed(reference: Any) -> Packed:

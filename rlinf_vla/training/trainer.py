@@ -58,7 +58,7 @@ class Trainer:
         self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
         self.sharded = any(map(is_sharded, self.parameters.values()))
         self._own = {name: own_piece(parameter) for name, parameter in self.parameters.items()}
-        self._reference = self._copies() if keep_reference else None
+        self._reference = self.copies() if keep_reference else None
         actor = [p for name, p in self._own.items() if not name.startswith(_CRITIC)]
         critic = [p for name, p in self._own.items() if name.startswith(_CRITIC)]
         groups = [{"params": actor, "lr": settings.learning_rate}, {"params": critic, "lr": settings.value_learning_rate}]
@@ -68,14 +68,21 @@ class Trainer:
     def reference_weights(self) -> Iterator[None]:
         """The policy as it was before the first update, for a while."""
         assert self._reference is not None, "keep_reference was not asked for"
-        present = self._copies()
+        with self.other_weights(self._reference):
+            yield
+
+    @contextmanager
+    def other_weights(self, weights: Tensors) -> Iterator[None]:
+        """Those that were once ``copies``, for a while."""
+        present = self.copies()
         try:
-            self._put(self._reference)
+            self._put(weights)
             yield
         finally:
             self._put(present)
 
-    def _copies(self) -> dict[str, Tensor]:
+    def copies(self) -> Tensors:
+        """Of what trains, this rank's own."""
         return {name: own.detach().clone() for name, own in self._own.items()}
 
     @torch.no_grad()

@@ -47,6 +47,8 @@ class Recipe:
     shaped: bool = False
     reward_workers: int = 0
     feature_workers: int = 0
+    ranks: int = 1
+    sharded: bool = False
     adapters: bool = False
     """LoRA instead of all weights; workers then take seconds longer to import what it needs."""
 
@@ -81,7 +83,7 @@ def algorithm(config: PPOConfig | GRPOConfig) -> OnPolicy:
 
 
 def trainer(built: Policy) -> Trainer:
-    return Trainer(built, Optimisation(0.05, 0.01, 0.5), 7, keep_reference=True)
+    return Trainer(built, Optimisation(0.01, 0.01, 0.5), 7, keep_reference=True)
 
 
 @contextmanager
@@ -104,6 +106,8 @@ def builders(recipe: Recipe, role: str) -> Builders:
         worth=worth,
         device="cpu",
         heartbeat_s=PATIENCE.heartbeat,
+        call_timeout_s=PATIENCE.call,
+        sharded=recipe.sharded,
         rewards_apart=recipe.reward_workers > 0,
         settings=SETTINGS,
         reuse_frozen=True,
@@ -119,7 +123,12 @@ def in_process(recipe: Recipe) -> InProcessFlow:
 
 
 def roles(recipe: Recipe) -> dict[str, Role]:
-    counts = {"rollout": recipe.rollout_workers, "reward": recipe.reward_workers, "reference": recipe.reference_workers, "trainer": 1}
+    counts = {
+        "rollout": recipe.rollout_workers,
+        "reward": recipe.reward_workers,
+        "reference": recipe.reference_workers,
+        "trainer": recipe.ranks,
+    }
     counts["feature"] = recipe.feature_workers
     return {name: Role(count, cpus=0.05) for name, count in counts.items()}
 
@@ -147,7 +156,7 @@ def trained(flow: OnPolicyFlow) -> dict[str, Tensor]:
     assert isinstance(flow, RayFlow)
     import ray
 
-    ((_, packed, _),) = flow.trainers.call("weights", returns=3)
+    (_, packed, _), *_ = flow.trainers.call("weights", returns=3)
     return {name: value.clone() for name, value in ray.get(packed).tensors().items()}
 
 
