@@ -93,7 +93,11 @@ def _gathers(policy: nn.Module, name: str, entered: list[str]) -> None:
             return plain(*args, **kwargs)
         entered.append(name)
         try:
-            return gathering(*args, **kwargs)
+            if not torch.is_inference_mode_enabled():
+                return gathering(*args, **kwargs)
+            # the tensors that weights are put together in are kept, and one of inference mode could not be trained with later
+            with torch.inference_mode(False), torch.no_grad():
+                return gathering(*args, **kwargs)
         finally:
             entered.clear()
 
@@ -122,7 +126,7 @@ class Footprint:
         return self.weights + self.gradients + self.optimizer + self.buffers
 
 
-def footprint(policy: Learner, ranks: int, sharded: bool) -> Footprint:
+def footprint(policy: nn.Module, ranks: int, sharded: bool) -> Footprint:
     """Of a policy that is not sharded yet, and may be on the meta device: Adam's two moments, everything in the weights' own dtypes."""
     pieces = ranks if sharded else 1
 
