@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.protocols import Learner
 from rlinf_vla.training.gradient_checkpointing import repeated_blocks
-from rlinf_vla.training.ranks import world_size
+from rlinf_vla.training.ranks import require_alike, world_size
 from rlinf_vla.types import UserError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def shard(policy: Learner) -> None:
     scalar = next((name for name, parameter in policy.named_parameters() if not parameter.ndim), None)
     if scalar is not None:
         raise UserError(f"cluster.trainer_sharding=full: {scalar} is a single number, which cannot be cut; set it to none")
+    require_alike(dict(policy.named_parameters()))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 

@@ -33,7 +33,7 @@ from tests.models.tiny_openvla import ASSET, smaller_directory
 from tests.parity.fixtures import ROOT
 from tests.training.processes import on_ranks
 from tests.training.test_checkpoint import build, learn
-from tests.training.test_data_parallel import Toy, loss, make
+from tests.training.test_data_parallel import MODES, Toy, loss, make
 from tests.training.test_trainer import rows
 
 
@@ -168,6 +168,20 @@ def test_what_a_sharded_policy_cannot_do(fresh: Policy, tmp_path: Path) -> None:
         assert "no rank has the whole policy to act with" in acts
         assert "`rlinf-vla export`" in saves
         assert "temperature is a single number" in scalar
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ranks_that_begin_differently_are_refused(tmp_path: Path, mode: str) -> None:
+    def work(rank: int) -> str:
+        policy = Toy()
+        with torch.no_grad():
+            policy.blocks[1].bias[2] += 1e-15 * rank
+        with pytest.raises(UserError) as error:
+            make(mode, 2, policy)
+        return str(error.value)
+
+    for said in on_ranks(work, tmp_path):
+        assert said.startswith("trainer ranks begin with different weights (blocks.1.bias): ")
 
 
 class Scalar(nn.Module):
