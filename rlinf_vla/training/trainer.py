@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.training.pieces import clip_pieces, gathered, is_sharded, own_copy, own_gradient, own_piece, piece_of
-from rlinf_vla.training.ranks import Learnable, Rows, shares, sum_gradients, summed
+from rlinf_vla.training.ranks import Learnable, Rows, require_alike, shares, sum_gradients, summed
 from rlinf_vla.types import Tensors
 
 _CRITIC = "value_head."
@@ -53,10 +53,15 @@ def minibatches(count: int, epochs: int, size: int, seed: int) -> list[Tensor]:
 
 class Trainer:
     def __init__(self, policy: nn.Module, settings: Optimisation, micro_batch_size: int, keep_reference: bool = False) -> None:
-        """``keep_reference``: remember the weights that train as they are now, for ``reference_weights``."""
+        """``keep_reference``: remember the weights that train as they are now, for ``reference_weights``.
+
+        Of ranks that train together each makes one. Raises UserError where their policies differ.
+        """
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
         self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
         self.sharded = any(map(is_sharded, self.parameters.values()))
+        if not self.sharded:
+            require_alike(dict(policy.named_parameters()))
         self._own = {name: own_piece(parameter) for name, parameter in self.parameters.items()}
         self._reference = self.copies() if keep_reference else None
         actor = [p for name, p in self._own.items() if not name.startswith(_CRITIC)]
