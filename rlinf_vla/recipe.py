@@ -74,6 +74,8 @@ class ClusterConfig:
     """full: the ranks also share the policy's weights and the optimiser's state out among them (FSDP2)."""
     streaming: bool = True
     """Shards are worked on as they come; false: when all of them are there."""
+    spread: bool = False
+    """Workers on as many machines as there are; false: on as few as have room."""
     heartbeat_s: float = 30.0
     """A worker that does not answer for so long is replaced."""
     call_timeout_s: float = 3600.0

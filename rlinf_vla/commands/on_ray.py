@@ -50,7 +50,12 @@ def on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -
     workers = cluster.rollout_workers
     with connected(cluster.address, roles, say):
         say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
-        options = {"streaming": cluster.streaming, "staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
+        options = {
+            "spread": cluster.spread,
+            "streaming": cluster.streaming,
+            "staleness": recipe.algorithm.staleness,
+            "iterations": recipe.iterations,
+        }
         with launched(partial(_builders, recipe), roles, patience, recipe.env.num_envs, say, **options) as flow:
             trainer = flow.trainers.introduction
             say(f"policy {recipe.model.name}: {trainer.weights:,} weights, {trainer.trained:,} of them trained")

@@ -213,10 +213,12 @@ class RayFlow(OnPolicyFlow):
                 "weights/load_s": self._load_s,
                 "utilisation/rollout": self._playing / (self.workers * seconds),
                 "utilisation/trainer": self.metrics.get("timing_s/update", 0.0) / seconds,
-                "faults/recovery_s": max(pool.recovery_s for pool in pools),
             }
-            | {f"faults/{pool.role}": float(pool.faults) for pool in pools}
         )
+        for pool in pools:
+            lost, recovery_s = pool.news()
+            longest = max(recovery_s, self.metrics.get("faults/recovery_s", 0.0))
+            self.log({f"faults/{pool.role}": float(lost), "faults/recovery_s": longest})
 
     def earlier(self) -> dict[int, Tensors]:
         return {version: packed.tensors() for version, packed in self._packed_earlier().items()}
@@ -328,6 +330,7 @@ def launched(
     patience: Patience,
     num_envs: int,
     say: Callable[[str], None],
+    spread: bool = False,
     **options: Any,
 ) -> Iterator[RayFlow]:
     """The flow and its workers, in the cluster that this process is connected to. ``builders(role)``; ``options``: see :class:`RayFlow`."""
@@ -335,7 +338,7 @@ def launched(
 
     remote: Any = ray.remote
     with ExitStack() as stack:
-        places = stack.enter_context(placed(roles, patience.start))
+        places = stack.enter_context(placed(roles, patience.start, spread))
 
         groups = {HEALTH: 1}
         # Ray itself restarts these, so that rollout workers may hold on to them

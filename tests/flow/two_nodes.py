@@ -40,9 +40,13 @@ def main(address: str, iterations: int, resource: str) -> None:
     say = partial(tell, kind="said")
     with (
         connected(address, wanted, lambda text: say(text=text)),
-        launched(partial(builders, RECIPE), wanted, QUICK, NUM_ENVS, lambda text: say(text=text), iterations=iterations) as flow,
+        launched(
+            partial(builders, RECIPE), wanted, QUICK, NUM_ENVS, lambda text: say(text=text), spread=True, iterations=iterations
+        ) as flow,
     ):
         subject = algorithm(RECIPE.config)
+        while len(flow.rollouts.introduced) < RECIPE.rollout_workers:
+            time.sleep(0.1)
         for iteration in range(iterations):
             started = time.monotonic()
             flow.begin(iteration)
