@@ -14,11 +14,11 @@ from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.flow.base import OnPolicyFlow
-from rlinf_vla.flow.pool import Patience
-from rlinf_vla.flow.ray_cluster import Role
-from rlinf_vla.flow.ray_runtime import RayFlow, launched
+from rlinf_vla.flow.on_ray.cluster import Role
+from rlinf_vla.flow.on_ray.pool import Patience
+from rlinf_vla.flow.on_ray.runtime import RayFlow, launched
+from rlinf_vla.flow.on_ray.worker import Builders
 from rlinf_vla.flow.runtime import InProcessFlow
-from rlinf_vla.flow.workers import Builders
 from rlinf_vla.protocols import EnvSpec, Policy, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.rewarded import RewardedEnv, Worth
@@ -96,8 +96,8 @@ def rewarded(found: Sequence[VectorEnv], recipe: Recipe) -> Sequence[VectorEnv]:
     return [RewardedEnv(env, worth(env.spec)) for env in found] if recipe.shaped else found
 
 
-def builders(recipe: Recipe, role: str) -> Builders:
-    return Builders(
+def builders(recipe: Recipe) -> dict[str, Builders]:
+    found = Builders(
         policy=partial(policy, recipe),
         head=partial(head, recipe),
         environments=partial(environments, NUM_ENVS // recipe.rollout_workers, recipe),
@@ -114,6 +114,7 @@ def builders(recipe: Recipe, role: str) -> Builders:
         rollout_threads=nullcontext,
         update_threads=nullcontext,
     )
+    return dict.fromkeys(roles(recipe), found)
 
 
 def in_process(recipe: Recipe) -> InProcessFlow:
@@ -137,7 +138,7 @@ def roles(recipe: Recipe) -> dict[str, Role]:
 def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, patience: Patience = PATIENCE) -> Iterator[RayFlow]:
     """In the cluster that this process is connected to."""
     options = {"streaming": recipe.streaming, "staleness": recipe.config.staleness, "iterations": 3}
-    with launched(partial(builders, recipe), roles(recipe), patience, NUM_ENVS, say, **options) as flow:
+    with launched(builders(recipe), roles(recipe), patience, NUM_ENVS, say, **options) as flow:
         yield flow
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_vla.flow.pool import Pool
-from rlinf_vla.flow.ray_runtime import RayFlow, TrainerLost
+from rlinf_vla.flow.on_ray.pool import Pool
+from rlinf_vla.flow.on_ray.runtime import RayFlow
+from rlinf_vla.flow.on_ray.training import TrainerLost
 from tests.flow.counting import GRPO_CONFIG, PATIENCE, PPO_CONFIG, Recipe, algorithm, in_process, iterate, on_ray, trained
 
 KILLS = int(os.environ.get("CHAOS_KILLS", "20"))

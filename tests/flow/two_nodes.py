@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rlinf_vla.flow.ray_cluster import Role, connected
-from rlinf_vla.flow.ray_runtime import launched
+from rlinf_vla.flow.on_ray.cluster import Role, connected
+from rlinf_vla.flow.on_ray.runtime import launched
 from tests.flow.counting import NUM_ENVS, PATIENCE, PPO_CONFIG, Recipe, algorithm, builders, roles, trained
 
 RECIPE = Recipe(PPO_CONFIG, rollout_workers=2)

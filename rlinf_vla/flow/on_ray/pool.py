@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_vla.flow.workers import HEALTH
+from rlinf_vla.flow.on_ray.worker import HEALTH
 
 _LOOK = 0.2
 """Seconds between looks at whether the run is to end."""

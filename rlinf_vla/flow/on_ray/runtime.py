@@ -1,4 +1,4 @@
-"""The macro flow on a Ray cluster: rollout and reference workers that may be lost at any moment, and the trainer's ranks."""
+"""The macro flow on a Ray cluster: workers that may be lost at any moment, and the trainer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,112 +15,19 @@ from typing import Any
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.evaluation.sweep import EpisodeResult
 from rlinf_vla.flow.base import OnPolicyFlow
-from rlinf_vla.flow.pool import Patience, Pool, ShardLost, WorkerLost, wait
-from rlinf_vla.flow.ray_cluster import Role, placed
+from rlinf_vla.flow.on_ray.acting import FeatureWorker, Played, RolloutWorker, Weights
+from rlinf_vla.flow.on_ray.cluster import Role, placed
+from rlinf_vla.flow.on_ray.judging import ReferenceWorker, RewardWorker
+from rlinf_vla.flow.on_ray.pool import Patience, Pool, ShardLost
+from rlinf_vla.flow.on_ray.shards import Shards, Task
+from rlinf_vla.flow.on_ray.training import Trainers, TrainerWorker
+from rlinf_vla.flow.on_ray.wire import Packed, light_trajectory, serial_of
+from rlinf_vla.flow.on_ray.worker import HEALTH, Builders, Introduction, clock_offset, followed, shifted
 from rlinf_vla.flow.runtime import drawn_episodes
-from rlinf_vla.flow.wire import Packed, light_trajectory, serial_of
-from rlinf_vla.flow.workers import (
-    HEALTH,
-    Builders,
-    FeatureWorker,
-    Introduction,
-    Played,
-    ReferenceWorker,
-    RewardWorker,
-    RolloutWorker,
-    TrainerWorker,
-    Weights,
-    clock_offset,
-    followed,
-    shifted,
-)
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.types import Rollouts, Tensors, Trajectory
-
-_LOOK = 0.1
-"""Seconds between looks at whether the run is to end."""
-
-
-class TrainerLost(RuntimeError):
-    """What it knew is in the last complete checkpoint only."""
-
-
-class Trainers:
-    """The trainer's ranks, which do everything together."""
-
-    def __init__(self, actors: Sequence[Any], patience: Patience) -> None:
-        self.actors, self._patience = actors, replace(patience, heartbeat=patience.start, call=patience.start)
-        meeting_point = wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0") if len(actors) > 1 else []
-        self.introduction: Introduction = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))[0][0]
-        self._patience = patience
-
-    def call(self, method: str, *arguments: Any, returns: int = 1) -> list[list[Any]]:
-        """Of each rank, references to what ``method`` returned, the first of them read. Raises TrainerLost."""
-        refs = [getattr(actor, method).options(num_returns=returns).remote(*arguments) for actor in self.actors]
-        refs = refs if returns > 1 else [[ref] for ref in refs]
-        try:
-            return [
-                [*wait(actor, each[:1], self._patience, f"trainer {rank}"), *each[1:]]
-                for rank, (actor, each) in enumerate(zip(self.actors, refs, strict=True))
-            ]
-        except WorkerLost as loss:
-            raise TrainerLost(str(loss)) from loss
-        except Exception as error:
-            lost = self._lost()
-            if lost is None:
-                raise
-            raise TrainerLost(lost) from error  # the others only failed to talk to it
-
-    def _lost(self) -> str | None:
-        if len(self.actors) == 1:
-            return None
-        for rank, actor in enumerate(self.actors):
-            try:
-                wait(actor, [actor.ping.options(concurrency_group=HEALTH).remote()], self._patience, f"trainer {rank}")
-            except WorkerLost as loss:
-                return str(loss)
-        return None
-
-    def close(self) -> None:
-        import ray
-
-        for actor in self.actors:
-            ray.kill(actor)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A shard to be played: by a method of the rollout workers, for an iteration, by a version of the policy."""
-
-    method: str
-    iteration: int
-    version: int
-    arguments: tuple[Any, ...]
-
-
-class Shards:
-    """Shards on their way, in a fixed order; iterating waits for each."""
-
-    def __init__(self, items: Sequence[tuple[Task, Future[Trajectory]]], streaming: bool, look: Callable[[float], None]) -> None:
-        self.items, self._streaming, self._look = items, streaming, look
-
-    def __iter__(self) -> Iterator[Trajectory]:
-        if not self._streaming:
-            for _, future in self.items:
-                self._result(future)
-        for _, future in self.items:
-            yield self._result(future)
-
-    def _result(self, future: Future[Trajectory]) -> Trajectory:
-        while True:
-            self._look(sum(each.done() for _, each in self.items) / len(self.items))
-            try:
-                return future.result(timeout=_LOOK)
-            except NotYet:
-                if future.done():  # the work's own time-out
-                    raise
 
 
 class RayFlow(OnPolicyFlow):
@@ -325,7 +231,7 @@ class RayFlow(OnPolicyFlow):
 
 @contextmanager
 def launched(
-    builders: Callable[[str], Builders],
+    builders: Mapping[str, Builders],
     roles: Mapping[str, Role],
     patience: Patience,
     num_envs: int,
@@ -333,7 +239,7 @@ def launched(
     spread: bool = False,
     **options: Any,
 ) -> Iterator[RayFlow]:
-    """The flow and its workers, in the cluster that this process is connected to. ``builders(role)``; ``options``: see :class:`RayFlow`."""
+    """The flow and its workers, in the cluster that this process is connected to. ``builders``: by role. ``options``: see ``RayFlow``."""
     import ray
 
     remote: Any = ray.remote
@@ -343,12 +249,12 @@ def launched(
         groups = {HEALTH: 1}
         # Ray itself restarts these, so that rollout workers may hold on to them
         kind = remote(max_restarts=-1, max_task_retries=-1, concurrency_groups=groups)(FeatureWorker)
-        features = [kind.options(**place).remote(builders("feature"), number) for number, place in enumerate(places["feature"])]
+        features = [kind.options(**place).remote(builders["feature"], number) for number, place in enumerate(places["feature"])]
 
         def spawn(kind: type, role: str, place: int) -> Any:
             actor = remote(max_restarts=0, concurrency_groups=groups, **places[role][place])(kind)
             backbone = [features[place % len(features)]] if features and kind is RolloutWorker else []
-            return actor.remote(builders(role), place, *backbone)
+            return actor.remote(builders[role], place, *backbone)
 
         def pool(kind: type, role: str) -> Pool:
             found = Pool(role, partial(spawn, kind, role), roles[role].count, patience, say)
@@ -361,7 +267,7 @@ def launched(
         )
         trainers = Trainers([spawn(TrainerWorker, "trainer", rank) for rank in range(roles["trainer"].count)], patience)
         stack.callback(trainers.close)
-        flow = RayFlow(rollouts, rewards, references, trainers, num_envs, builders("trainer").settings, split=bool(features), **options)
+        flow = RayFlow(rollouts, rewards, references, trainers, num_envs, builders["trainer"].settings, split=bool(features), **options)
         flow.features = features
         stack.callback(flow.close)
         yield flow
