@@ -49,7 +49,7 @@ def on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -
     }
     patience = Patience(cluster.heartbeat_s, cluster.call_timeout_s, cluster.start_timeout_s, cluster.max_restarts)
     builders = {role: _builders(recipe, role) for role in roles}
-    options: dict[str, Any] = {"spread": cluster.spread, "streaming": cluster.streaming}
+    options: dict[str, Any] = {"spread": cluster.spread, "streaming": cluster.streaming, "offload": cluster.offload}
     options |= {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
     workers = cluster.rollout_workers
     with connected(cluster.address, roles, say):

@@ -47,6 +47,7 @@ class Recipe:
     shaped: bool = False
     reward_workers: int = 0
     feature_workers: int = 0
+    offload: bool = False
     ranks: int = 1
     sharded: bool = False
     adapters: bool = False
@@ -137,7 +138,7 @@ def roles(recipe: Recipe) -> dict[str, Role]:
 @contextmanager
 def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, patience: Patience = PATIENCE) -> Iterator[RayFlow]:
     """In the cluster that this process is connected to."""
-    options = {"streaming": recipe.streaming, "staleness": recipe.config.staleness, "iterations": 3}
+    options = {"streaming": recipe.streaming, "offload": recipe.offload, "staleness": recipe.config.staleness, "iterations": 3}
     with launched(builders(recipe), roles(recipe), patience, NUM_ENVS, say, **options) as flow:
         yield flow
 

@@ -119,6 +119,7 @@ def test_a_cut_link(nodes: str, resource: str) -> None:
             cut = time.monotonic()
     code = driver.wait(timeout=60)
     seconds, complaint = time.monotonic() - cut, driver.stderr.read() if driver.stderr else ""
+    assert cut, complaint
     if not resource:
         assert (NEAR, FAR) in {tuple(each["nodes"]) for each in seen if each["kind"] == "iteration"}
     lost = [each["text"] for each in seen if each["kind"] == "said" and "replaced" in each["text"]]

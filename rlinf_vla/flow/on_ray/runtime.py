@@ -41,12 +41,14 @@ class RayFlow(OnPolicyFlow):
         settings: Settings,
         streaming: bool = True,
         split: bool = False,
+        offload: bool = False,
         **options: Any,
     ) -> None:
         """``num_envs``: of all rollout workers, which with ``split`` have the policy's head only. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, Timeline(), **options)
         self.rollouts, self.rewards, self.references, self.trainers = rollouts, rewards, references, trainers
-        self.workers, self.num_envs, self.streaming, self.split = len(rollouts.actors), num_envs, streaming, split
+        self.workers, self.num_envs, self.streaming, self.split = len(rollouts.actors), num_envs, streaming and not offload, split
+        self.offload = offload
         introduced: Introduction = rollouts.call("introduce")[0]
         assert introduced.env is not None and introduced.policy is not None
         self.env, self.chunk = introduced.env, introduced.policy.chunk
@@ -91,12 +93,22 @@ class RayFlow(OnPolicyFlow):
             self.trainers.call("show", demonstrations)
             self._shown = True
             self.log({"sft/expert_success": expert} if expert is not None else {})
+        if self.offload:  # they share the trainer's GPUs
+            self._rest()
+            self.trainers.call("wake")
         with self.timeline.span("update", "trainer"):
             metrics, parity, seconds = self.trainers.call("update", batch, value_only, self.iteration, self.policy_version)[0][0]
         self.parity = self.parity if self.parity is not None else parity
         self.log_update(metrics)
         self.log({"timing_s/update": self.metrics.get("timing_s/update", 0.0) + seconds})
         return algorithm.enough(metrics)
+
+    def _rest(self) -> None:
+        """Workers that rest; one that was lost will begin on its own."""
+        import ray
+
+        actors = [*self.rollouts.actors, *self.features, *(self.references.actors if self.references else [])]
+        ray.wait([actor.rest.remote() for actor in actors], num_returns=len(actors), timeout=self.rollouts.patience.heartbeat)
 
     def publish(self) -> None:
         super().publish()
@@ -105,6 +117,8 @@ class RayFlow(OnPolicyFlow):
         for serial in serials:
             self._heavy.pop(serial)
         self.send_weights()
+        if self.offload:
+            self.trainers.call("rest")
         for version in [each for each in self._weights if each < self.policy_version - self.staleness]:
             del self._weights[version]
         if self._steps:
