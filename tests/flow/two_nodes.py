@@ -40,9 +40,7 @@ def main(address: str, iterations: int, resource: str) -> None:
     say = partial(tell, kind="said")
     with (
         connected(address, wanted, lambda text: say(text=text)),
-        launched(
-            partial(builders, RECIPE), wanted, QUICK, NUM_ENVS, lambda text: say(text=text), spread=True, iterations=iterations
-        ) as flow,
+        launched(builders(RECIPE), wanted, QUICK, NUM_ENVS, lambda text: say(text=text), spread=True, iterations=iterations) as flow,
     ):
         subject = algorithm(RECIPE.config)
         while len(flow.rollouts.introduced) < RECIPE.rollout_workers:

@@ -264,6 +264,8 @@ def launched(
         # Ray itself restarts these, so that rollout workers may hold on to them
         kind = remote(max_restarts=-1, max_task_retries=-1, concurrency_groups=groups)(FeatureWorker)
         features = [kind.options(**place).remote(builders["feature"], number) for number, place in enumerate(places["feature"])]
+        for actor in features:
+            stack.callback(ray.kill, actor)
 
         def spawn(kind: type, role: str, place: int) -> Any:
             actor = remote(max_restarts=0, concurrency_groups=groups, **places[role][place])(kind)
