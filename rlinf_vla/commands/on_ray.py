@@ -17,8 +17,8 @@ from rlinf_vla.commands import session
 from rlinf_vla.commands.runtimes import Runtime, Say
 from rlinf_vla.evaluation.sweep import EpisodeResult
 from rlinf_vla.flow.on_ray.cluster import Role, connected
+from rlinf_vla.flow.on_ray.launch import launched
 from rlinf_vla.flow.on_ray.pool import Patience
-from rlinf_vla.flow.on_ray.runtime import launched
 from rlinf_vla.flow.on_ray.worker import Builders
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe, RewardConfig

@@ -15,8 +15,9 @@ from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.flow.base import OnPolicyFlow
 from rlinf_vla.flow.on_ray.cluster import Role
+from rlinf_vla.flow.on_ray.launch import launched
 from rlinf_vla.flow.on_ray.pool import Patience
-from rlinf_vla.flow.on_ray.runtime import RayFlow, launched
+from rlinf_vla.flow.on_ray.runtime import RayFlow
 from rlinf_vla.flow.on_ray.worker import Builders
 from rlinf_vla.flow.runtime import InProcessFlow
 from rlinf_vla.protocols import EnvSpec, Policy, VectorEnv

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from rlinf_vla.flow.on_ray.cluster import Role, connected
-from rlinf_vla.flow.on_ray.runtime import launched
+from rlinf_vla.flow.on_ray.launch import launched
 from tests.flow.counting import NUM_ENVS, PATIENCE, PPO_CONFIG, Recipe, algorithm, builders, roles, trained
 
 RECIPE = Recipe(PPO_CONFIG, rollout_workers=2)
