@@ -73,7 +73,9 @@ class Cluster:
     def price_per_hour(self) -> float | None:
         """Of all machines; None: not all prices are known."""
         prices = [node.price_per_hour for node in self.nodes]
-        return None if None in prices else sum(node.count * price for node, price in zip(self.nodes, prices, strict=True) if price is not None)
+        return (
+            None if None in prices else sum(node.count * price for node, price in zip(self.nodes, prices, strict=True) if price is not None)
+        )
 
     def __str__(self) -> str:
         return ", ".join(_describe(node) for node in self.nodes)
@@ -95,7 +97,9 @@ def describe(name: str, nodes: Sequence[NodeConfig], gpu: bool) -> Cluster:
     if gpu and not any(node.gpus for node in found):
         raise UserError(f"cluster={name} wants GPUs (cluster.device=cuda) and none of cluster.nodes has any: set their gpus")
     if all(node.spot for node in found):
-        raise UserError(f"cluster={name}: every machine is spot, and the trainer must stay: make one of cluster.nodes on-demand (spot: false)")
+        raise UserError(
+            f"cluster={name}: every machine is spot, and the trainer must stay: make one of cluster.nodes on-demand (spot: false)"
+        )
     # what rollouts may lose comes last, so that trainers get the first places
     kept = found if not gpu else tuple(node for node in found if node.gpus)
     return Cluster(name, tuple(sorted(kept, key=lambda node: node.spot)))
@@ -112,7 +116,9 @@ def this_machine(gpu: bool) -> NodeConfig:
     if not torch.cuda.is_available():
         raise UserError("this machine has no CUDA device that PyTorch sees: use cluster=laptop, or describe your machines in cluster.nodes")
     properties = torch.cuda.get_device_properties(0)
-    return replace(node, gpus=torch.cuda.device_count(), gpu=gpu_type(properties.name), gpu_memory_gb=round(properties.total_memory / 1e9, 1))
+    return replace(
+        node, gpus=torch.cuda.device_count(), gpu=gpu_type(properties.name), gpu_memory_gb=round(properties.total_memory / 1e9, 1)
+    )
 
 
 def gpu_type(name: str) -> str:

@@ -16,11 +16,9 @@ from rlinf_vla.types import Episodes, Rollouts, Trajectory
 ROLLOUT, REWARD, REFERENCE, TRAINER = "rollout", "reward", "reference", "trainer"
 STREAM, BARRIER = "stream", "barrier"
 
-_ROLES = {
-    **{name: ROLLOUT for name in ("collect", "collect_groups", "collect_transitions", "demonstrate", "label")},
-    **{"score": REWARD, "reference": REFERENCE},
-    **{name: TRAINER for name in ("update", "improve", "imitate", "classify", "publish")},
-}
+_ROLES = dict.fromkeys(("collect", "collect_groups", "collect_transitions", "demonstrate", "label"), ROLLOUT)
+_ROLES |= {"score": REWARD, "reference": REFERENCE}
+_ROLES |= dict.fromkeys(("update", "improve", "imitate", "classify", "publish"), TRAINER)
 _ONCE = ("demonstrate", "label")
 _SOURCE = "source"
 """The tensor among a made-up trajectory's inputs that says which operation it comes from: algorithms carry inputs along."""
@@ -67,7 +65,9 @@ class Graph:
         lines = []
         for each in self.operations:
             onward = [
-                f"{'~>' if edge.kind == STREAM else '=>'} {edge.target}{_later(edge.lag)}" for edge in self.edges if edge.source == each.name
+                f"{'~>' if edge.kind == STREAM else '=>'} {edge.target}{_later(edge.lag)}"
+                for edge in self.edges
+                if edge.source == each.name
             ]
             once = "  (once)" if each.once else ""
             lines.append(f"  {each.name:{width}}  {each.role:{role}}  {', '.join(onward)}{once}".rstrip())
@@ -82,7 +82,7 @@ def trace(algorithm: Any) -> Graph:
     """The graph of ``algorithm.iteration``. Where data passes through a replay or a dataset, it goes to the next operation."""
     tracer = _Tracer()
     algorithm.iteration(tracer)
-    first = next(each for each in tracer.operations if each.role == ROLLOUT and not each.once or each.role == TRAINER)
+    first = next(each for each in tracer.operations if not each.once)
     edges = list(tracer.edges)
     if "publish" in tracer.names:
         edges.append(Edge("publish", first.name, BARRIER, 1 + getattr(algorithm.config, "staleness", 0)))
@@ -206,7 +206,7 @@ class _Tracer:
 
 
 def _made_up(number: int, shape: tuple[int, ...]) -> Trajectory:
-    """``[T, B]`` calls, or ``[N]`` calls of one episode in several attempts, which fare differently, so that there is something to learn."""
+    """``[T, B]`` calls, or ``[N]`` calls of one episode in several attempts, which fare differently: there is something to learn."""
     random = torch.Generator().manual_seed(number)
     steps = (*shape, 1)
     false, zeros = torch.zeros(steps, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)

@@ -89,7 +89,9 @@ def check_memory(plan: Plan, workload: Workload, cluster: Cluster, profiles: Map
                 wanted += workload.rows * profile.bytes.call * bool(machine.trainers)
             if wanted > SLACK * node.memory:
                 what = f"a GPU of {node.name}" if node.gpus else node.name
-                raise UserError(f"{wanted / 1e9:.1f} GB wanted in {what}, which has {node.memory / 1e9:.1f} GB ({100 * SLACK:.0f} % may be filled)")
+                raise UserError(
+                    f"{wanted / 1e9:.1f} GB wanted in {what}, which has {node.memory / 1e9:.1f} GB ({100 * SLACK:.0f} % may be filled)"
+                )
 
 
 def processes(plan: Plan, workload: Workload, node: NodeConfig) -> int:

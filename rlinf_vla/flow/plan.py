@@ -12,7 +12,14 @@ from rlinf_vla.types import UserError, require_one_of
 IN_PROCESS, RAY = "in_process", "ray"
 COLLOCATED, DISAGGREGATED, HYBRID = "collocated", "disaggregated", "hybrid"
 RUNTIMES, PLACEMENTS, SPLITS = (IN_PROCESS, RAY), (COLLOCATED, DISAGGREGATED, HYBRID), ("none", "head")
-_AT_LEAST = {"rollout_workers": 1, "reward_workers": 0, "reference_workers": 0, "trainer_ranks": 1, "pipeline_depth": 1, "micro_batch_size": 1}
+_AT_LEAST = {
+    "rollout_workers": 1,
+    "reward_workers": 0,
+    "reference_workers": 0,
+    "trainer_ranks": 1,
+    "pipeline_depth": 1,
+    "micro_batch_size": 1,
+}
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,20 @@ from rlinf_vla.flow.plan import Plan
 from rlinf_vla.telemetry.timeline import Span, Timeline
 
 LETTERS = {"act": "a", "head": "a", "encode": "e", "value": "v", "simulate": "s", "reset": "r", "merge": "m", "reward": "w"}
-LETTERS |= {"reference": "f", "update": "U", "all-reduce": "A", "trajectories": "t", "features": "t", "publish": "p", "load": "p", "switch": "x"}
-_PLACES = {
-    **{name: "the policy in rollouts" for name in ("act", "head", "encode", "value", "merge")},
-    **{"simulate": "the simulators", "reset": "resets in the simulators", "reward": "the reward", "reference": "the reference policy"},
-    **{"update": "the update", "all-reduce": "summing gradients over trainer ranks", "switch": "off-loading"},
-    **{"trajectories": "moving trajectories", "features": "moving features", "publish": "publishing weights", "load": "publishing weights"},
+LETTERS |= {
+    "reference": "f",
+    "update": "U",
+    "all-reduce": "A",
+    "trajectories": "t",
+    "features": "t",
+    "publish": "p",
+    "load": "p",
+    "switch": "x",
 }
+_PLACES = dict.fromkeys(("act", "head", "encode", "value", "merge"), "the policy in rollouts")
+_PLACES |= {"simulate": "the simulators", "reset": "resets in the simulators", "reward": "the reward", "reference": "the reference policy"}
+_PLACES |= {"update": "the update", "all-reduce": "summing gradients over trainer ranks", "switch": "off-loading"}
+_PLACES |= dict.fromkeys(("publish", "load"), "publishing weights") | {"trajectories": "moving trajectories", "features": "moving features"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,11 @@ class Prediction:
     def bottleneck(self) -> str:
         """Which part of the work an iteration waits for most, and how long."""
         shares = sorted(self.critical.items(), key=lambda each: -each[1])
-        named = [f"{place} ({seconds:.3g} s, {100 * seconds / self.seconds:.0f} %)" for place, seconds in shares[:3] if seconds > 0.01 * self.seconds]
+        named = [
+            f"{place} ({seconds:.3g} s, {100 * seconds / self.seconds:.0f} %)"
+            for place, seconds in shares[:3]
+            if seconds > 0.01 * self.seconds
+        ]
         return f"an iteration of {self.seconds:.3g} s waits for {', then '.join(named)}"
 
     def timeline(self) -> Timeline:
@@ -75,16 +86,12 @@ class Prediction:
 
 
 def _row(spans: Sequence[Span], seconds: float, width: int) -> str:
-    columns: list[dict[str, float]] = [defaultdict(float) for _ in range(width)]
-    slice_ = seconds / width
+    slices: list[dict[str, float]] = [defaultdict(float) for _ in range(width)]
+    each = seconds / width
     for span in spans:
-        for column in range(max(0, int(span.start / slice_)), min(width - 1, int(span.end / slice_)) + 1):
-            columns[column][LETTERS[span.name]] += max(0.0, min(span.end, (column + 1) * slice_) - max(span.start, column * slice_))
-    letters = []
-    for column in columns:
-        letter, most = max(column.items(), key=lambda each: each[1], default=(".", 0.0))
-        letters.append(letter if most > 0 and sum(column.values()) > 0.3 * slice_ else ".")
-    return "".join(letters)
+        for number in range(max(0, int(span.start / each)), min(width - 1, int(span.end / each)) + 1):
+            slices[number][LETTERS[span.name]] += max(0.0, min(span.end, (number + 1) * each) - max(span.start, number * each))
+    return "".join(max(took, key=took.__getitem__) if sum(took.values()) > each / 3 else "." for took in slices)
 
 
 def critical_path(tasks: Sequence[Task], played: Played, last: int, begin: float) -> dict[str, float]:
@@ -106,4 +113,5 @@ def spans_between(tasks: Iterable[Task], played: Played, begin: float, end: floa
         start, stop = max(begin, played.start[number]), min(end, played.end[number])
         if task.track and stop > start:
             found.append(Span(task.name, task.track, start - begin, stop - begin))
-    return tuple(sorted(found, key=lambda span: (span.track, span.start)))
+    order = list(dict.fromkeys(span.track for span in found))
+    return tuple(sorted(found, key=lambda span: (order.index(span.track), span.start)))

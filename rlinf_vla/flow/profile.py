@@ -109,7 +109,7 @@ class Profile:
         return 1.0 + self.crowding * (min(busy, cores) - 1) / (cores - 1) if busy > 1 and cores > 1 else 1.0
 
     def scaled(self, factor: float, device: str) -> Profile:
-        """What ``device`` would be, if it did the policy's part ``factor`` times as fast as it was measured; simulators stay as they are."""
+        """What ``device`` would be, if it did the policy's part ``factor`` times as fast as was measured; simulators stay as they are."""
         operations = {
             name: replace(cost.times(1 / factor), on=GPU, cores=1.0) if name in POLICY else cost for name, cost in self.operations.items()
         }

@@ -40,9 +40,17 @@ class Workload:
     @property
     def rows(self) -> int:
         """Policy calls that an update learns from."""
+        return self.worker_rows(0, 1)
+
+    def worker_rows(self, worker: int, workers: int) -> int:
+        """Those of one of several rollout workers."""
         if self.calls is not None:
-            return self.envs * self.calls
-        return sum(self.length(0, index)[0] for index in range(self.listed))
+            return self.envs // workers * self.calls
+        return sum(self.length(0, index)[0] for index in self.share(worker, workers))
+
+    def share(self, worker: int, workers: int) -> range:
+        """Which of the listed episodes a worker plays."""
+        return range(worker * self.listed // workers, (worker + 1) * self.listed // workers)
 
     @property
     def steps(self) -> int:
@@ -68,8 +76,7 @@ def rounds(workload: Workload, worker: int, workers: int, depth: int) -> list[li
     if workload.calls is not None:
         first = worker * depth * size
         return [_slots(workload, range(first + group * size, first + (group + 1) * size)) for group in range(depth)]
-    share = range(worker * workload.listed // workers, (worker + 1) * workload.listed // workers)
-    return _listed(workload, share, size, depth)
+    return _listed(workload, workload.share(worker, workers), size, depth)
 
 
 def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
@@ -91,7 +98,7 @@ def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
 
 
 def _listed(workload: Workload, share: Sequence[int], size: int, depth: int) -> list[list[Round]]:
-    """Each episode of ``share`` once, on whatever environment is free; one that is left without plays the last again, to nobody's use, until
+    """Each episode of ``share`` once, on whatever environment is free; one that is left without plays the last again, in vain, until
     its group has ended (``rollout/listed.py``)."""
     waiting = [workload.length(0, episode)[0] for episode in reversed(share)]
     spare = workload.length(0, share[-1])[0] if share else 0
