@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _TOLERANCE = 1e-12
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """``work`` in seconds of one unit of ``resource`` (a core, a GPU, a link), of which it uses ``width`` at a time where it can.
 
     resource: "" for nothing that is shared; then ``work`` is the time that it takes.

@@ -120,8 +120,8 @@ class Worker:
         if cost.on == GPU:
             return tasks.run(self.host, operation, track, self.device, cost.of(count), after, items=count)
         load = Counter(((slot + 1) * self.processes - 1) // self.size for slot in environments)
-        total = sum(cost.of(each) for each in load.values())
-        width = total / max(cost.of(each) for each in load.values()) * cost.cores if total else 1.0
+        total = len(load) * cost.fixed + count * cost.per_item
+        width = total / cost.of(max(load.values())) * cost.cores if total else 1.0
         alone = total / self.host.profile.crowded(cost.cores, self.host.profile.cores)
         return tasks.add(operation, track, self.host.cpu, alone, after, width, count)
 

@@ -26,7 +26,7 @@ STORE = 1.3e9
 def simulate(graph: Graph, plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> Prediction:
     """``profiles``: by device type. Raises UserError where the cluster is too small for the plan."""
     simulation = _Simulation(graph, plan, workload, cluster, profiles)
-    iterations = 3 + 2 * simulation.lag
+    iterations = 2 * simulation.lag
     ends = [simulation.iteration(index) for index in range(iterations)]
     listed, resources = simulation.tasks.listed, simulation.resources()
     played = play(listed, resources)

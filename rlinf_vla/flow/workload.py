@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Round:
     resets: tuple[int, ...]
 
 
+@lru_cache(maxsize=4096)
 def rounds(workload: Workload, worker: int, workers: int, depth: int) -> list[list[Round]]:
     """Of each of a rollout worker's ``depth`` groups, in the order in which it plays them."""
     size = workload.envs // (workers * depth)
