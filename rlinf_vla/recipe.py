@@ -20,12 +20,33 @@ from rlinf_vla.algorithms.ppo import PPOConfig
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.sft import SFTConfig
 from rlinf_vla.training.lora import LoraOptions
-from rlinf_vla.types import UserError
+from rlinf_vla.types import UserError, require_one_of
 
 ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
 ASSET = "asset://"
+RUNTIMES = ("in_process", "ray")
 NO_MODEL = "none"
 """The model of a recipe in which no policy learns."""
+
+
+@dataclass
+class RoleConfig:
+    """What each worker of a role takes of a cluster (``cluster.runtime=ray``)."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    """Parts of a GPU are possible: workers then share one. 0: the worker computes on the CPU."""
+    resources: dict[str, float] = field(default_factory=dict)
+    """Of the cluster's own names, such as a robot."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Of the nodes that may run it, such as market-type: spot."""
+
+
+@dataclass
+class RolesConfig:
+    rollout: RoleConfig = field(default_factory=RoleConfig)
+    reference: RoleConfig = field(default_factory=RoleConfig)
+    trainer: RoleConfig = field(default_factory=RoleConfig)
 
 
 @dataclass
@@ -33,6 +54,26 @@ class ClusterConfig:
     """Where things run. It changes the speed, never the result."""
 
     name: str = MISSING
+    runtime: str = "in_process"
+    """in_process: one process and its simulators. ray: workers on a Ray cluster, any of which but the trainer may die."""
+    address: str | None = None
+    """HOST:PORT of a Ray cluster's head; null: one of this machine's own, for this run."""
+    rollout_workers: int = 1
+    """Each has env.num_envs / rollout_workers environments, in rollout.pipeline_depth groups."""
+    reference_workers: int = 0
+    """That compute the reference policy's log-probabilities; 0: the trainer does."""
+    trainer_ranks: int = 1
+    streaming: bool = True
+    """Shards are worked on as they come; false: when all of them are there."""
+    heartbeat_s: float = 30.0
+    """A worker that does not answer for so long is replaced."""
+    call_timeout_s: float = 3600.0
+    """For one piece of work, after which a worker is replaced."""
+    start_timeout_s: float = 600.0
+    """For a worker to load its policy and start its simulators."""
+    max_restarts: int = 100
+    """Of each role's workers in a run."""
+    roles: RolesConfig = field(default_factory=RolesConfig)
     device: str = "cpu"
     """Of the policy: cpu or cuda."""
     rollout_threads: int = 1
@@ -249,14 +290,25 @@ def _check(recipe: Recipe) -> None:
     )
     depth, batch = recipe.rollout.pipeline_depth, recipe.rollout.batch_size
     num_envs = recipe.env.num_envs
+    cluster = recipe.cluster
+    require_one_of("cluster.runtime", cluster.runtime, RUNTIMES)
+    for name in ("rollout_workers", "trainer_ranks"):
+        require(getattr(cluster, name) >= 1, f"cluster.{name}={getattr(cluster, name)}: must be at least 1")
+        in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
+        require(in_one, f"cluster.{name}={getattr(cluster, name)} wants cluster.runtime=ray")
+    for name in ("heartbeat_s", "call_timeout_s", "start_timeout_s"):
+        require(getattr(cluster, name) > 0, f"cluster.{name}={getattr(cluster, name)}: must be above 0")
+    per_worker, workers = num_envs // cluster.rollout_workers, cluster.rollout_workers
+    require(num_envs % workers == 0, f"env.num_envs={num_envs} is not a multiple of cluster.rollout_workers={workers}")
     require(recipe.iterations >= 0, f"iterations={recipe.iterations}: must not be negative")
     require(num_envs >= 1, f"env.num_envs={num_envs}: must be at least 1")
     require(depth >= 1, f"rollout.pipeline_depth={depth}: must be at least 1")
-    require(num_envs % depth == 0, f"env.num_envs={num_envs} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal")
+    each = f"env.num_envs={num_envs}" if workers == 1 else f"env.num_envs / cluster.rollout_workers = {per_worker}"
+    require(per_worker % depth == 0, f"{each} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal")
     require(batch >= 1, f"rollout.batch_size={batch}: must be at least 1")
     require(
-        (num_envs // depth) % batch == 0 or batch >= num_envs // depth,
-        f"rollout.batch_size={batch} does not divide a group's {num_envs // depth} environments (env.num_envs / rollout.pipeline_depth)",
+        (per_worker // depth) % batch == 0 or batch >= per_worker // depth,
+        f"rollout.batch_size={batch} does not divide a group's {per_worker // depth} environments ({each}, / rollout.pipeline_depth)",
     )
     require(recipe.rollout.temperature > 0, f"rollout.temperature={recipe.rollout.temperature}: must be above 0 to explore")
     require(recipe.cluster.device in ("cpu", "cuda"), f"cluster.device={recipe.cluster.device}: choose cpu or cuda")

@@ -213,7 +213,8 @@ def _map(function: Callable[..., Tensor], first: Trajectory, *rest: Trajectory) 
 
 
 Rollouts = Iterable[Trajectory]
-"""Shards in a fixed order, each as soon as it is finished: ``[T, B]`` each, of some environments; or ``[N]`` calls, of some episodes."""
+"""Shards in a fixed order, each as soon as it is finished, as often as asked: ``[T, B]`` of some environments, or ``[N]`` calls of some
+episodes."""
 
 
 def gather(rollouts: Rollouts) -> Trajectory:

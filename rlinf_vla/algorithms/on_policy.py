@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import torch
@@ -86,9 +87,14 @@ class Batch:
         return len(self.advantage)
 
     def __getitem__(self, index: Any) -> Batch:
-        optional = {name: getattr(self, name) for name in ("target", "proximal")}
-        rows = {name: value[index] for name, value in optional.items() if value is not None}
-        return Batch(self.calls[index], self.advantage[index], self.weight[index], **rows)
+        return self._map(lambda each: each[index])
+
+    def to(self, device: torch.device | str) -> Batch:
+        return self._map(lambda each: each.to(device))
+
+    def _map(self, function: Callable[[Any], Any]) -> Batch:
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: function(value) for name, value in values.items() if value is not None})
 
     @property
     def counts(self) -> Tensor:

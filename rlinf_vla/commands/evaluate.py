@@ -27,7 +27,7 @@ def sweep_here(recipe: Recipe, policy: Policy, groups: Sequence[VectorEnv]) -> S
     def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
         actor = Actor(policy, session.actor_settings(recipe, temperature))
         with merged_lora(policy):
-            return sweep(actor, groups, recipe.episodes, Timeline(), filmed, progress)
+            return sweep(actor, groups, range(recipe.episodes), Timeline(), filmed, progress)
 
     return play
 

@@ -31,13 +31,13 @@ class EpisodeResult:
 def sweep(
     actor: Actor,
     groups: Sequence[VectorEnv],
-    episodes: int,
+    numbers: range,
     spans: Spans,
     filmed: int = 0,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> list[EpisodeResult]:
-    """Play the first ``episodes`` evaluation episodes and film the first ``filmed`` of them; results in the order of the list."""
-    listed = numbered_episodes(EVALUATION_SEEDS, 0, episodes, len(groups[0].spec.tasks))
+    """Play the evaluation episodes of these ``numbers`` and film those below ``filmed``; results in the order of the numbers."""
+    listed = numbered_episodes(EVALUATION_SEEDS, numbers.start, len(numbers), len(groups[0].spec.tasks))
     names = groups[0].spec.tasks
     results = [EpisodeResult(names[task], seed) for task, seed in zip(listed.task_id.tolist(), listed.seed.tolist(), strict=True)]
     ended = 0
@@ -54,10 +54,10 @@ def sweep(
             running.episode_return += rewards[slot]
             running.success |= success[slot]
             running.instruction = result.observation.instruction[slot]
-            if number < filmed:
+            if numbers[number] < filmed:
                 running.frames.append(env.render(slot))
             ended += done[slot]
-        progress(ended / episodes)
+        progress(ended / len(numbers))
 
     play_listed(lambda _: actor, groups, listed, on_call, spans)
     return results

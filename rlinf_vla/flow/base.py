@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import episode_metrics, rollout_metrics
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.types import Rollouts, Trajectory, gather
+from rlinf_vla.types import Rollouts, gather
 
 
 class BaseFlow:
@@ -62,19 +62,17 @@ class OnPolicyFlow(BaseFlow):
         self.staleness, self.iterations = staleness, iterations
         self._ahead: dict[int, Rollouts] = {}
         self._updates = 0.0
+        self._scored: list[Rollouts] = []
 
     def begin(self, iteration: int) -> None:
         super().begin(iteration)
-        self._updates = 0.0
+        self._updates, self._scored = 0.0, []
 
     def collect(self, horizon: int) -> Rollouts:
-        return self._watched(self._started(lambda iteration, version: self.start_slots(iteration, version, horizon)), rollout_metrics)
+        return self._started(lambda iteration, version: self.start_slots(iteration, version, horizon))
 
     def collect_groups(self, groups: int, attempts: int, draw: int) -> Rollouts:
-        def start(iteration: int, version: int) -> Rollouts:
-            return self.start_groups(iteration, version, groups, attempts, draw)
-
-        return self._watched(self._started(start), episode_metrics)
+        return self._started(lambda iteration, version: self.start_groups(iteration, version, groups, attempts, draw))
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         """Begin the rollout of an iteration, by the policy's ``version``."""
@@ -84,7 +82,18 @@ class OnPolicyFlow(BaseFlow):
         raise NotImplementedError
 
     def score(self, rollouts: Rollouts) -> Rollouts:
+        """The environments know their recipe's reward: see ``rollout.rewarded``."""
+        self._scored.append(rollouts)
         return rollouts
+
+    def publish(self) -> None:
+        shards = [replace(shard, inputs={}, latent={}, reference=None) for rollouts in self._scored for shard in rollouts]
+        if shards:
+            everything = gather(shards)
+            self.log(rollout_metrics(everything) if everything.value.ndim == 2 else episode_metrics(everything))
+            if self.staleness:
+                self.log({"rollout/staleness": (self.policy_version - everything.policy_version).float().mean().item()})
+        super().publish()
 
     def log_update(self, metrics: dict[str, float]) -> None:
         """Means over all optimiser steps of the iteration."""
@@ -104,12 +113,3 @@ class OnPolicyFlow(BaseFlow):
             if iteration not in self._ahead:
                 self._ahead[iteration] = start(iteration, max(0, iteration - self.staleness))
         return self._ahead.pop(self.iteration)
-
-    def _watched(self, rollouts: Iterable[Trajectory], measure: Callable[[Trajectory], dict[str, float]]) -> Iterator[Trajectory]:
-        seen = []
-        for shard in rollouts:
-            seen.append(replace(shard, inputs={}, latent={}))
-            yield shard
-        everything = gather(seen)
-        stale = (self.policy_version - everything.policy_version).float().mean().item()
-        self.log(measure(everything) | ({"rollout/staleness": stale} if self.staleness else {}))

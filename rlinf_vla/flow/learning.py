@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig, parity
-from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations, imitation_loss
+from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout.demonstrations import imitation_noise
 from rlinf_vla.training.trainer import Term, Trainer
@@ -20,18 +20,16 @@ PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
 """Refuse to train where ``evaluate`` does not find the rollout's own log-probabilities again. A network in bfloat16 rounds differently
 token by token and all at once: by 0.01 on the packaged tiny model."""
 
-Show = Callable[[DemonstrationConfig], tuple[Demonstrations, float | None]]
-"""Demonstrations, and the share of their episodes that succeeded."""
-
 
 class Learning:
-    def __init__(self, trainer: Trainer, run_seed: int, temperature: float, reuse_frozen: bool, show: Show) -> None:
-        """``reuse_frozen``: see ``ClusterConfig``. ``show``: plays or reads demonstrations."""
+    shown: Demonstrations | None = None
+    """What updates imitate beside; needed where the recipe says ``sft_coef``."""
+
+    def __init__(self, trainer: Trainer, run_seed: int, temperature: float, reuse_frozen: bool) -> None:
+        """``reuse_frozen``: see ``ClusterConfig``."""
         self.trainer, self.run_seed, self.temperature, self.reuse_frozen = trainer, run_seed, temperature, reuse_frozen
         self.policy: Policy = trainer.policy  # type: ignore[assignment]
         self.parity: float | None = None
-        self._show = show
-        self._demonstrations: Demonstrations | None = None
         self._place = (-1, 0)
 
     def update(
@@ -44,7 +42,7 @@ class Learning:
         progress: Callable[[float], None] = lambda fraction: None,
     ) -> dict[str, float]:
         """``version``: of the policy's present weights. Several updates of one ``iteration`` go on where the one before has ended."""
-        config, metrics = algorithm.config, dict[str, float]()
+        config = algorithm.config
         self._check(batch.calls, version)
         minibatch_size = algorithm.minibatch_size(batch)
         if self.reuse_frozen and config.epochs > 1:
@@ -52,15 +50,12 @@ class Learning:
             batch = replace(batch, calls=replace(calls, inputs=fixed(self.policy, calls.inputs, self.trainer.micro_batch_size)))
         if config.decoupled:
             batch = replace(batch, proximal=self.log_prob(batch.calls))
-        if config.sft_coef and not value_only and self._demonstrations is None:
-            self._demonstrations, expert = self._show(config.demonstrations)
-            metrics |= {"sft/expert_success": expert} if expert is not None else {}
 
         def loss(policy: Policy, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
             return algorithm.loss(policy, part, value_only)
 
         first = self._place[1] if self._place[0] == iteration else 0
-        metrics |= self.trainer.update(
+        metrics = self.trainer.update(
             batch,
             loss,
             config.epochs,
@@ -101,8 +96,8 @@ class Learning:
             )
 
     def _cotraining(self, config: OnPolicyConfig, iteration: int, first: int) -> Callable[[int], Sequence[Term]]:
-        assert self._demonstrations is not None
-        shown, size = self._demonstrations, config.sft_batch_size
+        assert self.shown is not None
+        shown, size = self.shown, config.sft_batch_size
         loss = partial(imitation_loss, noise=partial(imitation_noise, self.run_seed))
 
         def terms(index: int) -> list[Term]:

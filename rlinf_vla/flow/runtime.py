@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
-from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
 from rlinf_vla.flow.base import BaseFlow, OnPolicyFlow
 from rlinf_vla.flow.learning import Learning
 from rlinf_vla.protocols import Policy, VectorEnv
@@ -64,7 +63,7 @@ class InProcessFlow(OnPolicyFlow, LocalFlow):
         """``reuse_frozen``: see ``ClusterConfig``. ``options``: see :class:`LocalFlow` and :class:`OnPolicyFlow`."""
         super().__init__(settings=settings, timeline=timeline, policy=policy, groups=groups, **options)
         self.trainer = trainer
-        self.learning = Learning(trainer, settings.run_seed, settings.temperature, reuse_frozen, self._show)
+        self.learning = Learning(trainer, settings.run_seed, settings.temperature, reuse_frozen)
 
     @property
     def parity(self) -> float | None:  # type: ignore[override]
@@ -87,12 +86,14 @@ class InProcessFlow(OnPolicyFlow, LocalFlow):
         return [rollouts]
 
     def reference(self, rollouts: Rollouts) -> Rollouts:
-        for shard in rollouts:
-            with self.timeline.span("reference", "trainer"), self.update_threads():
-                yield replace(shard, reference=self.learning.reference(shard))
+        with self.timeline.span("reference", "trainer"), self.update_threads():
+            return [replace(shard, reference=self.learning.reference(shard)) for shard in rollouts]
 
     def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> bool:
-        started = time.perf_counter()
+        started, config = time.perf_counter(), algorithm.config
+        if config.sft_coef and not value_only and self.learning.shown is None:
+            self.learning.shown, expert = demonstrate(self.policy, self.groups, config.demonstrations, self.settings.run_seed)
+            self.log({"sft/expert_success": expert} if expert is not None else {})
         with self.timeline.span("update", "trainer"), self.update_threads():
             metrics = self.learning.update(
                 batch, algorithm, value_only, self.iteration, self.policy_version, lambda fraction: self.progress("update", fraction)
@@ -100,9 +101,6 @@ class InProcessFlow(OnPolicyFlow, LocalFlow):
         self.log_update(metrics)
         self.log({"timing_s/update": self.metrics.get("timing_s/update", 0.0) + time.perf_counter() - started})
         return algorithm.enough(metrics)
-
-    def _show(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
-        return demonstrate(self.policy, self.groups, config, self.settings.run_seed)
 
 
 def drawn_episodes(run_seed: int, iteration: int, count: int, draw: int, num_tasks: int) -> Episodes:

@@ -29,10 +29,14 @@ def collect(
     calls: int,
     spans: Spans,
     progress: Callable[[float], None] = lambda fraction: None,
+    first: int = 0,
 ) -> Trajectory:
-    """A rollout ``[calls, B]`` of all groups' environments, in their order: a pure function of the policy and (run seed, iteration)."""
+    """A rollout ``[calls, B]`` of all groups' environments, in their order: a pure function of the policy and (run seed, iteration).
+
+    ``first``: the number of the first of these environments among all of the run's.
+    """
     parts: list[list[Trajectory]] = [[] for _ in groups]
-    players, offset = [], 0
+    players, offset = [], first
     total = calls * len(groups)
     for index, env in enumerate(groups):
         slots = torch.arange(offset, offset + env.spec.num_envs)

@@ -49,6 +49,10 @@ class Timeline:
         finally:
             self.add(name, track, start, perf_counter())
 
+    def spans(self) -> list[Span]:
+        """Of the present iteration."""
+        return list(self._iterations[-1][1])
+
     def busy(self, track: str) -> float:
         """Seconds of the present iteration in which ``track`` did anything; overlapping spans count once."""
         total, reached = 0.0, float("-inf")

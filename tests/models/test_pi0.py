@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.flow.runtime import fixed
+from rlinf_vla.flow.learning import fixed
 from rlinf_vla.models.pi0.network import Pi0Network
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.models.pi0.tiny import main as write_tiny

@@ -1,0 +1,92 @@
+"""A recipe's runtime on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.algorithms.grpo import GRPO
+from rlinf_vla.algorithms.on_policy import OnPolicy
+from rlinf_vla.algorithms.ppo import PPO
+from rlinf_vla.commands import session
+from rlinf_vla.commands.runtimes import Runtime, Say
+from rlinf_vla.evaluation.sweep import EpisodeResult
+from rlinf_vla.flow.pool import Patience
+from rlinf_vla.flow.ray_cluster import Role, connected
+from rlinf_vla.flow.ray_runtime import launched
+from rlinf_vla.flow.workers import Builders
+from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.recipe import Recipe, RoleConfig
+from rlinf_vla.training import run_directory
+from rlinf_vla.training.checkpoint import load_checkpoint
+from rlinf_vla.types import UserError
+
+ALGORITHMS: dict[str, type[OnPolicy]] = {"ppo": PPO, "grpo": GRPO}
+
+
+@contextmanager
+def on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
+    cluster = recipe.cluster
+    if recipe.algorithm.name not in ALGORITHMS:
+        raise UserError(f"cluster.runtime=ray runs {' and '.join(ALGORITHMS)}, not algorithm={recipe.algorithm.name}: use in_process")
+    references = cluster.reference_workers if recipe.algorithm.kl_coef else 0
+    roles = {
+        "trainer": _role(cluster.trainer_ranks, cluster.roles.trainer),
+        "rollout": _role(cluster.rollout_workers, cluster.roles.rollout),
+        "reference": _role(references, cluster.roles.reference),
+    }
+    patience = Patience(cluster.heartbeat_s, cluster.call_timeout_s, cluster.start_timeout_s, cluster.max_restarts)
+    workers = cluster.rollout_workers
+    with connected(cluster.address, roles, say):
+        say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
+        options = {"streaming": cluster.streaming, "staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
+        with launched(partial(_builders, recipe), roles, patience, recipe.env.num_envs, say, **options) as flow:
+            trainer = flow.trainers.introduction
+            say(f"policy {recipe.model.name}: {trainer.weights:,} weights, {trainer.trained:,} of them trained")
+            state = flow.trainers.call("restore", checkpoint)[0][0] if checkpoint is not None else {}
+
+            def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
+                return flow.evaluate(recipe.episodes, temperature, filmed, progress)
+
+            def save(state: dict[str, Any]) -> None:
+                flow.trainers.call("save", directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
+
+            yield Runtime(flow, flow.env, flow.env.control_hz / flow.chunk, play, save, state)
+
+
+def _role(count: int, config: RoleConfig) -> Role:
+    return Role(count, config.cpus, config.gpus, dict(config.resources), dict(config.labels))
+
+
+def _builders(recipe: Recipe, role: str) -> Builders:
+    """For the workers of a role; one without a GPU computes on the CPU."""
+    if getattr(recipe.cluster.roles, role).gpus == 0:
+        recipe = replace(recipe, cluster=replace(recipe.cluster, device="cpu"))
+    return Builders(
+        policy=partial(_policy, recipe),
+        environments=partial(_environments, recipe),
+        trainer=partial(session.build_trainer, recipe),
+        algorithm=partial(ALGORITHMS[recipe.algorithm.name], recipe.algorithm, recipe.rollout.temperature),
+        settings=session.actor_settings(recipe, recipe.rollout.temperature),
+        reuse_frozen=recipe.cluster.reuse_frozen,
+        rollout_threads=partial(session.threads, recipe.cluster.rollout_threads),
+        update_threads=partial(session.threads, recipe.cluster.update_threads),
+    )
+
+
+def _policy(recipe: Recipe) -> Policy:
+    policy = session.build_policy(recipe)
+    if recipe.checkpoint is not None:
+        load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
+    return policy
+
+
+@contextmanager
+def _environments(recipe: Recipe, policy: Policy) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
+    share = replace(recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // recipe.cluster.rollout_workers))
+    with session.open_envs(share, policy, recipe.rollout.pipeline_depth) as groups:
+        yield groups, session.rewarded(share, groups)

@@ -1,0 +1,154 @@
+"""A Ray cluster: an existing one, or one of this machine's own for as long as the run takes; who runs where in it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_vla.types import UserError
+
+_REACH_S = 5.0
+"""For a connection to the address that the user gave."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What each of ``count`` workers takes. resources: of one's own names, such as a robot; labels: of the nodes that may run it."""
+
+    count: int
+    cpus: float = 1.0
+    gpus: float = 0.0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        wanted = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
+        return {name: amount for name, amount in wanted.items() if amount}
+
+
+@contextmanager
+def connected(address: str | None, roles: Mapping[str, Role], say: Callable[[str], None]) -> Iterator[None]:
+    """In a cluster that has room for ``roles``. Raises UserError where it does not answer, is another version, or has no room."""
+    try:
+        import ray
+    except ImportError:
+        raise UserError("cluster.runtime=ray needs Ray: pip install 'rlinf-vla[ray]', or use cluster.runtime=in_process") from None
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        wanted: dict[str, float] = {}
+        for role in roles.values():
+            for name, amount in role.bundle.items():
+                wanted[name] = wanted.get(name, 0.0) + amount * role.count
+        own = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")}
+        cpus = max(os.cpu_count() or 1, int(-(-wanted.get("CPU", 0.0) // 1)))
+        context = ray.init(num_cpus=cpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet)
+    else:
+        _reach(address)
+        try:
+            context = ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UserError(f"cluster.address={address}: {_told(error)}") from None
+    try:
+        url = context.dashboard_url
+        say(f"Ray {ray.__version__}, {_count(ray.nodes())}" + (f", dashboard http://{url}" if url else ""))
+        _check_room(ray.nodes(), roles)
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def placed(roles: Mapping[str, Role], patience_s: float) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """For each role's workers, the options of an actor with its place reserved. Raises UserError where no room came free in time."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    bundles, labels, owners = [], [], []
+    for name, role in roles.items():
+        for _ in range(role.count):
+            bundles.append(role.bundle or {"CPU": 0.001})
+            labels.append(dict(role.labels))
+            owners.append(name)
+    selectors = {"bundle_label_selector": labels} if any(labels) else {}
+    group = placement_group(bundles, strategy="PACK", **selectors)
+    try:
+        ray.get(group.ready(), timeout=patience_s)
+    except ray.exceptions.GetTimeoutError:
+        raise UserError(f"no room came free in the cluster within {patience_s:g} s for {_wanted(roles)}: lower cluster.*_workers") from None
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in roles}
+    for index, (owner, bundle) in enumerate(zip(owners, bundles, strict=True)):
+        own = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+        strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
+        options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": own}
+        found[owner].append(options | {"scheduling_strategy": strategy})
+    try:
+        yield found
+    finally:
+        remove_placement_group(group)
+
+
+def _has_dashboard() -> bool:
+    """Ray brings its pages with ``ray[default]`` only."""
+    from importlib.util import find_spec
+
+    return find_spec("aiohttp_cors") is not None
+
+
+def _reach(address: str) -> None:
+    """Ray itself would try for minutes."""
+    if "://" in address:
+        raise UserError(f"cluster.address={address}: give HOST:PORT of the cluster's head, as `ray start --head` printed it")
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+    except ValueError:
+        raise UserError(f"cluster.address={address} is not HOST:PORT; `ray start --head` prints it") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"cluster.address={address}: nothing answers there ({reason}); is `ray start --head` running?") from None
+
+
+def _told(error: Exception) -> str:
+    import ray
+
+    text = " ".join(str(error).split())
+    if "ersion mismatch" in text:
+        return f"that cluster runs another version of Ray or Python than this process (Ray {ray.__version__}): install the same everywhere"
+    if "uthenticat" in text or "token" in text:
+        return "that cluster wants another token: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as where it was started"
+    return text
+
+
+def _check_room(nodes: Sequence[Mapping[str, Any]], roles: Mapping[str, Role]) -> None:
+    """Without waiting, for what could never fit."""
+    alive = [node for node in nodes if node["Alive"]]
+    for name in sorted({each for role in roles.values() for each in role.bundle}):
+        wanted = sum(role.count * role.bundle.get(name, 0.0) for role in roles.values())
+        there = sum(node["Resources"].get(name, 0.0) for node in alive)
+        if wanted > there:
+            raise UserError(f"the cluster has {there:g} {name}, the plan wants {wanted:g} ({_wanted(roles)}): lower cluster.*_workers")
+    for name, role in roles.items():
+        fits = [node for node in alive if all(node["Resources"].get(each, 0.0) >= amount for each, amount in role.bundle.items())]
+        fits = [node for node in fits if all(node.get("Labels", {}).get(key) == value for key, value in role.labels.items())]
+        if role.count and not fits:
+            raise UserError(
+                f"no node of the cluster can run a {name} worker, which wants {dict(role.bundle)} and labels {dict(role.labels)}"
+            )
+
+
+def _wanted(roles: Mapping[str, Role]) -> str:
+    return ", ".join(f"{role.count} {name}" for name, role in roles.items() if role.count)
+
+
+def _count(nodes: Sequence[Mapping[str, Any]]) -> str:
+    alive = [node for node in nodes if node["Alive"]]
+    cpus, gpus = (sum(node["Resources"].get(name, 0.0) for node in alive) for name in ("CPU", "GPU"))
+    return f"{len(alive)} node{'s' if len(alive) > 1 else ''}, {cpus:g} CPUs, {gpus:g} GPUs"

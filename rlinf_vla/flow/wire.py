@@ -1,0 +1,90 @@
+"""Tensors between processes: numpy arrays, which one machine's processes read where they lie."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+
+from rlinf_vla.types import Tensors, Trajectory
+
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # what another process owns is only read here
+
+
+@dataclass(frozen=True)
+class Packed:
+    """``bfloat16``: the names of what numpy knows as int16 only."""
+
+    arrays: dict[str, np.ndarray]
+    bfloat16: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(tensors: Tensors) -> Packed:
+        half = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
+        host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        return Packed({name: (each.view(torch.int16) if name in half else each).numpy() for name, each in host.items()}, half)
+
+    def tensors(self) -> Tensors:
+        """Not to be written to."""
+        found = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+        return {name: each.view(torch.bfloat16) if name in self.bfloat16 else each for name, each in found.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+_INPUT, _LATENT = "inputs.", "latent."
+ROW = "row"
+"""The only input of a light trajectory: where its heavy part's row is kept."""
+
+
+def heavy_part(rollouts: Trajectory) -> Packed:
+    """What only a policy reads: inputs and latents, one row per policy call."""
+    flat = rollouts.flatten() if rollouts.value.ndim == 2 else rollouts
+    named = {f"{_INPUT}{name}": value for name, value in flat.inputs.items()}
+    return Packed.of(named | {f"{_LATENT}{name}": value for name, value in flat.latent.items()})
+
+
+def light_part(rollouts: Trajectory) -> Packed:
+    """All else."""
+    named = {field.name: getattr(rollouts, field.name) for field in fields(Trajectory) if field.name not in ("inputs", "latent")}
+    return Packed.of({name: value for name, value in named.items() if value is not None})
+
+
+def light_trajectory(packed: Packed, serial: int) -> Trajectory:
+    """``serial``: of the heavy part."""
+    tensors = packed.tensors()
+    shape = tensors["value"].shape
+    row = (serial << 32) + torch.arange(tensors["value"].numel()).reshape(shape)
+    return Trajectory(inputs={ROW: row}, latent={}, **tensors)
+
+
+class HeavyParts:
+    """The heavy parts that a trainer holds, by serial number."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, Tensors] = {}
+
+    def add(self, serial: int, packed: Packed) -> None:
+        self._parts[serial] = packed.tensors()
+
+    def forget(self, serials: Sequence[int]) -> None:
+        for serial in serials:
+            self._parts.pop(serial, None)
+
+    def complete(self, calls: Trajectory, device: torch.device) -> Trajectory:
+        """``calls`` ``[N]`` with inputs and latents again, on ``device``."""
+        serial, row = calls.inputs[ROW] >> 32, calls.inputs[ROW] & 0xFFFFFFFF
+        result: Tensors = {}
+        for number in serial.unique().tolist():
+            places = (serial == number).nonzero()[:, 0]
+            for name, value in self._parts[number].items():
+                whole = result.setdefault(name, value.new_empty(len(serial), *value.shape[1:]))
+                whole[places] = value[row[places]]
+        inputs = {name.removeprefix(_INPUT): value.to(device) for name, value in result.items() if name.startswith(_INPUT)}
+        latent = {name.removeprefix(_LATENT): value.to(device) for name, value in result.items() if name.startswith(_LATENT)}
+        return replace(calls.to(device), inputs=inputs, latent=latent)

@@ -1,0 +1,122 @@
+"""A small recipe for every runtime: the linear policy with adapters in the counter world, by PPO and GRPO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor
+
+from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
+from rlinf_vla.algorithms.on_policy import OnPolicy
+from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.flow.base import OnPolicyFlow
+from rlinf_vla.flow.pool import Patience
+from rlinf_vla.flow.ray_cluster import Role
+from rlinf_vla.flow.ray_runtime import RayFlow, launched
+from rlinf_vla.flow.runtime import InProcessFlow
+from rlinf_vla.flow.workers import Builders
+from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.lora import LoraOptions, add_lora
+from rlinf_vla.training.trainer import Optimisation, Trainer
+from tests.rollout.fake_env import groups
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+NUM_ENVS = 8
+SETTINGS = Settings(run_seed=3, temperature=1.0, batch_size=2)
+PPO_CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None, kl_coef=0.05)
+GRPO_CONFIG = GRPOConfig(episodes=24, group_size=4, groups_per_step=2, target_kl=None, resample=1)
+PATIENCE = Patience(heartbeat=20.0, call=60.0, start=120.0, restarts=1000)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    config: PPOConfig | GRPOConfig
+    rollout_workers: int = 1
+    reference_workers: int = 0
+    depth: int = 1
+    streaming: bool = True
+
+
+def policy() -> Policy:
+    found = LinearPolicy(LinearOptions(chunk=2))
+    add_lora(found, LoraOptions(rank=4), seed=0)
+    return found
+
+
+def algorithm(config: PPOConfig | GRPOConfig) -> OnPolicy:
+    return PPO(config, SETTINGS.temperature) if isinstance(config, PPOConfig) else GRPO(config, SETTINGS.temperature)
+
+
+def trainer(built: Policy) -> Trainer:
+    return Trainer(built, Optimisation(0.05, 0.01, 0.5), 7, keep_reference=True)
+
+
+@contextmanager
+def environments(count: int, depth: int, built: Policy) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
+    found = groups(count, depth)
+    yield found, found
+
+
+def builders(recipe: Recipe, role: str) -> Builders:
+    return Builders(
+        policy=policy,
+        environments=partial(environments, NUM_ENVS // recipe.rollout_workers, recipe.depth),
+        trainer=trainer,
+        algorithm=partial(algorithm, recipe.config),
+        settings=SETTINGS,
+        reuse_frozen=True,
+        rollout_threads=nullcontext,
+        update_threads=nullcontext,
+    )
+
+
+def in_process(recipe: Recipe) -> InProcessFlow:
+    built = policy()
+    return InProcessFlow(
+        built, groups(NUM_ENVS, recipe.depth), trainer(built), SETTINGS, Timeline(), staleness=recipe.config.staleness, iterations=3
+    )
+
+
+def roles(recipe: Recipe) -> dict[str, Role]:
+    counts = {"rollout": recipe.rollout_workers, "reference": recipe.reference_workers, "trainer": 1}
+    return {name: Role(count, cpus=0.5) for name, count in counts.items()}
+
+
+@contextmanager
+def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, patience: Patience = PATIENCE) -> Iterator[RayFlow]:
+    """In the cluster that this process is connected to."""
+    options = {"streaming": recipe.streaming, "staleness": recipe.config.staleness, "iterations": 3}
+    with launched(partial(builders, recipe), roles(recipe), patience, NUM_ENVS, say, **options) as flow:
+        yield flow
+
+
+def iterate(flow: OnPolicyFlow, recipe: Recipe, iterations: int = 3) -> list[dict[str, float]]:
+    found, subject = [], algorithm(recipe.config)
+    for iteration in range(iterations):
+        flow.begin(iteration)
+        subject.iteration(flow)
+        found.append(flow.metrics)
+    return found
+
+
+def trained(flow: OnPolicyFlow) -> dict[str, Tensor]:
+    if isinstance(flow, InProcessFlow):
+        return {name: value.detach().clone() for name, value in flow.trainer.parameters.items()}
+    assert isinstance(flow, RayFlow)
+    import ray
+
+    ((_, packed),) = flow.trainers.call("weights", returns=2)
+    return {name: value.clone() for name, value in ray.get(packed).tensors().items()}
+
+
+def with_staleness(recipe: Recipe, staleness: int) -> Recipe:
+    return replace(recipe, config=replace(recipe.config, staleness=staleness, decoupled=True, **_without_resampling(recipe)))
+
+
+def _without_resampling(recipe: Recipe) -> dict[str, int]:
+    return {"resample": 0} if isinstance(recipe.config, GRPOConfig) else {}

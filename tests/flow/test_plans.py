@@ -1,0 +1,67 @@
+"""The plan never changes the maths: three iterations end in the same weights, wherever and in whatever pieces they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.flow.ray_cluster import Role, connected
+from tests.flow.counting import GRPO_CONFIG, PPO_CONFIG, Recipe, in_process, iterate, on_ray, trained, with_staleness
+
+PLANS = {
+    "in process, serial": (False, {}),
+    "in process, pipelined": (False, {"depth": 2}),
+    "ray, 1 rollout worker": (True, {}),
+    "ray, 2 rollout workers": (True, {"rollout_workers": 2}),
+    "ray, 2 pipelined rollout workers": (True, {"rollout_workers": 2, "depth": 2}),
+    "ray, 4 rollout workers, no streaming": (True, {"rollout_workers": 4, "streaming": False}),
+    "ray, reference workers": (True, {"rollout_workers": 2, "reference_workers": 2}),
+}
+RECIPES = {
+    "ppo": Recipe(PPO_CONFIG),
+    "grpo": Recipe(GRPO_CONFIG),
+    "ppo, stale by one": with_staleness(Recipe(PPO_CONFIG), 1),
+    "grpo, stale by two": with_staleness(Recipe(GRPO_CONFIG), 2),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with connected(None, {"all": Role(16)}, lambda text: None):
+        yield
+
+
+@cache
+def expected(name: str) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    flow = in_process(RECIPES[name])
+    metrics = iterate(flow, RECIPES[name])
+    return trained(flow), metrics
+
+
+TABLE = [("ppo", plan) for plan in PLANS]
+TABLE += [("grpo", plan) for plan in ("in process, pipelined", "ray, 2 rollout workers", "ray, 4 rollout workers, no streaming")]
+TABLE += [("ppo, stale by one", "ray, 2 pipelined rollout workers"), ("grpo, stale by two", "ray, 2 rollout workers")]
+
+
+@pytest.mark.parametrize(("recipe", "plan"), TABLE)
+def test_the_plan_never_changes_the_maths(recipe: str, plan: str, cluster: None) -> None:
+    on_a_cluster, changes = PLANS[plan]
+    subject = replace(RECIPES[recipe], **changes)
+    if on_a_cluster:
+        with on_ray(subject) as flow:
+            metrics, found = iterate(flow, subject), trained(flow)
+    else:
+        local = in_process(subject)
+        metrics, found = iterate(local, subject), trained(local)
+    weights, known = expected(recipe)
+    assert found.keys() == weights.keys()
+    for name, value in weights.items():
+        assert torch.equal(found[name], value), name
+    for mine, theirs in zip(metrics, known, strict=True):
+        same = {name for name in theirs if not name.startswith(("timing_s", "throughput"))}
+        assert {name: mine[name] for name in same} == pytest.approx({name: theirs[name] for name in same}, rel=1e-5, nan_ok=True)
