@@ -19,6 +19,7 @@ from rlinf_vla.algorithms.grpo import GRPOConfig
 from rlinf_vla.algorithms.ppo import PPOConfig
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.sft import SFTConfig
+from rlinf_vla.flow.cluster import NodeConfig
 from rlinf_vla.training.lora import LoraOptions
 from rlinf_vla.types import UserError, require_one_of
 
@@ -54,6 +55,8 @@ class ClusterConfig:
     """Where things run. It changes the speed, never the result."""
 
     name: str = MISSING
+    nodes: list[NodeConfig] = field(default_factory=list)
+    """Machines that `rlinf-vla plan` may use (docs/plan.md); empty: this one."""
     runtime: str = "in_process"
     """in_process: one process and its simulators. ray: workers on a Ray cluster, any of which but the trainer may die."""
     address: str | None = None
@@ -178,6 +181,10 @@ class Recipe:
     """Of exported weights: float32 or bfloat16; null: as in model.checkpoint."""
     episodes: int = 200
     """Evaluation episodes."""
+    profile: Any = None
+    """Of plan: a file, or a list of them, with what operations cost on a type of device; null: measured here, now."""
+    profile_scale: float | None = None
+    """Of plan: for GPUs that were never measured, suppose that they do the policy's part so many times as fast as the profile's device."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     env: Any = MISSING
     reward: RewardConfig = field(default_factory=RewardConfig)

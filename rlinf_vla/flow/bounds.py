@@ -14,7 +14,7 @@ from rlinf_vla.flow.workload import Workload
 
 
 def least_seconds(graph: Graph, plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> float:
-    """No iteration can be faster, whatever overlaps: resets, values, transfers and waiting for turns are left out."""
+    """No iteration can be faster, whatever overlaps: rewards, resets, values, transfers and waiting for turns are left out."""
     machines = place(plan, cluster)
     rollout = max(_rollout(plan, workload, machine, profiles[machine.node.device]) for machine in machines)
     update = max(_update(plan, workload, machine, profiles[machine.node.device]) for machine in machines)
@@ -27,9 +27,7 @@ def _rollout(plan: Plan, workload: Workload, machine: Machine, profile: Profile)
     if not machine.rollout:
         return 0.0
     depth, size = plan.pipeline_depth, workload.envs // (plan.rollout_workers * plan.pipeline_depth)
-    calls = workload.calls or min(workload.worker_rows(worker, plan.rollout_workers) for worker in range(plan.rollout_workers)) // (
-        size * depth
-    )
+    calls = workload.calls or workload.rows // workload.envs
     count = 1 if profile.cost("simulate").on != CPU else processes(plan, workload, machine.node)
     act, simulate = profile.cost("act"), profile.cost("simulate")
     step = _alone(profile, simulate, simulate.of(-(-size // count)))

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Optional
 
 from rlinf_vla.types import UserError
 
@@ -21,7 +20,7 @@ class NodeConfig:
     count: int = 1
     gpus: int = 0
     """Of each machine."""
-    gpu: Optional[str] = None  # noqa: UP045  (OmegaConf reads this spelling on every Python version)
+    gpu: str | None = None
     """Type of its GPUs."""
     gpu_memory_gb: float = 80.0
     """Of each GPU; a GB is 10⁹ bytes."""
@@ -36,9 +35,9 @@ class NodeConfig:
     """Of one message between machines or between workers of one."""
     spot: bool = False
     """May be taken away at any time: no trainer is put there."""
-    price_per_hour: Optional[float] = None  # noqa: UP045
+    price_per_hour: float | None = None
     """Of one machine; null: not known."""
-    profile: Optional[str] = None  # noqa: UP045
+    profile: str | None = None
     """Device type of the measured profile that holds here; null: ``gpu``, or cpu where there is none."""
 
     @property

@@ -30,7 +30,7 @@ class Plan:
     trainer on some of these devices."""
     rollout_workers: int = 1
     reward_workers: int = 0
-    """0: whoever gathers the rollouts does it."""
+    """0: the rollout workers do it."""
     reference_workers: int = 0
     """0: the trainer does it."""
     trainer_ranks: int = 1

@@ -23,7 +23,7 @@ NEARLY = 0.02
 
 @dataclass(frozen=True)
 class Rated:
-    """A plan that fits. ``least``: seconds that no iteration of it can beat; prediction: None where that was reason enough to pass it over."""
+    """A plan that fits. least: seconds that no iteration of it can beat; prediction: None where that was reason enough to pass over it."""
 
     plan: Plan
     least: float

@@ -76,7 +76,7 @@ class Tasks:
 class Worker:
     """One rollout worker. ``prefix``: of its tracks' names. ``processes``: simulator processes of each environment group.
 
-    backbone: (host, device) of the policy's backbone where the policy is split; None: it is here.
+    backbone: (host, device) of the policy's backbone where the policy is split; None: it is here. rewards: it computes a reward of its own.
     """
 
     host: Host
@@ -85,20 +85,23 @@ class Worker:
     size: int
     processes: int
     backbone: tuple[Host, int] | None = None
+    rewards: bool = False
 
     def play(self, tasks: Tasks, workload: Workload, groups: Sequence[list[Round]], after: Sequence[int]) -> list[int]:
         """Returns the task after which each group's calls are there."""
         policy = f"{self.prefix}policy"
-        merge = self.host.profile.cost("merge").fixed
-        thread = tasks.run(self.host, "merge", policy, self.device, merge, after)
+        thread = tasks.wait(after)
         pending = [self._simulator(tasks, "reset", group, range(self.size), [thread]) for group in range(len(groups))]
-        players = [_turns(rounds) for rounds in groups]
+        players = [_turns(rounds, self.rewards) for rounds in groups]
         ready, active = [thread] * len(groups), list(range(len(groups)))
         while active:
             for group in list(active):
                 # whoever's turn it is waits for its simulator, even if another group's is ready
                 thread = tasks.wait([thread, pending[group]])
                 turn = next(players[group])
+                if turn.scored:
+                    reward = self.host.profile.cost("reward").of(self.size)
+                    thread = tasks.run(self.host, "reward", policy, self.device, reward, [thread], items=self.size)
                 if turn.valued:
                     thread = self._infer(tasks, "value", policy, thread)
                 if turn.resets is not None:
@@ -150,17 +153,18 @@ class Worker:
 class _Turn:
     """What a group does with its turn after its simulator: act, unless environments begin another episode, or its rollout ends."""
 
+    scored: bool = False
     valued: bool = False
     resets: Sequence[int] | None = None
     ends: bool = False
 
 
-def _turns(rounds: Sequence[Round]) -> Iterator[_Turn]:
+def _turns(rounds: Sequence[Round], scored: bool) -> Iterator[_Turn]:
     yield _Turn()
     for each in rounds[:-1]:
         if each.resets:
-            yield _Turn(each.valued, each.resets)
+            yield _Turn(scored, each.valued, each.resets)
             yield _Turn()
         else:
-            yield _Turn(each.valued)
-    yield _Turn(rounds[-1].valued, ends=True)
+            yield _Turn(scored, each.valued)
+    yield _Turn(scored, rounds[-1].valued, ends=True)

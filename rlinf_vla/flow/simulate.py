@@ -5,8 +5,8 @@ Machines that are used alike are played once; rollouts are then as different fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_vla.flow.cluster import Cluster
@@ -17,7 +17,7 @@ from rlinf_vla.flow.plan import DISAGGREGATED, IN_PROCESS, Plan
 from rlinf_vla.flow.playing import Host, Tasks, Worker
 from rlinf_vla.flow.prediction import Prediction, critical_path, spans_between
 from rlinf_vla.flow.profile import Profile
-from rlinf_vla.flow.workload import Workload, rounds
+from rlinf_vla.flow.workload import Workload, listed_rounds, slot_rounds
 
 STORE = 1.3e9
 """Bytes per second into Ray's object store; readers on the same machine map them (Ray 2.60, numpy arrays of 100 MB)."""
@@ -55,16 +55,17 @@ def update_seconds(profile: Profile, plan: Plan, workload: Workload, rows: float
     for count, minibatch in ((full, size), (1 if rest else 0, rest)):
         own = -(-minibatch // ranks)
         seconds += count * (-(-own // plan.micro_batch_size) * micro.fixed + own * micro.per_item + optimise)
-    once = profile.cost("fix").of(rows / ranks) * workload.fixes + profile.cost("reference").of(rows / ranks) * workload.proximal
+    once = profile.cost("fix").of(rows) * workload.fixes + profile.cost("reference").of(rows) * workload.proximal  # by every rank
     return workload.epochs * seconds + once
 
 
 @dataclass(frozen=True)
 class _Shard:
-    """ready: the task after which it is there; rows: policy calls, over all machines that are used alike."""
+    """ready: the task after which it is there; rows: policy calls, over all of the ``copies`` that it stands for."""
 
     ready: int
     rows: float
+    copies: int = 1
 
 
 class _Simulation:
@@ -103,16 +104,17 @@ class _Simulation:
                 )
                 count = processes(plan, self.workload, host.node)
                 backbone = self.trainers[len(found) % len(self.trainers)] if plan.split == "head" else None
-                found.append(Worker(host, device, name, size, count, backbone))
+                rewards = self.workload.rewarded and not plan.reward_workers
+                found.append(Worker(host, device, name, size, count, backbone, rewards))
         return found
 
     def iteration(self, index: int) -> int:
         """Adds its tasks; returns the last of them."""
         self.tasks.iteration = index
         shards = [shard for number, worker in enumerate(self.workers) for shard in self._collect(index, number, worker)]
-        if self.workload.rewarded and "score" in self.graph:
+        if self.workload.rewarded and self.plan.reward_workers:
             shards = self._stage("reward", shards, self.plan.reward_workers)
-        if self.workload.reference and "reference" in self.graph:
+        if "reference" in self.graph:
             shards = self._stage("reference", shards, self.plan.reference_workers)
         whole = self.workload.groups_per_step is not None
         streams = self.graph.streams_into("update") and self.plan.streaming and not self.single
@@ -122,48 +124,51 @@ class _Simulation:
 
     def _collect(self, index: int, number: int, worker: Worker) -> list[_Shard]:
         """Once the worker's own last rollout is over, and it has the weights that this iteration plays with."""
-        plan, workload, host = self.plan, self.workload, worker.host
+        workload, host, tasks = self.workload, worker.host, self.tasks
         before = [self.thread, self.free.get(worker.prefix, -1)]
         if index >= self.lag and not self.single:
             before.append(self.published[index - self.lag][host.index])
-            load = host.profile.cost("publish").fixed
-            before = [self.tasks.run(host, "publish", f"{worker.prefix}policy", worker.device, load, before, name="load")]
-        groups = rounds(workload, number, plan.rollout_workers, plan.pipeline_depth)
-        ready = worker.play(self.tasks, workload, groups, before)
-        self.free[worker.prefix] = self.tasks.wait(ready)
-        rows = workload.worker_rows(number, plan.rollout_workers)
-        if self.single:
-            self.thread = self.free[worker.prefix]
-            return [_Shard(self.thread, rows)]
-        return [self._delivered(host, _Shard(at, host.copies * rows / len(ready))) for at in ready]
+        load = host.profile.cost("merge").fixed + host.profile.cost("publish").fixed * (not self.single)
+        ready = tasks.run(host, "merge", f"{worker.prefix}policy", worker.device, load, before, name="merge" if self.single else "load")
+        workers, depth, found = self.plan.rollout_workers, self.plan.pipeline_depth, list[_Shard]()
+        parts = workload.parts(None if self.single else workers)
+        for part in parts[number::workers] if workload.calls is None else [range(0)]:
+            if workload.calls is None:
+                groups, rows = listed_rounds(workload, part, worker.size, depth), workload.calls_of(part)
+            else:
+                size = worker.size * depth
+                groups, rows = slot_rounds(workload, number * size, worker.size, depth), size * workload.calls
+            ready = tasks.wait(worker.play(tasks, workload, groups, [ready]))
+            found.append(_Shard(ready, host.copies * rows, host.copies))
+        self.free[worker.prefix] = ready
+        self.thread = ready if self.single else -1
+        return found if self.single else [self._delivered(host, shard) for shard in found]
 
     def _delivered(self, host: Host, shard: _Shard) -> _Shard:
-        """A shard where the rollouts are gathered: on the first trainer's machine."""
+        """A shard in the hands of the trainer, on its first machine."""
         size, head = shard.rows * host.profile.bytes.call, self.head
         ready = self.tasks.wait([shard.ready], host.latency + size / host.copies / STORE, "trajectories", "network")
         away = size * (1 - (host.index == head.index) / host.copies)
-        return _Shard(self.tasks.add("trajectories", "network", head.link, head.transfer(away), [ready], items=shard.rows), shard.rows)
+        ready = self.tasks.add("trajectories", "network", head.link, head.transfer(away), [ready], items=shard.rows)
+        return replace(shard, ready=ready)
 
     def _stage(self, operation: str, shards: list[_Shard], workers: int) -> list[_Shard]:
-        """Workers share each shard's policy calls; without any, the trainer's ranks do. They stand where the trainers are."""
+        """Each shard by one of the ``workers``, who stand where the trainers are; without any, by every rank of the trainer."""
         everything = [] if self.plan.streaming else [self.tasks.wait([shard.ready for shard in shards])]
-        parts = workers or 1
-        places = [self.trainers[0]] * parts
-        if operation == "reference":
-            parts = min(workers or self.plan.trainer_ranks, self.plan.trainer_ranks)
-            places = self.trainers[:parts]
         found = []
-        for shard in shards:
+        for index, shard in enumerate(shards):
+            number = index % min(workers, len(shards)) if workers else 0
+            parts = max(1.0, min(shard.copies, workers / len(shards)))
+            places = [(f"{operation} {number}", self.trainers[number % len(self.trainers)])] if workers else list(self._tracks())
             ends = []
-            for number, (host, device) in enumerate(places):
-                track = f"{operation} {number}" if workers else self._track(number)
+            for track, (host, device) in places:
                 before = [shard.ready, *everything, self.free.get(track, -1), self.thread]
-                seconds = host.profile.cost(operation).of(shard.rows / parts)
-                ends.append(self.tasks.run(host, operation, track, device, seconds, before, items=shard.rows / parts))
+                rows = shard.rows / parts
+                ends.append(self.tasks.run(host, operation, track, device, host.profile.cost(operation).of(rows), before, items=rows))
                 self.free[track] = ends[-1]
             ready = self.tasks.wait(ends)
             self.thread = ready if self.single else -1
-            found.append(_Shard(ready, shard.rows))
+            found.append(replace(shard, ready=ready))
         return found
 
     def _update(self, shards: Sequence[_Shard], whole: bool) -> int:
@@ -174,15 +179,14 @@ class _Simulation:
                 [ready], self.head.latency + self.head.transfer(rows * self.head.profile.bytes.call), "trajectories", "network"
             )
         ends = []
-        for number, (host, device) in enumerate(self.trainers):
-            track = self._track(number)
+        for track, (host, device) in self._tracks():
             begin = self._switched(host, [ready, self.free.get(track, -1)], track)
             seconds = update_seconds(host.profile, plan, self.workload, rows, whole)
             end = tasks.run(host, "update", track, device, seconds, [begin], items=rows / plan.trainer_ranks)
             self.free[track] = self._switched(host, [end], track)
             ends.append(self.free[track])
         done = tasks.wait(ends, self._all_reduce(rows, whole), "all-reduce", "network")
-        self.free |= {self._track(number): done for number in range(len(self.trainers))}
+        self.free |= {track: done for track, _ in self._tracks()}
         self.thread = done if self.single else -1
         return done
 
@@ -214,8 +218,8 @@ class _Simulation:
         if self.single:
             self.published.append({})
             return updated
-        track, size = self._track(0), head.profile.bytes.trained
-        copied = tasks.run(head, "publish", track, self.trainers[0][1], head.profile.cost("publish").fixed, [updated, self.free[track]])
+        size, (track, (_, device)) = head.profile.bytes.trained, next(self._tracks())
+        copied = tasks.run(head, "publish", track, device, head.profile.cost("publish").fixed, [updated, self.free[track]])
         self.free[track] = copied
         stored = tasks.wait([copied], head.latency + size / STORE, "publish", "network")
         arrived = {}
@@ -235,5 +239,7 @@ class _Simulation:
         """On more than one machine."""
         return self.head.copies > 1 or any(host.index != self.head.index for host, _ in self.trainers)
 
-    def _track(self, number: int) -> str:
-        return "trainer" if self.plan.trainer_ranks == 1 else f"trainer {number}"
+    def _tracks(self) -> Iterator[tuple[str, tuple[Host, int]]]:
+        """Of the trainer's ranks, by the names of their tracks."""
+        for number, place_ in enumerate(self.trainers):
+            yield "trainer" if self.plan.trainer_ranks == 1 else f"trainer {number}", place_

@@ -41,17 +41,20 @@ class Workload:
     @property
     def rows(self) -> int:
         """Policy calls that an update learns from."""
-        return self.worker_rows(0, 1)
+        return self.envs * self.calls if self.calls is not None else self.calls_of(range(self.listed))
 
-    def worker_rows(self, worker: int, workers: int) -> int:
-        """Those of one of several rollout workers."""
-        if self.calls is not None:
-            return self.envs // workers * self.calls
-        return sum(self.length(0, index)[0] for index in self.share(worker, workers))
+    def parts(self, workers: int | None) -> list[range]:
+        """In what pieces the listed episodes are given to ``workers``: whole groups, about as many as a worker has environments.
 
-    def share(self, worker: int, workers: int) -> range:
-        """Which of the listed episodes a worker plays."""
-        return range(worker * self.listed // workers, (worker + 1) * self.listed // workers)
+        None: there is one process, and it plays them all in one go.
+        """
+        if workers is None:
+            return [range(self.listed)]
+        each = self.attempts * max(1, -(-(self.envs // workers) // self.attempts))
+        return [range(first, min(first + each, self.listed)) for first in range(0, self.listed, each)]
+
+    def calls_of(self, episodes: range) -> int:
+        return sum(self.length(0, index)[0] for index in episodes)
 
     @property
     def steps(self) -> int:
@@ -72,13 +75,9 @@ class Round:
 
 
 @lru_cache(maxsize=4096)
-def rounds(workload: Workload, worker: int, workers: int, depth: int) -> list[list[Round]]:
-    """Of each of a rollout worker's ``depth`` groups, in the order in which it plays them."""
-    size = workload.envs // (workers * depth)
-    if workload.calls is not None:
-        first = worker * depth * size
-        return [_slots(workload, range(first + group * size, first + (group + 1) * size)) for group in range(depth)]
-    return _listed(workload, workload.share(worker, workers), size, depth)
+def slot_rounds(workload: Workload, first: int, size: int, depth: int) -> list[list[Round]]:
+    """Of ``depth`` groups of ``size`` environments, from number ``first`` on, that play ``workload.calls`` policy calls each."""
+    return [_slots(workload, range(first + group * size, first + (group + 1) * size)) for group in range(depth)]
 
 
 def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
@@ -99,18 +98,19 @@ def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
     return found
 
 
-def _listed(workload: Workload, share: Sequence[int], size: int, depth: int) -> list[list[Round]]:
+@lru_cache(maxsize=4096)
+def listed_rounds(workload: Workload, share: range, size: int, depth: int) -> list[list[Round]]:
     """Each episode of ``share`` once, on whatever environment is free; one that is left without plays the last again, in vain, until
     its group has ended (``rollout/listed.py``)."""
     waiting = [workload.length(0, episode)[0] for episode in reversed(share)]
-    spare = workload.length(0, share[-1])[0] if share else 0
+    spare = workload.length(0, share[-1])[0]
 
     def taken() -> tuple[int, bool]:
         return (waiting.pop(), True) if waiting else (spare, False)
 
     left = [[taken() for _ in range(size)] for _ in range(depth)]
     found: list[list[Round]] = [[] for _ in range(depth)]
-    active = list(range(depth)) if share else []
+    active = list(range(depth))
     while active:
         for index in list(active):
             group = [(calls - 1, wanted) for calls, wanted in left[index]]
