@@ -30,7 +30,7 @@ from rlinf_vla.types import ActionSample, Episodes, Inputs, Observation, StepRes
 Seen = TypeVar("Seen", StepResult, Observation)
 
 TURNS = 4
-"""Steps of the small group, and comparisons of a policy call alone with one beside simulators that are busy (with resets)."""
+"""Steps of a single environment, and comparisons of a policy call alone with one beside simulators that are busy (with resets)."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class WatchedActor(Actor):
 
 
 def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], say: Callable[[str], None]) -> Played:
-    """Every group plays an episode alone; then a small group makes a few steps. ``acting``: costs of act and value by themselves."""
+    """Every group plays an episode alone; then a single environment makes a few steps. ``acting``: costs of act and value by themselves."""
     actor = WatchedActor(Actor(policy, session.actor_settings(recipe, recipe.rollout.temperature)), acting)
     samples: list[Sample] = []
     episodes: list[tuple[int, bool]] = []
@@ -149,9 +149,9 @@ def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], 
         say("measuring the policy beside busy simulators")
         crowding = _crowding(recipe, actor, policy, groups, processes) if processes else 0.0
         own = [Sample(command.name, command.environments, 0, 0.0, outer_.own - command.own) for outer_, command in steps]
-    small = replace(recipe, env=replace(recipe.env, num_envs=max(1, recipe.env.num_envs // 4)))
+    small = replace(recipe, env=replace(recipe.env, num_envs=1))
     with session.open_envs(small, policy, 1) as groups:
-        say("measuring a small environment group")
+        say("measuring a single environment")
         (env,) = watched = [Watched(env) for env in groups]
         _few_steps(env, policy.spec.chunk)
         samples += [Sample.of(each, usage().processes - before.processes) for each in env.commands]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,9 @@ class Prediction:
     def picture(self, width: int = 100, rows: int = 14) -> str:
         """Each track a line, each column a slice of the iteration: the letter of what took most of it; ``.`` for nothing."""
         tracks = list(dict.fromkeys(span.track for span in self.spans))
-        shown, label = tracks[:rows], max((len(track) for track in tracks[:rows]), default=0)
+        first = sorted(tracks, key=_number)[:rows]
+        shown = sorted((track for track in tracks if track in first), key="network".__eq__)
+        label = max(map(len, shown), default=0)
         lines = [f"{track:>{label}} |{_row([span for span in self.spans if span.track == track], self.seconds, width)}|" for track in shown]
         if len(tracks) > rows:
             lines.append(f"{'':>{label}}  ... and {len(tracks) - rows} more like these")
@@ -83,6 +86,12 @@ class Prediction:
             if name in used:
                 legend[LETTERS[name]].append(name)
         return "\n".join([*lines, "  ".join(f"{letter} {'/'.join(names)}" for letter, names in legend.items())])
+
+
+def _number(track: str) -> int:
+    """Of the worker whose track it is: the first of each role come first."""
+    found = re.search(r"(?:rollout|trainer|reference|reward) (\d+)", track)
+    return int(found[1]) if found else 0
 
 
 def _row(spans: Sequence[Span], seconds: float, width: int) -> str:
