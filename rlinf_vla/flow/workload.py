@@ -90,11 +90,11 @@ def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
         left = [(calls - 1, cut) for calls, cut in left]
         ended = [index for index, (calls, _) in enumerate(left) if not calls]
         last = call == workload.calls
-        valued = workload.critic and (last or any(left[index][1] for index in ended))
+        cut = any(left[index][1] for index in ended) or (last and len(ended) < len(left))
         for index in ended:
             ordinal[index] += 1
             left[index] = workload.length(environments[index], ordinal[index])
-        found.append(Round(valued, () if last else tuple(ended)))
+        found.append(Round(workload.critic and cut, () if last else tuple(ended)))
     return found
 
 
@@ -111,14 +111,19 @@ def listed_rounds(workload: Workload, share: range, size: int, depth: int) -> li
     left = [[taken() for _ in range(size)] for _ in range(depth)]
     found: list[list[Round]] = [[] for _ in range(depth)]
     active = list(range(depth))
+    resetting = [False] * depth  # a reset takes a turn of its own, in which others take from the list
     while active:
         for index in list(active):
+            if resetting[index]:
+                resetting[index] = False
+                continue
             group = [(calls - 1, wanted) for calls, wanted in left[index]]
             ended = [slot for slot, (calls, _) in enumerate(group) if not calls]
             group = [taken() if slot in ended else each for slot, each in enumerate(group)]
             left[index] = group
             last = not waiting and not any(wanted for _, wanted in group)
             found[index].append(Round(False, () if last else tuple(ended)))
+            resetting[index] = bool(found[index][-1].resets)
             if last:
                 active.remove(index)
     return found

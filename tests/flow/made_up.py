@@ -14,7 +14,7 @@ from rlinf_vla.flow.workload import Workload
 COSTS = {
     "act": Cost(0.1, 0.05),
     "value": Cost(0.05, 0.025),
-    "encode": Cost(0.05, 0.04),
+    "encode": Cost(0.05, 0.02),
     "merge": Cost(0.5),
     "simulate": Cost(0.0, 0.2),
     "reset": Cost(0.0, 0.5),

@@ -77,7 +77,9 @@ def test_no_faster_than_the_longest_chain_and_no_slower_than_one_after_the_other
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), WORK), min_size=1, max_size=8), st.floats(1.0, 4.0), st.data())
-def test_a_chain_is_never_slower_for_less_work_or_faster_resources(parts: list[tuple[str, float]], factor: float, data: st.DataObject) -> None:
+def test_a_chain_is_never_slower_for_less_work_or_faster_resources(
+    parts: list[tuple[str, float]], factor: float, data: st.DataObject
+) -> None:
     chain = [task(name, work, *([number - 1] if number else [])) for number, (name, work) in enumerate(parts)]
     wall = max(play(chain, RESOURCES).end)
     index = data.draw(st.integers(0, len(chain) - 1))

@@ -76,7 +76,9 @@ def test_what_is_no_profile(tmp_path: Path, text: str | None) -> None:
         read_profile(path)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
 def test_any_other_document_is_refused(document: object) -> None:
     with pytest.raises(UserError):
         Profile.of(document)
