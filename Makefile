@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS ?= maniskill,dev
+EXTRAS ?= maniskill,ray,dev
 # uv does not read pip's own find-links, from which a machine without a GPU may get its CPU build of PyTorch
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 # cores are shared with simulators: waiting threads must sleep, not spin

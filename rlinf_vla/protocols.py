@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rlinf_vla.types import ActionEval, ActionSample, Episodes, Inputs, Observation, StepResult
+from rlinf_vla.types import ActionEval, ActionSample, Episodes, Inputs, Observation, StepResult, Tensors
 
 ImageSize = tuple[int, int]
 """(height, width) in pixels."""
@@ -59,6 +59,12 @@ class Policy(nn.Module):
     """The same for ``model.lora.language=false``."""
     full_modules: ClassVar[tuple[str, ...]] = ()
     """Modules of ``backbone`` that train in full beside the adapters: heads, which start from nothing or are small."""
+    inseparable: ClassVar[str | None] = "does not say which of its modules act"
+    """Why ``rollout.split=head`` cannot be, as what follows the model's name. None: it can, with the three methods that say so."""
+    head_modules: tuple[str, ...] = ()
+    """Modules of ``backbone``, by full name, that ``act`` and ``value`` run: the head, with all that stands outside ``backbone``."""
+    head_rows: dict[str, slice] | None = None
+    """Weights among them of which only these rows are run, unless they have adapters."""
     noise_dim: int | None = None
     """Of the noise that ``steer`` makes actions of; None: this policy makes none of noise."""
 
@@ -70,6 +76,11 @@ class Policy(nn.Module):
     @abstractmethod
     def load(cls, checkpoint: Path, config: Any) -> Policy:
         """Read the official checkpoint layout of this model. Raises UserError when it does not fit."""
+
+    @classmethod
+    def without_weights(cls, checkpoint: Path, config: Any) -> Policy:
+        """For a split: as ``load``, but the backbone is on the meta device: its weights are neither read nor take memory."""
+        raise NotImplementedError
 
     @abstractmethod
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
@@ -109,6 +120,14 @@ class Policy(nn.Module):
     @abstractmethod
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         """Imitation loss for expert chunks float32 ``[B, C, D]``; returns float32 ``[B]``. ``noise``: for models that denoise."""
+
+    def pack(self, features: Any) -> Tensors:
+        """For a split: of features, as tensors with leading dimension ``B``, no more than ``act`` and ``value`` need."""
+        raise NotImplementedError
+
+    def unpack(self, tensors: Tensors) -> Any:
+        """For a split: features of which ``act`` and ``value`` make the same bits as of those that were packed."""
+        raise NotImplementedError
 
     def fix(self, inputs: Inputs) -> Inputs:
         """Inputs to ``evaluate`` that already hold what no update can change; here, that is nothing.

@@ -25,7 +25,7 @@ from rlinf_vla.types import UserError, require_one_of
 
 ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
 ASSET = "asset://"
-RUNTIMES = ("in_process", "ray")
+RUNTIMES, SPLITS = ("in_process", "ray"), ("none", "head")
 NO_MODEL = "none"
 """The model of a recipe in which no policy learns."""
 
@@ -47,6 +47,8 @@ class RoleConfig:
 class RolesConfig:
     rollout: RoleConfig = field(default_factory=RoleConfig)
     reference: RoleConfig = field(default_factory=RoleConfig)
+    reward: RoleConfig = field(default_factory=RoleConfig)
+    feature: RoleConfig = field(default_factory=RoleConfig)
     trainer: RoleConfig = field(default_factory=RoleConfig)
 
 
@@ -65,6 +67,10 @@ class ClusterConfig:
     """Each has env.num_envs / rollout_workers environments, in rollout.pipeline_depth groups."""
     reference_workers: int = 0
     """That compute the reference policy's log-probabilities; 0: the trainer does."""
+    reward_workers: int = 0
+    """That compute the recipe's reward; 0: the rollout workers do."""
+    feature_workers: int = 1
+    """That encode for rollout workers where rollout.split=head; beside the trainer."""
     trainer_ranks: int = 1
     streaming: bool = True
     """Shards are worked on as they come; false: when all of them are there."""
@@ -76,6 +82,8 @@ class ClusterConfig:
     """For a worker to load its policy and start its simulators."""
     max_restarts: int = 100
     """Of each role's workers in a run."""
+    trainer_restarts: int = 3
+    """Of the trainer, each time from the last complete checkpoint."""
     roles: RolesConfig = field(default_factory=RolesConfig)
     device: str = "cpu"
     """Of the policy: cpu or cuda."""
@@ -125,6 +133,8 @@ class RolloutConfig:
     """Environment groups that take turns: while one simulates, the policy infers for another."""
     batch_size: int = 8
     """Environments per policy call."""
+    split: str = "none"
+    """head: rollout workers have the policy's action head only, feature workers beside the trainer its backbone (docs/split.md)."""
 
 
 @dataclass
@@ -299,7 +309,9 @@ def _check(recipe: Recipe) -> None:
     num_envs = recipe.env.num_envs
     cluster = recipe.cluster
     require_one_of("cluster.runtime", cluster.runtime, RUNTIMES)
-    for name in ("rollout_workers", "trainer_ranks"):
+    require_one_of("rollout.split", recipe.rollout.split, SPLITS)
+    require(recipe.rollout.split == "none" or cluster.runtime == "ray", "rollout.split=head wants cluster.runtime=ray")
+    for name in ("rollout_workers", "trainer_ranks", "feature_workers"):
         require(getattr(cluster, name) >= 1, f"cluster.{name}={getattr(cluster, name)}: must be at least 1")
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
         require(in_one, f"cluster.{name}={getattr(cluster, name)} wants cluster.runtime=ray")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors, UserError
 
 from .. import files
 from .encoder import ImageEncoder
@@ -53,6 +53,7 @@ class CompactPolicy(Policy):
     name: ClassVar[str] = "compact"
     Config: ClassVar[type] = CompactOptions
     lora_targets: ClassVar[tuple[str, ...]] = ()
+    inseparable: ClassVar[str | None] = None
 
     def __init__(self, directory: Path, options: CompactOptions) -> None:
         super().__init__()
@@ -74,11 +75,16 @@ class CompactPolicy(Policy):
     high: Tensor
 
     @classmethod
-    def load(cls, checkpoint: Path, config: Any) -> CompactPolicy:
+    def without_weights(cls, checkpoint: Path, config: Any) -> CompactPolicy:
+        """With random ones: they are few."""
         try:
-            policy = cls(checkpoint, config)
+            return cls(checkpoint, config)
         except KeyError as error:
             raise UserError(f"{checkpoint}: {files.CONFIG} lacks {error}: copy the checkpoint again") from None
+
+    @classmethod
+    def load(cls, checkpoint: Path, config: Any) -> CompactPolicy:
+        policy = cls.without_weights(checkpoint, config)
         if not config.random_weights:
             files.fill(policy, dict(files.read_weights(checkpoint)), checkpoint)
         return policy
@@ -97,6 +103,12 @@ class CompactPolicy(Policy):
 
     def pooled(self, features: Tensor) -> Tensor:
         return features
+
+    def pack(self, features: Tensor) -> Tensors:
+        return {"features": features}
+
+    def unpack(self, tensors: Tensors) -> Tensor:
+        return tensors["features"]
 
     def _distribution(self, features: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         mean = self.head(features).unflatten(1, (self.spec.chunk, self.spec.action_dim))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, UserError
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, Tensors, UserError
 
 from .. import files
 from .checkpoint import read_component
@@ -98,6 +98,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     name: ClassVar[str] = "openvla_oft"
     Config: ClassVar[type] = OpenVLAOFTOptions
     full_modules: ClassVar[tuple[str, ...]] = ("proprio_projector",)
+    inseparable: ClassVar[str | None] = None
     options: OpenVLAOFTOptions
 
     def __init__(self, directory: Path, options: OpenVLAOFTOptions) -> None:
@@ -111,7 +112,11 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         self.config["oft"] = {name: getattr(options, name) for name in OFFICIAL}
         self.stop_id = self.config["text_config"].get("eos_token_id", 2) if options.stop_token else None
         self.action_head: L1RegressionHead | None = None
-        if options.head == "l1":
+        if options.head == "discrete":
+            first = self.action_tokens.first_id
+            self.head_modules = ("language_model.lm_head",)
+            self.head_rows = {"language_model.lm_head.weight": slice(first, first + self.action_tokens.n_bins)}
+        else:
             width = self.backbone.hidden_size
             with files.birthplace(options.random_weights):
                 self.action_head = L1RegressionHead(self.chunk, self.spec.action_dim, width, width)
@@ -156,7 +161,8 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
 
     def encode(self, inputs: Inputs) -> Tensor:
         embeds, mask = self.embed_prompt(inputs, self.stop_id)
-        return slot_states(self.backbone, embeds, mask, self.spec.chunk * self.spec.action_dim, self.stop_id)
+        states = slot_states(self.backbone, embeds, mask, self.spec.chunk * self.spec.action_dim, self.stop_id)
+        return states.contiguous()  # as after a wire: strides can choose the kernel, and so the last bit
 
     def pooled(self, features: Any) -> Tensor:
         return features[:, 0].float()
@@ -175,6 +181,12 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             log_prob=self._per_action(self._chosen(log_prob, token_ids)),
             value=self.value(features),
         )
+
+    def pack(self, features: Any) -> Tensors:
+        return {"states": features}
+
+    def unpack(self, tensors: Tensors) -> Any:
+        return tensors["states"]
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         if self.action_head is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -93,6 +93,7 @@ class OpenVLAPolicy(Policy):
     )
     vision_modules: ClassVar[tuple[str, ...]] = ("vision_backbone",)
     language_modules: ClassVar[tuple[str, ...]] = ("language_model",)
+    inseparable: ClassVar[str | None] = "sends every action token through its whole language model: it has no action head to part with"
 
     def __init__(self, directory: Path, options: Any) -> None:
         super().__init__()
@@ -142,11 +143,19 @@ class OpenVLAPolicy(Policy):
         return 0
 
     @classmethod
-    def load(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
+    def _build(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
         try:
-            policy = cls(checkpoint, config)
+            return cls(checkpoint, config)
         except KeyError as error:
             raise UserError(f"{checkpoint}: {files.CONFIG} or {STATISTICS} lacks {error}: copy the checkpoint again") from None
+
+    @classmethod
+    def without_weights(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
+        return cls._build(checkpoint, replace(config, random_weights=False))
+
+    @classmethod
+    def load(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
+        policy = cls._build(checkpoint, config)
         if config.random_weights:
             files.cast(policy.backbone, policy.dtype)
         else:
@@ -253,6 +262,5 @@ class OpenVLAPolicy(Policy):
 
     def _log_softmax(self, states: Tensor, temperature: float) -> Tensor:
         """The one distribution of sampling, training and greedy choice: action ids only, then temperature (0 stands for greedy: 1)."""
-        first = self.action_tokens.first_id
-        logits = self.backbone.logits(states)[..., first : first + self.action_tokens.n_bins].float()
+        logits = self.backbone.logits_of(states, self.action_tokens.first_id, self.action_tokens.n_bins).float()
         return torch.log_softmax(logits / (temperature or 1.0), dim=-1)

@@ -153,6 +153,13 @@ class PrismaticVLA(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         return self.language_model.lm_head(hidden)
 
+    def logits_of(self, hidden: Tensor, first: int, count: int) -> Tensor:
+        """``[..., count]`` of the tokens from ``first`` on, also where the output layer has no other rows."""
+        layer = self.language_model.lm_head
+        if not isinstance(layer, nn.Linear):  # adapters work on all rows
+            return layer(hidden)[..., first : first + count]
+        return F.linear(hidden, layer.weight if len(layer.weight) == count else layer.weight[first : first + count])
+
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask of what is seen, bool, as attention adds it: 0 or minus infinity."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,54 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError, require_one_of
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors, UserError, require_one_of
 
 from .. import files
 from . import flow
 from .checkpoint import NORM_STATS, read_config, read_norm_stats, read_state
+from .features import Features, is_kept, keep, kept
 from .heads import NoiseHead, mlp
 from .network import Pi0Network, Prefix
+from .options import CRITICS, SAMPLERS, Pi0Options
 from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
-
-SAMPLERS = ("flow_sde", "flow_sde_all", "flow_noise")
-CRITICS = ("expert", "vlm")
-
-
-@dataclass
-class Pi0Options(files.WeightOptions):
-    """Recipe node ``model.options``."""
-
-    images: list[str] = field(default_factory=lambda: ["base"])
-    """The environment's cameras, in the order of the model's slots (base, left wrist, right wrist). Empty slots cost nothing."""
-    chunk: int | None = None
-    """Actions that are executed of a denoised horizon; null: all."""
-    prompt_length: int = 48
-    """Token ids per prompt, padding included; 200 where the state is part of it."""
-    state_in_prompt: bool | None = None
-    """null: π₀.₅ reads the state in its prompt, π₀ as a token. The published pi05_libero reads none: false."""
-    delta_mask: list[int] | None = None
-    """Which actions are relative to the state at the start of the chunk, in openpi's notation: [6,-1] is six that are, then one that is
-    not (pi0_libero; [7,-1] of seven joints). null: what config.json says (ours), else none."""
-    asset_id: str | None = None
-    """Whose norm_stats.json; needed only where the checkpoint has several."""
-    denoise_steps: int = 10
-    sampler: str = "flow_sde"
-    noise_level: float = 0.5
-    """Standard deviation of the first stochastic step; the others follow from it."""
-    noise_range: list[float] = field(default_factory=lambda: [0.08, 0.16])
-    """Least and greatest standard deviation that flow_noise learns."""
-    value_on: str = "expert"
-    """What the critic reads: expert (its states at pure noise; the state is in them) or vlm (mean state of images and text)."""
-    frozen_vlm: bool = True
-    """Only the action expert learns; PaliGemma runs without gradients."""
-
-
-@dataclass
-class Features:
-    prefix: Prefix
-    state: Tensor
-    critic: Tensor
-    """What the value head reads, ``[B, width]``."""
 
 
 class Pi0Policy(Policy):
@@ -79,6 +41,8 @@ class Pi0Policy(Policy):
         *("action_in_proj", "action_out_proj", "state_proj"),
         *("action_time_mlp_in", "action_time_mlp_out", "time_mlp_in", "time_mlp_out"),
     )
+    inseparable: ClassVar[str | None] = None
+    head_modules: tuple[str, ...] = ("paligemma_with_expert.gemma_expert.model", *full_modules)
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__()
@@ -115,11 +79,19 @@ class Pi0Policy(Policy):
             self.backbone.paligemma_with_expert.paligemma.requires_grad_(False)
 
     @classmethod
-    def load(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
+    def _build(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
         try:
-            policy = cls(checkpoint, config)
+            return cls(checkpoint, config)
         except (KeyError, TypeError) as error:
             raise UserError(f"{checkpoint}: {files.CONFIG} or {NORM_STATS} does not fit ({error}): copy the checkpoint again") from None
+
+    @classmethod
+    def without_weights(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
+        return cls._build(checkpoint, replace(config, random_weights=False))
+
+    @classmethod
+    def load(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
+        policy = cls._build(checkpoint, config)
         if config.random_weights:
             files.cast(policy.backbone, policy.dtype)
         else:
@@ -145,15 +117,11 @@ class Pi0Policy(Policy):
     def fix(self, inputs: Inputs) -> Inputs:
         if not self.options.frozen_vlm:
             return inputs
-        prefix = self._prefix(inputs)
-        keys, values = (torch.stack(each, dim=1) for each in zip(*prefix.keys_and_values, strict=True))
-        found = {"prefix.states": prefix.states, "prefix.keys": keys, "prefix.values": values, "prefix.mask": prefix.mask}
-        return found | {"state": inputs["state"]}
+        return keep(self._prefix(inputs), states=True) | {"state": inputs["state"]}
 
     def _prefix(self, inputs: Inputs) -> Prefix:
-        if "prefix.keys" in inputs:
-            pairs = zip(inputs["prefix.keys"].unbind(1), inputs["prefix.values"].unbind(1), strict=True)
-            return Prefix(inputs["prefix.states"], list(pairs), inputs["prefix.mask"])
+        if is_kept(inputs):
+            return kept(inputs)
         images = to_unit_range(torch.stack([inputs[f"image.{name}"] for name in self.spec.images], dim=1))
         everywhere = inputs["token_mask"].new_ones(images.shape[:2])
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.options.frozen_vlm):
@@ -172,6 +140,12 @@ class Pi0Policy(Policy):
 
     def pooled(self, features: Features) -> Tensor:
         return features.critic.float()
+
+    def pack(self, features: Features) -> Tensors:
+        return keep(features.prefix, states=False) | {"state": features.state, "critic": features.critic}
+
+    def unpack(self, tensors: Tensors) -> Features:
+        return Features(kept(tensors), tensors["state"], tensors["critic"])
 
     def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
         steps, batch = self.options.denoise_steps, len(features.state)

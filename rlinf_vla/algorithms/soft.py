@@ -79,6 +79,7 @@ class SoftPolicy(Policy):
     """
 
     name: ClassVar[str] = "soft"
+    inseparable: ClassVar[str | None] = "is trained by SAC here, which keeps the features of its rollouts where it learns"
     lora_targets: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, base: Policy, features: int, config: SACConfig) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla import plugins
 from rlinf_vla.algorithms.grpo import GRPO
 from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.ppo import PPO
@@ -20,7 +21,8 @@ from rlinf_vla.flow.ray_cluster import Role, connected
 from rlinf_vla.flow.ray_runtime import launched
 from rlinf_vla.flow.workers import Builders
 from rlinf_vla.protocols import Policy, VectorEnv
-from rlinf_vla.recipe import Recipe, RoleConfig
+from rlinf_vla.recipe import Recipe, RewardConfig, RoleConfig
+from rlinf_vla.rollout.split import require_separable
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import load_checkpoint
 from rlinf_vla.types import UserError
@@ -33,11 +35,16 @@ def on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -
     cluster = recipe.cluster
     if recipe.algorithm.name not in ALGORITHMS:
         raise UserError(f"cluster.runtime=ray runs {' and '.join(ALGORITHMS)}, not algorithm={recipe.algorithm.name}: use in_process")
+    split = recipe.rollout.split == "head"
+    if split:
+        require_separable(plugins.choose("model", recipe.model.name, plugins.models()))
     references = cluster.reference_workers if recipe.algorithm.kl_coef else 0
     roles = {
         "trainer": _role(cluster.trainer_ranks, cluster.roles.trainer),
         "rollout": _role(cluster.rollout_workers, cluster.roles.rollout),
         "reference": _role(references, cluster.roles.reference),
+        "reward": _role(_reward_workers(recipe), cluster.roles.reward),
+        "feature": _role(cluster.feature_workers if split else 0, cluster.roles.feature),
     }
     patience = Patience(cluster.heartbeat_s, cluster.call_timeout_s, cluster.start_timeout_s, cluster.max_restarts)
     workers = cluster.rollout_workers
@@ -62,15 +69,25 @@ def _role(count: int, config: RoleConfig) -> Role:
     return Role(count, config.cpus, config.gpus, dict(config.resources), dict(config.labels))
 
 
+def _reward_workers(recipe: Recipe) -> int:
+    """None where the environments' own reward is all there is."""
+    return recipe.cluster.reward_workers if recipe.reward != RewardConfig() else 0
+
+
 def _builders(recipe: Recipe, role: str) -> Builders:
     """For the workers of a role; one without a GPU computes on the CPU."""
     if getattr(recipe.cluster.roles, role).gpus == 0:
         recipe = replace(recipe, cluster=replace(recipe.cluster, device="cpu"))
     return Builders(
         policy=partial(_policy, recipe),
+        head=partial(session.build_head, recipe),
         environments=partial(_environments, recipe),
         trainer=partial(session.build_trainer, recipe),
         algorithm=partial(ALGORITHMS[recipe.algorithm.name], recipe.algorithm, recipe.rollout.temperature),
+        worth=partial(session.build_worth, recipe),
+        device=recipe.cluster.device,
+        heartbeat_s=recipe.cluster.heartbeat_s,
+        rewards_apart=_reward_workers(recipe) > 0,
         settings=session.actor_settings(recipe, recipe.rollout.temperature),
         reuse_frozen=recipe.cluster.reuse_frozen,
         rollout_threads=partial(session.threads, recipe.cluster.rollout_threads),

@@ -12,10 +12,11 @@ import torch
 from rlinf_vla import plugins
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.soft import SoftPolicy
-from rlinf_vla.protocols import Policy, Reward, RewardModel, VectorEnv
+from rlinf_vla.protocols import EnvSpec, Policy, RewardModel, VectorEnv
 from rlinf_vla.recipe import Recipe, RewardConfig, asset_path
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.rollout.rewarded import RewardedEnv, own_reward
+from rlinf_vla.rollout.rewarded import RewardedEnv, Worth, own_reward
+from rlinf_vla.rollout.split import keep_head, require_separable
 from rlinf_vla.training.checkpoint import load_heads
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
@@ -44,6 +45,17 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
     if recipe.cluster.gradient_checkpointing:
         checkpoint_blocks(policy)
     return policy.to(recipe.cluster.device)
+
+
+def build_head(recipe: Recipe) -> Policy:
+    """The part of the recipe's policy that acts; its weights are still to be filled in."""
+    model = plugins.choose("model", recipe.model.name, plugins.models())
+    require_separable(model)
+    policy: Policy = model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
+    with torch.device("meta"):
+        add_lora(policy, recipe.model.lora, recipe.seed)
+    keep_head(policy)
+    return policy
 
 
 def build_reward_model(recipe: Recipe) -> RewardModel:
@@ -95,14 +107,18 @@ def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Se
 
 def rewarded(recipe: Recipe, groups: Sequence[VectorEnv]) -> Sequence[VectorEnv]:
     """The same environments, worth what the recipe's reward says."""
-    config = recipe.reward
-    if config == RewardConfig():
+    if recipe.reward == RewardConfig():
         return groups
-    reward: Reward = own_reward
+    worth = build_worth(recipe, groups[0].spec)
+    return [RewardedEnv(env, worth) for env in groups]
+
+
+def build_worth(recipe: Recipe, env: EnvSpec) -> Worth:
+    config, reward = recipe.reward, own_reward
     if config.name is not None:
         plugin = plugins.choose("reward", config.name, plugins.rewards())
-        reward = plugin.create(config.options, groups[0].spec, torch.device(recipe.cluster.device))
-    return [RewardedEnv(env, reward, config.weight, config.env_weight, config.terminal) for env in groups]
+        reward = plugin.create(config.options, env, torch.device(recipe.cluster.device))
+    return Worth(reward, config.weight, config.env_weight, config.terminal)
 
 
 def check_fit(policy: Policy, env: VectorEnv) -> None:

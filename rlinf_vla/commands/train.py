@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from rlinf_vla.commands.evaluate import evaluate, headline
 from rlinf_vla.commands.interrupt import Interrupt, Interrupted, deferred
 from rlinf_vla.commands.runtimes import Runtime
 from rlinf_vla.evaluation.statistics import compare
+from rlinf_vla.flow.ray_runtime import TrainerLost
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import fingerprint
@@ -46,6 +48,25 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     with ExitStack() as stack:
         stack.callback(_report, directory)
         console = stack.enter_context(TrainingConsole(recipe.iterations))
+        for restarts in itertools.count():
+            try:
+                run = _attempt(recipe, algorithm, directory, checkpoint, console)
+                break
+            except TrainerLost as loss:
+                if restarts == recipe.cluster.trainer_restarts:
+                    raise
+                checkpoint = next(reversed(complete_checkpoints(directory / run_directory.CHECKPOINTS)), None)
+                whence = "the beginning" if checkpoint is None else session.relative(checkpoint)
+                console.say(f"{loss}: going on from {whence}")
+    print(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
+    for line in run.summary():
+        print(line)
+    print(f"report: {session.relative(directory / 'report.html')}")
+
+
+def _attempt(recipe: Recipe, algorithm: Any, directory: Path, checkpoint: Path | None, console: TrainingConsole) -> _Run:
+    """From ``checkpoint`` to the end. Raises TrainerLost where the next attempt may get further."""
+    with ExitStack() as stack:
         runtime = stack.enter_context(runtimes.opened(recipe, directory, checkpoint, console.say))
         done = runtime.state.get("iteration", 0)
         if checkpoint is not None:
@@ -54,17 +75,14 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
         algorithm.check(runtime.env)
         metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
         run = _Run(recipe, directory, runtime, console, metrics)
-        if recipe.evaluation.before_and_after and done == 0:
+        if recipe.evaluation.before_and_after and done == 0 and not run.evaluated("before", 0):
             run.evaluate("before", 0)
         with deferred() as interrupt:
             run.train(algorithm, done, interrupt)
         if recipe.evaluation.before_and_after and not run.evaluated("after", recipe.iterations):
             run.evaluate("after", recipe.iterations)
             run.compare()
-    print(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
-    for line in run.summary():
-        print(line)
-    print(f"report: {session.relative(directory / 'report.html')}")
+        return run
 
 
 def _report(directory: Path) -> None:

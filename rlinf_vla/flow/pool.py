@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-HEALTH = "health"
-"""The concurrency group in which a worker answers ``ping`` while it works."""
+from rlinf_vla.flow.workers import HEALTH
+
 _LOOK = 0.2
 """Seconds between looks at whether the run is to end."""
 
@@ -84,6 +84,8 @@ class Pool:
         self._free: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closing = False
+        self.introduced: dict[int, Any] = {}
+        """What ``ready`` of each place's present worker returned."""
         self.actors = [spawn(place) for place in range(size)]
         for place, actor in enumerate(self.actors):
             self._start(place, actor, time.monotonic())
@@ -139,6 +141,7 @@ class Pool:
         if self._closing or self.error is not None:
             return
         self._say(f"{reason}: replaced, its work is done again")
+        self.introduced.pop(place, None)
         self.actors[place] = self._spawn(place)
         self._start(place, self.actors[place], began)
 
@@ -152,7 +155,7 @@ class Pool:
 
         what = f"{self.role} {place}"
         try:
-            ray.get(actor.ready.remote(), timeout=self.patience.start)
+            introduction = ray.get(actor.ready.remote(), timeout=self.patience.start)
         except exceptions.RayTaskError as error:  # what it is made of is wrong: another one would fare no better
             self.error = error.as_instanceof_cause()
         except exceptions.GetTimeoutError:
@@ -162,6 +165,7 @@ class Pool:
         except exceptions.RayError as error:
             self._replace(place, actor, f"{what} was lost while it started ({type(error).__name__})")
         else:
-            with self._lock:
-                self.recovery_s = max(self.recovery_s, time.monotonic() - began) if self.faults else 0.0
+            self.introduced[place] = introduction
+            if self.faults:
+                self.recovery_s = max(self.recovery_s, time.monotonic() - began)
             self._free.put((place, actor))

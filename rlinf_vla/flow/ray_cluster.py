@@ -11,6 +11,7 @@ from typing import Any
 
 from rlinf_vla.types import UserError
 
+TRAINER, FEATURE = "trainer", "feature"
 _REACH_S = 5.0
 """For a connection to the address that the user gave."""
 
@@ -44,8 +45,7 @@ def connected(address: str | None, roles: Mapping[str, Role], say: Callable[[str
     if address is None:
         wanted: dict[str, float] = {}
         for role in roles.values():
-            for name, amount in role.bundle.items():
-                wanted[name] = wanted.get(name, 0.0) + amount * role.count
+            wanted = _sum(wanted, {name: amount * role.count for name, amount in role.bundle.items()})
         own = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")}
         cpus = max(os.cpu_count() or 1, int(-(-wanted.get("CPU", 0.0) // 1)))
         context = ray.init(num_cpus=cpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet)
@@ -66,33 +66,47 @@ def connected(address: str | None, roles: Mapping[str, Role], say: Callable[[str
 
 @contextmanager
 def placed(roles: Mapping[str, Role], patience_s: float) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """For each role's workers, the options of an actor with its place reserved. Raises UserError where no room came free in time."""
+    """For each role's workers, the options of an actor with its place reserved. Raises UserError where no room came free in time.
+
+    Feature workers share the trainer's places: one machine, and one GPU where each takes a part of it.
+    """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    bundles, labels, owners = [], [], []
-    for name, role in roles.items():
-        for _ in range(role.count):
-            bundles.append(role.bundle or {"CPU": 0.001})
-            labels.append(dict(role.labels))
-            owners.append(name)
+    bundles, labels = list[dict[str, float]](), list[dict[str, str]]()
+    where: dict[str, list[int]] = {}
+    for name in sorted(roles, key=lambda name: name == FEATURE):
+        role, where[name] = roles[name], []
+        for number in range(role.count):
+            if name == FEATURE:
+                shared = where[TRAINER][number % len(where[TRAINER])]
+                bundles[shared] = _sum(bundles[shared], role.bundle)
+                where[name].append(shared)
+            else:
+                where[name].append(len(bundles))
+                bundles.append(role.bundle or {"CPU": 0.001})
+                labels.append(dict(role.labels))
     selectors = {"bundle_label_selector": labels} if any(labels) else {}
     group = placement_group(bundles, strategy="PACK", **selectors)
     try:
         ray.get(group.ready(), timeout=patience_s)
     except ray.exceptions.GetTimeoutError:
         raise UserError(f"no room came free in the cluster within {patience_s:g} s for {_wanted(roles)}: lower cluster.*_workers") from None
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in roles}
-    for index, (owner, bundle) in enumerate(zip(owners, bundles, strict=True)):
-        own = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
-        strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
-        options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": own}
-        found[owner].append(options | {"scheduling_strategy": strategy})
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, role in roles.items():
+        own = {key: amount for key, amount in role.bundle.items() if key not in ("CPU", "GPU")}
+        options = {"num_cpus": role.cpus, "num_gpus": role.gpus, "resources": own}
+        strategies = [PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=each) for each in where[name]]
+        found[name] = [options | {"scheduling_strategy": strategy} for strategy in strategies]
     try:
         yield found
     finally:
         remove_placement_group(group)
+
+
+def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in first.keys() | second.keys()}
 
 
 def _has_dashboard() -> bool:

@@ -15,11 +15,24 @@ from typing import Any
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.evaluation.sweep import EpisodeResult
 from rlinf_vla.flow.base import OnPolicyFlow
-from rlinf_vla.flow.pool import HEALTH, Patience, Pool, ShardLost, WorkerLost, wait
+from rlinf_vla.flow.pool import Patience, Pool, ShardLost, WorkerLost, wait
 from rlinf_vla.flow.ray_cluster import Role, placed
 from rlinf_vla.flow.runtime import drawn_episodes
-from rlinf_vla.flow.wire import light_trajectory
-from rlinf_vla.flow.workers import Builders, Introduction, Played, ReferenceWorker, RolloutWorker, TrainerWorker, clock_offset, shifted
+from rlinf_vla.flow.wire import Packed, light_trajectory, serial_of
+from rlinf_vla.flow.workers import (
+    HEALTH,
+    Builders,
+    FeatureWorker,
+    Introduction,
+    Played,
+    ReferenceWorker,
+    RewardWorker,
+    RolloutWorker,
+    TrainerWorker,
+    Weights,
+    clock_offset,
+    shifted,
+)
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.telemetry.timeline import Timeline
@@ -97,24 +110,29 @@ class RayFlow(OnPolicyFlow):
     def __init__(
         self,
         rollouts: Pool,
+        rewards: Pool | None,
         references: Pool | None,
         trainers: Trainers,
         num_envs: int,
         settings: Settings,
         streaming: bool = True,
+        split: bool = False,
         **options: Any,
     ) -> None:
-        """``num_envs``: of all rollout workers together. ``options``: see ``OnPolicyFlow``."""
+        """``num_envs``: of all rollout workers, which with ``split`` have the policy's head only. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, Timeline(), **options)
-        self.rollouts, self.references, self.trainers = rollouts, references, trainers
-        self.workers, self.num_envs, self.streaming = len(rollouts.actors), num_envs, streaming
+        self.rollouts, self.rewards, self.references, self.trainers = rollouts, rewards, references, trainers
+        self.workers, self.num_envs, self.streaming, self.split = len(rollouts.actors), num_envs, streaming, split
         introduced: Introduction = rollouts.call("introduce")[0]
-        assert introduced.env is not None
+        assert introduced.env is not None and introduced.policy is not None
         self.env, self.chunk = introduced.env, introduced.policy.chunk
+        self.features: list[Any] = []
         self._serial = itertools.count()
         self._serials: dict[int, list[int]] = {}
-        self._heavy: dict[int, Any] = {}
-        self._weights: dict[int, Any] = {}
+        self._heavy: dict[int, tuple[Any, Any]] = {}
+        """What the policy and what a reward reads of a shard, by serial number."""
+        self._weights: dict[int, tuple[Weights, Any]] = {}
+        """By version, and what of it is the rollout workers'."""
         self._shown = False
         self._executor = ThreadPoolExecutor(max_workers=256, thread_name_prefix="shard")
 
@@ -123,7 +141,7 @@ class RayFlow(OnPolicyFlow):
         if self.policy_version not in self._weights:
             self.send_weights()
         self._began, self._playing, self._load_s = time.perf_counter(), 0.0, 0.0
-        self._ended, self._steps = self._began, 0
+        self._ended, self._steps, self._sent, self._received = self._began, 0, 0, 0
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         calls, each = rollout_calls(horizon, self.env.episode_limit, self.chunk), self.num_envs // self.workers
@@ -136,9 +154,11 @@ class RayFlow(OnPolicyFlow):
         parts = [episodes[first : first + each] for first in range(0, len(episodes), each)]
         return self._start([Task("collect_episodes", iteration, version, (part,)) for part in parts])
 
+    def score(self, rollouts: Rollouts) -> Rollouts:
+        return super().score(rollouts if self.rewards is None else self._each(rollouts, self._rewarded))
+
     def reference(self, rollouts: Rollouts) -> Rollouts:
-        assert isinstance(rollouts, Shards)
-        return self._shards([(task, self._executor.submit(self._referenced, task, future)) for task, future in rollouts.items])
+        return self._each(rollouts, self._referenced)
 
     def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> bool:
         config = algorithm.config
@@ -165,8 +185,10 @@ class RayFlow(OnPolicyFlow):
             del self._weights[version]
         if self._steps:
             self.log_rollout(self._ended - self._began, self._steps)
+        if self.split:
+            self.log({"split/bytes_up": float(self._sent), "split/bytes_down": float(self._received)})
         seconds = time.perf_counter() - self._began
-        pools = [self.rollouts, *([self.references] if self.references else [])]
+        pools = [pool for pool in (self.rollouts, self.rewards, self.references) if pool is not None]
         self.log(
             {
                 "weights/load_s": self._load_s,
@@ -181,8 +203,9 @@ class RayFlow(OnPolicyFlow):
         """All that trains is put where every worker can read it; who has an older version reads it before it next works."""
         started = time.perf_counter()
         with self.timeline.span("publish", "trainer"):
-            ((nbytes, packed), *_) = self.trainers.call("weights", returns=2)
-        self._weights[self.policy_version] = packed
+            ((nbytes, packed, head), *_) = self.trainers.call("weights", returns=3)
+        version = self.policy_version
+        self._weights[version] = (Weights(version, packed), head) if self.split else (Weights(version), packed)
         self.log({"weights/bytes": float(nbytes), "weights/publish_s": time.perf_counter() - started})
 
     def evaluate(
@@ -195,7 +218,7 @@ class RayFlow(OnPolicyFlow):
         parts = [range(first, min(first + size, episodes)) for first in range(0, episodes, size)]
 
         def play(part: range) -> list[EpisodeResult]:
-            return self.rollouts.call("sweep", self.policy_version, weights, part, temperature, filmed)[0]
+            return self.rollouts.call("sweep", *weights, part, temperature, filmed)[0]
 
         futures = [self._executor.submit(play, part) for part in parts]
         results = []
@@ -216,32 +239,42 @@ class RayFlow(OnPolicyFlow):
     def _produce(self, task: Task) -> Trajectory:
         """Played by some worker, and in the trainer's hands."""
         while True:
-            version = task.version
-            played, heavy = self.rollouts.call(task.method, version, self._weights[version], *task.arguments, returns=2)
+            played, heavy, scene = self.rollouts.call(task.method, *self._weights[task.version], *task.arguments, returns=3)
             serial = next(self._serial)
             try:
                 self.trainers.call("accept", serial, heavy)
             except ShardLost:
                 continue
             self._serials.setdefault(task.iteration, []).append(serial)
-            self._heavy[serial] = heavy
+            self._heavy[serial] = (heavy, scene)
             light = light_trajectory(played.light, serial)
             self._note(played, int(light.valid.sum()))
             return light
 
-    def _referenced(self, task: Task, future: Future[Trajectory]) -> Trajectory:
-        shard = future.result()
-        while True:
-            serial = int(shard.inputs["row"].flatten()[0]) >> 32
-            plain = replace(shard, inputs={})
-            try:
-                if self.references is not None:
-                    (packed,) = self.references.call("reference", plain, self._heavy[serial])
-                else:
-                    ((packed,), *_) = self.trainers.call("reference", plain, self._heavy[serial])
-                return replace(shard, **packed.tensors())
-            except ShardLost:
-                shard = self._produce(task)
+    def _each(self, rollouts: Rollouts, work: Callable[[Trajectory, Any, Any], Packed]) -> Shards:
+        """What ``work`` finds out about each shard, as soon as it is there."""
+        assert isinstance(rollouts, Shards)
+
+        def chained(task: Task, future: Future[Trajectory]) -> Trajectory:
+            shard = future.result()
+            while True:
+                heavy, scene = self._heavy[serial_of(shard)]
+                try:
+                    found: dict[str, Any] = dict(work(replace(shard, inputs={}), heavy, scene).tensors())
+                    return replace(shard, **found)
+                except ShardLost:
+                    shard = replace(self._produce(task), reward=shard.reward)
+
+        return self._shards([(task, self._executor.submit(chained, task, future)) for task, future in rollouts.items])
+
+    def _rewarded(self, shard: Trajectory, heavy: Any, scene: Any) -> Packed:
+        assert self.rewards is not None
+        return self.rewards.call("score", shard, scene, self.env)[0]
+
+    def _referenced(self, shard: Trajectory, heavy: Any, scene: Any) -> Packed:
+        if self.references is not None:
+            return self.references.call("reference", shard, heavy)[0]
+        return self.trainers.call("reference", shard, heavy)[0][0]
 
     def _note(self, played: Played, steps: int) -> None:
         spans = shifted(played.spans, -clock_offset())
@@ -249,6 +282,7 @@ class RayFlow(OnPolicyFlow):
             self.timeline.add(*span)
         self._playing += max(span.end for span in spans) - min(span.start for span in spans)
         self._load_s = max(self._load_s, played.load_s)
+        self._sent, self._received = self._sent + played.sent, self._received + played.received
         self._ended, self._steps = time.perf_counter(), self._steps + steps
 
 
@@ -268,9 +302,15 @@ def launched(
     with ExitStack() as stack:
         places = stack.enter_context(placed(roles, patience.start))
 
+        groups = {HEALTH: 1}
+        # Ray itself restarts these, so that rollout workers may hold on to them
+        kind = remote(max_restarts=-1, max_task_retries=-1, concurrency_groups=groups)(FeatureWorker)
+        features = [kind.options(**place).remote(builders("feature"), number) for number, place in enumerate(places["feature"])]
+
         def spawn(kind: type, role: str, place: int) -> Any:
-            actor = remote(max_restarts=0, concurrency_groups={HEALTH: 1}, **places[role][place])(kind)
-            return actor.remote(builders(role), place)
+            actor = remote(max_restarts=0, concurrency_groups=groups, **places[role][place])(kind)
+            backbone = [features[place % len(features)]] if features and kind is RolloutWorker else []
+            return actor.remote(builders(role), place, *backbone)
 
         def pool(kind: type, role: str) -> Pool:
             found = Pool(role, partial(spawn, kind, role), roles[role].count, patience, say)
@@ -278,9 +318,12 @@ def launched(
             return found
 
         rollouts = pool(RolloutWorker, "rollout")
-        references = pool(ReferenceWorker, "reference") if roles["reference"].count else None
+        rewards, references = (
+            pool(kind, role) if roles[role].count else None for kind, role in ((RewardWorker, "reward"), (ReferenceWorker, "reference"))
+        )
         trainers = Trainers([spawn(TrainerWorker, "trainer", rank) for rank in range(roles["trainer"].count)], patience)
         stack.callback(trainers.close)
-        flow = RayFlow(rollouts, references, trainers, num_envs, builders("trainer").settings, **options)
+        flow = RayFlow(rollouts, rewards, references, trainers, num_envs, builders("trainer").settings, split=bool(features), **options)
+        flow.features = features
         stack.callback(flow.close)
         yield flow

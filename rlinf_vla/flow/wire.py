@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
+from rlinf_vla.rollout.rewarded import SEEN
 from rlinf_vla.types import Tensors, Trajectory
 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # what another process owns is only read here
@@ -42,11 +43,17 @@ ROW = "row"
 """The only input of a light trajectory: where its heavy part's row is kept."""
 
 
-def heavy_part(rollouts: Trajectory) -> Packed:
-    """What only a policy reads: inputs and latents, one row per policy call."""
-    flat = rollouts.flatten() if rollouts.value.ndim == 2 else rollouts
-    named = {f"{_INPUT}{name}": value for name, value in flat.inputs.items()}
-    return Packed.of(named | {f"{_LATENT}{name}": value for name, value in flat.latent.items()})
+def heavy_parts(rollouts: Trajectory) -> tuple[Packed, Packed]:
+    """What only a policy reads, inputs and latents, and what only a reward reads; one row per policy call."""
+    flat = flattened(rollouts)
+    named = {f"{_INPUT}{name}": value for name, value in flat.inputs.items() if not name.startswith(SEEN)}
+    shown = {name: value for name, value in flat.inputs.items() if name.startswith(SEEN)}
+    return Packed.of(named | {f"{_LATENT}{name}": value for name, value in flat.latent.items()}), Packed.of(shown)
+
+
+def flattened(rollouts: Trajectory) -> Trajectory:
+    """``[N]`` calls."""
+    return rollouts.flatten() if rollouts.value.ndim == 2 else rollouts
 
 
 def light_part(rollouts: Trajectory) -> Packed:
@@ -61,6 +68,10 @@ def light_trajectory(packed: Packed, serial: int) -> Trajectory:
     shape = tensors["value"].shape
     row = (serial << 32) + torch.arange(tensors["value"].numel()).reshape(shape)
     return Trajectory(inputs={ROW: row}, latent={}, **tensors)
+
+
+def serial_of(shard: Trajectory) -> int:
+    return int(shard.inputs[ROW].flatten()[0]) >> 32
 
 
 class HeavyParts:

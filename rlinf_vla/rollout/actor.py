@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class Actor:
         """``step`` int64 ``[B]``: control steps executed in the episodes so far."""
         device = next(iter(inputs.values())).device
         counters = {"task_id": episodes.task_id, "seed": episodes.seed, "step": step + (episodes.attempt << _ATTEMPT_SHIFT)}
-        found = self._in_blocks(self._act, inputs | {f"{_COUNTER}{name}": value.to(device) for name, value in counters.items()})
+        found = self._in_blocks(self._act, inputs | {f"{COUNTER}{name}": value.to(device) for name, value in counters.items()})
         latent = {name.removeprefix(_LATENT): value for name, value in found.items() if name.startswith(_LATENT)}
         return ActionSample(found["actions"], latent, found["log_prob"], found["value"])
 
@@ -53,19 +54,22 @@ class Actor:
         parts = [function({name: value[start : start + rows] for name, value in tensors.items()}) for start in range(0, size, rows)]
         return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
+    def _features(self, inputs: Tensors) -> Any:
+        return self.policy.encode(inputs)
+
     def _act_block(self, tensors: Tensors) -> Tensors:
-        counters = (tensors[f"{_COUNTER}task_id"], tensors[f"{_COUNTER}seed"], tensors[f"{_COUNTER}step"])
-        inputs = {name: value for name, value in tensors.items() if not name.startswith(_COUNTER)}
+        counters = (tensors[f"{COUNTER}task_id"], tensors[f"{COUNTER}seed"], tensors[f"{COUNTER}step"])
+        inputs = {name: value for name, value in tensors.items() if not name.startswith(COUNTER)}
         noise = CounterNoise(self.settings.run_seed, *counters) if self.settings.temperature > 0 else None
-        sample = self.policy.act(self.policy.encode(inputs), noise, self.settings.temperature)
+        sample = self.policy.act(self._features(inputs), noise, self.settings.temperature)
         found = {"actions": sample.actions, "log_prob": sample.log_prob, "value": sample.value}
         return found | {f"{_LATENT}{name}": value for name, value in sample.latent.items()}
 
     def _value_block(self, tensors: Tensors) -> Tensors:
-        return {"value": self.policy.value(self.policy.encode(tensors))}
+        return {"value": self.policy.value(self._features(tensors))}
 
 
-_COUNTER, _LATENT = "counter.", "latent."
+COUNTER, _LATENT = "counter.", "latent."
 _ATTEMPT_SHIFT = 16
 """Each attempt at an episode has 2**16 control steps' random numbers of its own."""
 

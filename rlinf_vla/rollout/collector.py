@@ -12,7 +12,9 @@ from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.rollout.listed import play_listed
 from rlinf_vla.rollout.player import Call, Spans, interleave, play
-from rlinf_vla.types import Episodes, Trajectory
+from rlinf_vla.types import Episodes, Tensors, Trajectory
+
+Beside = Callable[[Call], Tensors]
 
 
 def rollout_calls(horizon: int, episode_limit: int, chunk: int) -> int:
@@ -30,10 +32,11 @@ def collect(
     spans: Spans,
     progress: Callable[[float], None] = lambda fraction: None,
     first: int = 0,
+    beside: Beside = lambda call: {},
 ) -> Trajectory:
     """A rollout ``[calls, B]`` of all groups' environments, in their order: a pure function of the policy and (run seed, iteration).
 
-    ``first``: the number of the first of these environments among all of the run's.
+    ``first``: the number of the first of these environments among all of the run's. ``beside(call)``: kept beside a call's inputs.
     """
     parts: list[list[Trajectory]] = [[] for _ in groups]
     players, offset = [], first
@@ -44,7 +47,7 @@ def collect(
         source = _Episodes(actor.settings.run_seed, iteration, slots, len(env.spec.tasks))
 
         def on_call(call: Call, part: list[Trajectory] = parts[index]) -> bool:
-            part.append(_row(call, policy_version))
+            part.append(_row(call, policy_version, beside))
             progress(sum(map(len, parts)) / total)
             return False
 
@@ -64,6 +67,7 @@ def collect_episodes(
     policy_version: int,
     spans: Spans,
     progress: Callable[[float], None] = lambda fraction: None,
+    beside: Beside = lambda call: {},
 ) -> Trajectory:
     """Each of ``episodes`` from its beginning to its end: ``[N]`` calls in order of (episode, step), whatever environment played them."""
     parts: list[Trajectory] = []
@@ -73,7 +77,7 @@ def collect_episodes(
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
         nonlocal ended
         wanted = index >= 0
-        row = _row(call, policy_version)
+        row = _row(call, policy_version, beside)
         parts.append(row[wanted.to(row.value.device)])
         order.append((index[wanted] << 32) + call.step[wanted])
         ended += int((call.result.done.cpu() & wanted).sum())
@@ -125,12 +129,12 @@ class _Episodes:
         return training_episodes(*self._key, self._slots, self._ordinal, self._num_tasks)
 
 
-def _row(call: Call, policy_version: int) -> Trajectory:
+def _row(call: Call, policy_version: int, beside: Beside) -> Trajectory:
     sample, result = call.sample, call.result
     device = sample.value.device
     step = call.step.to(device)
     return Trajectory(
-        inputs=call.inputs,
+        inputs=call.inputs | beside(call),
         latent=sample.latent,
         log_prob=sample.log_prob,
         value=sample.value,

@@ -18,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_vla.protocols import Learner, Policy
-from rlinf_vla.training.lora import copy_all, is_lora, load_adapter, read_tensors, save_adapter
+from rlinf_vla.training.lora import adapter_state, copy_all, is_lora, load_adapter, read_tensors, save_adapter
+from rlinf_vla.training.pieces import gathered
+from rlinf_vla.training.ranks import rank
 from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.training.trainer import Trainer
 from rlinf_vla.types import UserError
@@ -27,17 +29,25 @@ ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "op
 
 
 def save_checkpoint(directory: Path, policy: Learner, trainer: Trainer | SoftTrainer, state: dict[str, Any], keep: int) -> Path:
-    """Write ``directory/step_<state["iteration"]>`` and delete all but the ``keep`` newest. ``state`` is JSON."""
+    """Write ``directory/step_<state["iteration"]>`` and delete all but the ``keep`` newest. ``state`` is JSON.
+
+    Where ranks train together all must call it, and rank 0 writes: nothing tells how many they were.
+    """
     final = directory / f"step_{state['iteration']:06d}"
+    backbone = policy.backbone if isinstance(policy, Policy) and any(map(is_lora, trainer.parameters)) else None
+    factors = gathered(adapter_state(backbone)) if backbone is not None else {}
+    heads = gathered({name: p.detach() for name, p in trainer.parameters.items() if not is_lora(name)})
+    moments = trainer.state()
+    if rank() != 0:
+        return final
     aside = directory / f".{final.name}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
-        if isinstance(policy, Policy) and any(is_lora(name) for name in trainer.parameters):
-            save_adapter(policy.backbone, aside / ADAPTER)
-        heads = {name: p.detach().contiguous() for name, p in trainer.parameters.items() if not is_lora(name)}
-        save_file(heads, aside / HEADS)
-        save_file({name: value.contiguous() for name, value in trainer.state().items()}, aside / OPTIMIZER)
+        if backbone is not None:
+            save_adapter(backbone, factors, aside / ADAPTER)
+        for tensors, name in ((heads, HEADS), (moments, OPTIMIZER)):
+            save_file({key: value.contiguous() for key, value in tensors.items()}, aside / name)
         (aside / STATE).write_text(json.dumps(state, indent=1) + "\n")
         digests = {str(path.relative_to(aside)): _digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")

@@ -13,12 +13,17 @@ from rlinf_vla.protocols import Policy
 from rlinf_vla.types import UserError
 
 
+def repeated_blocks(network: nn.Module) -> list[nn.Module]:
+    """Every child of an ``nn.ModuleList``, as networks keep their repeated layers; a block before those inside it."""
+    return [block for layers in network.modules() if isinstance(layers, nn.ModuleList) for block in layers]
+
+
 def checkpoint_blocks(policy: Policy) -> None:
-    """Checkpoint every block of the backbone: every child of an ``nn.ModuleList``, as networks keep their repeated layers.
+    """Checkpoint every block of the backbone.
 
     Names, weights and results stay as they were. Raises UserError where the backbone has no such blocks.
     """
-    blocks = [block for layers in policy.backbone.modules() if isinstance(layers, nn.ModuleList) for block in layers]
+    blocks = repeated_blocks(policy.backbone)
     if not blocks:
         raise UserError(f"cluster.gradient_checkpointing=true: {policy.name} has no repeated blocks (nn.ModuleList), set it to false")
     for block in blocks:

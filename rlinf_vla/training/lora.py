@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Policy
-from rlinf_vla.types import UserError
+from rlinf_vla.training.pieces import copy_whole, is_sharded
+from rlinf_vla.types import Tensors, UserError
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -153,8 +154,10 @@ def merge_lora(backbone: nn.Module) -> None:
 def merged_lora(policy: Policy) -> Iterator[None]:
     """For a while the adapters stand in the weights that they adapt: acting costs no more than without them. Every bit is put back.
 
-    In float32 only: in bfloat16 what adapters change would be rounded away.
+    In float32 only: in bfloat16 what adapters change would be rounded away. Raises UserError where the policy is sharded.
     """
+    if any(map(is_sharded, policy.parameters())):
+        raise UserError("cluster.trainer_sharding=full: no rank has the whole policy to act with; use rollout workers, or set it to none")
     if not any(is_lora(name) for name, _ in policy.backbone.named_parameters()):
         yield
         return
@@ -178,16 +181,17 @@ def is_lora(name: str) -> bool:
     return ".lora_" in name
 
 
-def adapter_state(backbone: nn.Module) -> dict[str, Tensor]:
+def adapter_state(backbone: nn.Module) -> Tensors:
     """LoRA factors under the names that stock peft reads."""
     return {_PREFIX + name.replace(_ADAPTER, "."): value for name, value in backbone.state_dict().items() if is_lora(name)}
 
 
-def save_adapter(backbone: nn.Module, directory: Path) -> None:
+def save_adapter(backbone: nn.Module, factors: Tensors, directory: Path) -> None:
+    """``factors``: ``adapter_state(backbone)``, whole."""
     config: LoraConfig = backbone.peft_config["default"]  # type: ignore[index,assignment]
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
-    save_file({name: value.contiguous() for name, value in adapter_state(backbone).items()}, directory / _FACTORS)
+    save_file({name: value.contiguous() for name, value in factors.items()}, directory / _FACTORS)
 
 
 def load_adapter(backbone: nn.Module, directory: Path) -> None:
@@ -221,4 +225,4 @@ def copy_all(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Pa
     if differ:
         raise UserError(f"{source} does not fit this model: {differ[0]} is missing or has another shape; use the model.* of its run")
     for name, value in own.items():
-        value.copy_(stored[name])
+        copy_whole(value, stored[name])

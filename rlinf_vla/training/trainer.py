@@ -1,4 +1,7 @@
-"""Optimiser steps: epochs, minibatches, gradient accumulation, two learning rates."""
+"""Optimiser steps: epochs, minibatches, gradient accumulation, two learning rates; by one process, or by ranks that share the rows.
+
+Every rank is given the same batch (see ``ranks.py``). The policy is a whole one on each, or cut over them (see ``sharding.py``).
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-
-class Learnable(Protocol):
-    """A batch of ``len(batch)`` items, of which ``counts`` (bool ``[N]``) says which ones have a loss."""
-
-    @property
-    def counts(self) -> Tensor: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: Any) -> Any: ...
-
+from rlinf_vla.training.pieces import clip_pieces, gathered, is_sharded, own_copy, own_gradient, own_piece, piece_of
+from rlinf_vla.training.ranks import Learnable, Rows, shares, sum_gradients, summed
+from rlinf_vla.types import Tensors
 
 _CRITIC = "value_head."
-
-BatchT = TypeVar("BatchT", bound=Learnable)
+_STEP = "step"
 
 LossFunction = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
 """Of what learns and a micro-batch, its summed loss and summed statistics: divided by the whole minibatch's count, so that its cuts
@@ -49,12 +44,11 @@ class Optimisation:
     betas: tuple[float, float] = (0.9, 0.95)
 
 
-def _over_ranks(value: Tensor) -> float:
-    """The sum of every data-parallel rank's own number; in one process, the number itself."""
-    if dist.is_initialized():
-        value = value.detach().clone()
-        dist.all_reduce(value)
-    return float(value)
+def minibatches(count: int, epochs: int, size: int, seed: int) -> list[Tensor]:
+    """The row numbers (int64) that each step of an update learns from: every epoch in an order of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(count, generator=generator) for _ in range(epochs)]
+    return [order[start : start + size] for order in orders for start in range(0, count, size)]
 
 
 class Trainer:
@@ -62,9 +56,11 @@ class Trainer:
         """``keep_reference``: remember the weights that train as they are now, for ``reference_weights``."""
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
         self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+        self.sharded = any(map(is_sharded, self.parameters.values()))
+        self._own = {name: own_piece(parameter) for name, parameter in self.parameters.items()}
         self._reference = self._copies() if keep_reference else None
-        actor = [p for name, p in self.parameters.items() if not name.startswith(_CRITIC)]
-        critic = [p for name, p in self.parameters.items() if name.startswith(_CRITIC)]
+        actor = [p for name, p in self._own.items() if not name.startswith(_CRITIC)]
+        critic = [p for name, p in self._own.items() if name.startswith(_CRITIC)]
         groups = [{"params": actor, "lr": settings.learning_rate}, {"params": critic, "lr": settings.value_learning_rate}]
         self.optimizer = torch.optim.AdamW(groups, betas=settings.betas, eps=1e-8, weight_decay=settings.weight_decay)
 
@@ -80,26 +76,27 @@ class Trainer:
             self._put(present)
 
     def _copies(self) -> dict[str, Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        return {name: own.detach().clone() for name, own in self._own.items()}
 
     @torch.no_grad()
     def _put(self, weights: dict[str, Tensor]) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.copy_(weights[name])
+        for name, own in self._own.items():
+            own.copy_(weights[name])
 
-    def step(self, batch: BatchT, loss: LossFunction, learning_rate_scale: float = 1.0, beside: Sequence[Term] = ()) -> dict[str, float]:
-        """One optimiser step on a minibatch; statistics are means over what counts.
+    def step(self, batch: Learnable, loss: LossFunction, learning_rate_scale: float = 1.0, beside: Sequence[Term] = ()) -> dict[str, float]:
+        """One optimiser step on a minibatch, of which every rank is given the whole; statistics are means over what counts, on all ranks
+        the same.
 
         Raises FloatingPointError, with the weights as they were, where the gradient is not finite.
         """
-        if not _over_ranks(batch.counts.sum()):
+        if not batch.counts.any():
             return {}
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters.values():
+            parameter.grad = None
         metrics: dict[str, float] = {}
         for term in (Term(batch, loss, 1.0), *beside):
             metrics |= self._accumulate(term)
-        self._sum_gradients()
-        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
+        norm = self._reduce()
         if not torch.isfinite(norm):
             raise FloatingPointError("the gradient is not finite: the step was not taken; lower algorithm.learning_rate")
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -112,26 +109,26 @@ class Trainer:
 
     def _accumulate(self, term: Term) -> dict[str, float]:
         """Add a term's gradient, micro-batch by micro-batch; its statistics. What is divided by is counted over all ranks."""
-        count, totals = _over_ranks(term.batch.counts.sum()), dict[str, Tensor]()
-        for start in range(0, len(term.batch), self.micro_batch_size):
-            value, statistics = term.loss(self.policy, term.batch[start : start + self.micro_batch_size])
-            (value * (term.coefficient / count)).backward()
-            totals = {name: totals.get(name, 0) + statistic for name, statistic in statistics.items()}
-        return {name: _over_ranks(total) / count for name, total in totals.items()}
+        count, totals = int(term.batch.counts.sum()), dict[str, Tensor]()
+        for part, counted in shares(term.batch, self.micro_batch_size):
+            value, statistics = term.loss(self.policy, part)
+            (value * (term.coefficient / count if counted else 0.0)).backward()
+            for name, statistic in statistics.items():
+                totals[name] = totals.get(name, 0) + (statistic if counted else torch.zeros_like(statistic))
+        return {name: total / count for name, total in summed(totals).items()}
 
-    def _sum_gradients(self) -> None:
-        """Every rank's gradients become those of the whole minibatch, whose parts the ranks hold."""
-        if not dist.is_initialized():
-            return
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat)
-        for parameter, summed in zip(self.parameters.values(), flat.split([g.numel() for g in gradients]), strict=True):
-            parameter.grad = summed.view_as(parameter)
+    def _reduce(self) -> Tensor:
+        """Gradients of the whole minibatch, clipped; returns their norm before."""
+        if self.sharded:  # they are sums already
+            for name, own in self._own.items():
+                own.grad = own_gradient(self.parameters[name])
+            return clip_pieces(self._own.values(), self.settings.max_grad_norm)
+        sum_gradients(self.parameters.values())
+        return nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
 
     def update(
         self,
-        batch: BatchT,
+        batch: Learnable,
         loss: LossFunction,
         epochs: int,
         minibatch_size: int,
@@ -143,19 +140,18 @@ class Trainer:
     ) -> dict[str, float]:
         """``epochs`` passes over ``batch`` in minibatches, each pass in an order of its own; ends early when ``enough`` says so.
 
+        Every rank is given the whole ``batch``, of which it reads ``counts``, and the rows that it has ``touched`` (see ``ranks.py``).
         ``beside(i)``: what the ``i``-th minibatch learns from besides.
         """
         sums: dict[str, float] = defaultdict(float)
-        steps, generator = 0, torch.Generator().manual_seed(shuffle_seed)
-        orders = [torch.randperm(len(batch), generator=generator) for _ in range(epochs)]
-        minibatches = [order[start : start + minibatch_size] for order in orders for start in range(0, len(batch), minibatch_size)]
+        steps, parts = 0, minibatches(len(batch), epochs, minibatch_size, shuffle_seed)
         with self._frozen_actor() if critic_only else nullcontext():
-            for index, minibatch in enumerate(minibatches):
-                metrics = self.step(batch[minibatch.to(batch.counts.device)], loss, beside=beside(index))
+            for index, rows in enumerate(parts):
+                metrics = self.step(Rows(batch, rows), loss, beside=beside(index))
                 steps += bool(metrics)
                 for name, value in metrics.items():
                     sums[name] += value
-                progress((index + 1) / len(minibatches))
+                progress((index + 1) / len(parts))
                 if metrics and enough(metrics):
                     break
         return {name: value / max(steps, 1) for name, value in sums.items()} | {"actor/updates": float(steps)}
@@ -171,14 +167,23 @@ class Trainer:
             for parameter in frozen:
                 parameter.requires_grad_(True)
 
-    def state(self) -> dict[str, Tensor]:
-        """Adam's state by parameter name: ``<parameter>.exp_avg`` and so on."""
-        names = {id(parameter): name for name, parameter in self.parameters.items()}
-        return {
-            f"{names[id(parameter)]}.{slot}": value for parameter, slots in self.optimizer.state.items() for slot, value in slots.items()
-        }
+    def weights(self) -> Tensors:
+        """What trains, by name. Where it is sharded every rank must ask; rank 0 is given whole tensors on the CPU, the others none."""
+        return gathered({name: parameter.detach() for name, parameter in self.parameters.items()})
 
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
+    def state(self) -> Tensors:
+        """Adam's state by parameter name, ``<parameter>.exp_avg`` and so on; asked for and given as ``weights``."""
+        slots = {name: self.optimizer.state[own] for name, own in self._own.items() if own in self.optimizer.state}
+        return gathered(
+            {
+                f"{name}.{slot}": value if slot == _STEP else piece_of(self.parameters[name], value)
+                for name, found in slots.items()
+                for slot, value in found.items()
+            }
+        )
+
+    def load_state(self, tensors: Tensors) -> None:
+        """What ``state`` gave, on every rank."""
         for key, value in tensors.items():
             name, slot = key.rsplit(".", 1)
-            self.optimizer.state[self.parameters[name]][slot] = value.clone()
+            self.optimizer.state[self._own[name]][slot] = value.clone() if slot == _STEP else own_copy(self.parameters[name], value)

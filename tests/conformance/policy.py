@@ -8,6 +8,7 @@ class TestMine(DiscretePolicyConformance):
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlinf_vla.protocols import Policy
+from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.types import ActionSample, Inputs, Observation
+from rlinf_vla.rollout.player import Acts
+from rlinf_vla.rollout.split import FeatureServer, SplitActor, fill_head, head_weights, keep_head, require_separable, size
+from rlinf_vla.types import ActionSample, Episodes, Inputs, Observation, Tensors, UserError
 
 INSTRUCTIONS = ["push the cube", "stack the red cube on the green cube", "open the drawer", "put the carrot on the plate"]
 TOLERANCE = 1e-5
@@ -64,6 +68,11 @@ def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
 
 
+def gradients_of_features(policy: Policy, inputs: Inputs) -> bool:
+    """Whether any weight takes part in ``encode``."""
+    return any(value.requires_grad for value in policy.pack(policy.encode(inputs)).values())
+
+
 class NeverOnTheCPU(TorchDispatchMode):
     """No tensor but those of the other device takes part. On meta tensors it proves of a GPU that nothing is copied to or from it; that
     nothing is read back, which would make the CPU wait, they prove by themselves: they have no values."""
@@ -84,6 +93,35 @@ def assert_same_choice(found: ActionSample, expected: ActionSample, exact: bool 
     torch.testing.assert_close(found.value, expected.value, rtol=0, atol=TOLERANCE)
 
 
+def over_the_wire(tensors: Tensors) -> Tensors:
+    """Every tensor as its bytes, and back: dense, and elsewhere in memory."""
+    found = {}
+    for name, value in tensors.items():
+        assert value.is_contiguous(), name
+        content = bytearray(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        found[name] = torch.frombuffer(content, dtype=torch.uint8).view(value.dtype).reshape(value.shape)
+    return found
+
+
+def split(policy: Policy, blank: Policy, settings: Settings) -> SplitActor:
+    """``blank``, a policy without weights, keeps its head and gets that of ``policy``, which encodes for it."""
+    keep_head(blank)
+    fill_head(blank, over_the_wire(head_weights(policy, policy.state_dict())), "cpu")
+    server = FeatureServer(policy)
+    return SplitActor(blank, settings, lambda inputs: over_the_wire(server.encode(over_the_wire(inputs))))
+
+
+def assert_the_same_bits(found: Acts, expected: Acts, inputs: Inputs) -> None:
+    count = len(next(iter(inputs.values())))
+    episodes = Episodes(torch.arange(count) % 2, torch.arange(count) * 3, torch.arange(count) % 3)
+    first, second = (actor.act(inputs, episodes, torch.arange(count)) for actor in (found, expected))
+    assert first.latent.keys() == second.latent.keys()
+    for one, other in (*((first.latent[name], second.latent[name]) for name in first.latent), (first.actions, second.actions)):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    assert torch.equal(first.log_prob, second.log_prob) and torch.equal(first.value, second.value)
+    assert torch.equal(found.value(inputs), expected.value(inputs))
+
+
 class PolicyConformance:
     continuous = False
     """Actions are real numbers, which rounding may move; else they are choices, with probabilities and an entropy that learns."""
@@ -101,6 +139,32 @@ class PolicyConformance:
         directory.mkdir()
         policy.save(directory)
         return type(policy).load(directory, type(policy).Config())
+
+    def blank(self, policy: Any) -> Policy:
+        """``policy`` before it has weights."""
+        return type(policy).without_weights(policy.directory, policy.options)
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.3])
+    def test_its_head_acts_alone_or_it_says_why_not(self, policy: Policy, temperature: float) -> None:
+        """What the whole policy does, bit for bit, wherever features come from; and the head is all that is there."""
+        model = type(policy)
+        if model.inseparable is not None:
+            with pytest.raises(UserError, match=re.escape(f"rollout.split=head: model={model.name} {model.inseparable}")):
+                require_separable(model)
+            return
+        require_separable(model)
+        inputs, settings = with_critic(policy).prepare(observations(policy, 7)), Settings(5, temperature, 3)
+        actor = split(policy, self.blank(policy), settings)
+        assert_the_same_bits(actor, Actor(policy, settings), inputs)
+        packed = policy.pack(policy.encode(inputs))
+        assert all(len(value) == 7 for value in packed.values())
+        assert (actor.requests, actor.sent, actor.received) == (6, 2 * size(inputs), 2 * size(packed)), "once to act, once to value"
+        for name, value in actor.policy.prepare(observations(policy, 7)).items():
+            assert torch.equal(value, inputs[name])
+        weights = actor.policy.state_dict()
+        assert weights.keys() == head_weights(policy, policy.state_dict()).keys() and not any(value.is_meta for value in weights.values())
+        if gradients_of_features(policy, inputs):
+            assert sum(p.numel() for p in actor.policy.parameters()) < sum(p.numel() for p in policy.parameters())
 
     def test_shapes_and_types(self, policy: Policy) -> None:
         spec, batch = policy.spec, 3

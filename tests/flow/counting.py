@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
@@ -18,11 +19,14 @@ from rlinf_vla.flow.ray_cluster import Role
 from rlinf_vla.flow.ray_runtime import RayFlow, launched
 from rlinf_vla.flow.runtime import InProcessFlow
 from rlinf_vla.flow.workers import Builders
-from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.protocols import EnvSpec, Policy, VectorEnv
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.rewarded import RewardedEnv, Worth
+from rlinf_vla.rollout.split import keep_head
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import LoraOptions, add_lora
 from rlinf_vla.training.trainer import Optimisation, Trainer
+from rlinf_vla.types import Observation, StepResult
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
@@ -30,7 +34,7 @@ NUM_ENVS = 8
 SETTINGS = Settings(run_seed=3, temperature=1.0, batch_size=2)
 PPO_CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None, kl_coef=0.05)
 GRPO_CONFIG = GRPOConfig(episodes=24, group_size=4, groups_per_step=2, target_kl=None, resample=1)
-PATIENCE = Patience(heartbeat=20.0, call=60.0, start=120.0, restarts=1000)
+PATIENCE = Patience(heartbeat=20.0, call=60.0, start=300.0, restarts=1000)
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,35 @@ class Recipe:
     reference_workers: int = 0
     depth: int = 1
     streaming: bool = True
+    shaped: bool = False
+    reward_workers: int = 0
+    feature_workers: int = 0
+    adapters: bool = False
+    """LoRA instead of all weights; workers then take seconds longer to import what it needs."""
 
 
-def policy() -> Policy:
+def shaping(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+    """Looks at everything that a reward may look at."""
+    seen = sum(image.float().mean(dim=(1, 2, 3)) for image in (before.images["base"], result.observation.images["base"])) / 255
+    words = torch.tensor([float(len(line)) for line in result.observation.instruction])
+    moved = (result.observation.state - before.state)[:, 0]
+    return replace(result, reward=result.reward + 0.1 * (seen + moved + 0.01 * words)[:, None] * actions[..., 0])
+
+
+def worth(env: EnvSpec) -> Worth:
+    return Worth(shaping, weight=0.5, env_weight=0.25)
+
+
+def policy(recipe: Recipe) -> Policy:
     found = LinearPolicy(LinearOptions(chunk=2))
-    add_lora(found, LoraOptions(rank=4), seed=0)
+    if recipe.adapters:
+        add_lora(found, LoraOptions(rank=4), seed=0)
+    return found
+
+
+def head(recipe: Recipe) -> Policy:
+    found = policy(recipe)
+    keep_head(found)
     return found
 
 
@@ -57,17 +85,26 @@ def trainer(built: Policy) -> Trainer:
 
 
 @contextmanager
-def environments(count: int, depth: int, built: Policy) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
-    found = groups(count, depth)
-    yield found, found
+def environments(count: int, recipe: Recipe, built: Policy) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
+    found = groups(count, recipe.depth)
+    yield found, rewarded(found, recipe)
+
+
+def rewarded(found: Sequence[VectorEnv], recipe: Recipe) -> Sequence[VectorEnv]:
+    return [RewardedEnv(env, worth(env.spec)) for env in found] if recipe.shaped else found
 
 
 def builders(recipe: Recipe, role: str) -> Builders:
     return Builders(
-        policy=policy,
-        environments=partial(environments, NUM_ENVS // recipe.rollout_workers, recipe.depth),
+        policy=partial(policy, recipe),
+        head=partial(head, recipe),
+        environments=partial(environments, NUM_ENVS // recipe.rollout_workers, recipe),
         trainer=trainer,
         algorithm=partial(algorithm, recipe.config),
+        worth=worth,
+        device="cpu",
+        heartbeat_s=PATIENCE.heartbeat,
+        rewards_apart=recipe.reward_workers > 0,
         settings=SETTINGS,
         reuse_frozen=True,
         rollout_threads=nullcontext,
@@ -76,15 +113,15 @@ def builders(recipe: Recipe, role: str) -> Builders:
 
 
 def in_process(recipe: Recipe) -> InProcessFlow:
-    built = policy()
-    return InProcessFlow(
-        built, groups(NUM_ENVS, recipe.depth), trainer(built), SETTINGS, Timeline(), staleness=recipe.config.staleness, iterations=3
-    )
+    built = policy(recipe)
+    envs = rewarded(groups(NUM_ENVS, recipe.depth), recipe)
+    return InProcessFlow(built, envs, trainer(built), SETTINGS, Timeline(), staleness=recipe.config.staleness, iterations=3)
 
 
 def roles(recipe: Recipe) -> dict[str, Role]:
-    counts = {"rollout": recipe.rollout_workers, "reference": recipe.reference_workers, "trainer": 1}
-    return {name: Role(count, cpus=0.5) for name, count in counts.items()}
+    counts = {"rollout": recipe.rollout_workers, "reward": recipe.reward_workers, "reference": recipe.reference_workers, "trainer": 1}
+    counts["feature"] = recipe.feature_workers
+    return {name: Role(count, cpus=0.05) for name, count in counts.items()}
 
 
 @contextmanager
@@ -110,7 +147,7 @@ def trained(flow: OnPolicyFlow) -> dict[str, Tensor]:
     assert isinstance(flow, RayFlow)
     import ray
 
-    ((_, packed),) = flow.trainers.call("weights", returns=2)
+    ((_, packed, _),) = flow.trainers.call("weights", returns=3)
     return {name: value.clone() for name, value in ray.get(packed).tensors().items()}
 
 

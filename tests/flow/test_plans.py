@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.flow.ray_cluster import Role, connected
 from tests.flow.counting import GRPO_CONFIG, PPO_CONFIG, Recipe, in_process, iterate, on_ray, trained, with_staleness
 
 PLANS = {
@@ -21,19 +19,18 @@ PLANS = {
     "ray, 2 pipelined rollout workers": (True, {"rollout_workers": 2, "depth": 2}),
     "ray, 4 rollout workers, no streaming": (True, {"rollout_workers": 4, "streaming": False}),
     "ray, reference workers": (True, {"rollout_workers": 2, "reference_workers": 2}),
+    "ray, split policy": (True, {"rollout_workers": 2, "feature_workers": 1}),
+    "ray, reward workers": (True, {"rollout_workers": 2, "reward_workers": 2}),
 }
 RECIPES = {
     "ppo": Recipe(PPO_CONFIG),
+    "ppo, adapters": Recipe(PPO_CONFIG, adapters=True),
     "grpo": Recipe(GRPO_CONFIG),
+    "ppo, its own reward": Recipe(PPO_CONFIG, shaped=True),
+    "grpo, its own reward": Recipe(GRPO_CONFIG, shaped=True),
     "ppo, stale by one": with_staleness(Recipe(PPO_CONFIG), 1),
     "grpo, stale by two": with_staleness(Recipe(GRPO_CONFIG), 2),
 }
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with connected(None, {"all": Role(16)}, lambda text: None):
-        yield
 
 
 @cache
@@ -43,7 +40,9 @@ def expected(name: str) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     return trained(flow), metrics
 
 
-TABLE = [("ppo", plan) for plan in PLANS]
+TABLE = [("ppo", plan) for plan in PLANS if "reward" not in plan]
+TABLE += [("ppo, adapters", plan) for plan in ("ray, 1 rollout worker", "ray, split policy")]
+TABLE += [("ppo, its own reward", "ray, reward workers"), ("grpo, its own reward", "ray, reward workers")]
 TABLE += [("grpo", plan) for plan in ("in process, pipelined", "ray, 2 rollout workers", "ray, 4 rollout workers, no streaming")]
 TABLE += [("ppo, stale by one", "ray, 2 pipelined rollout workers"), ("grpo, stale by two", "ray, 2 rollout workers")]
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
 STRIDE = 8
 
@@ -28,6 +28,8 @@ class LinearPolicy(Policy):
     name: ClassVar[str] = "linear"
     Config: ClassVar[type] = LinearOptions
     lora_targets: ClassVar[tuple[str, ...]] = ("logits",)
+    inseparable: ClassVar[str | None] = None
+    head_modules: tuple[str, ...] = ("logits",)
     centres: Tensor
 
     def __init__(self, options: LinearOptions) -> None:
@@ -43,6 +45,10 @@ class LinearPolicy(Policy):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         self.register_buffer("centres", torch.linspace(-1, 1, options.bins), persistent=False)
+
+    @classmethod
+    def without_weights(cls, checkpoint: Path, config: Any) -> LinearPolicy:
+        return cls(config)
 
     @classmethod
     def load(cls, checkpoint: Path, config: Any) -> LinearPolicy:
@@ -65,6 +71,12 @@ class LinearPolicy(Policy):
 
     def pooled(self, features: Tensor) -> Tensor:
         return features
+
+    def pack(self, features: Tensor) -> Tensors:
+        return {"features": features}
+
+    def unpack(self, tensors: Tensors) -> Tensor:
+        return tensors["features"]
 
     def act(self, features: Tensor, noise: Noise | None, temperature: float) -> ActionSample:
         log_prob = self._log_softmax(features, temperature)

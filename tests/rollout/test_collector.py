@@ -44,7 +44,8 @@ def named_tensors(rollouts: Trajectory) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for field in fields(rollouts):
         value = getattr(rollouts, field.name)
-        found |= {f"{field.name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {field.name: value}
+        named = {f"{field.name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {field.name: value}
+        found |= {name: each for name, each in named.items() if each is not None}
     return found
 
 

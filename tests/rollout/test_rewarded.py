@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.rollout.rewarded import RewardedEnv
+from rlinf_vla.rollout.rewarded import RewardedEnv, Worth
 from rlinf_vla.types import Episodes, Observation, StepResult
 from tests.rollout.fake_env import CounterWorld
 
@@ -26,7 +26,7 @@ def played(env: CounterWorld | RewardedEnv, chunks: int = 1) -> list[StepResult]
 
 
 def test_rewards_are_the_plugins_and_the_rest_is_the_environments() -> None:
-    (own,), (seen,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), levels))
+    (own,), (seen,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), Worth(levels)))
     assert torch.equal(seen.valid, own.valid) and torch.equal(seen.success, own.success) and torch.equal(seen.terminated, own.terminated)
     rise = own.observation.state[:, :1] - CounterWorld(3).reset(EPISODES).state[:, :1]
     assert torch.equal(seen.reward, torch.where(own.valid, rise, 0.0))
@@ -34,14 +34,14 @@ def test_rewards_are_the_plugins_and_the_rest_is_the_environments() -> None:
 
 
 def test_weights_mix_both_rewards() -> None:
-    (own,), (alone,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), levels))
-    (mixed,) = played(RewardedEnv(CounterWorld(3), levels, weight=0.5, env_weight=2.0))
+    (own,), (alone,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), Worth(levels)))
+    (mixed,) = played(RewardedEnv(CounterWorld(3), Worth(levels, weight=0.5, env_weight=2.0)))
     assert torch.allclose(mixed.reward, 0.5 * alone.reward + 2.0 * own.reward)
 
 
 def test_a_terminal_reward_is_earned_in_an_episodes_last_step_alone() -> None:
-    (own,), (alone,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), levels))
-    (terminal,) = played(RewardedEnv(CounterWorld(3), levels, terminal=True))
+    (own,), (alone,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), Worth(levels)))
+    (terminal,) = played(RewardedEnv(CounterWorld(3), Worth(levels, terminal=True)))
     ends = own.terminated | own.truncated
     assert torch.equal(terminal.reward, torch.where(ends, alone.reward, 0.0)) and ends.any()
 
@@ -53,7 +53,7 @@ def test_what_was_seen_before_is_the_last_observation_of_the_row() -> None:
         clocks.append(before.state[:, 1].clone())
         return result
 
-    env = RewardedEnv(CounterWorld(3, ends_at_goal=False), note)
+    env = RewardedEnv(CounterWorld(3, ends_at_goal=False), Worth(note))
     first = env.reset(EPISODES)
     second = env.step(UP[:, :2]).observation
     third = env.reset(EPISODES, torch.tensor([True, False, False]))
@@ -67,7 +67,7 @@ def test_what_was_seen_before_is_the_last_observation_of_the_row() -> None:
     [(torch.zeros(3), "shape"), (torch.full((3, 4), torch.nan), "not finite")],
 )
 def test_a_wrong_reward_is_refused(wrong: Tensor, said: str) -> None:
-    env = RewardedEnv(CounterWorld(3), lambda before, actions, result: replace(result, reward=wrong))
+    env = RewardedEnv(CounterWorld(3), Worth(lambda before, actions, result: replace(result, reward=wrong)))
     env.reset(EPISODES)
     with pytest.raises(ValueError, match=said):
         env.step(UP)
@@ -77,6 +77,6 @@ def test_a_reward_may_end_an_episode() -> None:
     def at_once(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
         return replace(result, terminated=result.valid)
 
-    env = RewardedEnv(CounterWorld(3), at_once)
+    env = RewardedEnv(CounterWorld(3), Worth(at_once))
     env.reset(EPISODES)
     assert env.step(UP[:, :1]).done.all()

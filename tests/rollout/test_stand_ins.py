@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torch import Tensor
 
@@ -16,6 +18,9 @@ class TestLinearPolicy(DiscretePolicyConformance):
     @pytest.fixture
     def policy(self) -> LinearPolicy:
         return LinearPolicy(LinearOptions(chunk=3))
+
+    def blank(self, policy: LinearPolicy) -> LinearPolicy:
+        return LinearPolicy(replace(policy.options, seed=1))
 
     def choices(self, latent: dict[str, Tensor]) -> Tensor:
         return latent["choice"]

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from importlib import import_module
+from multiprocessing.connection import wait
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 TIMEOUT_S = 120
 
@@ -37,3 +47,40 @@ def during(hold: Callable[[Callable[[], None]], None]) -> Iterator[None]:
         done.set()
         process.join(TIMEOUT_S)
     assert process.exitcode == 0
+
+
+def on_ranks(work: Callable[[int], Any], folder: Path, count: int = 2) -> list[Any]:
+    """What ``work(rank)`` gives on each of ``count`` ranks that talk over gloo: tensors and numbers, in lists and dicts.
+
+    If one fails the others, which wait for it, are killed.
+    """
+    for module in ("torch._dynamo", "torch.distributed.fsdp"):  # here, because in each process it would take seconds
+        import_module(module)
+
+    results = Path(mkdtemp(dir=folder))
+
+    def run(rank: int) -> None:
+        torch.set_num_threads(1)
+        limit = timedelta(seconds=TIMEOUT_S)
+        dist.init_process_group("gloo", init_method=f"file://{results}/meeting", rank=rank, world_size=count, timeout=limit)
+        torch.save(work(rank), results / str(rank))
+        dist.destroy_process_group()
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=run, args=(rank,)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + TIMEOUT_S
+    waiting = {process.sentinel: process for process in processes}
+    while waiting and (ready := wait(list(waiting), deadline - time.monotonic())):
+        ended = [waiting.pop(sentinel) for sentinel in ready]
+        for process in ended:
+            process.join()
+        if any(process.exitcode for process in ended):
+            break
+    exits = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    assert exits == [0] * count, f"exit codes of the ranks (None: it did not end): {exits}"
+    return [torch.load(results / str(rank), weights_only=True) for rank in range(count)]

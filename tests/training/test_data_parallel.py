@@ -1,41 +1,210 @@
-"""Two ranks that hold a minibatch between them take the step that one process takes on all of it."""
+"""The number of ranks, and whether they share the weights too, change nothing that is learnt."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from torch import Tensor, nn
 
-from tests.training.test_trainer import loss, rows, trainer, weights
+from rlinf_vla.algorithms.on_policy import Batch
+from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.protocols import Policy
+from rlinf_vla.rollout import synthetic
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
+from rlinf_vla.training.lora import LoraOptions, add_lora
+from rlinf_vla.training.ranks import on_every_rank, touched
+from rlinf_vla.training.sharding import shard
+from rlinf_vla.training.trainer import Optimisation, Term, Trainer, minibatches
+from tests.conformance.policy import with_critic
+from tests.models.test_openvla_oft import small as small_oft
+from tests.models.test_pi0 import small as small_pi0
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from tests.training.processes import on_ranks
+from tests.training.test_trainer import SETTINGS, Rows, rows
 
-SPLIT = 7
+MODES = ("replicated", "sharded")
 
 
-def steps(rank: int | None) -> dict[str, torch.Tensor]:
-    """Three of them; ``rank`` 0 has the first rows, 1 the others, None all."""
-    mine = slice(None) if rank is None else slice(SPLIT) if rank == 0 else slice(SPLIT, None)
-    subject = trainer()
+class Toy(nn.Module):
+    """Blocks and a critic, in float64, so that rounding hides nothing. Two of its weights have fewer rows than there are ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.blocks = nn.ModuleList(nn.Linear(3, 3, dtype=torch.float64) for _ in range(2))
+            self.value_head = nn.Linear(3, 1, dtype=torch.float64)
+
+    def encode(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        return x
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.encode(x)
+        return hidden, self.value_head(hidden)[:, 0]
+
+
+def loss(model: Any, batch: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+    hidden, value = model.evaluate(batch.x)
+    error = (value - batch.y) ** 2 + hidden.sin().sum(-1)
+    total = torch.where(batch.counts, error, 0).sum()
+    return total, {"loss": total.detach(), "count": batch.counts.double().sum()}
+
+
+def make(mode: str, micro_batch_size: int, policy: Any, settings: Optimisation = SETTINGS, keep_reference: bool = False) -> Trainer:
+    if mode == "sharded":
+        shard(policy)
+    return Trainer(policy, settings, micro_batch_size, keep_reference)
+
+
+def updates(mode: str, minibatch: int = 5, micro: int = 2, **options: Any) -> dict[str, Any]:
+    """Three, on 13 rows; ``options[i]`` is of the ``i``-th."""
+    subject, metrics = make(mode, micro, Toy()), []
     for seed in range(3):
-        subject.step(rows(seed=seed)[mine], loss)
-    return weights(subject)
+        chosen = {name: values[seed] for name, values in options.items()}
+        metrics.append(subject.update(rows(13, seed=seed), loss, 2, minibatch, seed, **chosen))
+    return {"metrics": metrics, "weights": subject.weights(), "state": subject.state()}
 
 
-def test_ranks_change_nothing(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "tests.training.test_data_parallel", str(tmp_path)]
-    processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in (0, 1)]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    expected = steps(None)
-    for rank in (0, 1):
-        for name, value in torch.load(tmp_path / f"{rank}.pt").items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12)
+def beside(index: int) -> list[Term]:
+    return [Term(rows(1 + index, 0.0, seed=index), loss, 0.3)]
 
 
-if __name__ == "__main__":
-    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    torch.save(steps(rank), folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
+def only_touched(mode: str) -> dict[str, Any]:
+    """A rank reads its own rows alone."""
+    subject, batch = make(mode, 2, Toy()), rows(13)
+    mine = touched(minibatches(13, 1, 5, 0), 2)
+    batch.x = torch.full_like(batch.x, float("nan")).index_copy(0, mine, batch.x[mine])
+    return {"metrics": [subject.update(batch, loss, 1, 5, 0)], "weights": subject.weights()}
+
+
+def not_finite(mode: str) -> dict[str, Any]:
+    """All ranks refuse the step, whoever holds the row; the next one is taken."""
+    subject, spoilt = make(mode, 2, Toy()), rows(13, uncounted=0.0)
+    spoilt.x[3] = float("inf")
+    refused, before = 0, {name: value.clone() for name, value in subject.weights().items()}
+    try:
+        subject.step(spoilt, loss)
+    except FloatingPointError:
+        refused = 1
+    after = {name: value.clone() for name, value in subject.weights().items()}
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    return {"refused": refused, "metrics": [subject.step(rows(13), loss)], "weights": subject.weights()}
+
+
+def reference(mode: str) -> dict[str, Any]:
+    """As the policy was, and as it is, seen through its methods: each row by one rank, for all."""
+    subject = make(mode, 2, Toy(), keep_reference=True)
+    subject.update(rows(13), loss, 1, 5, 0)
+
+    @torch.no_grad()
+    def seen() -> Tensor:
+        return on_every_rank(lambda part: subject.policy.evaluate(part)[1], rows(13).x, 2)
+
+    with subject.reference_weights():
+        first = seen()
+    return {"first": first, "now": seen(), "metrics": [subject.step(rows(13), loss)], "weights": subject.weights()}
+
+
+def enough(metrics: dict[str, float]) -> bool:
+    return metrics["loss"] < 1.0
+
+
+SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "odd minibatches": updates,
+    "a minibatch of one row": partial(updates, minibatch=1),
+    "a pass more on one rank": partial(updates, minibatch=13, micro=1),
+    "one pass": partial(updates, minibatch=13, micro=50),
+    "enough": partial(updates, enough=[enough] * 3),
+    "the critic first": partial(updates, critic_only=[True, False, True]),
+    "beside": partial(updates, beside=[beside] * 3),
+    "only touched": only_touched,
+    "not finite": not_finite,
+    "reference": reference,
+}
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return {name: run("alone") for name, run in SCENARIOS.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ranks_change_nothing(tmp_path: Path, alone: dict[str, Any], mode: str) -> None:
+    first, second = on_ranks(lambda rank: {name: run(mode) for name, run in SCENARIOS.items()}, tmp_path)
+    for name, expected in alone.items():
+        torch.testing.assert_close(first[name], expected, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+        assert second[name]["metrics"] == first[name]["metrics"], "the same to the last bit, or ranks would part"
+        assert second[name]["weights"].keys() == (set() if mode == "sharded" else expected["weights"].keys())
+    assert alone["enough"]["metrics"][2]["actor/updates"] < 6 == alone["odd minibatches"]["metrics"][2]["actor/updates"]
+    assert alone["not finite"]["refused"] == 1
+    assert not any(".exp_avg" in name and "blocks" in name for name in critic_only(mode, tmp_path)[0]), (
+        "no Adam state of what did not train"
+    )
+
+
+def critic_only(mode: str, folder: Path) -> list[Any]:
+    def work(rank: int) -> dict[str, Tensor]:
+        subject = make(mode, 2, Toy())
+        subject.update(rows(13), loss, 1, 5, 0, critic_only=True)
+        return subject.state()
+
+    return on_ranks(work, folder)
+
+
+# real policies
+
+ROWS = 7
+
+
+def oft(folder: Path) -> Policy:
+    policy = small_oft(folder, {"dtype": "bfloat16"}, film=True)
+    add_lora(policy, LoraOptions(rank=2), 0)
+    checkpoint_blocks(policy)
+    return policy
+
+
+def pi0(folder: Path) -> Policy:
+    policy = small_pi0(folder, frozen_vlm=True)
+    add_lora(policy, LoraOptions(rank=2), 0)
+    return policy
+
+
+POLICIES: dict[str, Callable[[Path], Policy]] = {"linear": lambda folder: LinearPolicy(LinearOptions()), "oft": oft, "pi0": pi0}
+
+
+def ppo_batch(algorithm: PPO, policy: Policy) -> Batch:
+    calls = synthetic.calls(policy, ROWS, Settings(0, 1.0, ROWS, False), 1)
+    advantage, target = torch.randn(2, ROWS, generator=torch.Generator().manual_seed(2))
+    return replace(algorithm.weighted(calls, advantage), target=target)
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_ranks_change_nothing_about_a_policy(tmp_path: Path, name: str) -> None:
+    policy = with_critic(POLICIES[name](tmp_path / "model"))
+    algorithm = PPO(PPOConfig(), 1.0)
+    batch = ppo_batch(algorithm, policy)
+
+    def learn(mode: str) -> dict[str, Tensor]:
+        subject = make(mode, 2, policy, Optimisation(1e-3, 1e-3, 0.5))
+        for seed in range(3):
+            with torch.no_grad():
+                inputs = policy.fix(batch.calls.inputs)
+            known = replace(batch, calls=replace(batch.calls, inputs=inputs))
+            subject.update(known, lambda policy, part: algorithm.loss(policy, part, False), 1, 5, seed)
+        return subject.weights()
+
+    found = {mode: on_ranks(lambda rank, mode=mode: learn(mode), tmp_path)[0] for mode in MODES}
+    before = {key: value.detach().clone() for key, value in policy.named_parameters()}
+    alone = learn("alone")
+    assert sum(not torch.equal(value, before[key]) for key, value in alone.items()) > len(alone) / 2
+    for mode in MODES:
+        torch.testing.assert_close(found[mode], alone, rtol=0, atol=1e-5, msg=lambda text, mode=mode: f"{mode}: {text}")

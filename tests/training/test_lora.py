@@ -15,7 +15,7 @@ from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
 from rlinf_vla.protocols import Policy
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
-from rlinf_vla.training.lora import LoraOptions, add_lora, is_lora, load_adapter, merge_lora, merged_lora, save_adapter
+from rlinf_vla.training.lora import LoraOptions, adapter_state, add_lora, is_lora, load_adapter, merge_lora, merged_lora, save_adapter
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import UserError
 from tests.conformance.policy import act, observations
@@ -207,9 +207,13 @@ def test_adapters_are_float32_on_a_bfloat16_model(directory: Path) -> None:
     assert torch.equal(log_prob(policy), before)
 
 
+def save(policy: Policy, adapter: Path) -> None:
+    save_adapter(policy.backbone, adapter_state(policy.backbone), adapter)
+
+
 def test_an_adapter_is_loaded_again(directory: Path, tmp_path: Path) -> None:
     policy = adapted(directory, trained=True)
-    save_adapter(policy.backbone, tmp_path / "adapter")
+    save(policy, tmp_path / "adapter")
     other = adapted(directory, seed=1)
     with torch.no_grad():
         load_adapter(other.backbone, tmp_path / "adapter")
@@ -218,7 +222,7 @@ def test_an_adapter_is_loaded_again(directory: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"alpha": 8}, {"rank": 8, "alpha": 4}])
 def test_an_adapter_that_would_count_more_or_less_is_refused(directory: Path, tmp_path: Path, options: dict[str, object]) -> None:
-    save_adapter(adapted(directory, trained=True).backbone, tmp_path / "adapter")
+    save(adapted(directory, trained=True), tmp_path / "adapter")
     with pytest.raises(UserError, match=r"was trained with model\.lora\.rank=4 and alpha=4, the recipe says"):
         load_adapter(adapted(directory, **options).backbone, tmp_path / "adapter")
 
@@ -226,7 +230,7 @@ def test_an_adapter_that_would_count_more_or_less_is_refused(directory: Path, tm
 @pytest.mark.parametrize("options", [{"rank": 8}, {"targets": ["q_proj"]}, {"targets": ["lm_head"]}])
 def test_an_adapter_of_another_shape_is_refused(directory: Path, tmp_path: Path, options: dict[str, object]) -> None:
     """A larger one, too: what it holds must not be lost without a word."""
-    save_adapter(adapted(directory).backbone, tmp_path / "adapter")
+    save(adapted(directory), tmp_path / "adapter")
     with torch.no_grad(), pytest.raises(UserError, match="lora"):
         load_adapter(adapted(directory, **options).backbone, tmp_path / "adapter")
 
@@ -258,7 +262,7 @@ def test_vision_and_language_are_switched_off(directory: Path, tmp_path: Path, o
     assert adapted_parts(policy) == parts | {f"projector.fc{i}" for i in (1, 2, 3)}
     trainable = {name for name, p in policy.named_parameters() if p.requires_grad}
     assert trainable == {name for name, _ in policy.named_parameters() if is_lora(name) or name.startswith("value_head.")}
-    save_adapter(policy.backbone, tmp_path / "adapter")
+    save(policy, tmp_path / "adapter")
     base = PrismaticVLA(smaller_config())
     stock = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
     names = {name.removeprefix("base_model.model.") for name in stock.state_dict() if is_lora(name)}

@@ -1,0 +1,68 @@
+"""Clusters that are not there, or not large enough, are told in one line before anything heavy starts."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from rlinf_vla.flow import ray_cluster
+from rlinf_vla.flow.ray_cluster import Role, connected
+from rlinf_vla.types import UserError
+
+ALIVE = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}, "Labels": {"market-type": "spot"}}
+GONE = {"Alive": False, "Resources": {"CPU": 100.0}, "Labels": {}}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("head", "cluster.address=head is not HOST:PORT"),
+        ("head:port", "cluster.address=head:port is not HOST:PORT"),
+        ("ray://head:10001", "give HOST:PORT of the cluster's head"),
+        ("127.0.0.1:{port}", "nothing answers there (Connection refused); is `ray start --head` running?"),
+        ("no.such.host.invalid:6379", "nothing answers there"),
+    ],
+)
+def test_an_address_where_nothing_is(address: str, message: str) -> None:
+    with pytest.raises(UserError) as error, connected(address.format(port=free_port()), {}, print):
+        pass
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        ({"trainer": Role(3, gpus=1.0)}, "the cluster has 2 GPU, the plan wants 3 (3 trainer): lower cluster.*_workers"),
+        ({"trainer": Role(1), "rollout": Role(8)}, "the cluster has 8 CPU, the plan wants 9 (1 trainer, 8 rollout)"),
+        ({"rollout": Role(1, resources={"robot": 1.0})}, "the cluster has 0 robot, the plan wants 1"),
+        ({"rollout": Role(1, labels={"market-type": "on-demand"})}, "no node of the cluster can run a rollout worker"),
+    ],
+)
+def test_a_cluster_without_room(roles: dict[str, Role], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        ray_cluster._check_room([ALIVE, GONE], roles)
+    assert message in str(error.value)
+
+
+def test_a_cluster_with_room() -> None:
+    roles = {"trainer": Role(2, gpus=1.0), "rollout": Role(4, labels={"market-type": "spot"}), "reward": Role(0, gpus=9.0)}
+    ray_cluster._check_room([ALIVE, GONE], roles)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("Version mismatch: The cluster was started with:\n Ray: 2.40.0", "that cluster runs another version of Ray or Python"),
+        ("AuthenticationError: invalid token", "set RAY_AUTH_MODE and RAY_AUTH_TOKEN"),
+    ],
+)
+def test_what_ray_says_is_told_in_a_line(said: str, message: str) -> None:
+    told = ray_cluster._told(RuntimeError(said))
+    assert message in told and "\n" not in told
