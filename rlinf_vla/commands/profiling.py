@@ -24,6 +24,7 @@ from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.rollout import synthetic
 from rlinf_vla.rollout.actor import Actor
+from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
 from rlinf_vla.telemetry.stopwatch import synchronise
 from rlinf_vla.training.lora import merged_lora
@@ -55,7 +56,7 @@ def measure_profile(recipe: Recipe, policy: Policy, say: Callable[[str], None] =
         device=CPU if device.type == "cpu" else gpu_type(torch.cuda.get_device_name(device)),
         cores=node.cpus,
         operations={**operations, **learning, **played.operations},
-        bytes=replace(stored, process=played.process_bytes),
+        bytes=replace(stored, process=played.process_bytes, **_split(policy, device)),
         chunk=policy.spec.chunk,
         episode_limit=played.episode_limit,
         episodes=played.episodes,
@@ -175,6 +176,16 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
         call=nbytes(parts) / most,
         inputs=nbytes(inputs.values()) / most,
     )
+
+
+@torch.inference_mode()
+def _split(policy: Policy, device: torch.device) -> dict[str, float]:
+    """Bytes that a split of the policy is about; none where it does not split."""
+    if policy.inseparable is not None:
+        return {}
+    features = policy.pack(policy.encode(policy.prepare(synthetic.observation(policy.spec, 1, device))))
+    head = head_weights(policy, policy.state_dict())
+    return {"features": float(nbytes(features.values())), "head": float(nbytes(head.values()))}
 
 
 def _tensors(batch: Batch) -> Iterable[Tensor]:

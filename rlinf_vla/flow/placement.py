@@ -62,7 +62,7 @@ def _machines(cluster: Cluster) -> list[NodeConfig]:
 
 def rollout_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
     """Of a rollout worker on its device: the policy, with the adapters' merged copy at most as large again."""
-    weights = stored.weights if plan.split == "none" else stored.trained
+    weights = stored.weights if plan.split == "none" else stored.head
     return weights + stored.trained + workload.batch_size * (stored.inputs + stored.features)
 
 

@@ -76,6 +76,8 @@ class Bytes:
     """Of one policy call's prepared inputs."""
     features: float = 0.0
     """Of what an action head needs of the backbone, per policy call; 0: the policy does not split."""
+    head: float = 0.0
+    """Of the weights of an action head, where the policy splits."""
     process: float = 0.0
     """Resident in one simulator process."""
 

@@ -103,7 +103,7 @@ class _Simulation:
                     else f"{host.node.name} {host.index} rollout {number} "
                 )
                 count = processes(plan, self.workload, host.node)
-                backbone = self.trainers[len(found) % len(self.trainers)] if plan.split == "head" else None
+                backbone = self.trainers[0] if plan.split == "head" else None
                 rewards = self.workload.rewarded and not plan.reward_workers
                 found.append(Worker(host, device, name, size, count, backbone, rewards))
         return found

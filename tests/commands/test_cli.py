@@ -99,7 +99,7 @@ def test_an_absurd_verb_gets_no_advice(rlinf_vla: CommandLine) -> None:
     assert "did you mean" not in complaint and "train" in complaint
 
 
-@pytest.mark.parametrize("verb", ["train", "record", "eval"])
+@pytest.mark.parametrize("verb", ["train", "record", "eval", "plan"])
 @pytest.mark.parametrize("arguments", [["--help"], ["recipe=maniskill_ppo", "--help"]])
 def test_help_of_a_verb(rlinf_vla: CommandLine, trained: list[DictConfig], verb: str, arguments: list[str]) -> None:
     found = rlinf_vla(verb, *arguments)
@@ -198,7 +198,7 @@ def test_a_classifier_is_no_policys(rlinf_vla: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("cluster", ["laptop", "1gpu"])
+@pytest.mark.parametrize("cluster", ["laptop", "1gpu", "8gpu"])
 def test_every_recipe_is_whole(name: str, cluster: str) -> None:
     assert recipe.read(compose.load("train", [f"recipe={name}", f"cluster={cluster}"])).name == name
 

@@ -47,7 +47,7 @@ def test_a_node_that_cannot_be(node: dict[str, object], word: str) -> None:
 
 
 def test_a_cluster_that_cannot_be() -> None:
-    with pytest.raises(UserError, match="two of cluster.nodes have one name"):
+    with pytest.raises(UserError, match=r"two of cluster\.nodes have one name"):
         describe("mine", [NodeConfig("a"), NodeConfig("a")], gpu=False)
     with pytest.raises(UserError, match="wants GPUs"):
         describe("mine", [NodeConfig("a")], gpu=True)
