@@ -133,7 +133,7 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
     config = recipe.algorithm
     algorithm: OnPolicy = ALGORITHMS[config.name](config, recipe.rollout.temperature)
     most = min(config.minibatch_size, recipe.cluster.micro_batch_size)
-    sizes = sorted({max(1, most // 4), max(1, most // 2), most})
+    sizes = sorted({max(1, most // 4), most})
     batch = made_up_batch(recipe, policy, algorithm, most)
     trainer = session.build_trainer(recipe, policy)
     assert isinstance(trainer, Trainer)
@@ -143,7 +143,7 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
         learnt = fixed(policy, inputs, most)
         if learnt is not inputs:
             found["fix"] = cost_of(
-                {n: partial(fixed, policy, {name: value[:n] for name, value in inputs.items()}, n) for n in sizes[:2]}, device
+                {n: partial(fixed, policy, {name: value[:n] for name, value in inputs.items()}, n) for n in sizes}, device
             )
             batch = replace(batch, calls=replace(batch.calls, inputs=learnt))
 
@@ -163,7 +163,7 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
     step = cost_of({n: partial(trainer.step, batch[:n], loss) for n in sizes}, device)
     found["optimise"] = once(optimise, device)
     found["update"] = replace(step, fixed=max(0.0, step.fixed - found["optimise"].fixed))
-    found["reference"] = cost_of({n: partial(learning.log_prob, batch.calls[:n]) for n in sizes[:2]}, device)
+    found["reference"] = cost_of({n: partial(learning.log_prob, batch.calls[:n]) for n in sizes}, device)
     found["publish"] = once(publish, device)
     weights = [*policy.parameters(), *policy.buffers()]
     besides = [*weights, *_tensors(batch)]

@@ -29,7 +29,7 @@ from rlinf_vla.types import ActionSample, Episodes, Inputs, Observation, StepRes
 
 Seen = TypeVar("Seen", StepResult, Observation)
 
-TURNS = 4
+TURNS = 3
 """Steps of a single environment, and comparisons of a policy call alone with one beside simulators that are busy (with resets)."""
 
 

@@ -17,7 +17,7 @@ from rlinf_vla.flow.workload import Workload
 from rlinf_vla.types import UserError
 
 DEPTHS = (1, 2, 4)
-NEARLY = 0.02
+NEARLY = 0.03
 """Of two plans whose times differ by less than this share, the one that comes first is taken: it needs fewer processes."""
 
 
@@ -62,7 +62,7 @@ class Choice:
             return f"{ratio:.1f} times as long"
         if ratio < 0.995:
             return f"{100 * (1 - ratio):.1f} % less, which is not worth more processes"
-        return f"{100 * (ratio - 1):.0f} % more"
+        return f"{100 * (ratio - 1):.0f} % more" if ratio >= 1.005 else "no less"
 
     def _rivals(self) -> dict[str, list[Rated]]:
         """By the first respect in which they differ from the chosen plan and that a person would ask about."""
