@@ -8,7 +8,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac sft-putonplate clean
+.PHONY: install quickstart test lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac sft-putonplate chaos cluster-test clean
 
 install: $(VENV)/.installed
 
@@ -42,6 +42,14 @@ prove-ppo-putonplate: RECIPE = maniskill_ppo_putonplate
 prove-grpo: RECIPE = maniskill_grpo
 prove-ppo prove-ppo-putonplate prove-grpo: install
 	for seed in 0 1; do $(BIN)/rlinf-vla train recipe=$(RECIPE) seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto || exit; done
+
+# Any worker but the trainer killed, 100 times.
+chaos: install
+	CHAOS_KILLS=100 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/flow/test_chaos.py
+
+# Two Ray nodes in network namespaces, and a link between them that is cut. Needs root.
+cluster-test: install
+	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs tests/flow/test_two_nodes.py
 
 # SAC from images and proprioception, without and with 20 demonstrations.
 prove-sac: install

@@ -16,15 +16,16 @@ from rlinf_vla.algorithms.ppo import PPO
 from rlinf_vla.commands import session
 from rlinf_vla.commands.runtimes import Runtime, Say
 from rlinf_vla.evaluation.sweep import EpisodeResult
-from rlinf_vla.flow.pool import Patience
-from rlinf_vla.flow.ray_cluster import Role, connected
-from rlinf_vla.flow.ray_runtime import launched
-from rlinf_vla.flow.workers import Builders
+from rlinf_vla.flow.on_ray.cluster import Role, connected
+from rlinf_vla.flow.on_ray.pool import Patience
+from rlinf_vla.flow.on_ray.runtime import launched
+from rlinf_vla.flow.on_ray.worker import Builders
 from rlinf_vla.protocols import Policy, VectorEnv
-from rlinf_vla.recipe import Recipe, RewardConfig, RoleConfig
+from rlinf_vla.recipe import Recipe, RewardConfig
+from rlinf_vla.recipe.cluster import RoleConfig
 from rlinf_vla.rollout.split import require_separable
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import load_checkpoint
+from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier
 from rlinf_vla.types import UserError
 
 ALGORITHMS: dict[str, type[OnPolicy]] = {"ppo": PPO, "grpo": GRPO}
@@ -47,20 +48,25 @@ def on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -
         "feature": _role(cluster.feature_workers if split else 0, cluster.roles.feature),
     }
     patience = Patience(cluster.heartbeat_s, cluster.call_timeout_s, cluster.start_timeout_s, cluster.max_restarts)
+    builders = {role: _builders(recipe, role) for role in roles}
+    options: dict[str, Any] = {"spread": cluster.spread, "streaming": cluster.streaming}
+    options |= {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
     workers = cluster.rollout_workers
     with connected(cluster.address, roles, say):
         say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
-        options = {"streaming": cluster.streaming, "staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
-        with launched(partial(_builders, recipe), roles, patience, recipe.env.num_envs, say, **options) as flow:
+        with launched(builders, roles, patience, recipe.env.num_envs, say, **options) as flow:
             trainer = flow.trainers.introduction
             say(f"policy {recipe.model.name}: {trainer.weights:,} weights, {trainer.trained:,} of them trained")
-            state = flow.trainers.call("restore", checkpoint)[0][0] if checkpoint is not None else {}
+            state = {}
+            if checkpoint is not None:
+                state = flow.trainers.call("restore", checkpoint)[0][0]
+                flow.remember(load_earlier(checkpoint))
 
             def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
                 return flow.evaluate(recipe.episodes, temperature, filmed, progress)
 
             def save(state: dict[str, Any]) -> None:
-                flow.trainers.call("save", directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
+                flow.write_checkpoint(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
 
             yield Runtime(flow, flow.env, flow.env.control_hz / flow.chunk, play, save, state)
 
@@ -87,6 +93,8 @@ def _builders(recipe: Recipe, role: str) -> Builders:
         worth=partial(session.build_worth, recipe),
         device=recipe.cluster.device,
         heartbeat_s=recipe.cluster.heartbeat_s,
+        call_timeout_s=recipe.cluster.call_timeout_s,
+        sharded=recipe.cluster.trainer_sharding == "full",
         rewards_apart=_reward_workers(recipe) > 0,
         settings=session.actor_settings(recipe, recipe.rollout.temperature),
         reuse_frozen=recipe.cluster.reuse_frozen,

@@ -18,7 +18,7 @@ from rlinf_vla.protocols import EnvSpec
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier, save_checkpoint
 from rlinf_vla.training.soft_trainer import SoftTrainer
 
 Say = Callable[[str], None]
@@ -79,9 +79,11 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
                 staleness=recipe.algorithm.staleness,
                 iterations=recipe.iterations,
             )
+            flow.remember(load_earlier(checkpoint) if checkpoint is not None else {})
 
         def save(state: dict[str, Any]) -> None:
-            save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep)
+            earlier = flow.earlier() if isinstance(flow, InProcessFlow) else None
+            save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep, earlier)
 
         spec = groups[0].spec
         yield Runtime(flow, spec, spec.control_hz / policy.spec.chunk, sweep_here(recipe, policy, groups), save, state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from rlinf_vla.commands.evaluate import evaluate, headline
 from rlinf_vla.commands.interrupt import Interrupt, Interrupted, deferred
 from rlinf_vla.commands.runtimes import Runtime
 from rlinf_vla.evaluation.statistics import compare
-from rlinf_vla.flow.ray_runtime import TrainerLost
+from rlinf_vla.flow.on_ray.training import TrainerLost
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import fingerprint
@@ -48,12 +47,12 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     with ExitStack() as stack:
         stack.callback(_report, directory)
         console = stack.enter_context(TrainingConsole(recipe.iterations))
-        for restarts in itertools.count():
+        for restarts_left in reversed(range(recipe.cluster.trainer_restarts + 1)):
             try:
                 run = _attempt(recipe, algorithm, directory, checkpoint, console)
                 break
             except TrainerLost as loss:
-                if restarts == recipe.cluster.trainer_restarts:
+                if not restarts_left:
                     raise
                 checkpoint = next(reversed(complete_checkpoints(directory / run_directory.CHECKPOINTS)), None)
                 whence = "the beginning" if checkpoint is None else session.relative(checkpoint)

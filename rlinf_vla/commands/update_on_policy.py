@@ -17,7 +17,8 @@ from rlinf_vla.commands.train import ALGORITHMS
 from rlinf_vla.flow.learning import fixed
 from rlinf_vla.flow.runtime import InProcessFlow
 from rlinf_vla.protocols import Policy
-from rlinf_vla.recipe import ClusterConfig, Recipe
+from rlinf_vla.recipe import Recipe
+from rlinf_vla.recipe.cluster import ClusterConfig
 from rlinf_vla.rollout import synthetic
 from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
 from rlinf_vla.telemetry.timeline import Timeline

@@ -9,7 +9,7 @@ from typing import Any
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import episode_metrics, rollout_metrics
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.types import Rollouts, gather
+from rlinf_vla.types import Rollouts, Tensors, gather
 
 
 class BaseFlow:
@@ -94,6 +94,13 @@ class OnPolicyFlow(BaseFlow):
             if self.staleness:
                 self.log({"rollout/staleness": (self.policy_version - everything.policy_version).float().mean().item()})
         super().publish()
+
+    def earlier(self) -> dict[int, Tensors]:
+        """What trains, as it was in versions that still have rollouts to play."""
+        return {}
+
+    def remember(self, earlier: dict[int, Tensors]) -> None:
+        """What ``earlier`` said when the checkpoint was written that the run goes on from."""
 
     def log_update(self, metrics: dict[str, float]) -> None:
         """Means over all optimiser steps of the iteration."""

@@ -13,7 +13,8 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig, pari
 from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout.demonstrations import imitation_noise
-from rlinf_vla.training.trainer import Term, Trainer
+from rlinf_vla.training.ranks import on_every_rank, touched
+from rlinf_vla.training.trainer import Term, Trainer, minibatches
 from rlinf_vla.types import Inputs, Trajectory
 
 PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
@@ -45,9 +46,10 @@ class Learning:
         config = algorithm.config
         self._check(batch.calls, version)
         minibatch_size = algorithm.minibatch_size(batch)
-        if self.reuse_frozen and config.epochs > 1:
-            calls = batch.calls
-            batch = replace(batch, calls=replace(calls, inputs=fixed(self.policy, calls.inputs, self.trainer.micro_batch_size)))
+        seed, rows = self.run_seed * 1_000_003 + iteration, self.trainer.micro_batch_size
+        if self.reuse_frozen and config.epochs > 1 and not self.trainer.sharded:  # a sharded policy computes where all ranks do
+            mine = touched(minibatches(len(batch), config.epochs, minibatch_size, seed), rows)
+            batch = replace(batch, calls=replace(batch.calls, inputs=fixed(self.policy, batch.calls.inputs, rows, mine)))
         if config.decoupled:
             batch = replace(batch, proximal=self.log_prob(batch.calls))
 
@@ -60,7 +62,7 @@ class Learning:
             loss,
             config.epochs,
             minibatch_size,
-            shuffle_seed=self.run_seed * 1_000_003 + iteration,
+            shuffle_seed=seed,
             enough=algorithm.enough,
             critic_only=value_only,
             beside=self._cotraining(config, iteration, first) if config.sft_coef and not value_only else lambda index: (),
@@ -78,9 +80,11 @@ class Learning:
     @torch.no_grad()
     def log_prob(self, calls: Trajectory) -> Tensor:
         """``[N, C, D]`` under the present weights."""
-        rows = self.trainer.micro_batch_size
-        parts = [calls[start : start + rows] for start in range(0, len(calls), rows)]
-        return torch.cat([self.policy.evaluate(part.inputs, part.latent, self.temperature).log_prob for part in parts])
+
+        def evaluate(part: Trajectory) -> Tensor:
+            return self.policy.evaluate(part.inputs, part.latent, self.temperature).log_prob
+
+        return on_every_rank(evaluate, calls, self.trainer.micro_batch_size)
 
     def _check(self, calls: Trajectory, version: int) -> None:
         """Once, on what the present weights have played. Raises RuntimeError where the policy contradicts itself."""
@@ -111,15 +115,16 @@ class Learning:
 
 
 @torch.no_grad()
-def fixed(policy: Policy, inputs: Inputs, rows: int) -> Inputs:
-    """``policy.fix`` on all ``inputs``, ``rows`` at a time."""
-    count = len(next(iter(inputs.values())))
+def fixed(policy: Policy, inputs: Inputs, rows: int, wanted: Tensor | None = None) -> Inputs:
+    """``policy.fix`` on the ``wanted`` rows (int64) of ``inputs``, or all, so many ``rows`` at a time; what others hold is undefined."""
+    first = next(iter(inputs.values()))
+    wanted = torch.arange(len(first)) if wanted is None else wanted
     result: Inputs = {}
-    for start in range(0, count, rows):
-        part = {name: value[start : start + rows] for name, value in inputs.items()}
+    for index in wanted.to(first.device).split(rows):
+        part = {name: value[index] for name, value in inputs.items()}
         found = policy.fix(part)
         if found is part:
             return inputs
         for name, value in found.items():
-            result.setdefault(name, value.new_empty(count, *value.shape[1:]))[start : start + rows] = value
+            result.setdefault(name, value.new_empty(len(first), *value.shape[1:]))[index] = value
     return result

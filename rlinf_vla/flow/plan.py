@@ -60,8 +60,9 @@ class Plan:
 
     def overrides(self) -> list[str]:
         """The recipe keys that make a run follow this plan."""
-        cluster = ("runtime", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks", "streaming", "offload")
-        keys = {f"cluster.{key}": getattr(self, key) for key in (*cluster, "micro_batch_size")}
+        cluster = ("runtime", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks", "streaming", "micro_batch_size")
+        keys = {f"cluster.{key}": getattr(self, key) for key in cluster}
+        keys |= {"cluster.offload": True} if self.offload else {}
         keys |= {f"rollout.{key}": getattr(self, key) for key in ("pipeline_depth", "split")}
         return [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in keys.items()]
 

@@ -21,7 +21,7 @@ from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import merged_lora
 from rlinf_vla.training.trainer import Trainer
-from rlinf_vla.types import Episodes, Rollouts, Trajectory
+from rlinf_vla.types import Episodes, Rollouts, Tensors, Trajectory
 
 Threads = Callable[[], AbstractContextManager[None]]
 
@@ -62,7 +62,7 @@ class InProcessFlow(OnPolicyFlow, LocalFlow):
     ) -> None:
         """``reuse_frozen``: see ``ClusterConfig``. ``options``: see :class:`LocalFlow` and :class:`OnPolicyFlow`."""
         super().__init__(settings=settings, timeline=timeline, policy=policy, groups=groups, **options)
-        self.trainer = trainer
+        self.trainer, self._earlier = trainer, dict[int, Tensors]()
         self.learning = Learning(trainer, settings.run_seed, settings.temperature, reuse_frozen)
 
     @property
@@ -71,19 +71,36 @@ class InProcessFlow(OnPolicyFlow, LocalFlow):
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         calls = rollout_calls(horizon, self.groups[0].spec.episode_limit, self.policy.spec.chunk)
-        return self._played(lambda: collect(self.actor, self.groups, iteration, version, calls, self.timeline, self._rolling))
+        return self._played(version, lambda: collect(self.actor, self.groups, iteration, version, calls, self.timeline, self._rolling))
 
     def start_groups(self, iteration: int, version: int, groups: int, attempts: int, draw: int) -> Rollouts:
         episodes = drawn_episodes(self.settings.run_seed, iteration, groups, draw, len(self.groups[0].spec.tasks)).repeat(attempts)
-        return self._played(lambda: collect_episodes(self.actor, self.groups, episodes, version, self.timeline, self._rolling))
+        return self._played(version, lambda: collect_episodes(self.actor, self.groups, episodes, version, self.timeline, self._rolling))
 
-    def _played(self, play: Callable[[], Trajectory]) -> Rollouts:
+    def _played(self, version: int, play: Callable[[], Trajectory]) -> Rollouts:
         """At once: the next update changes the weights that rollouts act with."""
         started = time.perf_counter()
-        with merged_lora(self.policy):
+        earlier = nullcontext() if version == self.policy_version else self.trainer.other_weights(self._earlier[version])
+        with earlier, merged_lora(self.policy):
             rollouts = play()
         self.log_rollout(time.perf_counter() - started, int(rollouts.valid.sum()))
         return [rollouts]
+
+    def begin(self, iteration: int) -> None:
+        super().begin(iteration)
+        if self.staleness:
+            self._earlier[self.policy_version] = self.trainer.copies()
+
+    def publish(self) -> None:
+        super().publish()
+        self._earlier = self.earlier()
+
+    def earlier(self) -> dict[int, Tensors]:
+        first = self.policy_version - self.staleness
+        return {version: weights for version, weights in self._earlier.items() if first <= version < self.policy_version}
+
+    def remember(self, earlier: dict[int, Tensors]) -> None:
+        self._earlier |= earlier
 
     def reference(self, rollouts: Rollouts) -> Rollouts:
         with self.timeline.span("reference", "trainer"), self.update_threads():

@@ -55,9 +55,20 @@ def _header(run: Run) -> str:
         facts.append(f"{day.lstrip('0')} to {until.lstrip('0') if len(until) > 5 else until} UTC")
     if run.metrics:
         facts.append(f"{run.metrics[-1]['step']:,} iterations")
-    lines = [" · ".join(facts), _machine(run.environment)]
+    lines = [" · ".join(facts), _machine(run.environment), _faults(run)]
     text = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
     return f'<header><div class="kind">Training report</div><h1>{escape(run.name)}</h1>{text}</header>\n'
+
+
+def _faults(run: Run) -> str:
+    """What was lost on a cluster and made no difference."""
+    lost: Counter[str] = Counter()
+    longest = 0.0
+    for line in run.metrics:
+        longest = max(longest, line.get("faults/recovery_s") or 0.0)
+        lost.update({name: int(value or 0) for name, value in line.items() if name.startswith("faults/") and name != "faults/recovery_s"})
+    parts = [f"{count} {name.removeprefix('faults/')}" for name, count in lost.items() if count]
+    return f"Workers lost and replaced: {', '.join(parts)}; the longest recovery took {longest:.1f} s" if parts else ""
 
 
 def _machine(environment: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,23 @@ from rlinf_vla.training.pieces import gathered
 from rlinf_vla.training.ranks import rank
 from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.training.trainer import Trainer
-from rlinf_vla.types import UserError
+from rlinf_vla.types import Tensors, UserError
 
 ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
+EARLIER = "version_{}.safetensors"
 
 
-def save_checkpoint(directory: Path, policy: Learner, trainer: Trainer | SoftTrainer, state: dict[str, Any], keep: int) -> Path:
+def save_checkpoint(
+    directory: Path,
+    policy: Learner,
+    trainer: Trainer | SoftTrainer,
+    state: dict[str, Any],
+    keep: int,
+    earlier: Mapping[int, Tensors] | None = None,
+) -> Path:
     """Write ``directory/step_<state["iteration"]>`` and delete all but the ``keep`` newest. ``state`` is JSON.
+
+    ``earlier``: what trains, as it was in versions that still have rollouts to play (``algorithm.staleness``).
 
     Where ranks train together all must call it, and rank 0 writes: nothing tells how many they were.
     """
@@ -46,7 +57,8 @@ def save_checkpoint(directory: Path, policy: Learner, trainer: Trainer | SoftTra
         aside.mkdir(parents=True)
         if backbone is not None:
             save_adapter(backbone, factors, aside / ADAPTER)
-        for tensors, name in ((heads, HEADS), (moments, OPTIMIZER)):
+        versions = {EARLIER.format(version): tensors for version, tensors in (earlier or {}).items()}
+        for name, tensors in ({HEADS: heads, OPTIMIZER: moments} | versions).items():
             save_file({key: value.contiguous() for key, value in tensors.items()}, aside / name)
         (aside / STATE).write_text(json.dumps(state, indent=1) + "\n")
         digests = {str(path.relative_to(aside)): _digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
@@ -89,6 +101,11 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | SoftTr
     if trainer is not None:
         trainer.load_state(load_file(checkpoint / OPTIMIZER))
     return json.loads((checkpoint / STATE).read_text())
+
+
+def load_earlier(checkpoint: Path) -> dict[int, Tensors]:
+    """What ``save_checkpoint`` was given as ``earlier``."""
+    return {int(path.stem.rpartition("_")[2]): load_file(path) for path in checkpoint.glob(EARLIER.format("*"))}
 
 
 def save_heads(policy: Policy, directory: Path) -> None:

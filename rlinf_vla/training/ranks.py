@@ -15,6 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlinf_vla.types import UserError
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes per number: sums of integers are the same everywhere, to the last bit."""
+
 
 class Sliceable(Protocol):
     """``len(batch)`` rows, of which a slice is again such a batch."""
@@ -92,6 +97,18 @@ def summed(values: Mapping[str, Tensor]) -> dict[str, float]:
     total = torch.stack([value.detach().double() for value in values.values()])
     dist.all_reduce(total)
     return dict(zip(values, total.tolist(), strict=True))
+
+
+def require_alike(weights: Mapping[str, Tensor]) -> None:
+    """Raises UserError, on all ranks, where they begin with different weights: nothing later would tell. Every rank must ask."""
+    if world_size() == 1:
+        return
+    sums = torch.stack([weight.detach().contiguous().view(_BITS[weight.element_size()]).sum() for weight in weights.values()])
+    ends = torch.stack([sums, -sums])
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    differ = [name for name, high, low in zip(weights, *ends.tolist(), strict=True) if high != -low]
+    if differ:
+        raise UserError(f"trainer ranks begin with different weights ({differ[0]}): give all the same recipe, seed and checkpoint")
 
 
 def sum_gradients(parameters: Iterable[Tensor]) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.protocols import Learner
 from rlinf_vla.training.gradient_checkpointing import repeated_blocks
-from rlinf_vla.training.ranks import world_size
+from rlinf_vla.training.ranks import require_alike, world_size
 from rlinf_vla.types import UserError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def shard(policy: Learner) -> None:
     scalar = next((name for name, parameter in policy.named_parameters() if not parameter.ndim), None)
     if scalar is not None:
         raise UserError(f"cluster.trainer_sharding=full: {scalar} is a single number, which cannot be cut; set it to none")
+    require_alike(dict(policy.named_parameters()))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -93,7 +94,11 @@ def _gathers(policy: nn.Module, name: str, entered: list[str]) -> None:
             return plain(*args, **kwargs)
         entered.append(name)
         try:
-            return gathering(*args, **kwargs)
+            if not torch.is_inference_mode_enabled():
+                return gathering(*args, **kwargs)
+            # the tensors that weights are put together in are kept, and one of inference mode could not be trained with later
+            with torch.inference_mode(False), torch.no_grad():
+                return gathering(*args, **kwargs)
         finally:
             entered.clear()
 
@@ -122,7 +127,7 @@ class Footprint:
         return self.weights + self.gradients + self.optimizer + self.buffers
 
 
-def footprint(policy: Learner, ranks: int, sharded: bool) -> Footprint:
+def footprint(policy: nn.Module, ranks: int, sharded: bool) -> Footprint:
     """Of a policy that is not sharded yet, and may be on the meta device: Adam's two moments, everything in the weights' own dtypes."""
     pieces = ranks if sharded else 1
 

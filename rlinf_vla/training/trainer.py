@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.training.pieces import clip_pieces, gathered, is_sharded, own_copy, own_gradient, own_piece, piece_of
-from rlinf_vla.training.ranks import Learnable, Rows, shares, sum_gradients, summed
+from rlinf_vla.training.ranks import Learnable, Rows, require_alike, shares, sum_gradients, summed
 from rlinf_vla.types import Tensors
 
 _CRITIC = "value_head."
@@ -53,12 +53,17 @@ def minibatches(count: int, epochs: int, size: int, seed: int) -> list[Tensor]:
 
 class Trainer:
     def __init__(self, policy: nn.Module, settings: Optimisation, micro_batch_size: int, keep_reference: bool = False) -> None:
-        """``keep_reference``: remember the weights that train as they are now, for ``reference_weights``."""
+        """``keep_reference``: remember the weights that train as they are now, for ``reference_weights``.
+
+        Of ranks that train together each makes one. Raises UserError where their policies differ.
+        """
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
         self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
         self.sharded = any(map(is_sharded, self.parameters.values()))
+        if not self.sharded:
+            require_alike(dict(policy.named_parameters()))
         self._own = {name: own_piece(parameter) for name, parameter in self.parameters.items()}
-        self._reference = self._copies() if keep_reference else None
+        self._reference = self.copies() if keep_reference else None
         actor = [p for name, p in self._own.items() if not name.startswith(_CRITIC)]
         critic = [p for name, p in self._own.items() if name.startswith(_CRITIC)]
         groups = [{"params": actor, "lr": settings.learning_rate}, {"params": critic, "lr": settings.value_learning_rate}]
@@ -68,14 +73,21 @@ class Trainer:
     def reference_weights(self) -> Iterator[None]:
         """The policy as it was before the first update, for a while."""
         assert self._reference is not None, "keep_reference was not asked for"
-        present = self._copies()
+        with self.other_weights(self._reference):
+            yield
+
+    @contextmanager
+    def other_weights(self, weights: Tensors) -> Iterator[None]:
+        """Those that were once ``copies``, for a while."""
+        present = self.copies()
         try:
-            self._put(self._reference)
+            self._put(weights)
             yield
         finally:
             self._put(present)
 
-    def _copies(self) -> dict[str, Tensor]:
+    def copies(self) -> Tensors:
+        """Of what trains, this rank's own."""
         return {name: own.detach().clone() for name, own in self._own.items()}
 
     @torch.no_grad()

@@ -52,7 +52,7 @@ def watch(nodes: set[type], seen: set[Key], counts: Callable[[type, FrameType], 
 def by_the_package(node: type, frame: FrameType) -> bool:
     """Not by the schema's own checks (a preset has no other reader), and not where a dataclass only compares or shows itself."""
     module = frame.f_globals.get("__name__", "")
-    if module == recipe.__name__:
+    if module.startswith(recipe.__name__):
         return node is PresetConfig
     return module.startswith("rlinf_vla.") and frame.f_code.co_name not in ("__eq__", "__repr__")
 
@@ -150,6 +150,8 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     run("eval", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "episodes=2")
     run("plan", "counting_ppo")
     run("export", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "output=exported", "output_dtype=float32")
+    there = ["cluster.runtime=ray", "cluster.address=127.0.0.1:1", "rollout.split=head", "algorithm.kl_coef=0.1", "reward=success"]
+    assert rlinf_vla(*counting.arguments("train", "counting_ppo", "run_dir=ray", *there)).code == 2, "nothing answers there"
     # two keys are needed before the recipe is one: which directory, and whether to go on
     seen |= {(Recipe, name) for name in said(iter([ROOT / "rlinf_vla" / "training" / "run_directory.py"]), {"config"})}
     seen.add((Recipe, "preset"))  # asked by the schema's check alone, as all of its keys

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_vla.flow.ray_cluster import connected
+from rlinf_vla.flow.on_ray.cluster import connected
 
 
 @pytest.fixture(scope="session")

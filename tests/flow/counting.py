@@ -14,11 +14,11 @@ from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.flow.base import OnPolicyFlow
-from rlinf_vla.flow.pool import Patience
-from rlinf_vla.flow.ray_cluster import Role
-from rlinf_vla.flow.ray_runtime import RayFlow, launched
+from rlinf_vla.flow.on_ray.cluster import Role
+from rlinf_vla.flow.on_ray.pool import Patience
+from rlinf_vla.flow.on_ray.runtime import RayFlow, launched
+from rlinf_vla.flow.on_ray.worker import Builders
 from rlinf_vla.flow.runtime import InProcessFlow
-from rlinf_vla.flow.workers import Builders
 from rlinf_vla.protocols import EnvSpec, Policy, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.rewarded import RewardedEnv, Worth
@@ -47,6 +47,8 @@ class Recipe:
     shaped: bool = False
     reward_workers: int = 0
     feature_workers: int = 0
+    ranks: int = 1
+    sharded: bool = False
     adapters: bool = False
     """LoRA instead of all weights; workers then take seconds longer to import what it needs."""
 
@@ -81,7 +83,7 @@ def algorithm(config: PPOConfig | GRPOConfig) -> OnPolicy:
 
 
 def trainer(built: Policy) -> Trainer:
-    return Trainer(built, Optimisation(0.05, 0.01, 0.5), 7, keep_reference=True)
+    return Trainer(built, Optimisation(0.01, 0.01, 0.5), 7, keep_reference=True)
 
 
 @contextmanager
@@ -94,8 +96,8 @@ def rewarded(found: Sequence[VectorEnv], recipe: Recipe) -> Sequence[VectorEnv]:
     return [RewardedEnv(env, worth(env.spec)) for env in found] if recipe.shaped else found
 
 
-def builders(recipe: Recipe, role: str) -> Builders:
-    return Builders(
+def builders(recipe: Recipe) -> dict[str, Builders]:
+    found = Builders(
         policy=partial(policy, recipe),
         head=partial(head, recipe),
         environments=partial(environments, NUM_ENVS // recipe.rollout_workers, recipe),
@@ -104,12 +106,15 @@ def builders(recipe: Recipe, role: str) -> Builders:
         worth=worth,
         device="cpu",
         heartbeat_s=PATIENCE.heartbeat,
+        call_timeout_s=PATIENCE.call,
+        sharded=recipe.sharded,
         rewards_apart=recipe.reward_workers > 0,
         settings=SETTINGS,
         reuse_frozen=True,
         rollout_threads=nullcontext,
         update_threads=nullcontext,
     )
+    return dict.fromkeys(roles(recipe), found)
 
 
 def in_process(recipe: Recipe) -> InProcessFlow:
@@ -119,7 +124,12 @@ def in_process(recipe: Recipe) -> InProcessFlow:
 
 
 def roles(recipe: Recipe) -> dict[str, Role]:
-    counts = {"rollout": recipe.rollout_workers, "reward": recipe.reward_workers, "reference": recipe.reference_workers, "trainer": 1}
+    counts = {
+        "rollout": recipe.rollout_workers,
+        "reward": recipe.reward_workers,
+        "reference": recipe.reference_workers,
+        "trainer": recipe.ranks,
+    }
     counts["feature"] = recipe.feature_workers
     return {name: Role(count, cpus=0.05) for name, count in counts.items()}
 
@@ -128,7 +138,7 @@ def roles(recipe: Recipe) -> dict[str, Role]:
 def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, patience: Patience = PATIENCE) -> Iterator[RayFlow]:
     """In the cluster that this process is connected to."""
     options = {"streaming": recipe.streaming, "staleness": recipe.config.staleness, "iterations": 3}
-    with launched(partial(builders, recipe), roles(recipe), patience, NUM_ENVS, say, **options) as flow:
+    with launched(builders(recipe), roles(recipe), patience, NUM_ENVS, say, **options) as flow:
         yield flow
 
 
@@ -147,7 +157,7 @@ def trained(flow: OnPolicyFlow) -> dict[str, Tensor]:
     assert isinstance(flow, RayFlow)
     import ray
 
-    ((_, packed, _),) = flow.trainers.call("weights", returns=3)
+    (_, packed, _), *_ = flow.trainers.call("weights", returns=3)
     return {name: value.clone() for name, value in ray.get(packed).tensors().items()}
 
 

@@ -20,6 +20,8 @@ PLANS = {
     "ray, 4 rollout workers, no streaming": (True, {"rollout_workers": 4, "streaming": False}),
     "ray, reference workers": (True, {"rollout_workers": 2, "reference_workers": 2}),
     "ray, split policy": (True, {"rollout_workers": 2, "feature_workers": 1}),
+    "ray, 2 trainer ranks": (True, {"ranks": 2}),
+    "ray, 2 trainer ranks, sharded": (True, {"ranks": 2, "sharded": True}),
     "ray, reward workers": (True, {"rollout_workers": 2, "reward_workers": 2}),
 }
 RECIPES = {
@@ -60,7 +62,10 @@ def test_the_plan_never_changes_the_maths(recipe: str, plan: str, cluster: None)
     weights, known = expected(recipe)
     assert found.keys() == weights.keys()
     for name, value in weights.items():
-        assert torch.equal(found[name], value), name
+        if subject.ranks == 1:
+            assert torch.equal(found[name], value), name
+        else:  # sums over ranks are made in another order
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
     for mine, theirs in zip(metrics, known, strict=True):
         same = {name for name in theirs if not name.startswith(("timing_s", "throughput"))}
-        assert {name: mine[name] for name in same} == pytest.approx({name: theirs[name] for name in same}, rel=1e-5, nan_ok=True)
+        assert {name: mine[name] for name in same} == pytest.approx({name: theirs[name] for name in same}, rel=1e-4, abs=1e-5, nan_ok=True)

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from rlinf_vla.flow import ray_cluster
-from rlinf_vla.flow.ray_cluster import Role, connected
+from rlinf_vla.flow.on_ray import cluster as ray_cluster
+from rlinf_vla.flow.on_ray.cluster import Role, connected
 from rlinf_vla.types import UserError
 
 ALIVE = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}, "Labels": {"market-type": "spot"}}

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import Inputs, gather
+from tests.flow.counting import PPO_CONFIG, Recipe, algorithm, in_process, trained, with_staleness
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
@@ -134,3 +136,33 @@ def test_the_update_has_its_own_threads_and_progress() -> None:
     for stage in ("rollout", "update"):
         fractions = [fraction for name, fraction in stages if name == stage]
         assert fractions == sorted(fractions) and fractions[-1] == 1
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_stale_rollouts_are_what_an_older_policy_played_and_a_resumed_run_plays_them_again(staleness: int) -> None:
+    recipe = with_staleness(Recipe(PPO_CONFIG), staleness)
+    straight = in_process(recipe)
+    metrics = counted(straight, recipe, range(5))
+    assert [each["rollout/staleness"] for each in metrics] == [min(i, staleness) for i in range(5)]
+    first = in_process(recipe)
+    counted(first, recipe, range(3))
+    earlier, again = first.earlier(), in_process(recipe)
+    assert sorted(earlier) == list(range(3 - staleness, 3))
+    again.trainer.load_state(first.trainer.state())
+    again.policy.load_state_dict(first.policy.state_dict())
+    again.remember(earlier)
+    again.policy_version = 3
+    counted(again, recipe, range(3, 5))
+    assert all(torch.equal(value, trained(straight)[name]) for name, value in trained(again).items())
+    none = in_process(Recipe(PPO_CONFIG))
+    counted(none, Recipe(PPO_CONFIG), range(5))
+    assert any(not torch.equal(value, trained(straight)[name]) for name, value in trained(none).items())
+
+
+def counted(subject: InProcessFlow, recipe: Recipe, iterations: range) -> list[dict[str, float]]:
+    subject.iterations, found = None, []
+    for iteration in iterations:
+        subject.begin(iteration)
+        algorithm(recipe.config).iteration(subject)
+        found.append(subject.metrics)
+    return found

@@ -224,3 +224,11 @@ def test_large_runs_stay_small(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -
     page = Page(write_report(run_dir))
     assert "1 more in videos/" in page.text and "5 others" in page.text
     assert len(page.source) < 1_500_000
+
+
+def test_what_was_lost_on_a_cluster_is_told(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        log.write(1, {"faults/rollout": 2.0, "faults/reward": 0.0, "faults/recovery_s": 1.5})
+        log.write(2, {"faults/rollout": 1.0, "faults/reward": 1.0, "faults/recovery_s": 4.25})
+    told = "Workers lost and replaced: 3 rollout, 1 reward; the longest recovery took 4.2 s"
+    assert told in Page(write_report(tmp_path)).text

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_vla.flow.workers import HEALTH
+from rlinf_vla.flow.on_ray.worker import HEALTH
 
 _LOOK = 0.2
 """Seconds between looks at whether the run is to end."""
@@ -79,7 +79,8 @@ class Pool:
     def __init__(self, role: str, spawn: Callable[[int], Any], size: int, patience: Patience, say: Callable[[str], None]) -> None:
         """``spawn(i)``: a new actor in place ``i``; ``ready`` makes it fit for work, and it answers ``ping``."""
         self.role, self.patience, self._spawn, self._say = role, patience, spawn, say
-        self.faults, self.recovery_s = 0, 0.0
+        self.faults = 0
+        self._told, self._recovery_s = 0, 0.0
         self.error: BaseException | None = None
         self._free: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -110,6 +111,12 @@ class Pool:
                 raise
             self._free.put((place, actor))
             return found
+
+    def news(self) -> tuple[int, float]:
+        """Workers lost since this was last asked, and the longest time in seconds from a loss to a stand-in that was ready."""
+        lost, longest = self.faults - self._told, self._recovery_s
+        self._told, self._recovery_s = self.faults, 0.0
+        return lost, longest
 
     def close(self) -> None:
         import ray
@@ -167,5 +174,5 @@ class Pool:
         else:
             self.introduced[place] = introduction
             if self.faults:
-                self.recovery_s = max(self.recovery_s, time.monotonic() - began)
+                self._recovery_s = max(self._recovery_s, time.monotonic() - began)
             self._free.put((place, actor))

@@ -41,6 +41,7 @@ def connected(address: str | None, roles: Mapping[str, Role], say: Callable[[str
         raise UserError("cluster.runtime=ray needs Ray: pip install 'rlinf-vla[ray]', or use cluster.runtime=in_process") from None
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # they are the job; Ray's default is 15
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         wanted: dict[str, float] = {}
@@ -65,10 +66,11 @@ def connected(address: str | None, roles: Mapping[str, Role], say: Callable[[str
 
 
 @contextmanager
-def placed(roles: Mapping[str, Role], patience_s: float) -> Iterator[dict[str, list[dict[str, Any]]]]:
+def placed(roles: Mapping[str, Role], patience_s: float, spread: bool = False) -> Iterator[dict[str, list[dict[str, Any]]]]:
     """For each role's workers, the options of an actor with its place reserved. Raises UserError where no room came free in time.
 
-    Feature workers share the trainer's places: one machine, and one GPU where each takes a part of it.
+    ``spread``: on as many machines as there are, rather than as few as possible. Feature workers share the trainer's places: one machine,
+    and one GPU where each takes a part of it.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -88,7 +90,7 @@ def placed(roles: Mapping[str, Role], patience_s: float) -> Iterator[dict[str, l
                 bundles.append(role.bundle or {"CPU": 0.001})
                 labels.append(dict(role.labels))
     selectors = {"bundle_label_selector": labels} if any(labels) else {}
-    group = placement_group(bundles, strategy="PACK", **selectors)
+    group = placement_group(bundles, strategy="SPREAD" if spread else "PACK", **selectors)
     try:
         ray.get(group.ready(), timeout=patience_s)
     except ray.exceptions.GetTimeoutError:

@@ -19,86 +19,13 @@ from rlinf_vla.algorithms.grpo import GRPOConfig
 from rlinf_vla.algorithms.ppo import PPOConfig
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.sft import SFTConfig
-from rlinf_vla.flow.cluster import NodeConfig
+from rlinf_vla.recipe.checks import NO_MODEL, check
+from rlinf_vla.recipe.cluster import ClusterConfig
 from rlinf_vla.training.lora import LoraOptions
-from rlinf_vla.types import UserError, require_one_of
+from rlinf_vla.types import UserError
 
 ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
 ASSET = "asset://"
-RUNTIMES, SPLITS = ("in_process", "ray"), ("none", "head")
-NO_MODEL = "none"
-"""The model of a recipe in which no policy learns."""
-
-
-@dataclass
-class RoleConfig:
-    """What each worker of a role takes of a cluster (``cluster.runtime=ray``)."""
-
-    cpus: float = 1.0
-    gpus: float = 0.0
-    """Parts of a GPU are possible: workers then share one. 0: the worker computes on the CPU."""
-    resources: dict[str, float] = field(default_factory=dict)
-    """Of the cluster's own names, such as a robot."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """Of the nodes that may run it, such as market-type: spot."""
-
-
-@dataclass
-class RolesConfig:
-    rollout: RoleConfig = field(default_factory=RoleConfig)
-    reference: RoleConfig = field(default_factory=RoleConfig)
-    reward: RoleConfig = field(default_factory=RoleConfig)
-    feature: RoleConfig = field(default_factory=RoleConfig)
-    trainer: RoleConfig = field(default_factory=RoleConfig)
-
-
-@dataclass
-class ClusterConfig:
-    """Where things run. It changes the speed, never the result."""
-
-    name: str = MISSING
-    nodes: list[NodeConfig] = field(default_factory=list)
-    """Machines that `rlinf-vla plan` may use (docs/plan.md); empty: this one."""
-    runtime: str = "in_process"
-    """in_process: one process and its simulators. ray: workers on a Ray cluster, any of which but the trainer may die."""
-    address: str | None = None
-    """HOST:PORT of a Ray cluster's head; null: one of this machine's own, for this run."""
-    rollout_workers: int = 1
-    """Each has env.num_envs / rollout_workers environments, in rollout.pipeline_depth groups."""
-    reference_workers: int = 0
-    """That compute the reference policy's log-probabilities; 0: the trainer does."""
-    reward_workers: int = 0
-    """That compute the recipe's reward; 0: the rollout workers do."""
-    feature_workers: int = 1
-    """That encode for rollout workers where rollout.split=head; beside the trainer."""
-    trainer_ranks: int = 1
-    streaming: bool = True
-    """Shards are worked on as they come; false: when all of them are there."""
-    heartbeat_s: float = 30.0
-    """A worker that does not answer for so long is replaced."""
-    call_timeout_s: float = 3600.0
-    """For one piece of work, after which a worker is replaced."""
-    start_timeout_s: float = 600.0
-    """For a worker to load its policy and start its simulators."""
-    max_restarts: int = 100
-    """Of each role's workers in a run."""
-    trainer_restarts: int = 3
-    """Of the trainer, each time from the last complete checkpoint."""
-    roles: RolesConfig = field(default_factory=RolesConfig)
-    device: str = "cpu"
-    """Of the policy: cpu or cuda."""
-    rollout_threads: int = 1
-    """CPU threads of the policy while simulators compete for the cores."""
-    update_threads: int | None = None
-    """CPU threads of an update; null: all cores."""
-    micro_batch_size: int = 320
-    """Largest number of policy calls in one forward and backward pass."""
-    reuse_frozen: bool = True
-    """Compute what is frozen in the policy once per update instead of in each epoch; memory grows with the rollout (docs/pi0.md)."""
-    cuda_graphs: bool = True
-    """Record the policy's calls as CUDA graphs (on a GPU only): none of their thousands of small kernels waits for Python."""
-    gradient_checkpointing: bool = False
-    """Compute the backbone's activations again in the backward pass instead of keeping them: slower, and far less memory."""
 
 
 @dataclass
@@ -290,59 +217,8 @@ def read(config: DictConfig) -> Recipe:
     except InterpolationResolutionError as error:
         raise UserError(f"{error.full_key}: {str(error).splitlines()[0].rpartition(': ')[2]}") from None
     assert isinstance(recipe, Recipe)
-    _check(recipe)
+    check(recipe)
     return recipe
-
-
-def _check(recipe: Recipe) -> None:
-    def require(condition: bool, message: str) -> None:
-        if not condition:
-            raise UserError(message)
-
-    preset = recipe.preset
-    require(
-        preset.name is None or (recipe.algorithm.name == preset.algorithm and recipe.model.name in preset.models),
-        f"preset={preset.name} is for algorithm={preset.algorithm} and model={' or '.join(preset.models)}, recipe={recipe.name} has "
-        f"algorithm={recipe.algorithm.name} and model={recipe.model.name} (`rlinf-vla list presets` names others)",
-    )
-    depth, batch = recipe.rollout.pipeline_depth, recipe.rollout.batch_size
-    num_envs = recipe.env.num_envs
-    cluster = recipe.cluster
-    require_one_of("cluster.runtime", cluster.runtime, RUNTIMES)
-    require_one_of("rollout.split", recipe.rollout.split, SPLITS)
-    require(recipe.rollout.split == "none" or cluster.runtime == "ray", "rollout.split=head wants cluster.runtime=ray")
-    for name in ("rollout_workers", "trainer_ranks", "feature_workers"):
-        require(getattr(cluster, name) >= 1, f"cluster.{name}={getattr(cluster, name)}: must be at least 1")
-        in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
-        require(in_one, f"cluster.{name}={getattr(cluster, name)} wants cluster.runtime=ray")
-    for name in ("heartbeat_s", "call_timeout_s", "start_timeout_s"):
-        require(getattr(cluster, name) > 0, f"cluster.{name}={getattr(cluster, name)}: must be above 0")
-    per_worker, workers = num_envs // cluster.rollout_workers, cluster.rollout_workers
-    require(num_envs % workers == 0, f"env.num_envs={num_envs} is not a multiple of cluster.rollout_workers={workers}")
-    require(recipe.iterations >= 0, f"iterations={recipe.iterations}: must not be negative")
-    require(num_envs >= 1, f"env.num_envs={num_envs}: must be at least 1")
-    require(depth >= 1, f"rollout.pipeline_depth={depth}: must be at least 1")
-    each = f"env.num_envs={num_envs}" if workers == 1 else f"env.num_envs / cluster.rollout_workers = {per_worker}"
-    require(per_worker % depth == 0, f"{each} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal")
-    require(batch >= 1, f"rollout.batch_size={batch}: must be at least 1")
-    require(
-        (per_worker // depth) % batch == 0 or batch >= per_worker // depth,
-        f"rollout.batch_size={batch} does not divide a group's {per_worker // depth} environments ({each}, / rollout.pipeline_depth)",
-    )
-    require(recipe.rollout.temperature > 0, f"rollout.temperature={recipe.rollout.temperature}: must be above 0 to explore")
-    require(recipe.cluster.device in ("cpu", "cuda"), f"cluster.device={recipe.cluster.device}: choose cpu or cuda")
-    require(recipe.cluster.micro_batch_size >= 1, f"cluster.micro_batch_size={recipe.cluster.micro_batch_size}: must be at least 1")
-    for name in ("minibatch_size", "epochs", "horizon", "batch_size"):
-        value = getattr(recipe.algorithm, name, 1)
-        require(value >= 1, f"algorithm.{name}={value}: must be at least 1")
-    require(recipe.checkpoints.every >= 1 and recipe.checkpoints.keep >= 1, "checkpoints.every and checkpoints.keep must be at least 1")
-    require(recipe.episodes >= 1, f"episodes={recipe.episodes}: must be at least 1")
-    require(
-        (recipe.algorithm.name == "classifier") == (recipe.model.name == NO_MODEL),
-        f"algorithm={recipe.algorithm.name} with model={recipe.model.name}: a reward classifier, and only it, has model={NO_MODEL}",
-    )
-    for mode in recipe.evaluation.modes:
-        require(mode in ("sampled", "greedy"), f"evaluation.modes: {mode!r} is not known, choose sampled, greedy or both")
 
 
 def asset_path(location: str) -> Path:

@@ -1,4 +1,4 @@
-"""The macro flow on a Ray cluster: rollout and reference workers that may be lost at any moment, and the trainer's ranks."""
+"""The macro flow on a Ray cluster: workers that may be lost at any moment, and the trainer."""
 
 from __future__ import annotations
 
@@ -6,104 +6,28 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.evaluation.sweep import EpisodeResult
 from rlinf_vla.flow.base import OnPolicyFlow
-from rlinf_vla.flow.pool import Patience, Pool, ShardLost, WorkerLost, wait
-from rlinf_vla.flow.ray_cluster import Role, placed
+from rlinf_vla.flow.on_ray.acting import FeatureWorker, Played, RolloutWorker, Weights
+from rlinf_vla.flow.on_ray.cluster import Role, placed
+from rlinf_vla.flow.on_ray.judging import ReferenceWorker, RewardWorker
+from rlinf_vla.flow.on_ray.pool import Patience, Pool, ShardLost
+from rlinf_vla.flow.on_ray.shards import Shards, Task
+from rlinf_vla.flow.on_ray.training import Trainers, TrainerWorker
+from rlinf_vla.flow.on_ray.wire import Packed, light_trajectory, serial_of
+from rlinf_vla.flow.on_ray.worker import HEALTH, Builders, Introduction, clock_offset, followed, shifted
 from rlinf_vla.flow.runtime import drawn_episodes
-from rlinf_vla.flow.wire import Packed, light_trajectory, serial_of
-from rlinf_vla.flow.workers import (
-    HEALTH,
-    Builders,
-    FeatureWorker,
-    Introduction,
-    Played,
-    ReferenceWorker,
-    RewardWorker,
-    RolloutWorker,
-    TrainerWorker,
-    Weights,
-    clock_offset,
-    shifted,
-)
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.types import Rollouts, Trajectory
-
-_LOOK = 0.1
-"""Seconds between looks at whether the run is to end."""
-
-
-class TrainerLost(RuntimeError):
-    """What it knew is in the last complete checkpoint only."""
-
-
-class Trainers:
-    """The trainer's ranks, which do everything together."""
-
-    def __init__(self, actors: Sequence[Any], patience: Patience) -> None:
-        self.actors, self._patience = actors, replace(patience, heartbeat=patience.start, call=patience.start)
-        self.introduction: Introduction = self.call("ready")[0][0]
-        self._patience = patience
-
-    def call(self, method: str, *arguments: Any, returns: int = 1) -> list[list[Any]]:
-        """Of each rank, references to what ``method`` returned, the first of them read. Raises TrainerLost."""
-        refs = [getattr(actor, method).options(num_returns=returns).remote(*arguments) for actor in self.actors]
-        refs = refs if returns > 1 else [[ref] for ref in refs]
-        try:
-            return [
-                [*wait(actor, each[:1], self._patience, f"trainer {rank}"), *each[1:]]
-                for rank, (actor, each) in enumerate(zip(self.actors, refs, strict=True))
-            ]
-        except WorkerLost as loss:
-            raise TrainerLost(str(loss)) from loss
-
-    def close(self) -> None:
-        import ray
-
-        for actor in self.actors:
-            ray.kill(actor)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A shard to be played: by a method of the rollout workers, for an iteration, by a version of the policy."""
-
-    method: str
-    iteration: int
-    version: int
-    arguments: tuple[Any, ...]
-
-
-class Shards:
-    """Shards on their way, in a fixed order; iterating waits for each."""
-
-    def __init__(self, items: Sequence[tuple[Task, Future[Trajectory]]], streaming: bool, look: Callable[[float], None]) -> None:
-        self.items, self._streaming, self._look = items, streaming, look
-
-    def __iter__(self) -> Iterator[Trajectory]:
-        if not self._streaming:
-            for _, future in self.items:
-                self._result(future)
-        for _, future in self.items:
-            yield self._result(future)
-
-    def _result(self, future: Future[Trajectory]) -> Trajectory:
-        while True:
-            self._look(sum(each.done() for _, each in self.items) / len(self.items))
-            try:
-                return future.result(timeout=_LOOK)
-            except NotYet:
-                if future.done():  # the work's own time-out
-                    raise
+from rlinf_vla.types import Rollouts, Tensors, Trajectory
 
 
 class RayFlow(OnPolicyFlow):
@@ -141,7 +65,7 @@ class RayFlow(OnPolicyFlow):
         if self.policy_version not in self._weights:
             self.send_weights()
         self._began, self._playing, self._load_s = time.perf_counter(), 0.0, 0.0
-        self._ended, self._steps, self._sent, self._received = self._began, 0, 0, 0
+        self._ended, self._steps, self._sent, self._received, self._bytes = self._began, 0, 0, 0, 0
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         calls, each = rollout_calls(horizon, self.env.episode_limit, self.chunk), self.num_envs // self.workers
@@ -191,21 +115,40 @@ class RayFlow(OnPolicyFlow):
         pools = [pool for pool in (self.rollouts, self.rewards, self.references) if pool is not None]
         self.log(
             {
+                "rollout/bytes": float(self._bytes),
                 "weights/load_s": self._load_s,
                 "utilisation/rollout": self._playing / (self.workers * seconds),
                 "utilisation/trainer": self.metrics.get("timing_s/update", 0.0) / seconds,
-                "faults/recovery_s": max(pool.recovery_s for pool in pools),
             }
-            | {f"faults/{pool.role}": float(pool.faults) for pool in pools}
         )
+        for pool in pools:
+            lost, recovery_s = pool.news()
+            longest = max(recovery_s, self.metrics.get("faults/recovery_s", 0.0))
+            self.log({f"faults/{pool.role}": float(lost), "faults/recovery_s": longest})
 
-    def send_weights(self) -> None:
-        """All that trains is put where every worker can read it; who has an older version reads it before it next works."""
+    def earlier(self) -> dict[int, Tensors]:
+        return {version: packed.tensors() for version, packed in self._packed_earlier().items()}
+
+    def remember(self, earlier: dict[int, Tensors]) -> None:
+        for version, tensors in earlier.items():
+            self.send_weights(version, Packed.of(tensors))
+
+    def write_checkpoint(self, directory: Path, state: dict[str, Any], keep: int) -> None:
+        """By the trainer, where that runs."""
+        self.trainers.call("save", directory, state, keep, self._packed_earlier())
+
+    def _packed_earlier(self) -> dict[int, Packed]:
+        first = self.policy_version - self.staleness
+        found = {version: weights for version, (weights, _) in self._weights.items() if first <= version < self.policy_version}
+        return {version: followed(weights.everything) for version, weights in found.items()}
+
+    def send_weights(self, version: int | None = None, earlier: Packed | None = None) -> None:
+        """All that trains is put where every worker can read it; who has another version reads it before it next works."""
         started = time.perf_counter()
+        version = self.policy_version if version is None else version
         with self.timeline.span("publish", "trainer"):
-            ((nbytes, packed, head), *_) = self.trainers.call("weights", returns=3)
-        version = self.policy_version
-        self._weights[version] = (Weights(version, packed), head) if self.split else (Weights(version), packed)
+            ((nbytes, packed, head), *_) = self.trainers.call("weights", earlier, returns=3)
+        self._weights[version] = (Weights(version, packed), head if self.split else packed)
         self.log({"weights/bytes": float(nbytes), "weights/publish_s": time.perf_counter() - started})
 
     def evaluate(
@@ -282,35 +225,36 @@ class RayFlow(OnPolicyFlow):
             self.timeline.add(*span)
         self._playing += max(span.end for span in spans) - min(span.start for span in spans)
         self._load_s = max(self._load_s, played.load_s)
-        self._sent, self._received = self._sent + played.sent, self._received + played.received
+        self._sent, self._received, self._bytes = self._sent + played.sent, self._received + played.received, self._bytes + played.nbytes
         self._ended, self._steps = time.perf_counter(), self._steps + steps
 
 
 @contextmanager
 def launched(
-    builders: Callable[[str], Builders],
+    builders: Mapping[str, Builders],
     roles: Mapping[str, Role],
     patience: Patience,
     num_envs: int,
     say: Callable[[str], None],
+    spread: bool = False,
     **options: Any,
 ) -> Iterator[RayFlow]:
-    """The flow and its workers, in the cluster that this process is connected to. ``builders(role)``; ``options``: see :class:`RayFlow`."""
+    """The flow and its workers, in the cluster that this process is connected to. ``builders``: by role. ``options``: see ``RayFlow``."""
     import ray
 
     remote: Any = ray.remote
     with ExitStack() as stack:
-        places = stack.enter_context(placed(roles, patience.start))
+        places = stack.enter_context(placed(roles, patience.start, spread))
 
         groups = {HEALTH: 1}
         # Ray itself restarts these, so that rollout workers may hold on to them
         kind = remote(max_restarts=-1, max_task_retries=-1, concurrency_groups=groups)(FeatureWorker)
-        features = [kind.options(**place).remote(builders("feature"), number) for number, place in enumerate(places["feature"])]
+        features = [kind.options(**place).remote(builders["feature"], number) for number, place in enumerate(places["feature"])]
 
         def spawn(kind: type, role: str, place: int) -> Any:
             actor = remote(max_restarts=0, concurrency_groups=groups, **places[role][place])(kind)
             backbone = [features[place % len(features)]] if features and kind is RolloutWorker else []
-            return actor.remote(builders(role), place, *backbone)
+            return actor.remote(builders[role], place, *backbone)
 
         def pool(kind: type, role: str) -> Pool:
             found = Pool(role, partial(spawn, kind, role), roles[role].count, patience, say)
@@ -323,7 +267,7 @@ def launched(
         )
         trainers = Trainers([spawn(TrainerWorker, "trainer", rank) for rank in range(roles["trainer"].count)], patience)
         stack.callback(trainers.close)
-        flow = RayFlow(rollouts, rewards, references, trainers, num_envs, builders("trainer").settings, split=bool(features), **options)
+        flow = RayFlow(rollouts, rewards, references, trainers, num_envs, builders["trainer"].settings, split=bool(features), **options)
         flow.features = features
         stack.callback(flow.close)
         yield flow

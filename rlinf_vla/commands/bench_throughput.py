@@ -1,0 +1,149 @@
+"""``rlinf-vla bench throughput``: a recipe's iterations under several plans in one run: speed, who was busy, what was moved."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla import recipe as recipes
+from rlinf_vla.commands import runtimes, session
+from rlinf_vla.commands.train import ALGORITHMS
+from rlinf_vla.flow.base import OnPolicyFlow
+from rlinf_vla.recipe import Recipe
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training import run_directory
+from rlinf_vla.training.checkpoint import write_json
+from rlinf_vla.types import UserError
+
+ITERATIONS = 3
+"""Under each plan; the first is not counted."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The best iteration. busy: share of its time in which a role had work, the mean of the role's workers. Bytes per iteration."""
+
+    seconds: float
+    rollout_seconds: float
+    update_seconds: float
+    steps_per_s: float
+    """Environment steps per second of the whole iteration."""
+    samples_per_s: float
+    """Policy calls learnt from, each as often as it was, per second of the updates."""
+    busy: dict[str, float]
+    rollout_bytes: float
+    weights_bytes: float
+
+
+def run(config: DictConfig) -> None:
+    recipe = recipes.read(config)
+    if recipe.algorithm.name not in ("ppo", "grpo"):
+        raise UserError(f"bench throughput runs algorithm=ppo and algorithm=grpo, not {recipe.algorithm.name}")
+    directory, console = run_directory.for_evaluation(config, None), Console(highlight=False)
+    found: dict[str, Measured] = {}
+    with console.status("starting") as status:
+        for name, plan in plans(recipe).items():
+            status.update(name)
+            found[name] = _measure(plan, status.update)
+    table = Table("plan", "s", "rollout s", "update s", "steps/s", "samples/s", "busy", "MB rollouts", "MB weights")
+    for name, each in found.items():
+        busy = ", ".join(f"{role} {share:.0%}" for role, share in each.busy.items())
+        numbers = (each.seconds, each.rollout_seconds, each.update_seconds, each.steps_per_s, each.samples_per_s)
+        moved = (f"{each.rollout_bytes / 1e6:.1f}", f"{each.weights_bytes / 1e6:.1f}")
+        table.add_row(name, *(f"{number:.1f}" for number in numbers), busy, *moved)
+    console.print(table)
+    serial = found[SERIAL]
+    ratios = {name: serial.seconds / each.seconds for name, each in found.items() if name != SERIAL}
+    bound = serial.rollout_seconds / max(serial.busy["policy"] * serial.seconds, serial.busy["simulators"] * serial.seconds)
+    for name, ratio in ratios.items():
+        console.print(f"{name}: {ratio:.2f} times the iterations of {SERIAL} in the same time")
+    reached = serial.rollout_seconds / found[PIPELINED].rollout_seconds
+    console.print(f"rollouts, {PIPELINED} / {SERIAL}: {reached:.2f}; the bound (only the slower stage remains): {bound:.2f}")
+    document: dict[str, Any] = {name: asdict(each) for name, each in found.items()}
+    document |= {"ratios": ratios, "rollout_ratio": reached, "rollout_bound": bound, "environment": fingerprint()}
+    write_json(directory / "bench_throughput.json", document)
+    console.print(f"numbers: {session.relative(directory / 'bench_throughput.json')}")
+
+
+SERIAL, PIPELINED = "in process, serial", "in process, pipelined"
+
+
+def plans(recipe: Recipe) -> dict[str, Recipe]:
+    """The same mathematics in other places and pieces."""
+    depth = max(2, recipe.rollout.pipeline_depth)
+    here = replace(recipe.cluster, runtime="in_process", rollout_workers=1, reward_workers=0, reference_workers=0, trainer_ranks=1)
+
+    def plan(depth: int, **cluster: Any) -> Recipe:
+        return replace(
+            recipe,
+            cluster=replace(here, **cluster),
+            rollout=replace(recipe.rollout, pipeline_depth=depth, split="none"),
+            iterations=ITERATIONS,
+        )
+
+    found = {SERIAL: plan(1), PIPELINED: plan(depth), "Ray, 1 rollout worker": plan(depth, runtime="ray")}
+    for workers in sorted({2, recipe.cluster.rollout_workers} - {1}):
+        for each in (1, depth):
+            group = recipe.env.num_envs // (workers * each)
+            if recipe.env.num_envs % (workers * each) == 0 and (
+                group % recipe.rollout.batch_size == 0 or group < recipe.rollout.batch_size
+            ):
+                name = f"Ray, {workers} rollout workers" + (", pipelined" if each > 1 else "")
+                found[name] = plan(each, runtime="ray", rollout_workers=workers)
+    if recipe.cluster.runtime == "ray" or recipe.rollout.split != "none":
+        found["as the recipe says"] = replace(recipe, iterations=ITERATIONS)
+    return found
+
+
+def _measure(recipe: Recipe, say: Any) -> Measured:
+    algorithm, best = ALGORITHMS[recipe.algorithm.name](recipe.algorithm, recipe.rollout.temperature), None
+    with (
+        tempfile.TemporaryDirectory(prefix="rlinf_vla_bench_") as directory,
+        runtimes.opened(recipe, Path(directory), None, say) as runtime,
+    ):
+        flow = runtime.flow
+        assert isinstance(flow, OnPolicyFlow)
+        algorithm.check(runtime.env)
+        for iteration in range(ITERATIONS):
+            started = time.perf_counter()
+            flow.begin(iteration)
+            algorithm.iteration(flow)
+            seconds = time.perf_counter() - started
+            measured = _of(flow, recipe, seconds)
+            if iteration and (best is None or measured.seconds < best.seconds):
+                best = measured
+    assert best is not None
+    return best
+
+
+def _of(flow: OnPolicyFlow, recipe: Recipe, seconds: float) -> Measured:
+    metrics, config = flow.metrics, recipe.algorithm
+    update = metrics.get("timing_s/update", 0.0)
+    samples = metrics.get("actor/updates", 0.0) * config.minibatch_size
+    return Measured(
+        seconds=seconds,
+        rollout_seconds=metrics["timing_s/rollout"],
+        update_seconds=update,
+        steps_per_s=metrics["rollout/steps"] / seconds,
+        samples_per_s=samples / update if update else 0.0,
+        busy={role: share / seconds for role, share in busy(flow.timeline).items()},
+        rollout_bytes=metrics.get("rollout/bytes", 0.0),
+        weights_bytes=metrics.get("weights/bytes", 0.0) * (recipe.cluster.rollout_workers if recipe.cluster.runtime == "ray" else 0),
+    )
+
+
+def busy(timeline: Timeline) -> dict[str, float]:
+    """Seconds of the present iteration in which each role had work, the mean of its tracks."""
+    roles: dict[str, list[float]] = {}
+    for track in sorted({span.track for span in timeline.spans()}):
+        role = "simulators" if "simulator" in track else "policy" if track.endswith("policy") else "trainer"
+        roles.setdefault(role, []).append(timeline.busy(track))
+    return {role: sum(each) / len(each) for role, each in roles.items()}

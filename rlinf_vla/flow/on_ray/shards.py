@@ -1,0 +1,47 @@
+"""Shards of rollouts on their way from whoever plays them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_vla.types import Trajectory
+
+_LOOK = 0.1
+"""Seconds between looks at whether the run is to end."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A shard to be played: by a method of the rollout workers, for an iteration, by a version of the policy."""
+
+    method: str
+    iteration: int
+    version: int
+    arguments: tuple[Any, ...]
+
+
+class Shards:
+    """Shards on their way, in a fixed order; iterating waits for each."""
+
+    def __init__(self, items: Sequence[tuple[Task, Future[Trajectory]]], streaming: bool, look: Callable[[float], None]) -> None:
+        self.items, self._streaming, self._look = items, streaming, look
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        if not self._streaming:
+            for _, future in self.items:
+                self._result(future)
+        for _, future in self.items:
+            yield self._result(future)
+
+    def _result(self, future: Future[Trajectory]) -> Trajectory:
+        while True:
+            self._look(sum(each.done() for _, each in self.items) / len(self.items))
+            try:
+                return future.result(timeout=_LOOK)
+            except NotYet:
+                if future.done():  # the work's own time-out
+                    raise

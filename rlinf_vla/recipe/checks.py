@@ -1,0 +1,69 @@
+"""What no recipe may say, whatever it is for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlinf_vla.types import UserError, require_one_of
+
+if TYPE_CHECKING:
+    from rlinf_vla.recipe import Recipe
+
+RUNTIMES, SPLITS, SHARDINGS = ("in_process", "ray"), ("none", "head"), ("none", "full")
+NO_MODEL = "none"
+"""The model of a recipe in which no policy learns."""
+
+
+def check(recipe: Recipe) -> None:
+    """Raises UserError."""
+
+    def require(condition: bool, message: str) -> None:
+        if not condition:
+            raise UserError(message)
+
+    preset = recipe.preset
+    require(
+        preset.name is None or (recipe.algorithm.name == preset.algorithm and recipe.model.name in preset.models),
+        f"preset={preset.name} is for algorithm={preset.algorithm} and model={' or '.join(preset.models)}, recipe={recipe.name} has "
+        f"algorithm={recipe.algorithm.name} and model={recipe.model.name} (`rlinf-vla list presets` names others)",
+    )
+    depth, batch = recipe.rollout.pipeline_depth, recipe.rollout.batch_size
+    num_envs = recipe.env.num_envs
+    cluster = recipe.cluster
+    require_one_of("cluster.runtime", cluster.runtime, RUNTIMES)
+    require_one_of("cluster.trainer_sharding", cluster.trainer_sharding, SHARDINGS)
+    require_one_of("rollout.split", recipe.rollout.split, SPLITS)
+    require(recipe.rollout.split == "none" or cluster.runtime == "ray", "rollout.split=head wants cluster.runtime=ray")
+    for name in ("rollout_workers", "trainer_ranks", "feature_workers"):
+        require(getattr(cluster, name) >= 1, f"cluster.{name}={getattr(cluster, name)}: must be at least 1")
+        in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
+        require(in_one, f"cluster.{name}={getattr(cluster, name)} wants cluster.runtime=ray")
+    require(cluster.trainer_restarts >= 0, f"cluster.trainer_restarts={cluster.trainer_restarts}: must not be negative")
+    for name in ("heartbeat_s", "call_timeout_s", "start_timeout_s"):
+        require(getattr(cluster, name) > 0, f"cluster.{name}={getattr(cluster, name)}: must be above 0")
+    per_worker, workers = num_envs // cluster.rollout_workers, cluster.rollout_workers
+    require(num_envs % workers == 0, f"env.num_envs={num_envs} is not a multiple of cluster.rollout_workers={workers}")
+    require(recipe.iterations >= 0, f"iterations={recipe.iterations}: must not be negative")
+    require(num_envs >= 1, f"env.num_envs={num_envs}: must be at least 1")
+    require(depth >= 1, f"rollout.pipeline_depth={depth}: must be at least 1")
+    each = f"env.num_envs={num_envs}" if workers == 1 else f"env.num_envs / cluster.rollout_workers = {per_worker}"
+    require(per_worker % depth == 0, f"{each} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal")
+    require(batch >= 1, f"rollout.batch_size={batch}: must be at least 1")
+    require(
+        (per_worker // depth) % batch == 0 or batch >= per_worker // depth,
+        f"rollout.batch_size={batch} does not divide a group's {per_worker // depth} environments ({each}, / rollout.pipeline_depth)",
+    )
+    require(recipe.rollout.temperature > 0, f"rollout.temperature={recipe.rollout.temperature}: must be above 0 to explore")
+    require(recipe.cluster.device in ("cpu", "cuda"), f"cluster.device={recipe.cluster.device}: choose cpu or cuda")
+    require(recipe.cluster.micro_batch_size >= 1, f"cluster.micro_batch_size={recipe.cluster.micro_batch_size}: must be at least 1")
+    for name in ("minibatch_size", "epochs", "horizon", "batch_size"):
+        value = getattr(recipe.algorithm, name, 1)
+        require(value >= 1, f"algorithm.{name}={value}: must be at least 1")
+    require(recipe.checkpoints.every >= 1 and recipe.checkpoints.keep >= 1, "checkpoints.every and checkpoints.keep must be at least 1")
+    require(recipe.episodes >= 1, f"episodes={recipe.episodes}: must be at least 1")
+    require(
+        (recipe.algorithm.name == "classifier") == (recipe.model.name == NO_MODEL),
+        f"algorithm={recipe.algorithm.name} with model={recipe.model.name}: a reward classifier, and only it, has model={NO_MODEL}",
+    )
+    for mode in recipe.evaluation.modes:
+        require(mode in ("sampled", "greedy"), f"evaluation.modes: {mode!r} is not known, choose sampled, greedy or both")

@@ -1,0 +1,209 @@
+"""What a policy that is cut over ranks still does, what it refuses, what it leaves behind."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlinf_vla import training
+from rlinf_vla.models.openvla import OpenVLAOFTPolicy
+from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions
+from rlinf_vla.protocols import Policy
+from rlinf_vla.rollout import synthetic
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.lora import LoraOptions, add_lora, merged_lora
+from rlinf_vla.training.pieces import own_piece
+from rlinf_vla.training.sharding import Footprint, footprint, shard
+from rlinf_vla.training.trainer import Optimisation
+from rlinf_vla.types import UserError
+from tests.conformance.policy import with_critic
+from tests.models.test_openvla_oft import small as small_oft
+from tests.models.tiny_openvla import ASSET, smaller_directory
+from tests.parity.fixtures import ROOT
+from tests.training.processes import on_ranks
+from tests.training.test_checkpoint import build, learn
+from tests.training.test_data_parallel import MODES, Toy, loss, make
+from tests.training.test_trainer import rows
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    return build(smaller_directory(tmp_path_factory.mktemp("model")))[0]
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor], limit: float = 0.0) -> None:
+    torch.testing.assert_close(first, second, rtol=0, atol=limit)
+
+
+# checkpoints
+
+
+def part(fresh: Policy, mode: str, steps: range, start: Path | None = None, written: Path | None = None) -> dict[str, Any]:
+    """Some of a run's steps: begun from a checkpoint, ended by one."""
+    policy = copy.deepcopy(fresh)
+    trainer = make(mode, 3, policy, Optimisation(3e-4, 3e-4, 1.0))
+    if start is not None:
+        assert load_checkpoint(start, policy, trainer) == {"iteration": 1}
+    learn(policy, trainer, steps)
+    if written is not None:
+        assert save_checkpoint(written, policy, trainer, {"iteration": 1}, 1) == written / "step_000001"
+    return {"weights": trainer.weights(), "state": trainer.state()}
+
+
+@pytest.mark.parametrize(("before", "afters"), [("alone", ["sharded"]), ("sharded", ["alone", "replicated"])])
+def test_a_run_goes_on_with_another_number_of_ranks(fresh: Policy, tmp_path: Path, before: str, afters: list[str]) -> None:
+    """Read again, a checkpoint is what was written to the last bit; what follows differs by rounding."""
+
+    def run(mode: str, *what: Any) -> dict[str, Any]:
+        return part(fresh, mode, *what) if mode == "alone" else on_ranks(lambda rank: part(fresh, mode, *what), tmp_path)[0]
+
+    saved, written = run(before, range(1), None, tmp_path), tmp_path / "step_000001"
+    expected = part(fresh, "alone", range(2))
+    for after in afters:
+        read, end = run(after, range(0), written), run(after, range(1, 2), written)
+        for kind in ("weights", "state"):
+            same(read[kind], saved[kind])
+            same(end[kind], expected[kind], 1e-5)
+
+
+# what it still does
+
+
+def test_a_sharded_policy_acts_and_learns_on(tmp_path: Path) -> None:
+    """Adapters and critic are in float32, one of its heads and the rest in bfloat16: heads and adapters train."""
+    policy = with_critic(small_oft(tmp_path / "model", {"dtype": "bfloat16"}, proprio=True))
+    add_lora(policy, LoraOptions(rank=2), 0)
+    inputs = synthetic.calls(policy, 4, Settings(0, 1.0, 4, False), 1).inputs
+
+    def learn_and_act(mode: str) -> dict[str, Any]:
+        trainer, found = make(mode, 2, policy, Optimisation(1e-4, 1e-4, 1.0)), []
+        for _ in range(2):
+            calls = synthetic.calls(policy, 3, Settings(0, 1.0, 3, False), 1)
+            trainer.step(rows(4, 0.0), lambda policy, part: (_squares(policy, inputs, part.y), {}))
+            found.append(calls.log_prob)
+        return {"acts": found, "weights": trainer.weights()}
+
+    sharded = on_ranks(lambda rank: learn_and_act("sharded"), tmp_path)
+    alone = learn_and_act("alone")
+    assert torch.equal(sharded[0]["acts"][0], alone["acts"][0])
+    assert torch.equal(sharded[0]["acts"][1], sharded[1]["acts"][1])
+    assert {value.dtype for value in alone["weights"].values()} == {torch.float32, torch.bfloat16}
+    for name, value in alone["weights"].items():
+        assert sharded[0]["weights"][name].dtype == value.dtype
+        torch.testing.assert_close(sharded[0]["weights"][name], value, rtol=0.01, atol=1e-3)
+
+
+def _squares(policy: Policy, inputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+    features = policy.encode({name: value[: len(targets)] for name, value in inputs.items()})
+    return ((policy.value(features) - targets) ** 2).sum() + features.float().square().sum()
+
+
+# memory
+
+
+def test_the_footprint_is_what_a_rank_keeps(tmp_path: Path) -> None:
+    def work(rank: int) -> list[int]:
+        policy = Toy()
+        trainer = make("sharded", 4, policy)
+        trainer.step(rows(), loss)
+        kept = [own_piece(parameter).nbytes for parameter in policy.parameters()]
+        moments = [value.nbytes for slots in trainer.optimizer.state.values() for slot, value in slots.items() if slot != "step"]
+        return [sum(kept), sum(moments)]
+
+    expected = footprint(Toy(), 2, sharded=True)
+    assert on_ranks(work, tmp_path)[0] == [expected.weights, expected.optimizer]
+    block, head = 8 * (9 + 3), 8 * (3 + 1)
+    assert expected == Footprint(2 * 8 * (6 + 2) + head, 2 * 8 * (6 + 2) + head, 2 * (2 * 8 * (6 + 2) + head), head + 2 * block)
+    whole = 2 * block + head
+    assert footprint(Toy(), 2, sharded=False) == Footprint(whole, whole, 2 * whole, whole)
+    assert footprint(Toy(), 1, sharded=False) == Footprint(whole, whole, 2 * whole, 0)
+
+
+LORA = {(1, False): 16.87, (8, False): 17.32, (2, True): 9.98, (8, True): 3.66, (64, True): 1.82}
+FULL = {(1, False): 60.36, (8, False): 75.46, (2, True): 31.70, (8, True): 9.07, (64, True): 2.47}
+
+
+@pytest.mark.parametrize(("rank", "gigabytes"), [(32, LORA), (0, FULL)])
+def test_seven_billion_weights(tmp_path: Path, rank: int, gigabytes: dict[tuple[int, bool], float]) -> None:
+    """The table in docs/training_ranks.md: OpenVLA-OFT in bfloat16, on the meta device."""
+    config = json.loads((ROOT / "manifests/openvla_7b_config_reconstructed.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "dataset_statistics.json"):
+        shutil.copyfile(ASSET / name, tmp_path / name)
+    with torch.device("meta"):
+        policy = OpenVLAOFTPolicy(tmp_path, OpenVLAOFTOptions(dtype="bfloat16"))
+    policy.backbone.to(torch.bfloat16)
+    add_lora(policy, LoraOptions(rank=rank), 0)
+    for (ranks, sharded), expected in gigabytes.items():
+        assert footprint(policy, ranks, sharded).total / 1e9 == pytest.approx(expected, abs=0.01)
+
+
+# what is refused
+
+
+def test_what_a_sharded_policy_cannot_do(fresh: Policy, tmp_path: Path) -> None:
+    def work(rank: int) -> list[str]:
+        policy, said = fresh, []
+        shard(policy)
+        for refused in (lambda: merged_lora(policy).__enter__(), lambda: policy.save(tmp_path)):
+            with pytest.raises(UserError) as error:
+                refused()
+            said.append(str(error.value))
+        with pytest.raises(UserError) as error:
+            shard(Scalar())
+        return [*said, str(error.value)]
+
+    for acts, saves, scalar in on_ranks(work, tmp_path):
+        assert "no rank has the whole policy to act with" in acts
+        assert "`rlinf-vla export`" in saves
+        assert "temperature is a single number" in scalar
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ranks_that_begin_differently_are_refused(tmp_path: Path, mode: str) -> None:
+    def work(rank: int) -> str:
+        policy = Toy()
+        with torch.no_grad():
+            policy.blocks[1].bias[2] += 1e-15 * rank
+        with pytest.raises(UserError) as error:
+            make(mode, 2, policy)
+        return str(error.value)
+
+    for said in on_ranks(work, tmp_path):
+        assert said.startswith("trainer ranks begin with different weights (blocks.1.bias): ")
+
+
+class Scalar(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.zeros(()))
+
+
+def test_one_process_has_nobody_to_share_with() -> None:
+    assert not dist.is_initialized()
+    with pytest.raises(UserError, match=r"cluster\.trainer_sharding=full: there are no trainer ranks"):
+        shard(Toy())
+
+
+def test_an_old_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr("rlinf_vla.training.sharding.OLDEST_TORCH", "99.1")
+    with pytest.raises(UserError, match=r"needs torch 99\.1, this is"):
+        shard(Toy())
+
+
+def test_nothing_of_it_is_imported_before_it_is_used() -> None:
+    for path in Path(training.__path__[0]).glob("*.py"):
+        tops = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        assert not re.search(r"torch\.distributed\.", " ".join(map(ast.unparse, tops))), path.name
