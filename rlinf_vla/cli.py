@@ -21,6 +21,7 @@ VERBS = {
     "record": "a LeRobotDataset of a scripted expert: rlinf-vla record recipe=maniskill_sft output=DIR",
     "eval": "success on fixed episodes: rlinf-vla eval recipe=maniskill_ppo checkpoint=DIR episodes=200",
     "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",
+    "plan": "who does what where, and how long it will take: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
     "bench": "measure this machine: rlinf-vla bench {rollout|policy|update} recipe=maniskill_ppo, rlinf-vla bench load",
     "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
     "list": "what there is: rlinf-vla list [recipes|presets|models|envs|tasks|rewards]",

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "telemetry": {"types"},
     "flow": ALGORITHMS | SIBLINGS,
     "plugins": PAGES,
-    "recipe": ALGORITHMS | SIBLINGS | {"plugins"},
+    "recipe": ALGORITHMS | SIBLINGS | {"flow", "plugins"},
     "compose": {"recipe", "plugins", "types"},
     "commands": ALGORITHMS | SIBLINGS | {"flow", "recipe", "plugins", "compose"},
     "cli": {"commands", "compose", "plugins", "types"},

@@ -34,10 +34,10 @@ STILL = {"learning_rate": 0.0, "value_learning_rate": 0.0, "target_kl": None, "s
 
 def measure(recipe: Recipe, policy: Policy, say: Callable[[str], None]) -> Findings:
     """An update on ``MINIBATCHES`` minibatches of made-up policy calls."""
-    recipe = replace(recipe, algorithm=replace(recipe.algorithm, **{k: v for k, v in STILL.items() if hasattr(recipe.algorithm, k)}))
+    recipe = still(recipe)
     config = recipe.algorithm
     algorithm: OnPolicy = ALGORITHMS[config.name](config, recipe.rollout.temperature)
-    batch = _batch(recipe, policy, algorithm)
+    batch = made_up_batch(recipe, policy, algorithm, MINIBATCHES * config.minibatch_size)
     one = {name: value[:1] for name, value in batch.calls.inputs.items()}
     with torch.no_grad():
         again = config.epochs > 1 and policy.fix(one) is not one
@@ -60,6 +60,11 @@ def measure(recipe: Recipe, policy: Policy, say: Callable[[str], None]) -> Findi
         found.compare(f"{name} / {whole}", name, whole)
         found.differences[f"gradient norms of {name} and {whole}"] = abs(flows[name].metrics["actor/grad_norm"] / norm - 1)
     return found
+
+
+def still(recipe: Recipe) -> Recipe:
+    """The same, but that its updates leave the weights where they are."""
+    return replace(recipe, algorithm=replace(recipe.algorithm, **{k: v for k, v in STILL.items() if hasattr(recipe.algorithm, k)}))
 
 
 def _clusters(cluster: ClusterConfig, minibatch: int, again: bool) -> dict[str, ClusterConfig]:
@@ -97,10 +102,11 @@ def _trainer(recipe: Recipe, policy: Policy) -> Trainer:
     return trainer
 
 
-def _batch(recipe: Recipe, policy: Policy, algorithm: OnPolicy) -> Batch:
+def made_up_batch(recipe: Recipe, policy: Policy, algorithm: OnPolicy, count: int) -> Batch:
+    """``count`` policy calls at random pictures."""
     config = recipe.algorithm
     settings = session.actor_settings(recipe, recipe.rollout.temperature)
-    calls = synthetic.calls(policy, MINIBATCHES * config.minibatch_size, settings, getattr(config, "group_size", 1))
+    calls = synthetic.calls(policy, count, settings, getattr(config, "group_size", 1))
     advantage, target = torch.randn(2, len(calls), generator=torch.Generator().manual_seed(2)).to(calls.value.device)
     if config.kl_coef:
         calls = replace(calls, reference=calls.log_prob)

@@ -118,6 +118,10 @@ class Recipe:
     """Of exported weights: float32 or bfloat16; null: as in model.checkpoint."""
     episodes: int = 200
     """Evaluation episodes."""
+    profile: Any = None
+    """Of plan: a file, or a list of them, with what operations cost on a type of device; null: measured here, now."""
+    profile_scale: float | None = None
+    """Of plan: for GPUs that were never measured, suppose that they do the policy's part so many times as fast as the profile's device."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     env: Any = MISSING
     reward: RewardConfig = field(default_factory=RewardConfig)

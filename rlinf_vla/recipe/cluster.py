@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+from rlinf_vla.flow.cluster import NodeConfig
+
 
 @dataclass
 class RoleConfig:
@@ -34,6 +36,8 @@ class ClusterConfig:
     """Where things run. It changes the speed, never the result."""
 
     name: str = MISSING
+    nodes: list[NodeConfig] = field(default_factory=list)
+    """Machines that `rlinf-vla plan` may use (docs/plan.md); empty: this one."""
     runtime: str = "in_process"
     """in_process: one process and its simulators. ray: workers on a Ray cluster, any of which but the trainer may die."""
     address: str | None = None

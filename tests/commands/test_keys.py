@@ -148,6 +148,7 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     of_dataset = "algorithm.demonstrations.dataset=dataset"
     run("train", "counting_sft", "run_dir=shown", "iterations=1", "evaluation.before_and_after=false", of_dataset)
     run("eval", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "episodes=2")
+    run("plan", "counting_ppo")
     run("export", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "output=exported", "output_dtype=float32")
     there = ["cluster.runtime=ray", "cluster.address=127.0.0.1:1", "rollout.split=head", "algorithm.kl_coef=0.1", "reward=success"]
     assert rlinf_vla(*counting.arguments("train", "counting_ppo", "run_dir=ray", *there)).code == 2, "nothing answers there"

@@ -1,0 +1,165 @@
+"""``rlinf-vla plan``: the macro flow as a graph, the plan that is predicted to be fastest on a cluster, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rlinf_vla import recipe as recipes
+from rlinf_vla.commands import session, supervised, train
+from rlinf_vla.commands.profiling import measure_profile
+from rlinf_vla.flow.cluster import Cluster, describe
+from rlinf_vla.flow.graph import Graph, trace
+from rlinf_vla.flow.planner import Choice, choose
+from rlinf_vla.flow.profile import Profile, read_profile
+from rlinf_vla.flow.workload import Workload
+from rlinf_vla.recipe import Recipe
+from rlinf_vla.rollout.collector import rollout_calls
+from rlinf_vla.telemetry.console import stages
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.training import run_directory
+from rlinf_vla.training.checkpoint import write_json
+from rlinf_vla.types import UserError
+
+PLANNED = ("ppo", "grpo")
+MEASURED_GROUP = 8
+"""Environments of a group in which a profile is measured that is for other machines than this one."""
+
+
+def run(config: DictConfig) -> None:
+    recipe = recipes.read(config)
+    graph = traced(recipe)
+    print(graph.render())
+    if recipe.algorithm.name not in PLANNED:
+        print(f"\nalgorithm={recipe.algorithm.name} runs in one process: there is one plan, and nothing to choose")
+        return
+    cluster = describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")
+    print(f"\ncluster {cluster.name}: {cluster}")
+    profiles, measured = profiles_for(recipe, cluster)
+    choice = choose(graph, workload(recipe, next(iter(profiles.values()))), cluster, profiles, recipe.cluster.micro_batch_size)
+    _show(choice, profiles)
+    directory = run_directory.for_evaluation(config, None)
+    if measured is not None:
+        measured.write(directory / "profile.json")
+        print(f"profile: {session.relative(directory / 'profile.json')}")
+    _write(directory, recipe, graph, choice, profiles, cluster)
+
+
+def traced(recipe: Recipe) -> Graph:
+    """Raises UserError where the algorithm's settings are wrong."""
+    config = recipe.algorithm
+    if config.name in supervised.ALGORITHMS:
+        return trace(supervised.ALGORITHMS[config.name](config, recipe.iterations))
+    return trace(train.ALGORITHMS[config.name](config, recipe.rollout.temperature))
+
+
+def workload(recipe: Recipe, profile: Profile) -> Workload:
+    """What an iteration of the recipe has to do. Raises UserError where the profile is of other episodes."""
+    config, limit = recipe.algorithm, profile.episode_limit
+    if recipe.env.episode_limit not in (None, limit):
+        raise UserError(f"the profile is of episodes of {limit} control steps, env.episode_limit={recipe.env.episode_limit}: measure again")
+    horizon = getattr(config, "horizon", limit)
+    if horizon < 1 or horizon % limit:
+        raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps")
+    attempts = getattr(config, "group_size", 1)
+    return Workload(
+        envs=recipe.env.num_envs,
+        batch_size=recipe.rollout.batch_size,
+        minibatch_size=config.minibatch_size,
+        epochs=config.epochs,
+        episode_calls=-(-limit // profile.chunk),
+        chunk=profile.chunk,
+        calls=rollout_calls(horizon, limit, profile.chunk) if config.name == "ppo" else None,
+        listed=getattr(config, "episodes", 0),
+        lengths=profile.episodes,
+        groups_per_step=getattr(config, "groups_per_step", None),
+        attempts=attempts,
+        rewarded="reward" in profile.operations,
+        reference=config.kl_coef > 0,
+        proximal=config.decoupled,
+        fixes=recipe.cluster.reuse_frozen and config.epochs > 1,
+        critic=config.name == "ppo",
+        processes=getattr(recipe.env, "processes", None),
+    )
+
+
+def profiles_for(recipe: Recipe, cluster: Cluster) -> tuple[dict[str, Profile], Profile | None]:
+    """By device type, for every type of the cluster: as given, measured now on this machine, or supposed. And what was measured, if so.
+
+    Raises UserError.
+    """
+    given = [recipe.profile] if isinstance(recipe.profile, str) else list(recipe.profile or ())
+    known = {profile.device: profile for profile in (read_profile(Path(str(each)).expanduser()) for each in given)}
+    wanted, scale = {node.device for node in cluster.nodes}, recipe.profile_scale
+    here, measured = not recipe.cluster.nodes, None
+    if scale is not None and not scale > 0:
+        raise UserError(f"profile_scale={scale}: must be more than 0")
+    if not known and (here or scale is not None):
+        measured = _measured(recipe if here else _for_here(recipe))
+        known = {measured.device: measured}
+    for device in sorted(wanted - known.keys()):
+        if scale is None:
+            there = ", ".join(sorted(known)) or "none"
+            raise UserError(
+                f"cluster={cluster.name} has machines of type {device}, and no profile says what operations cost there (known: {there}): "
+                "measure one on such a machine (`rlinf-vla plan recipe=NAME cluster=1gpu` writes profile.json) and give profile=FILE, "
+                "or suppose one with profile_scale=N"
+            )
+        known[device] = next(iter(known.values())).scaled(scale, device)
+    return {device: known[device] for device in sorted(wanted)}, measured
+
+
+def _measured(recipe: Recipe) -> Profile:
+    policy = session.build_policy(recipe)
+    with stages() as show:
+        return measure_profile(recipe, policy, lambda text: show(text, 0.0))
+
+
+def _for_here(recipe: Recipe) -> Recipe:
+    """The same on this machine's CPU, with as many environments as it can bear."""
+    depth, batch = recipe.rollout.pipeline_depth, min(recipe.rollout.batch_size, MEASURED_GROUP)
+    return replace(
+        recipe,
+        cluster=replace(recipe.cluster, device="cpu"),
+        env=replace(recipe.env, num_envs=depth * MEASURED_GROUP),
+        rollout=replace(recipe.rollout, batch_size=batch),
+    )
+
+
+def _show(choice: Choice, profiles: Mapping[str, Profile], say: Callable[[str], None] = print) -> None:
+    best = choice.best
+    for profile in profiles.values():
+        say(f"costs: {profile.note}")
+    say(f"\n{choice.explain()}\n")
+    price = "" if best.price is None else f", {best.price:.4g} (in the currency of cluster.nodes) per iteration"
+    kind = "SIMULATED from an assumption" if any(profile.assumed for profile in profiles.values()) else "predicted"
+    say(f"{kind}: {best.seconds:.4g} s per iteration, {best.steps_per_s:,.0f} control steps/s at most{price}")
+    say("busy: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in best.utilisation.items() if share >= 0.01))
+    say(f"\n{best.picture()}\n")
+    say(f"to run it: {' '.join(best.plan.overrides())}")
+
+
+def _write(directory: Path, recipe: Recipe, graph: Graph, choice: Choice, profiles: Mapping[str, Profile], cluster: Cluster) -> None:
+    others = [{"plan": each.plan.document(), "seconds": each.seconds, "played": each.prediction is not None} for each in choice.fitting]
+    document: dict[str, Any] = {
+        "recipe": recipe.name,
+        "cluster": {"name": cluster.name, "nodes": [asdict(node) for node in cluster.nodes]},
+        "operations": [asdict(each) for each in graph.operations],
+        "edges": [asdict(each) for each in graph.edges],
+        "assumed": any(profile.assumed for profile in profiles.values()),
+        "profiles": {device: profile.document() for device, profile in profiles.items()},
+        "chosen": choice.best.document(),
+        "overrides": choice.best.plan.overrides(),
+        "explanation": choice.explain(),
+        "plans": others,
+        "refused": [{"plan": plan.document(), "reason": reason} for plan, reason in choice.refused],
+        "environment": fingerprint(),
+    }
+    write_json(directory / "plan.json", document)
+    choice.best.timeline().write(directory / "plan_trace.json")
+    numbers, picture = (session.relative(directory / name) for name in ("plan.json", "plan_trace.json"))
+    print(f"numbers: {numbers}; timeline for ui.perfetto.dev: {picture}")

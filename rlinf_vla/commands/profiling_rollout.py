@@ -1,0 +1,255 @@
+"""The simulators' part of a profile: what steps and resets cost, how long episodes are, how much neighbours on the cores cost."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.commands import session
+from rlinf_vla.flow.cluster import this_machine
+from rlinf_vla.flow.profile import CPU, GPU, Cost, fit
+from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.recipe import Recipe, RewardConfig
+from rlinf_vla.rollout import synthetic
+from rlinf_vla.rollout.actor import Actor
+from rlinf_vla.rollout.collector import collect, rollout_calls
+from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.telemetry.children import usage
+from rlinf_vla.telemetry.stopwatch import synchronise
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.lora import merged_lora
+from rlinf_vla.types import ActionSample, Episodes, Inputs, Observation, StepResult, Trajectory
+
+Seen = TypeVar("Seen", StepResult, Observation)
+
+TURNS = 3
+"""Steps of a single environment, and comparisons of a policy call alone with one beside simulators that are busy (with resets)."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """See ``flow.profile.Profile``. operations: simulate and reset, reward where there is one; act and value as they are in rollouts."""
+
+    operations: dict[str, Cost]
+    process_bytes: float
+    episode_limit: int
+    episodes: tuple[tuple[int, bool], ...]
+    crowding: float
+    inline: bool
+
+
+@dataclass(frozen=True)
+class Command:
+    """One step or reset: for so many environments; core-seconds of simulator processes and of this one, and seconds on the clock."""
+
+    name: str
+    environments: int
+    simulators: float
+    own: float
+    wall: float
+
+
+@dataclass
+class Watched(VectorEnv):
+    """Another environment group, and a list of what it was told to do, and of what that cost."""
+
+    env: VectorEnv
+    commands: list[Command] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.spec = self.env.spec
+
+    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
+        self._begin("reset", len(episodes) if mask is None else int(mask.sum()), partial(self.env.reset_async, episodes, mask))
+
+    def reset_wait(self) -> Observation:
+        return self._end(self.env.reset_wait)
+
+    def step_async(self, actions: Tensor) -> None:
+        self._begin("simulate", len(actions), partial(self.env.step_async, actions))
+
+    def step_wait(self) -> StepResult:
+        return self._end(self.env.step_wait)
+
+    def render(self, index: int) -> Tensor:
+        return self.env.render(index)
+
+    def expert_actions(self) -> Tensor:
+        return self.env.expert_actions()
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _begin(self, name: str, environments: int, call: Callable[[], None]) -> None:
+        synchronise(self.spec.device)
+        self._under_way = name, environments, usage().cpu, time.process_time(), time.perf_counter()
+        call()
+
+    def _end(self, call: Callable[[], Seen]) -> Seen:
+        result = call()
+        synchronise(self.spec.device)
+        name, environments, simulators, own, wall = self._under_way
+        wall, own = time.perf_counter() - wall, time.process_time() - own
+        self.commands.append(Command(name, environments, usage().cpu - simulators, own, wall))
+        return result
+
+
+class WatchedActor(Actor):
+    """Adds up what its calls cost this process, and what they were expected to cost."""
+
+    def __init__(self, actor: Actor, expected: Mapping[str, Cost]) -> None:
+        super().__init__(actor.policy, actor.settings)
+        self._expected = expected
+        self.own = self.foreseen = 0.0
+
+    def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
+        started = time.process_time()
+        found = super().act(inputs, episodes, step)
+        self._note("act", len(step), started)
+        return found
+
+    def value(self, inputs: Inputs) -> Tensor:
+        started = time.process_time()
+        found = super().value(inputs)
+        self._note("value", len(found), started)
+        return found
+
+    def _note(self, name: str, rows: int, started: float) -> None:
+        self.own += time.process_time() - started
+        self.foreseen += self._expected[name].of(rows)
+
+
+def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], say: Callable[[str], None]) -> Played:
+    """Every group plays an episode alone; then a single environment makes a few steps. ``acting``: costs of act and value by themselves."""
+    actor = WatchedActor(Actor(policy, session.actor_settings(recipe, recipe.rollout.temperature)), acting)
+    samples: list[Sample] = []
+    episodes: list[tuple[int, bool]] = []
+    before = usage()
+    with session.open_envs(recipe, policy, recipe.rollout.pipeline_depth) as groups, merged_lora(policy):
+        watched = [Watched(env) for env in groups]
+        outer = [Watched(env) for env in session.rewarded(recipe, watched)]
+        limit, first = groups[0].spec.episode_limit, 0
+        calls = rollout_calls(limit, limit, policy.spec.chunk)
+        for number, env in enumerate(outer):
+            say(f"measuring episodes, environment group {number + 1} of {len(outer)}")
+            rollouts = collect(actor, [env], 0, 0, calls, Timeline(), first=first)
+            first += env.spec.num_envs
+            episodes += first_episodes(rollouts)
+        after = usage()
+        processes = after.processes - before.processes
+        samples += [Sample.of(each, processes // len(groups)) for env in watched for each in env.commands]
+        steps = [(o, w) for out, env in zip(outer, watched, strict=True) for o, w in zip(out.commands, env.commands, strict=True)]
+        say("measuring the policy beside busy simulators")
+        crowding = _crowding(recipe, actor, policy, groups, processes) if processes else 0.0
+        own = [Sample(command.name, command.environments, 0, 0.0, outer_.own - command.own) for outer_, command in steps]
+    small = replace(recipe, env=replace(recipe.env, num_envs=1))
+    with session.open_envs(small, policy, 1) as groups:
+        say("measuring a single environment")
+        (env,) = watched = [Watched(env) for env in groups]
+        _few_steps(env, policy.spec.chunk)
+        samples += [Sample.of(each, usage().processes - before.processes) for each in env.commands]
+    on_gpu = env.spec.device.type == "cuda"
+    operations = {name: _fitted([each for each in samples if each.name == name], on_gpu) for name in ("simulate", "reset")}
+    stepped = [each for each in own if each.name == "simulate"]
+    rows = sum(each.environments for each in stepped)
+    if recipe.reward != RewardConfig():
+        operations["reward"] = Cost(per_item=max(0.0, sum(each.own for each in stepped) / rows))
+    if not on_gpu:
+        # in rollouts caches are colder, and pictures are copied
+        factor = max(1.0, actor.own / actor.foreseen)
+        handling = sum(each.own for each in samples if each.processes) / max(1, sum(each.environments for each in samples))
+        operations |= {name: acting[name].times(factor) for name in ("act", "value")}
+        operations["act"] = replace(operations["act"], per_item=operations["act"].per_item + handling)
+    return Played(
+        operations,
+        (after.resident - before.resident) / max(1, processes),
+        limit,
+        tuple(episodes),
+        crowding,
+        inline=not processes and not on_gpu,
+    )
+
+
+class Sample(NamedTuple):
+    """A command, by the environments of one of its ``processes`` (0: it ran in this one)."""
+
+    name: str
+    environments: int
+    processes: int
+    simulators: float
+    own: float
+    wall: float = 0.0
+
+    @staticmethod
+    def of(command: Command, processes: int) -> Sample:
+        busy = min(processes, command.environments)
+        return Sample(command.name, command.environments, busy, command.simulators, command.own, command.wall)
+
+
+def _fitted(samples: Sequence[Sample], on_gpu: bool) -> Cost:
+    """Of one process, by its environments; commands of one size are averaged, for the system counts core-seconds in hundredths."""
+    alike: dict[tuple[int, int], list[Sample]] = {}
+    for each in samples:
+        alike.setdefault((each.environments, each.processes), []).append(each)
+    sizes, costs, cores = [], [], 1.0
+    for (environments, processes), group in alike.items():
+        spent = sum(each.wall if on_gpu else each.simulators if processes else each.own for each in group) / len(group)
+        sizes.append(environments / max(1, processes))
+        costs.append(spent / max(1, processes))
+        cores = max(cores, spent / max(1, processes) / (sum(each.wall for each in group) / len(group)))
+    return Cost(*fit(sizes, costs), *((1.0, GPU) if on_gpu else (cores, CPU)))
+
+
+def first_episodes(rollouts: Trajectory) -> list[tuple[int, bool]]:
+    """Of each environment the first episode: its policy calls, and whether it was cut. Later ones would favour what is short."""
+    ended = ((rollouts.terminated | rollouts.truncated) & rollouts.valid).any(-1)
+    terminated = (rollouts.terminated & rollouts.valid).any(-1)
+    found = []
+    for environment in range(ended.shape[1]):
+        calls = int(ended[:, environment].nonzero()[0]) + 1 if ended[:, environment].any() else len(ended)
+        found.append((calls, not bool(terminated[calls - 1, environment])))
+    return found
+
+
+def _crowding(recipe: Recipe, actor: Actor, policy: Policy, groups: Sequence[VectorEnv], processes: int) -> float:
+    """See ``flow.profile.Profile``: a policy call alone and beside all simulators, in turn."""
+    cores, rows = this_machine(False).cpus, groups[0].spec.num_envs
+    if cores == 1:
+        return 0.0
+    inputs, numbers = policy.prepare(synthetic.observation(policy.spec, rows, "cpu")), torch.arange(rows)
+    episodes = Episodes(0 * numbers, numbers, 0 * numbers)
+    alone, beside = list[float](), list[float]()
+
+    def cost() -> float:
+        started = time.process_time()
+        actor.act(inputs, episodes, 0 * numbers)
+        return time.process_time() - started
+
+    for _ in range(TURNS):
+        for env in groups:
+            env.reset_async(numbered_episodes(EVALUATION_SEEDS, 0, rows, len(env.spec.tasks)))
+        beside.append(cost())
+        for env in groups:
+            env.reset_wait()
+        alone.append(cost())
+    slower = max(0.0, statistics.median(beside) / statistics.median(alone) - 1)
+    return slower * (cores - 1) / (min(cores, 1 + processes) - 1)
+
+
+def _few_steps(env: VectorEnv, chunk: int) -> None:
+    """Resets of all and of one, and steps that do nothing."""
+    size = env.spec.num_envs
+    episodes = numbered_episodes(EVALUATION_SEEDS, 0, size, len(env.spec.tasks))
+    first = torch.arange(size) == 0
+    env.reset(episodes)
+    for _ in range(TURNS):
+        if env.step(torch.zeros(size, chunk, env.spec.action_dim, device=env.spec.device)).done.any():
+            env.reset(episodes)
+        env.reset(episodes, first)
