@@ -127,7 +127,7 @@ class WatchedActor(Actor):
 
 
 def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], say: Callable[[str], None]) -> Played:
-    """Every group plays an episode alone; then a single environment makes a few steps. ``acting``: costs of act and value by themselves."""
+    """Every group plays an episode alone. ``acting``: costs of act and value by themselves."""
     actor = WatchedActor(Actor(policy, session.actor_settings(recipe, recipe.rollout.temperature)), acting)
     samples: list[Sample] = []
     episodes: list[tuple[int, bool]] = []
@@ -149,13 +149,14 @@ def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], 
         say("measuring the policy beside busy simulators")
         crowding = _crowding(recipe, actor, policy, groups, processes) if processes else 0.0
         own = [Sample(command.name, command.environments, 0, 0.0, outer_.own - command.own) for outer_, command in steps]
-    small = replace(recipe, env=replace(recipe.env, num_envs=1))
-    with session.open_envs(small, policy, 1) as groups:
-        say("measuring a single environment")
-        (env,) = watched = [Watched(env) for env in groups]
-        _few_steps(env, policy.spec.chunk)
-        samples += [Sample.of(each, usage().processes - before.processes) for each in env.commands]
-    on_gpu = env.spec.device.type == "cuda"
+    if not processes:
+        # a process steps its environments one by one; a batch of them may cost as much as one
+        with session.open_envs(replace(recipe, env=replace(recipe.env, num_envs=1)), policy, 1) as groups:
+            say("measuring a single environment")
+            single = Watched(groups[0])
+            _few_steps(single, policy.spec.chunk)
+            samples += [Sample.of(each, 0) for each in single.commands]
+    on_gpu = outer[0].spec.device.type == "cuda"
     operations = {name: _fitted([each for each in samples if each.name == name], on_gpu) for name in ("simulate", "reset")}
     stepped = [each for each in own if each.name == "simulate"]
     rows = sum(each.environments for each in stepped)
