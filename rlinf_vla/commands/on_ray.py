@@ -17,8 +17,8 @@ from rlinf_vla.commands import session
 from rlinf_vla.commands.runtimes import Runtime, Say
 from rlinf_vla.evaluation.sweep import EpisodeResult
 from rlinf_vla.flow.on_ray.cluster import Role, connected
+from rlinf_vla.flow.on_ray.launch import launched
 from rlinf_vla.flow.on_ray.pool import Patience
-from rlinf_vla.flow.on_ray.runtime import launched
 from rlinf_vla.flow.on_ray.worker import Builders
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe, RewardConfig
@@ -49,7 +49,7 @@ def on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -
     }
     patience = Patience(cluster.heartbeat_s, cluster.call_timeout_s, cluster.start_timeout_s, cluster.max_restarts)
     builders = {role: _builders(recipe, role) for role in roles}
-    options: dict[str, Any] = {"spread": cluster.spread, "streaming": cluster.streaming}
+    options: dict[str, Any] = {"spread": cluster.spread, "streaming": cluster.streaming, "offload": cluster.offload}
     options |= {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
     workers = cluster.rollout_workers
     with connected(cluster.address, roles, say):

@@ -39,6 +39,8 @@ def check(recipe: Recipe) -> None:
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
         require(in_one, f"cluster.{name}={getattr(cluster, name)} wants cluster.runtime=ray")
     require(cluster.trainer_restarts >= 0, f"cluster.trainer_restarts={cluster.trainer_restarts}: must not be negative")
+    turns = getattr(recipe.algorithm, "staleness", 0) == 0 and cluster.trainer_sharding == "none"
+    require(turns or not cluster.offload, "cluster.offload=true takes turns: set algorithm.staleness=0 and cluster.trainer_sharding=none")
     for name in ("heartbeat_s", "call_timeout_s", "start_timeout_s"):
         require(getattr(cluster, name) > 0, f"cluster.{name}={getattr(cluster, name)}: must be above 0")
     per_worker, workers = num_envs // cluster.rollout_workers, cluster.rollout_workers

@@ -56,6 +56,8 @@ class ClusterConfig:
     """full: the ranks also share the policy's weights and the optimiser's state out among them (FSDP2)."""
     streaming: bool = True
     """Shards are worked on as they come; false: when all of them are there."""
+    offload: bool = False
+    """Roles that share a GPU take turns, and leave its memory meanwhile; nothing streams then."""
     spread: bool = False
     """Workers on as many machines as there are; false: on as few as have room."""
     heartbeat_s: float = 30.0

@@ -179,6 +179,13 @@ class Trainer:
             for parameter in frozen:
                 parameter.requires_grad_(True)
 
+    def move(self, device: torch.device | str) -> None:
+        """What is kept beside the policy, which has been moved."""
+        for slots in self.optimizer.state.values():
+            slots |= {name: value if name == _STEP else value.to(device) for name, value in slots.items()}
+        if self._reference is not None:
+            self._reference = {name: value.to(device) for name, value in self._reference.items()}
+
     def weights(self) -> Tensors:
         """What trains, by name. Where it is sharded every rank must ask; rank 0 is given whole tensors on the CPU, the others none."""
         return gathered({name: parameter.detach() for name, parameter in self.parameters.items()})

@@ -15,8 +15,9 @@ from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.flow.base import OnPolicyFlow
 from rlinf_vla.flow.on_ray.cluster import Role
+from rlinf_vla.flow.on_ray.launch import launched
 from rlinf_vla.flow.on_ray.pool import Patience
-from rlinf_vla.flow.on_ray.runtime import RayFlow, launched
+from rlinf_vla.flow.on_ray.runtime import RayFlow
 from rlinf_vla.flow.on_ray.worker import Builders
 from rlinf_vla.flow.runtime import InProcessFlow
 from rlinf_vla.protocols import EnvSpec, Policy, VectorEnv
@@ -47,6 +48,7 @@ class Recipe:
     shaped: bool = False
     reward_workers: int = 0
     feature_workers: int = 0
+    offload: bool = False
     ranks: int = 1
     sharded: bool = False
     adapters: bool = False
@@ -137,7 +139,7 @@ def roles(recipe: Recipe) -> dict[str, Role]:
 @contextmanager
 def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, patience: Patience = PATIENCE) -> Iterator[RayFlow]:
     """In the cluster that this process is connected to."""
-    options = {"streaming": recipe.streaming, "staleness": recipe.config.staleness, "iterations": 3}
+    options = {"streaming": recipe.streaming, "offload": recipe.offload, "staleness": recipe.config.staleness, "iterations": 3}
     with launched(builders(recipe), roles(recipe), patience, NUM_ENVS, say, **options) as flow:
         yield flow
 

@@ -74,7 +74,7 @@ def test_killed_workers_change_nothing(name: str, cluster: None) -> None:
     iterate(undisturbed, recipe, len(metrics))
     for key, value in trained(undisturbed).items():
         assert torch.equal(found[key], value), key
-    lost = sum(each.get(f"faults/{role}", 0) for each in metrics for role in ("rollout", "reward", "reference"))
+    lost = sum(each.get(f"faults/{role}", 0) for each in metrics for role in ("rollout", "reward", "reference", "feature"))
     assert lost >= 1 and max(each["faults/recovery_s"] for each in metrics) > 0
 
 

@@ -19,6 +19,7 @@ PLANS = {
     "ray, 2 pipelined rollout workers": (True, {"rollout_workers": 2, "depth": 2}),
     "ray, 4 rollout workers, no streaming": (True, {"rollout_workers": 4, "streaming": False}),
     "ray, reference workers": (True, {"rollout_workers": 2, "reference_workers": 2}),
+    "ray, taking turns": (True, {"rollout_workers": 1, "reference_workers": 1, "offload": True}),
     "ray, split policy": (True, {"rollout_workers": 2, "feature_workers": 1}),
     "ray, 2 trainer ranks": (True, {"ranks": 2}),
     "ray, 2 trainer ranks, sharded": (True, {"ranks": 2, "sharded": True}),

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from rlinf_vla.flow.on_ray.cluster import Role, connected
-from rlinf_vla.flow.on_ray.runtime import launched
+from rlinf_vla.flow.on_ray.launch import launched
 from tests.flow.counting import NUM_ENVS, PATIENCE, PPO_CONFIG, Recipe, algorithm, builders, roles, trained
 
 RECIPE = Recipe(PPO_CONFIG, rollout_workers=2)
@@ -40,9 +40,7 @@ def main(address: str, iterations: int, resource: str) -> None:
     say = partial(tell, kind="said")
     with (
         connected(address, wanted, lambda text: say(text=text)),
-        launched(
-            partial(builders, RECIPE), wanted, QUICK, NUM_ENVS, lambda text: say(text=text), spread=True, iterations=iterations
-        ) as flow,
+        launched(builders(RECIPE), wanted, QUICK, NUM_ENVS, lambda text: say(text=text), spread=True, iterations=iterations) as flow,
     ):
         subject = algorithm(RECIPE.config)
         while len(flow.rollouts.introduced) < RECIPE.rollout_workers:

@@ -12,7 +12,18 @@ from typing import Any
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
 from rlinf_vla.evaluation.sweep import EpisodeResult, sweep
 from rlinf_vla.flow.on_ray.wire import Packed, heavy_parts, light_part
-from rlinf_vla.flow.on_ray.worker import Builders, Introduction, Worker, asked, clock_offset, followed, node_address, put, shifted
+from rlinf_vla.flow.on_ray.worker import (
+    Builders,
+    Introduction,
+    Worker,
+    asked,
+    clock_offset,
+    followed,
+    node_address,
+    off_the_gpu,
+    put,
+    shifted,
+)
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import Beside, collect, collect_episodes
@@ -50,6 +61,7 @@ class ActingWorker(Worker):
 
     policy: Policy
     version: int | None = None
+    resting = False
 
     def __init__(self, builders: Builders, place: int) -> None:
         super().__init__(builders, place)
@@ -61,10 +73,23 @@ class ActingWorker(Worker):
             return 0.0
         started = time.perf_counter()
         self.unmerge()
+        if self.resting:
+            self.resting = False
+            self.policy.to(self.builders.device)
+            self.wake()
         put(self.policy, weights)
         self._merged.enter_context(merged_lora(self.policy))
         self.version = version
         return time.perf_counter() - started
+
+    def rest(self) -> None:
+        """Off the GPU, until there is work again."""
+        self.unmerge()
+        off_the_gpu(self.policy)
+        self.resting = True
+
+    def wake(self) -> None:
+        """The policy is back, in other places of the GPU's memory."""
 
     def unmerge(self) -> None:
         self._merged.close()
@@ -80,8 +105,11 @@ class FeatureWorker(ActingWorker):
         """Where nobody asked for it, because this process stands in for a lost one, the first work does."""
         with self.builders.rollout_threads():
             self.policy = self.builders.policy()
-        self.server = FeatureServer(self.policy, self.builders.settings.cuda_graphs)
+        self.wake()
         return Introduction(os.getpid(), node_address(), self.policy.spec)
+
+    def wake(self) -> None:
+        self.server = FeatureServer(self.policy, self.builders.settings.cuda_graphs)
 
     def head(self) -> Packed:
         """The head's weights, those included that never change."""
@@ -122,8 +150,11 @@ class RolloutWorker(ActingWorker):
                 fill_head(self.policy, head, builders.device)
             self._environments = builders.environments(self.policy)
             self.groups, self.rewarded = self._environments.__enter__()
-        self.actor = self.actor_at(builders.settings.temperature)
+        self.wake()
         return self.introduce()
+
+    def wake(self) -> None:
+        self.actor = self.actor_at(self.builders.settings.temperature)
 
     def introduce(self) -> Introduction:
         return Introduction(os.getpid(), node_address(), self.policy.spec, env=self.groups[0].spec)

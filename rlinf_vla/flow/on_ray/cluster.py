@@ -49,7 +49,7 @@ def connected(address: str | None, roles: Mapping[str, Role], say: Callable[[str
             wanted = _sum(wanted, {name: amount * role.count for name, amount in role.bundle.items()})
         own = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")}
         cpus = max(os.cpu_count() or 1, int(-(-wanted.get("CPU", 0.0) // 1)))
-        context = ray.init(num_cpus=cpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet)
+        context = ray.init(address="local", num_cpus=cpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet)
     else:
         _reach(address)
         try:

@@ -9,7 +9,7 @@ import torch
 
 from rlinf_vla.flow.learning import Learning
 from rlinf_vla.flow.on_ray.wire import ROW, HeavyParts, Packed, flattened
-from rlinf_vla.flow.on_ray.worker import Builders, Introduction, Worker, node_address
+from rlinf_vla.flow.on_ray.worker import Builders, Introduction, Worker, node_address, off_the_gpu
 from rlinf_vla.protocols import EnvSpec, Policy
 from rlinf_vla.rollout.rewarded import Worth, scored
 from rlinf_vla.training.trainer import Trainer
@@ -35,6 +35,10 @@ class RewardWorker(Worker):
 class ReferenceWorker(Worker):
     """The policy as it was before the first update."""
 
+    def rest(self) -> None:
+        """Off the GPU, until there is work again."""
+        off_the_gpu(self.policy)
+
     def ready(self) -> Introduction:
         with self.builders.update_threads():
             self.policy = self.builders.policy()
@@ -43,6 +47,7 @@ class ReferenceWorker(Worker):
 
     def reference(self, calls: Trajectory, heavy: Packed) -> Packed:
         """Log-probabilities of a shard, shaped as its own."""
+        self.policy.to(self.builders.device)
         with self.builders.update_threads():
             return Packed.of({"reference": self.learning.log_prob(whole(calls, heavy, self.policy)).reshape(calls.log_prob.shape)})
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.evaluation.sweep import EpisodeResult
 from rlinf_vla.flow.base import OnPolicyFlow
-from rlinf_vla.flow.on_ray.acting import FeatureWorker, Played, RolloutWorker, Weights
-from rlinf_vla.flow.on_ray.cluster import Role, placed
-from rlinf_vla.flow.on_ray.judging import ReferenceWorker, RewardWorker
-from rlinf_vla.flow.on_ray.pool import Patience, Pool, ShardLost
+from rlinf_vla.flow.on_ray.acting import Played, Weights
+from rlinf_vla.flow.on_ray.pool import Pool, ShardLost
 from rlinf_vla.flow.on_ray.shards import Shards, Task
-from rlinf_vla.flow.on_ray.training import Trainers, TrainerWorker
+from rlinf_vla.flow.on_ray.training import Trainers
 from rlinf_vla.flow.on_ray.wire import Packed, light_trajectory, serial_of
-from rlinf_vla.flow.on_ray.worker import HEALTH, Builders, Introduction, clock_offset, followed, shifted
+from rlinf_vla.flow.on_ray.worker import HEALTH, Introduction, clock_offset, followed, shifted
 from rlinf_vla.flow.runtime import drawn_episodes
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import rollout_calls
@@ -41,16 +37,19 @@ class RayFlow(OnPolicyFlow):
         settings: Settings,
         streaming: bool = True,
         split: bool = False,
+        offload: bool = False,
         **options: Any,
     ) -> None:
         """``num_envs``: of all rollout workers, which with ``split`` have the policy's head only. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, Timeline(), **options)
         self.rollouts, self.rewards, self.references, self.trainers = rollouts, rewards, references, trainers
-        self.workers, self.num_envs, self.streaming, self.split = len(rollouts.actors), num_envs, streaming, split
+        self.workers, self.num_envs, self.streaming, self.split = len(rollouts.actors), num_envs, streaming and not offload, split
+        self.offload = offload
         introduced: Introduction = rollouts.call("introduce")[0]
         assert introduced.env is not None and introduced.policy is not None
         self.env, self.chunk = introduced.env, introduced.policy.chunk
         self.features: list[Any] = []
+        self._feature_pids: dict[int, int] = {}
         self._serial = itertools.count()
         self._serials: dict[int, list[int]] = {}
         self._heavy: dict[int, tuple[Any, Any]] = {}
@@ -91,12 +90,22 @@ class RayFlow(OnPolicyFlow):
             self.trainers.call("show", demonstrations)
             self._shown = True
             self.log({"sft/expert_success": expert} if expert is not None else {})
+        if self.offload:  # they share the trainer's GPUs
+            self._rest()
+            self.trainers.call("wake")
         with self.timeline.span("update", "trainer"):
             metrics, parity, seconds = self.trainers.call("update", batch, value_only, self.iteration, self.policy_version)[0][0]
         self.parity = self.parity if self.parity is not None else parity
         self.log_update(metrics)
         self.log({"timing_s/update": self.metrics.get("timing_s/update", 0.0) + seconds})
         return algorithm.enough(metrics)
+
+    def _rest(self) -> None:
+        """Workers that rest; one that was lost will begin on its own."""
+        import ray
+
+        actors = [*self.rollouts.actors, *self.features, *(self.references.actors if self.references else [])]
+        ray.wait([actor.rest.remote() for actor in actors], num_returns=len(actors), timeout=self.rollouts.patience.heartbeat)
 
     def publish(self) -> None:
         super().publish()
@@ -105,6 +114,8 @@ class RayFlow(OnPolicyFlow):
         for serial in serials:
             self._heavy.pop(serial)
         self.send_weights()
+        if self.offload:
+            self.trainers.call("rest")
         for version in [each for each in self._weights if each < self.policy_version - self.staleness]:
             del self._weights[version]
         if self._steps:
@@ -125,6 +136,23 @@ class RayFlow(OnPolicyFlow):
             lost, recovery_s = pool.news()
             longest = max(recovery_s, self.metrics.get("faults/recovery_s", 0.0))
             self.log({f"faults/{pool.role}": float(lost), "faults/recovery_s": longest})
+        if self.features:
+            self.log({"faults/feature": float(self._restarted())})
+
+    def _restarted(self) -> int:
+        """Feature workers whose process is another one than when this was last asked; one that is starting will be counted later."""
+        import ray
+        from ray import exceptions
+
+        lost = 0
+        for place, actor in enumerate(self.features):
+            try:
+                pid = ray.get(actor.pid.options(concurrency_group=HEALTH).remote(), timeout=self.rollouts.patience.heartbeat)
+            except (exceptions.RayActorError, exceptions.GetTimeoutError):
+                continue
+            lost += self._feature_pids.setdefault(place, pid) != pid
+            self._feature_pids[place] = pid
+        return lost
 
     def earlier(self) -> dict[int, Tensors]:
         return {version: packed.tensors() for version, packed in self._packed_earlier().items()}
@@ -227,47 +255,3 @@ class RayFlow(OnPolicyFlow):
         self._load_s = max(self._load_s, played.load_s)
         self._sent, self._received, self._bytes = self._sent + played.sent, self._received + played.received, self._bytes + played.nbytes
         self._ended, self._steps = time.perf_counter(), self._steps + steps
-
-
-@contextmanager
-def launched(
-    builders: Mapping[str, Builders],
-    roles: Mapping[str, Role],
-    patience: Patience,
-    num_envs: int,
-    say: Callable[[str], None],
-    spread: bool = False,
-    **options: Any,
-) -> Iterator[RayFlow]:
-    """The flow and its workers, in the cluster that this process is connected to. ``builders``: by role. ``options``: see ``RayFlow``."""
-    import ray
-
-    remote: Any = ray.remote
-    with ExitStack() as stack:
-        places = stack.enter_context(placed(roles, patience.start, spread))
-
-        groups = {HEALTH: 1}
-        # Ray itself restarts these, so that rollout workers may hold on to them
-        kind = remote(max_restarts=-1, max_task_retries=-1, concurrency_groups=groups)(FeatureWorker)
-        features = [kind.options(**place).remote(builders["feature"], number) for number, place in enumerate(places["feature"])]
-
-        def spawn(kind: type, role: str, place: int) -> Any:
-            actor = remote(max_restarts=0, concurrency_groups=groups, **places[role][place])(kind)
-            backbone = [features[place % len(features)]] if features and kind is RolloutWorker else []
-            return actor.remote(builders[role], place, *backbone)
-
-        def pool(kind: type, role: str) -> Pool:
-            found = Pool(role, partial(spawn, kind, role), roles[role].count, patience, say)
-            stack.callback(found.close)
-            return found
-
-        rollouts = pool(RolloutWorker, "rollout")
-        rewards, references = (
-            pool(kind, role) if roles[role].count else None for kind, role in ((RewardWorker, "reward"), (ReferenceWorker, "reference"))
-        )
-        trainers = Trainers([spawn(TrainerWorker, "trainer", rank) for rank in range(roles["trainer"].count)], patience)
-        stack.callback(trainers.close)
-        flow = RayFlow(rollouts, rewards, references, trainers, num_envs, builders["trainer"].settings, split=bool(features), **options)
-        flow.features = features
-        stack.callback(flow.close)
-        yield flow

@@ -18,7 +18,7 @@ from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.flow.on_ray.judging import learning, whole
 from rlinf_vla.flow.on_ray.pool import Patience, WorkerLost, wait
 from rlinf_vla.flow.on_ray.wire import HeavyParts, Packed
-from rlinf_vla.flow.on_ray.worker import HEALTH, Introduction, Worker, node_address
+from rlinf_vla.flow.on_ray.worker import HEALTH, Introduction, Worker, node_address, off_the_gpu
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.sharding import shard
@@ -49,6 +49,16 @@ class TrainerWorker(Worker):
         self.algorithm, self.heavy = builders.algorithm(), HeavyParts()
         weights, trained = (sum(each.numel() for each in group) for group in (self.policy.parameters(), self.trainer.parameters.values()))
         return Introduction(os.getpid(), node_address(), self.policy.spec, weights, trained)
+
+    def rest(self) -> None:
+        """Off the GPU, with the optimiser's state, until there is work again."""
+        off_the_gpu(self.policy)
+        self.trainer.move("cpu")
+
+    def wake(self) -> None:
+        device = self.builders.device
+        self.policy.to(device)
+        self.trainer.move(device)
 
     def restore(self, checkpoint: Path) -> dict[str, Any]:
         """Its state. Raises UserError where it is damaged or belongs to another model."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.flow.on_ray.wire import Packed
@@ -110,6 +111,12 @@ def put(policy: Policy, weights: Packed) -> None:
     own = dict(policy.named_parameters())
     for name, value in weights.tensors().items():
         own[name].copy_(value)
+
+
+def off_the_gpu(module: nn.Module) -> None:
+    module.to("cpu")
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def clock_offset() -> float:
