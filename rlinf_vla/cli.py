@@ -22,13 +22,13 @@ VERBS = {
     "eval": "success on fixed episodes: rlinf-vla eval recipe=maniskill_ppo checkpoint=DIR episodes=200",
     "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",
     "plan": "who does what where, and how long it will take: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
-    "bench": "measure this machine: rlinf-vla bench {rollout|policy|update} recipe=maniskill_ppo, rlinf-vla bench load",
+    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update} recipe=maniskill_ppo, rlinf-vla bench load",
     "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
     "list": "what there is: rlinf-vla list [recipes|presets|models|envs|tasks|rewards]",
 }
 PLAIN = ("doctor", "list")
 """Verbs without a recipe."""
-BENCHES = ("rollout", "policy", "update", "load")
+BENCHES = ("rollout", "throughput", "policy", "update", "load")
 
 
 def main() -> None:

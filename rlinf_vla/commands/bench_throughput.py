@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rlinf_vla import recipe as recipes
+from rlinf_vla.commands import plan as planning
 from rlinf_vla.commands import runtimes, session
-from rlinf_vla.commands.train import ALGORITHMS
 from rlinf_vla.flow.base import OnPolicyFlow
+from rlinf_vla.flow.plan import Plan
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
@@ -45,66 +46,62 @@ class Measured:
 
 def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
-    if recipe.algorithm.name not in ("ppo", "grpo"):
-        raise UserError(f"bench throughput runs algorithm=ppo and algorithm=grpo, not {recipe.algorithm.name}")
+    if recipe.algorithm.name not in planning.PLANNED:
+        raise UserError(f"bench throughput runs {' and '.join(planning.PLANNED)}, not algorithm={recipe.algorithm.name}")
     directory, console = run_directory.for_evaluation(config, None), Console(highlight=False)
+    wanted = plans(recipe)
     found: dict[str, Measured] = {}
-    with console.status("starting") as status:
-        for name, plan in plans(recipe).items():
+    with console.status("a profile of this machine") as status:
+        outlook = planning.outlook(recipe)
+        predicted = {name: outlook.predict(plan).seconds for name, plan in wanted.items()}
+        for name, plan in wanted.items():
             status.update(name)
-            found[name] = _measure(plan, status.update)
-    table = Table("plan", "s", "rollout s", "update s", "steps/s", "samples/s", "busy", "MB rollouts", "MB weights")
+            found[name] = _measure(planning.following(recipe, plan), status.update)
+    table = Table("plan", "s", "predicted", "rollout s", "update s", "steps/s", "samples/s", "busy", "MB rollouts", "MB weights")
     for name, each in found.items():
         busy = ", ".join(f"{role} {share:.0%}" for role, share in each.busy.items())
-        numbers = (each.seconds, each.rollout_seconds, each.update_seconds, each.steps_per_s, each.samples_per_s)
+        numbers = (each.rollout_seconds, each.update_seconds, each.steps_per_s, each.samples_per_s)
         moved = (f"{each.rollout_bytes / 1e6:.1f}", f"{each.weights_bytes / 1e6:.1f}")
-        table.add_row(name, *(f"{number:.1f}" for number in numbers), busy, *moved)
+        share = f"{predicted[name]:.1f} ({predicted[name] / each.seconds:.2f})"
+        table.add_row(name, f"{each.seconds:.1f}", share, *(f"{number:.1f}" for number in numbers), busy, *moved)
     console.print(table)
     serial = found[SERIAL]
     ratios = {name: serial.seconds / each.seconds for name, each in found.items() if name != SERIAL}
-    bound = serial.rollout_seconds / max(serial.busy["policy"] * serial.seconds, serial.busy["simulators"] * serial.seconds)
     for name, ratio in ratios.items():
         console.print(f"{name}: {ratio:.2f} times the iterations of {SERIAL} in the same time")
+    bound = serial.rollout_seconds / (max(serial.busy["policy"], serial.busy["simulators"]) * serial.seconds)
     reached = serial.rollout_seconds / found[PIPELINED].rollout_seconds
     console.print(f"rollouts, {PIPELINED} / {SERIAL}: {reached:.2f}; the bound (only the slower stage remains): {bound:.2f}")
-    document: dict[str, Any] = {name: asdict(each) for name, each in found.items()}
-    document |= {"ratios": ratios, "rollout_ratio": reached, "rollout_bound": bound, "environment": fingerprint()}
+    best, chosen = min(found, key=lambda name: found[name].seconds), min(predicted, key=lambda name: predicted[name])
+    regret = found[chosen].seconds / found[best].seconds
+    console.print(f"fastest: {best}; predicted to be: {chosen}, which took {regret:.2f} times as long")
+    document: dict[str, Any] = {name: asdict(each) | {"predicted_seconds": predicted[name]} for name, each in found.items()}
+    document |= {"ratios": ratios, "rollout_ratio": reached, "rollout_bound": bound, "regret": regret, "environment": fingerprint()}
     write_json(directory / "bench_throughput.json", document)
+    outlook.write(directory)
     console.print(f"numbers: {session.relative(directory / 'bench_throughput.json')}")
 
 
 SERIAL, PIPELINED = "in process, serial", "in process, pipelined"
 
 
-def plans(recipe: Recipe) -> dict[str, Recipe]:
-    """The same mathematics in other places and pieces."""
-    depth = max(2, recipe.rollout.pipeline_depth)
-    here = replace(recipe.cluster, runtime="in_process", rollout_workers=1, reward_workers=0, reference_workers=0, trainer_ranks=1)
-
-    def plan(depth: int, **cluster: Any) -> Recipe:
-        return replace(
-            recipe,
-            cluster=replace(here, **cluster),
-            rollout=replace(recipe.rollout, pipeline_depth=depth, split="none"),
-            iterations=ITERATIONS,
-        )
-
-    found = {SERIAL: plan(1), PIPELINED: plan(depth), "Ray, 1 rollout worker": plan(depth, runtime="ray")}
-    for workers in sorted({2, recipe.cluster.rollout_workers} - {1}):
+def plans(recipe: Recipe) -> dict[str, Plan]:
+    """The same mathematics in other places and pieces, and as the recipe says where that is none of them."""
+    depth, rows = max(2, recipe.rollout.pipeline_depth), recipe.cluster.micro_batch_size
+    found = {SERIAL: Plan(pipeline_depth=1, micro_batch_size=rows), PIPELINED: Plan(pipeline_depth=depth, micro_batch_size=rows)}
+    for workers in sorted({1, 2, recipe.cluster.rollout_workers}):
         for each in (1, depth):
-            group = recipe.env.num_envs // (workers * each)
-            if recipe.env.num_envs % (workers * each) == 0 and (
-                group % recipe.rollout.batch_size == 0 or group < recipe.rollout.batch_size
-            ):
-                name = f"Ray, {workers} rollout workers" + (", pipelined" if each > 1 else "")
-                found[name] = plan(each, runtime="ray", rollout_workers=workers)
-    if recipe.cluster.runtime == "ray" or recipe.rollout.split != "none":
-        found["as the recipe says"] = replace(recipe, iterations=ITERATIONS)
-    return found
+            group, rest = divmod(recipe.env.num_envs, workers * each)
+            if rest == 0 and (group % recipe.rollout.batch_size == 0 or group < recipe.rollout.batch_size):
+                name = f"Ray, {workers} rollout worker{'s' * (workers > 1)}" + ", pipelined" * (each > 1)
+                found[name] = Plan("ray", rollout_workers=workers, pipeline_depth=each, micro_batch_size=rows)
+    own = planning.plan_of(recipe)
+    return found if own in found.values() else found | {"as the recipe says": own}
 
 
 def _measure(recipe: Recipe, say: Any) -> Measured:
-    algorithm, best = ALGORITHMS[recipe.algorithm.name](recipe.algorithm, recipe.rollout.temperature), None
+    recipe, best = replace(recipe, iterations=ITERATIONS), None
+    algorithm = session.build_algorithm(recipe)
     with (
         tempfile.TemporaryDirectory(prefix="rlinf_vla_bench_") as directory,
         runtimes.opened(recipe, Path(directory), None, say) as runtime,

@@ -10,7 +10,6 @@ from rlinf_vla import recipe as recipes
 from rlinf_vla.algorithms.soft import SoftPolicy
 from rlinf_vla.commands import session, update_on_policy, update_soft
 from rlinf_vla.commands.findings import Findings
-from rlinf_vla.commands.train import ALGORITHMS
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import write_json
@@ -19,9 +18,9 @@ from rlinf_vla.types import UserError
 
 def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
-    if recipe.algorithm.name not in ALGORITHMS:
-        raise UserError(f"recipe={recipe.name}: bench update measures {', '.join(ALGORITHMS)}, not {recipe.algorithm.name}")
-    ALGORITHMS[recipe.algorithm.name](recipe.algorithm, recipe.rollout.temperature)  # its settings are checked here
+    if recipe.algorithm.name not in session.ALGORITHMS:
+        raise UserError(f"recipe={recipe.name}: bench update measures {', '.join(session.ALGORITHMS)}, not {recipe.algorithm.name}")
+    session.build_algorithm(recipe)  # its settings are checked here
     policy = session.build_policy(recipe)
     directory = run_directory.for_evaluation(config, None)
     directory.mkdir(parents=True, exist_ok=True)

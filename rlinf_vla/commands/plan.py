@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from rlinf_vla import recipe as recipes
-from rlinf_vla.commands import session, supervised, train
+from rlinf_vla.commands import session, supervised
 from rlinf_vla.commands.profiling import measure_profile
 from rlinf_vla.flow.cluster import Cluster, describe
 from rlinf_vla.flow.graph import Graph, trace
+from rlinf_vla.flow.plan import Plan
 from rlinf_vla.flow.planner import Choice, choose
+from rlinf_vla.flow.prediction import Prediction
 from rlinf_vla.flow.profile import Profile, read_profile
+from rlinf_vla.flow.simulate import simulate
 from rlinf_vla.flow.workload import Workload
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.rollout.collector import rollout_calls
@@ -30,6 +33,55 @@ MEASURED_GROUP = 8
 """Environments of a group in which a profile is measured that is for other machines than this one."""
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """What a recipe's plans are predicted to take on its cluster. measured: the profile, where it was measured for this."""
+
+    graph: Graph
+    workload: Workload
+    cluster: Cluster
+    profiles: Mapping[str, Profile]
+    measured: Profile | None
+    micro_batch_size: int
+
+    def predict(self, plan: Plan) -> Prediction:
+        return simulate(self.graph, plan, self.workload, self.cluster, self.profiles)
+
+    def choose(self) -> Choice:
+        """Raises UserError where no plan fits."""
+        return choose(self.graph, self.workload, self.cluster, self.profiles, self.micro_batch_size)
+
+    def write(self, directory: Path) -> None:
+        """What was measured, for a later ``profile=FILE``."""
+        if self.measured is not None:
+            self.measured.write(directory / "profile.json")
+
+
+def outlook(recipe: Recipe) -> Outlook:
+    """Measures this machine where the recipe gives no profile. Raises UserError."""
+    graph = traced(recipe)
+    cluster = describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")
+    profiles, measured = profiles_for(recipe, cluster)
+    work = workload(recipe, next(iter(profiles.values())))
+    return Outlook(graph, work, cluster, profiles, measured, recipe.cluster.micro_batch_size)
+
+
+SHARED = ("runtime", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks", "streaming", "offload", "micro_batch_size")
+"""What a plan and ``cluster`` have in common."""
+
+
+def plan_of(recipe: Recipe) -> Plan:
+    """The one that the recipe says itself."""
+    here = {name: getattr(recipe.cluster, name) for name in SHARED}
+    return Plan(**here, pipeline_depth=recipe.rollout.pipeline_depth, split=recipe.rollout.split)
+
+
+def following(recipe: Recipe, plan: Plan) -> Recipe:
+    """The recipe, carried out so."""
+    cluster = replace(recipe.cluster, **{name: getattr(plan, name) for name in SHARED})
+    return replace(recipe, cluster=cluster, rollout=replace(recipe.rollout, pipeline_depth=plan.pipeline_depth, split=plan.split))
+
+
 def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     graph = traced(recipe)
@@ -39,14 +91,14 @@ def run(config: DictConfig) -> None:
         return
     cluster = describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")
     print(f"\ncluster {cluster.name}: {cluster}")
-    profiles, measured = profiles_for(recipe, cluster)
-    choice = choose(graph, workload(recipe, next(iter(profiles.values()))), cluster, profiles, recipe.cluster.micro_batch_size)
-    _show(choice, profiles)
+    found = outlook(recipe)
+    choice = found.choose()
+    _show(choice, found.profiles)
     directory = run_directory.for_evaluation(config, None)
-    if measured is not None:
-        measured.write(directory / "profile.json")
+    found.write(directory)
+    if found.measured is not None:
         print(f"profile: {session.relative(directory / 'profile.json')}")
-    _write(directory, recipe, graph, choice, profiles, cluster)
+    _write(directory, recipe, graph, choice, found.profiles, cluster)
 
 
 def traced(recipe: Recipe) -> Graph:
@@ -54,7 +106,7 @@ def traced(recipe: Recipe) -> Graph:
     config = recipe.algorithm
     if config.name in supervised.ALGORITHMS:
         return trace(supervised.ALGORITHMS[config.name](config, recipe.iterations))
-    return trace(train.ALGORITHMS[config.name](config, recipe.rollout.temperature))
+    return trace(session.build_algorithm(recipe))
 
 
 def workload(recipe: Recipe, profile: Profile) -> Workload:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.commands import session
 from rlinf_vla.commands.profiling_rollout import measure_rollout
-from rlinf_vla.commands.train import ALGORITHMS
 from rlinf_vla.commands.update_on_policy import made_up_batch, still
 from rlinf_vla.flow.cluster import gpu_type, this_machine
 from rlinf_vla.flow.learning import Learning, fixed
@@ -131,7 +130,7 @@ def _acting(recipe: Recipe, policy: Policy, device: torch.device) -> dict[str, C
 
 def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dict[str, Cost], Bytes]:
     config = recipe.algorithm
-    algorithm: OnPolicy = ALGORITHMS[config.name](config, recipe.rollout.temperature)
+    algorithm: OnPolicy = session.build_algorithm(recipe)
     most = min(config.minibatch_size, recipe.cluster.micro_batch_size)
     sizes = sorted({max(1, most // 4), most})
     batch = made_up_batch(recipe, policy, algorithm, most)

@@ -6,11 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rlinf_vla import plugins
-from rlinf_vla.algorithms.sac import SACConfig
+from rlinf_vla.algorithms.grpo import GRPO
+from rlinf_vla.algorithms.ppo import PPO
+from rlinf_vla.algorithms.sac import SAC, SACConfig
 from rlinf_vla.algorithms.soft import SoftPolicy
 from rlinf_vla.protocols import EnvSpec, Policy, RewardModel, VectorEnv
 from rlinf_vla.recipe import Recipe, RewardConfig, asset_path
@@ -23,6 +26,13 @@ from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import Observation, UserError
+
+ALGORITHMS: dict[str, Any] = {"ppo": PPO, "grpo": GRPO, "sac": SAC}
+
+
+def build_algorithm(recipe: Recipe) -> Any:
+    """Raises UserError where its settings are wrong."""
+    return ALGORITHMS[recipe.algorithm.name](recipe.algorithm, recipe.rollout.temperature)
 
 
 def build_policy(recipe: Recipe, lora: bool = True) -> Policy:

@@ -11,12 +11,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from rlinf_vla import recipe as recipes
-from rlinf_vla.algorithms.grpo import GRPO
-from rlinf_vla.algorithms.ppo import PPO
-from rlinf_vla.algorithms.sac import SAC
 from rlinf_vla.commands import runtimes, session, supervised
 from rlinf_vla.commands.evaluate import evaluate, headline
+from rlinf_vla.commands.foresight import Foresight, Replanned, foreseen
 from rlinf_vla.commands.interrupt import Interrupt, Interrupted, deferred
+from rlinf_vla.commands.plan import following
 from rlinf_vla.commands.runtimes import Runtime
 from rlinf_vla.evaluation.statistics import compare
 from rlinf_vla.flow.on_ray.training import TrainerLost
@@ -28,8 +27,6 @@ from rlinf_vla.telemetry.report import write_report
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import STATE, complete_checkpoints, write_json
 
-ALGORITHMS: dict[str, Any] = {"ppo": PPO, "grpo": GRPO, "sac": SAC}
-
 
 def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
@@ -40,31 +37,39 @@ def run(config: DictConfig) -> None:
 
 
 def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
-    algorithm = ALGORITHMS[recipe.algorithm.name](recipe.algorithm, recipe.rollout.temperature)
+    algorithm = session.build_algorithm(recipe)
     started = time.monotonic()
     write_json(directory / "environment.json", fingerprint())
     print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {session.relative(directory)}")
     with ExitStack() as stack:
         stack.callback(_report, directory)
         console = stack.enter_context(TrainingConsole(recipe.iterations))
-        for restarts_left in reversed(range(recipe.cluster.trainer_restarts + 1)):
+        recipe, foresight = foreseen(recipe, console.say)
+        losses = 0
+        while True:
             try:
-                run = _attempt(recipe, algorithm, directory, checkpoint, console)
+                run = _attempt(recipe, algorithm, directory, checkpoint, console, foresight)
                 break
             except TrainerLost as loss:
-                if not restarts_left:
+                losses += 1
+                if losses > recipe.cluster.trainer_restarts:
                     raise
-                checkpoint = next(reversed(complete_checkpoints(directory / run_directory.CHECKPOINTS)), None)
-                whence = "the beginning" if checkpoint is None else session.relative(checkpoint)
-                console.say(f"{loss}: going on from {whence}")
+                reason = str(loss)
+            except Replanned as change:
+                assert foresight is not None
+                recipe, foresight, reason = following(recipe, change.plan), foresight.under(change.plan), "another plan"
+            checkpoint = next(reversed(complete_checkpoints(directory / run_directory.CHECKPOINTS)), None)
+            console.say(f"{reason}: going on from {'the beginning' if checkpoint is None else session.relative(checkpoint)}")
     print(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
-    for line in run.summary():
+    for line in [*run.summary(), *filter(None, [foresight.ends_with() if foresight else None])]:
         print(line)
     print(f"report: {session.relative(directory / 'report.html')}")
 
 
-def _attempt(recipe: Recipe, algorithm: Any, directory: Path, checkpoint: Path | None, console: TrainingConsole) -> _Run:
-    """From ``checkpoint`` to the end. Raises TrainerLost where the next attempt may get further."""
+def _attempt(
+    recipe: Recipe, algorithm: Any, directory: Path, checkpoint: Path | None, console: TrainingConsole, foresight: Foresight | None
+) -> _Run:
+    """From ``checkpoint`` to the end. Raises TrainerLost and Replanned where the next attempt may get further."""
     with ExitStack() as stack:
         runtime = stack.enter_context(runtimes.opened(recipe, directory, checkpoint, console.say))
         done = runtime.state.get("iteration", 0)
@@ -73,7 +78,7 @@ def _attempt(recipe: Recipe, algorithm: Any, directory: Path, checkpoint: Path |
             console.say(f"continuing after iteration {done} from {session.relative(checkpoint)}")
         algorithm.check(runtime.env)
         metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
-        run = _Run(recipe, directory, runtime, console, metrics)
+        run = _Run(recipe, directory, runtime, console, metrics, foresight)
         if recipe.evaluation.before_and_after and done == 0 and not run.evaluated("before", 0):
             run.evaluate("before", 0)
         with deferred() as interrupt:
@@ -93,9 +98,17 @@ def _report(directory: Path) -> None:
 
 
 class _Run:
-    def __init__(self, recipe: Recipe, directory: Path, runtime: Runtime, console: TrainingConsole, metrics: MetricsLog) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        directory: Path,
+        runtime: Runtime,
+        console: TrainingConsole,
+        metrics: MetricsLog,
+        foresight: Foresight | None,
+    ) -> None:
         self.recipe, self.directory, self.runtime, self.console, self.metrics = recipe, directory, runtime, console, metrics
-        self.flow = runtime.flow
+        self.flow, self.foresight = runtime.flow, foresight
 
     def train(self, algorithm: Any, done: int, interrupt: Interrupt) -> None:
         saved = done
@@ -121,6 +134,8 @@ class _Run:
                     self.console.say(f"first rollout: recomputed log-probabilities equal the stored ones to {flow.parity:.1e}")
                 seconds = time.perf_counter() - started
                 flow.log({"timing_s/iteration": seconds, "throughput/steps_per_s": flow.metrics["rollout/steps"] / seconds})
+                if self.foresight is not None:
+                    flow.log(self.foresight.watch(flow.metrics))
                 self.metrics.write(done, flow.metrics)
                 self.console.update(done, flow.metrics)
                 flow.timeline.write(self.directory / "timeline.json")
@@ -130,6 +145,12 @@ class _Run:
                 if done % self.recipe.checkpoints.every == 0 or done == self.recipe.iterations:
                     self.save(done)
                     saved = done
+                if self.foresight is not None and done < self.recipe.iterations:
+                    self.foresight.look_again()
+        except Replanned:
+            if done > saved:
+                self.save(done)
+            raise
         except Interrupted as interruption:
             if done > saved or done == 0:
                 self.save(done)

@@ -13,7 +13,6 @@ from torch import Tensor
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.commands import session
 from rlinf_vla.commands.findings import Findings, Memory, Work, measured_memory
-from rlinf_vla.commands.train import ALGORITHMS
 from rlinf_vla.flow.learning import fixed
 from rlinf_vla.flow.runtime import InProcessFlow
 from rlinf_vla.protocols import Policy
@@ -36,7 +35,7 @@ def measure(recipe: Recipe, policy: Policy, say: Callable[[str], None]) -> Findi
     """An update on ``MINIBATCHES`` minibatches of made-up policy calls."""
     recipe = still(recipe)
     config = recipe.algorithm
-    algorithm: OnPolicy = ALGORITHMS[config.name](config, recipe.rollout.temperature)
+    algorithm: OnPolicy = session.build_algorithm(recipe)
     batch = made_up_batch(recipe, policy, algorithm, MINIBATCHES * config.minibatch_size)
     one = {name: value[:1] for name, value in batch.calls.inputs.items()}
     with torch.no_grad():

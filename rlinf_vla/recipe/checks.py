@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rlinf_vla.recipe import Recipe
 
 RUNTIMES, SPLITS, SHARDINGS = ("in_process", "ray"), ("none", "head"), ("none", "full")
+PLANS = ("given", "auto")
 NO_MODEL = "none"
 """The model of a recipe in which no policy learns."""
 
@@ -31,6 +32,10 @@ def check(recipe: Recipe) -> None:
     num_envs = recipe.env.num_envs
     cluster = recipe.cluster
     require_one_of("cluster.runtime", cluster.runtime, RUNTIMES)
+    require_one_of("cluster.plan", cluster.plan, PLANS)
+    plannable = recipe.algorithm.name in ("ppo", "grpo") or (cluster.plan == "given" and recipe.profile is None)
+    require(plannable, f"cluster.plan and profile are for ppo and grpo: algorithm={recipe.algorithm.name} runs in one process")
+    require(cluster.replan_after >= 0, f"cluster.replan_after={cluster.replan_after}: must not be negative")
     require_one_of("cluster.trainer_sharding", cluster.trainer_sharding, SHARDINGS)
     require_one_of("rollout.split", recipe.rollout.split, SPLITS)
     require(recipe.rollout.split == "none" or cluster.runtime == "ray", "rollout.split=head wants cluster.runtime=ray")

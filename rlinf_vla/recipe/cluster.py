@@ -38,6 +38,10 @@ class ClusterConfig:
     name: str = MISSING
     nodes: list[NodeConfig] = field(default_factory=list)
     """Machines that `rlinf-vla plan` may use (docs/plan.md); empty: this one."""
+    plan: str = "given"
+    """given: as the keys below say. auto: they and rollout.pipeline_depth become what is predicted to be fastest (docs/plan.md)."""
+    replan_after: int = 0
+    """Iterations after which a run with a prediction plans again from what it has measured; 0: never."""
     runtime: str = "in_process"
     """in_process: one process and its simulators. ray: workers on a Ray cluster, any of which but the trainer may die."""
     address: str | None = None
