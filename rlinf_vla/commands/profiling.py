@@ -35,7 +35,7 @@ CALLS, SECONDS = 3, 3.0
 
 
 def measure_profile(recipe: Recipe, policy: Policy, say: Callable[[str], None] = lambda text: None) -> Profile:
-    """With the recipe's own environments, and with a single one. PPO and GRPO only.
+    """With the recipe's own environments, which play an episode each. PPO and GRPO only.
 
     Raises UserError.
     """

@@ -5,14 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from rlinf_vla.commands import session
+from rlinf_vla.commands.watched import Command, Watched, WatchedActor
 from rlinf_vla.flow.cluster import this_machine
 from rlinf_vla.flow.profile import CPU, GPU, Cost, fit
 from rlinf_vla.protocols import Policy, VectorEnv
@@ -22,12 +21,9 @@ from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.telemetry.children import usage
-from rlinf_vla.telemetry.stopwatch import synchronise
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import merged_lora
-from rlinf_vla.types import ActionSample, Episodes, Inputs, Observation, StepResult, Trajectory
-
-Seen = TypeVar("Seen", StepResult, Observation)
+from rlinf_vla.types import Episodes, Trajectory
 
 TURNS = 3
 """Steps of a single environment, and comparisons of a policy call alone with one beside simulators that are busy (with resets)."""
@@ -45,89 +41,8 @@ class Played:
     inline: bool
 
 
-@dataclass(frozen=True)
-class Command:
-    """One step or reset: for so many environments; core-seconds of simulator processes and of this one, and seconds on the clock."""
-
-    name: str
-    environments: int
-    simulators: float
-    own: float
-    wall: float
-
-
-@dataclass
-class Watched(VectorEnv):
-    """Another environment group, and a list of what it was told to do, and of what that cost."""
-
-    env: VectorEnv
-    commands: list[Command] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.spec = self.env.spec
-
-    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
-        self._begin("reset", len(episodes) if mask is None else int(mask.sum()), partial(self.env.reset_async, episodes, mask))
-
-    def reset_wait(self) -> Observation:
-        return self._end(self.env.reset_wait)
-
-    def step_async(self, actions: Tensor) -> None:
-        self._begin("simulate", len(actions), partial(self.env.step_async, actions))
-
-    def step_wait(self) -> StepResult:
-        return self._end(self.env.step_wait)
-
-    def render(self, index: int) -> Tensor:
-        return self.env.render(index)
-
-    def expert_actions(self) -> Tensor:
-        return self.env.expert_actions()
-
-    def close(self) -> None:
-        self.env.close()
-
-    def _begin(self, name: str, environments: int, call: Callable[[], None]) -> None:
-        synchronise(self.spec.device)
-        self._under_way = name, environments, usage().cpu, time.process_time(), time.perf_counter()
-        call()
-
-    def _end(self, call: Callable[[], Seen]) -> Seen:
-        result = call()
-        synchronise(self.spec.device)
-        name, environments, simulators, own, wall = self._under_way
-        wall, own = time.perf_counter() - wall, time.process_time() - own
-        self.commands.append(Command(name, environments, usage().cpu - simulators, own, wall))
-        return result
-
-
-class WatchedActor(Actor):
-    """Adds up what its calls cost this process, and what they were expected to cost."""
-
-    def __init__(self, actor: Actor, expected: Mapping[str, Cost]) -> None:
-        super().__init__(actor.policy, actor.settings)
-        self._expected = expected
-        self.own = self.foreseen = 0.0
-
-    def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
-        started = time.process_time()
-        found = super().act(inputs, episodes, step)
-        self._note("act", len(step), started)
-        return found
-
-    def value(self, inputs: Inputs) -> Tensor:
-        started = time.process_time()
-        found = super().value(inputs)
-        self._note("value", len(found), started)
-        return found
-
-    def _note(self, name: str, rows: int, started: float) -> None:
-        self.own += time.process_time() - started
-        self.foreseen += self._expected[name].of(rows)
-
-
 def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], say: Callable[[str], None]) -> Played:
-    """Every group plays an episode alone; then a single environment makes a few steps. ``acting``: costs of act and value by themselves."""
+    """Every group plays an episode alone. ``acting``: costs of act and value by themselves."""
     actor = WatchedActor(Actor(policy, session.actor_settings(recipe, recipe.rollout.temperature)), acting)
     samples: list[Sample] = []
     episodes: list[tuple[int, bool]] = []
@@ -149,13 +64,14 @@ def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], 
         say("measuring the policy beside busy simulators")
         crowding = _crowding(recipe, actor, policy, groups, processes) if processes else 0.0
         own = [Sample(command.name, command.environments, 0, 0.0, outer_.own - command.own) for outer_, command in steps]
-    small = replace(recipe, env=replace(recipe.env, num_envs=1))
-    with session.open_envs(small, policy, 1) as groups:
-        say("measuring a single environment")
-        (env,) = watched = [Watched(env) for env in groups]
-        _few_steps(env, policy.spec.chunk)
-        samples += [Sample.of(each, usage().processes - before.processes) for each in env.commands]
-    on_gpu = env.spec.device.type == "cuda"
+    if not processes:
+        # a process steps its environments one by one; a batch of them may cost as much as one
+        with session.open_envs(replace(recipe, env=replace(recipe.env, num_envs=1)), policy, 1) as groups:
+            say("measuring a single environment")
+            single = Watched(groups[0])
+            _few_steps(single, policy.spec.chunk)
+            samples += [Sample.of(each, 0) for each in single.commands]
+    on_gpu = outer[0].spec.device.type == "cuda"
     operations = {name: _fitted([each for each in samples if each.name == name], on_gpu) for name in ("simulate", "reset")}
     stepped = [each for each in own if each.name == "simulate"]
     rows = sum(each.environments for each in stepped)
