@@ -45,11 +45,11 @@ prove-ppo prove-ppo-putonplate prove-grpo: install
 
 # Any worker but the trainer killed, 100 times.
 chaos: install
-	CHAOS_KILLS=100 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/flow/test_chaos.py
+	CHAOS_KILLS=100 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/flow/on_ray/test_chaos.py
 
 # Two Ray nodes in network namespaces, and a link between them that is cut. Needs root.
 cluster-test: install
-	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs tests/flow/test_two_nodes.py
+	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs tests/flow/on_ray/test_two_nodes.py
 
 # SAC from images and proprioception, without and with 20 demonstrations.
 prove-sac: install

@@ -16,7 +16,7 @@ from rlinf_vla import recipe as recipes
 from rlinf_vla.commands import plan as planning
 from rlinf_vla.commands import runtimes, session
 from rlinf_vla.flow.base import OnPolicyFlow
-from rlinf_vla.flow.plan import Plan
+from rlinf_vla.flow.planning.plan import Plan
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline

@@ -7,9 +7,9 @@ from dataclasses import replace
 from statistics import median
 
 from rlinf_vla.commands.plan import Outlook, following, outlook, plan_of
-from rlinf_vla.flow.plan import Plan
-from rlinf_vla.flow.prediction import Prediction
-from rlinf_vla.flow.replanning import WORTH, corrected
+from rlinf_vla.flow.planning.plan import Plan
+from rlinf_vla.flow.planning.prediction import Prediction
+from rlinf_vla.flow.planning.replanning import WORTH, corrected
 from rlinf_vla.recipe import Recipe
 
 

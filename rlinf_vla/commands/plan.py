@@ -12,14 +12,14 @@ from omegaconf import DictConfig
 from rlinf_vla import recipe as recipes
 from rlinf_vla.commands import session, supervised
 from rlinf_vla.commands.profiling import measure_profile
-from rlinf_vla.flow.cluster import Cluster, describe
-from rlinf_vla.flow.graph import Graph, trace
-from rlinf_vla.flow.plan import Plan
-from rlinf_vla.flow.planner import Choice, choose
-from rlinf_vla.flow.prediction import Prediction
-from rlinf_vla.flow.profile import Profile, read_profile
-from rlinf_vla.flow.simulate import simulate
-from rlinf_vla.flow.workload import Workload
+from rlinf_vla.flow.planning.cluster import Cluster, describe
+from rlinf_vla.flow.planning.graph import Graph, trace
+from rlinf_vla.flow.planning.plan import Plan
+from rlinf_vla.flow.planning.planner import Choice, choose
+from rlinf_vla.flow.planning.prediction import Prediction
+from rlinf_vla.flow.planning.profile import Profile, read_profile
+from rlinf_vla.flow.planning.simulate import simulate
+from rlinf_vla.flow.planning.workload import Workload
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.telemetry.console import stages

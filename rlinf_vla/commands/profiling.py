@@ -16,9 +16,9 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.commands import session
 from rlinf_vla.commands.profiling_rollout import measure_rollout
 from rlinf_vla.commands.update_on_policy import made_up_batch, still
-from rlinf_vla.flow.cluster import gpu_type, this_machine
 from rlinf_vla.flow.learning import Learning, fixed
-from rlinf_vla.flow.profile import CPU, GPU, Bytes, Cost, Profile, fit
+from rlinf_vla.flow.planning.cluster import gpu_type, this_machine
+from rlinf_vla.flow.planning.profile import CPU, GPU, Bytes, Cost, Profile, fit
 from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.rollout import synthetic

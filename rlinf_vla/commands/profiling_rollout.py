@@ -12,8 +12,8 @@ import torch
 
 from rlinf_vla.commands import session
 from rlinf_vla.commands.watched import Command, Watched, WatchedActor
-from rlinf_vla.flow.cluster import this_machine
-from rlinf_vla.flow.profile import CPU, GPU, Cost, fit
+from rlinf_vla.flow.planning.cluster import this_machine
+from rlinf_vla.flow.planning.profile import CPU, GPU, Cost, fit
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe, RewardConfig
 from rlinf_vla.rollout import synthetic

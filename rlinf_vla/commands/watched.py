@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from rlinf_vla.flow.profile import Cost
+from rlinf_vla.flow.planning.profile import Cost
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.telemetry.children import usage

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from rlinf_vla.flow.cluster import NodeConfig
+from rlinf_vla.flow.planning.cluster import NodeConfig
 
 
 @dataclass

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rlinf_vla.commands import foresight
-from rlinf_vla.flow.plan import Plan
+from rlinf_vla.flow.planning.plan import Plan
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.commands.conftest import CommandLine, Counting
-from tests.flow.made_up import profile
+from tests.flow.planning.made_up import profile
 
 QUICK = ("run_dir=run", "episodes=2", "evaluation.before_and_after=false", "iterations=4")
 

@@ -10,11 +10,11 @@ import pytest
 
 from rlinf_vla import compose, recipe
 from rlinf_vla.commands import plan as command
-from rlinf_vla.flow.cluster import this_machine
-from rlinf_vla.flow.plan import Plan
-from rlinf_vla.flow.profile import Profile, read_profile
+from rlinf_vla.flow.planning.cluster import this_machine
+from rlinf_vla.flow.planning.plan import Plan
+from rlinf_vla.flow.planning.profile import Profile, read_profile
 from tests.commands.conftest import CommandLine, Counting
-from tests.flow.made_up import profile
+from tests.flow.planning.made_up import profile
 
 COUNTED = {"chunk": 2, "episode_limit": 6}
 """What the profile of counter world must say."""

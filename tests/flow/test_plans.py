@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.flow.counting import GRPO_CONFIG, PPO_CONFIG, Recipe, in_process, iterate, on_ray, trained, with_staleness
+from tests.flow.on_ray.counting import GRPO_CONFIG, PPO_CONFIG, Recipe, in_process, iterate, on_ray, trained, with_staleness
 
 PLANS = {
     "in process, serial": (False, {}),

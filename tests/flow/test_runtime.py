@@ -16,7 +16,7 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import Inputs, gather
-from tests.flow.counting import PPO_CONFIG, Recipe, algorithm, in_process, trained, with_staleness
+from tests.flow.on_ray.counting import PPO_CONFIG, Recipe, algorithm, in_process, trained, with_staleness
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 

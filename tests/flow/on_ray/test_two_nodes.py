@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.flow.counting import in_process, iterate, trained
-from tests.flow.two_nodes import QUICK, RECIPE, digest
+from tests.flow.on_ray.counting import in_process, iterate, trained
+from tests.flow.on_ray.two_nodes import QUICK, RECIPE, digest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
 ITERATIONS = 3
 ENVIRONMENT = os.environ | {
@@ -91,7 +91,7 @@ def events(driver: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 
 def run(address: str, iterations: int, resource: str) -> subprocess.Popen[str]:
-    command = (sys.executable, "-m", "tests.flow.two_nodes", address, str(iterations), resource)
+    command = (sys.executable, "-m", "tests.flow.on_ray.two_nodes", address, str(iterations), resource)
     return inside("rlinf_near", *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rlinf_vla.flow.cluster import NodeConfig
-from rlinf_vla.flow.events import Resource, Task
-from rlinf_vla.flow.profile import GPU, Profile
-from rlinf_vla.flow.workload import Round, Workload
+from rlinf_vla.flow.planning.cluster import NodeConfig
+from rlinf_vla.flow.planning.events import Resource, Task
+from rlinf_vla.flow.planning.profile import GPU, Profile
+from rlinf_vla.flow.planning.workload import Round, Workload
 
 
 @dataclass(frozen=True)

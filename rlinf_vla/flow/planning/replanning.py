@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlinf_vla.flow.prediction import Prediction
-from rlinf_vla.flow.profile import Profile
+from rlinf_vla.flow.planning.prediction import Prediction
+from rlinf_vla.flow.planning.profile import Profile
 
 ROLLOUT = ("act", "head", "encode", "value", "merge", "simulate", "reset", "features")
 UPDATE = ("fix", "update", "optimise", "reference")

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from rlinf_vla.flow.cluster import Cluster, NodeConfig
-from rlinf_vla.flow.plan import Plan
-from rlinf_vla.flow.planner import NEARLY, candidates, choose, divides
-from rlinf_vla.flow.profile import Bytes, Cost
-from rlinf_vla.flow.simulate import simulate
+from rlinf_vla.flow.planning.cluster import Cluster, NodeConfig
+from rlinf_vla.flow.planning.plan import Plan
+from rlinf_vla.flow.planning.planner import NEARLY, candidates, choose, divides
+from rlinf_vla.flow.planning.profile import Bytes, Cost
+from rlinf_vla.flow.planning.simulate import simulate
 from rlinf_vla.types import UserError
-from tests.flow.made_up import BYTES, COSTS, cluster, ppo, profile, workload
+from tests.flow.planning.made_up import BYTES, COSTS, cluster, ppo, profile, workload
 
 KNOWN = {"cpu": profile(), "fast": profile("fast").scaled(1, "fast")}
 SMALL = cluster(cpus=2)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rlinf_vla.flow.plan import read_json
+from rlinf_vla.flow.planning.plan import read_json
 from rlinf_vla.types import UserError
 
 CPU, GPU = "cpu", "gpu"

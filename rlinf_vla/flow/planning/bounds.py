@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlinf_vla.flow.cluster import Cluster
-from rlinf_vla.flow.graph import Graph
-from rlinf_vla.flow.placement import Machine, place, processes
-from rlinf_vla.flow.plan import IN_PROCESS, Plan
-from rlinf_vla.flow.profile import CPU, Cost, Profile
-from rlinf_vla.flow.simulate import update_seconds
-from rlinf_vla.flow.workload import Workload
+from rlinf_vla.flow.planning.cluster import Cluster
+from rlinf_vla.flow.planning.graph import Graph
+from rlinf_vla.flow.planning.placement import Machine, place, processes
+from rlinf_vla.flow.planning.plan import IN_PROCESS, Plan
+from rlinf_vla.flow.planning.profile import CPU, Cost, Profile
+from rlinf_vla.flow.planning.simulate import update_seconds
+from rlinf_vla.flow.planning.workload import Workload
 
 
 def least_seconds(graph: Graph, plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> float:

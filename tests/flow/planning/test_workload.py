@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_vla.flow.workload import Round, Workload, listed_rounds, slot_rounds
+from rlinf_vla.flow.planning.workload import Round, Workload, listed_rounds, slot_rounds
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.rollout.listed import play_listed
 from rlinf_vla.rollout.player import interleave, play

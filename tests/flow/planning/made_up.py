@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
-from rlinf_vla.flow.cluster import Cluster, NodeConfig
-from rlinf_vla.flow.graph import Graph, trace
-from rlinf_vla.flow.profile import Bytes, Cost, Profile
-from rlinf_vla.flow.workload import Workload
+from rlinf_vla.flow.planning.cluster import Cluster, NodeConfig
+from rlinf_vla.flow.planning.graph import Graph, trace
+from rlinf_vla.flow.planning.profile import Bytes, Cost, Profile
+from rlinf_vla.flow.planning.workload import Workload
 
 COSTS = {
     "act": Cost(0.1, 0.05),

@@ -1,6 +1,6 @@
 """A run on the Ray cluster at ADDRESS, for test_two_nodes.py: prints what happens, and at last a digest of its weights, as JSON lines.
 
-python -m tests.flow.two_nodes ADDRESS ITERATIONS RESOURCE
+python -m tests.flow.on_ray.two_nodes ADDRESS ITERATIONS RESOURCE
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlinf_vla.flow.on_ray.cluster import Role, connected
 from rlinf_vla.flow.on_ray.launch import launched
-from tests.flow.counting import NUM_ENVS, PATIENCE, PPO_CONFIG, Recipe, algorithm, builders, roles, trained
+from tests.flow.on_ray.counting import NUM_ENVS, PATIENCE, PPO_CONFIG, Recipe, algorithm, builders, roles, trained
 
 RECIPE = Recipe(PPO_CONFIG, rollout_workers=2)
 QUICK = replace(PATIENCE, heartbeat=5.0, start=90.0)

@@ -10,7 +10,7 @@ from rlinf_vla.algorithms.on_policy import OnPolicyConfig
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.algorithms.sac import SAC, SACConfig
 from rlinf_vla.algorithms.sft import SFT, SFTConfig
-from rlinf_vla.flow.graph import Edge, Graph, trace
+from rlinf_vla.flow.planning.graph import Edge, Graph, trace
 from rlinf_vla.types import gather
 
 

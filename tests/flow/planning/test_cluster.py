@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_vla.flow.cluster import THIS, NodeConfig, describe
+from rlinf_vla.flow.planning.cluster import THIS, NodeConfig, describe
 from rlinf_vla.types import UserError
 
 

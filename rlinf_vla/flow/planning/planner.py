@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from rlinf_vla.flow.bounds import least_seconds
-from rlinf_vla.flow.cluster import Cluster
-from rlinf_vla.flow.graph import Graph
-from rlinf_vla.flow.placement import check_memory, place
-from rlinf_vla.flow.plan import COLLOCATED, DISAGGREGATED, HYBRID, IN_PROCESS, RAY, Plan
-from rlinf_vla.flow.prediction import Prediction
-from rlinf_vla.flow.profile import Profile
-from rlinf_vla.flow.simulate import simulate
-from rlinf_vla.flow.workload import Workload
+from rlinf_vla.flow.planning.bounds import least_seconds
+from rlinf_vla.flow.planning.cluster import Cluster
+from rlinf_vla.flow.planning.graph import Graph
+from rlinf_vla.flow.planning.placement import check_memory, place
+from rlinf_vla.flow.planning.plan import COLLOCATED, DISAGGREGATED, HYBRID, IN_PROCESS, RAY, Plan
+from rlinf_vla.flow.planning.prediction import Prediction
+from rlinf_vla.flow.planning.profile import Profile
+from rlinf_vla.flow.planning.simulate import simulate
+from rlinf_vla.flow.planning.workload import Workload
 from rlinf_vla.types import UserError
 
 DEPTHS = (1, 2, 4)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.flow.profile import GPU, Profile, fit, read_profile
+from rlinf_vla.flow.planning.profile import GPU, Profile, fit, read_profile
 from rlinf_vla.types import UserError
-from tests.flow.made_up import profile
+from tests.flow.planning.made_up import profile
 
 POSITIVE = st.floats(1e-4, 10.0)
 

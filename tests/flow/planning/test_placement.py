@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from rlinf_vla.flow.cluster import Cluster, NodeConfig
-from rlinf_vla.flow.placement import check_memory, place, processes
-from rlinf_vla.flow.plan import Plan
-from rlinf_vla.flow.profile import Bytes
+from rlinf_vla.flow.planning.cluster import Cluster, NodeConfig
+from rlinf_vla.flow.planning.placement import check_memory, place, processes
+from rlinf_vla.flow.planning.plan import Plan
+from rlinf_vla.flow.planning.profile import Bytes
 from rlinf_vla.types import UserError
-from tests.flow.made_up import cluster, profile, workload
+from tests.flow.planning.made_up import cluster, profile, workload
 
 GPUS = {"gpus": 2, "gpu": "fast", "gpu_memory_gb": 80.0}
 

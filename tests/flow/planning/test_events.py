@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.flow.events import Resource, Task, play
+from rlinf_vla.flow.planning.events import Resource, Task, play
 
 WORK = st.floats(0.01, 10.0)
 

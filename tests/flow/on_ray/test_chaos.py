@@ -18,7 +18,7 @@ import torch
 from rlinf_vla.flow.on_ray.pool import Pool
 from rlinf_vla.flow.on_ray.runtime import RayFlow
 from rlinf_vla.flow.on_ray.training import TrainerLost
-from tests.flow.counting import GRPO_CONFIG, PATIENCE, PPO_CONFIG, Recipe, algorithm, in_process, iterate, on_ray, trained
+from tests.flow.on_ray.counting import GRPO_CONFIG, PATIENCE, PPO_CONFIG, Recipe, algorithm, in_process, iterate, on_ray, trained
 
 KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
 """``make chaos`` makes it 100."""

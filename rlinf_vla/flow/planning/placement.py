@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlinf_vla.flow.cluster import Cluster, NodeConfig
-from rlinf_vla.flow.plan import COLLOCATED, DISAGGREGATED, IN_PROCESS, Plan
-from rlinf_vla.flow.profile import Bytes, Profile
-from rlinf_vla.flow.workload import Workload
+from rlinf_vla.flow.planning.cluster import Cluster, NodeConfig
+from rlinf_vla.flow.planning.plan import COLLOCATED, DISAGGREGATED, IN_PROCESS, Plan
+from rlinf_vla.flow.planning.profile import Bytes, Profile
+from rlinf_vla.flow.planning.workload import Workload
 from rlinf_vla.types import UserError
 
 SLACK = 0.9

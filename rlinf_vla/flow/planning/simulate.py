@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlinf_vla.flow.cluster import Cluster
-from rlinf_vla.flow.events import play
-from rlinf_vla.flow.graph import Graph
-from rlinf_vla.flow.placement import place, processes, rollout_bytes
-from rlinf_vla.flow.plan import DISAGGREGATED, IN_PROCESS, Plan
-from rlinf_vla.flow.playing import Host, Tasks, Worker
-from rlinf_vla.flow.prediction import Prediction, critical_path, spans_between
-from rlinf_vla.flow.profile import Profile
-from rlinf_vla.flow.workload import Workload, listed_rounds, slot_rounds
+from rlinf_vla.flow.planning.cluster import Cluster
+from rlinf_vla.flow.planning.events import play
+from rlinf_vla.flow.planning.graph import Graph
+from rlinf_vla.flow.planning.placement import place, processes, rollout_bytes
+from rlinf_vla.flow.planning.plan import DISAGGREGATED, IN_PROCESS, Plan
+from rlinf_vla.flow.planning.playing import Host, Tasks, Worker
+from rlinf_vla.flow.planning.prediction import Prediction, critical_path, spans_between
+from rlinf_vla.flow.planning.profile import Profile
+from rlinf_vla.flow.planning.workload import Workload, listed_rounds, slot_rounds
 
 STORE = 1.3e9
 """Bytes per second into Ray's object store; readers on the same machine map them (Ray 2.60, numpy arrays of 100 MB)."""

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
-from rlinf_vla.flow.bounds import least_seconds
-from rlinf_vla.flow.graph import trace
-from rlinf_vla.flow.plan import Plan
-from rlinf_vla.flow.prediction import Prediction
-from rlinf_vla.flow.profile import Bytes, Cost, Profile
-from rlinf_vla.flow.simulate import STORE, simulate
-from rlinf_vla.flow.workload import Workload
-from tests.flow.made_up import BYTES, COSTS, cluster, ppo, profile, workload
+from rlinf_vla.flow.planning.bounds import least_seconds
+from rlinf_vla.flow.planning.graph import trace
+from rlinf_vla.flow.planning.plan import Plan
+from rlinf_vla.flow.planning.prediction import Prediction
+from rlinf_vla.flow.planning.profile import Bytes, Cost, Profile
+from rlinf_vla.flow.planning.simulate import STORE, simulate
+from rlinf_vla.flow.planning.workload import Workload
+from tests.flow.planning.made_up import BYTES, COSTS, cluster, ppo, profile, workload
 
 RAY = Plan("ray")
 LIGHT = Bytes(weights=4e9, trained=0.0, call=0.0)

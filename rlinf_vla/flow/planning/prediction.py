@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_vla.flow.events import Played, Task
-from rlinf_vla.flow.plan import Plan
+from rlinf_vla.flow.planning.events import Played, Task
+from rlinf_vla.flow.planning.plan import Plan
 from rlinf_vla.telemetry.timeline import Span, Timeline
 
 LETTERS = {"act": "a", "head": "a", "encode": "e", "value": "v", "simulate": "s", "reset": "r", "merge": "m", "reward": "w"}

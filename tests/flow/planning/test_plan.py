@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.flow.plan import PLACEMENTS, SPLITS, Plan
+from rlinf_vla.flow.planning.plan import PLACEMENTS, SPLITS, Plan
 from rlinf_vla.types import UserError
 
 PLANS = st.builds(

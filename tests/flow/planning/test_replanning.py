@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_vla.flow.plan import Plan
-from rlinf_vla.flow.replanning import ROLLOUT, UPDATE, corrected, phase_seconds
-from rlinf_vla.flow.simulate import simulate
-from tests.flow.made_up import cluster, ppo, profile, workload
+from rlinf_vla.flow.planning.plan import Plan
+from rlinf_vla.flow.planning.replanning import ROLLOUT, UPDATE, corrected, phase_seconds
+from rlinf_vla.flow.planning.simulate import simulate
+from tests.flow.planning.made_up import cluster, ppo, profile, workload
 
 PLAN = Plan(pipeline_depth=1, micro_batch_size=32)
 
