@@ -140,7 +140,7 @@ def _told(error: Exception) -> str:
         return f"that cluster runs another version of Ray or Python than this process (Ray {ray.__version__}): install the same everywhere"
     if "uthenticat" in text or "token" in text:
         return "that cluster wants another token: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as where it was started"
-    return text
+    return f"{text}; is `ray start --head` running there?"
 
 
 def _check_room(nodes: Sequence[Mapping[str, Any]], roles: Mapping[str, Role]) -> None:
