@@ -334,7 +334,7 @@ def test_list_of_something_else(rlinf_vla: CommandLine) -> None:
 
 def test_bench_wants_to_know_what(rlinf_vla: CommandLine) -> None:
     assert "bench rollout recipe=NAME" in rlinf_vla("bench").complaint
-    assert "(rollout, policy, update, load)" in rlinf_vla("bench", "polcy", PPO).complaint
+    assert "(rollout, throughput, policy, update, load)" in rlinf_vla("bench", "polcy", PPO).complaint
     assert "bench rollout recipe=NAME" in rlinf_vla("bench", PPO).complaint
 
 
