@@ -45,16 +45,15 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
         stack.callback(_report, directory)
         console = stack.enter_context(TrainingConsole(recipe.iterations))
         recipe, foresight = foreseen(recipe, console.say)
-        losses = 0
+        losses_left = recipe.cluster.trainer_restarts
         while True:
             try:
                 run = _attempt(recipe, algorithm, directory, checkpoint, console, foresight)
                 break
             except TrainerLost as loss:
-                losses += 1
-                if losses > recipe.cluster.trainer_restarts:
+                if not losses_left:
                     raise
-                reason = str(loss)
+                losses_left, reason = losses_left - 1, str(loss)
             except Replanned as change:
                 assert foresight is not None
                 recipe, foresight, reason = following(recipe, change.plan), foresight.under(change.plan), "another plan"

@@ -17,6 +17,7 @@ from rlinf_vla import plugins, recipe
 from rlinf_vla.recipe import ALGORITHMS, PresetConfig, Recipe
 from rlinf_vla.types import Observation
 from tests.commands.conftest import CommandLine, Counting
+from tests.flow.planning.made_up import profile
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 ROOT = Path(__file__).parents[2]
@@ -150,6 +151,8 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     run("eval", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "episodes=2")
     run("plan", "counting_ppo")
     run("export", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "output=exported", "output_dtype=float32")
+    profile(chunk=2, episode_limit=6).write(tmp_path / "known.json")
+    run("train", "counting_ppo", "run_dir=foreseen", "iterations=2", "evaluation.before_and_after=false", "profile=known.json")
     there = ["cluster.runtime=ray", "cluster.address=127.0.0.1:1", "rollout.split=head", "algorithm.kl_coef=0.1", "reward=success"]
     assert rlinf_vla(*counting.arguments("train", "counting_ppo", "run_dir=ray", *there)).code == 2, "nothing answers there"
     # two keys are needed before the recipe is one: which directory, and whether to go on

@@ -19,7 +19,7 @@ SETTINGS = Settings(run_seed=4, temperature=1.0, batch_size=2)
 
 def play(episodes: int, envs: list[CounterWorld], chunk: int = 2, temperature: float = 1.0, filmed: int = 0) -> list[EpisodeResult]:
     policy = LinearPolicy(LinearOptions(chunk=chunk))
-    return sweep(Actor(policy, replace(SETTINGS, temperature=temperature)), envs, episodes, Timeline(), filmed)
+    return sweep(Actor(policy, replace(SETTINGS, temperature=temperature)), envs, range(episodes), Timeline(), filmed)
 
 
 @torch.no_grad()
@@ -91,5 +91,15 @@ def test_only_the_first_episodes_are_filmed() -> None:
 
 def test_progress_counts_finished_episodes() -> None:
     seen: list[float] = []
-    sweep(Actor(LinearPolicy(LinearOptions()), SETTINGS), groups(4, 2), 5, Timeline(), progress=seen.append)
+    sweep(Actor(LinearPolicy(LinearOptions()), SETTINGS), groups(4, 2), range(5), Timeline(), progress=seen.append)
     assert seen == sorted(seen) and seen[-1] == 1.0 and len(set(seen)) > 3
+
+
+def test_a_part_of_the_list_is_played_as_within_the_whole() -> None:
+    actor, whole = Actor(LinearPolicy(LinearOptions()), SETTINGS), groups(4, 2)
+    everything = sweep(actor, whole, range(11), Timeline(), filmed=6)
+    part = sweep(actor, groups(3, 1), range(5, 9), Timeline(), filmed=6)
+    assert [(each.task, each.seed, each.success, each.steps) for each in part] == [
+        (each.task, each.seed, each.success, each.steps) for each in everything[5:9]
+    ]
+    assert [len(each.frames) > 0 for each in part] == [True, False, False, False]
