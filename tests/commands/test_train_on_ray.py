@@ -41,7 +41,7 @@ def descends(pid: int, ancestor: int) -> bool:
 def test_the_same_bits_on_ray_though_its_trainer_is_killed(tmp_path: Path) -> None:
     assert train(tmp_path / "here") == 0
     there = tmp_path / "there"
-    on_ray = ("cluster.runtime=ray", "cluster.rollout_workers=2", "rollout.pipeline_depth=1")  # calls of the same shape as here
+    on_ray = ("cluster.runtime=ray", "cluster.rollout_workers=2", "rollout.pipeline_depth=1", "env.processes=1")  # calls shaped as here
     command = [sys.executable, "-m", "rlinf_vla.cli", *SMALL, *on_ray, f"run_dir={there}"]
     with (tmp_path / "log").open("w") as log:  # Ray's processes would keep a pipe open
         driver = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
