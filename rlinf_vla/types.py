@@ -223,6 +223,11 @@ def gather(rollouts: Rollouts) -> Trajectory:
     return shards[0] if len(shards) == 1 else Trajectory.cat(shards, dim=shards[0].value.ndim - 1)
 
 
+def flattened(shard: Trajectory) -> Trajectory:
+    """``[N]`` calls of either kind of shard."""
+    return shard.flatten() if shard.value.ndim == 2 else shard
+
+
 class UserError(Exception):
     """The user's mistake, told in one line: what is wrong, where, and the mend. The command line exits with 2."""
 

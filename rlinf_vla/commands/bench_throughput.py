@@ -18,6 +18,7 @@ from rlinf_vla.commands import runtimes, session
 from rlinf_vla.flow.base import OnPolicyFlow
 from rlinf_vla.flow.planning.plan import Plan
 from rlinf_vla.recipe import Recipe
+from rlinf_vla.recipe.checks import ON_POLICY
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training import run_directory
@@ -46,8 +47,8 @@ class Measured:
 
 def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
-    if recipe.algorithm.name not in planning.PLANNED:
-        raise UserError(f"bench throughput runs {' and '.join(planning.PLANNED)}, not algorithm={recipe.algorithm.name}")
+    if recipe.algorithm.name not in ON_POLICY:
+        raise UserError(f"bench throughput runs {' and '.join(ON_POLICY)}, not algorithm={recipe.algorithm.name}")
     directory, console = run_directory.for_evaluation(config, None), Console(highlight=False)
     wanted = plans(recipe)
     found: dict[str, Measured] = {}

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla import plugins
-from rlinf_vla.algorithms.grpo import GRPO
-from rlinf_vla.algorithms.on_policy import OnPolicy
-from rlinf_vla.algorithms.ppo import PPO
 from rlinf_vla.commands import session
 from rlinf_vla.commands.runtimes import Runtime, Say
 from rlinf_vla.evaluation.sweep import EpisodeResult
@@ -22,20 +19,19 @@ from rlinf_vla.flow.on_ray.pool import Patience
 from rlinf_vla.flow.on_ray.worker import Builders
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.recipe import Recipe, RewardConfig
+from rlinf_vla.recipe.checks import ON_POLICY
 from rlinf_vla.recipe.cluster import RoleConfig
 from rlinf_vla.rollout.split import require_separable
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier
 from rlinf_vla.types import UserError
 
-ALGORITHMS: dict[str, type[OnPolicy]] = {"ppo": PPO, "grpo": GRPO}
-
 
 @contextmanager
 def on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
     cluster = recipe.cluster
-    if recipe.algorithm.name not in ALGORITHMS:
-        raise UserError(f"cluster.runtime=ray runs {' and '.join(ALGORITHMS)}, not algorithm={recipe.algorithm.name}: use in_process")
+    if recipe.algorithm.name not in ON_POLICY:
+        raise UserError(f"cluster.runtime=ray runs {' and '.join(ON_POLICY)}, not algorithm={recipe.algorithm.name}: use in_process")
     split = recipe.rollout.split == "head"
     if split:
         require_separable(plugins.choose("model", recipe.model.name, plugins.models()))
@@ -89,7 +85,7 @@ def _builders(recipe: Recipe, role: str) -> Builders:
         head=partial(session.build_head, recipe),
         environments=partial(_environments, recipe),
         trainer=partial(session.build_trainer, recipe),
-        algorithm=partial(ALGORITHMS[recipe.algorithm.name], recipe.algorithm, recipe.rollout.temperature),
+        algorithm=partial(session.build_algorithm, recipe),
         worth=partial(session.build_worth, recipe),
         device=recipe.cluster.device,
         heartbeat_s=recipe.cluster.heartbeat_s,

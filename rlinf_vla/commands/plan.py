@@ -14,13 +14,14 @@ from rlinf_vla.commands import session, supervised
 from rlinf_vla.commands.profiling import measure_profile
 from rlinf_vla.flow.planning.cluster import Cluster, describe
 from rlinf_vla.flow.planning.graph import Graph, trace
-from rlinf_vla.flow.planning.plan import Plan
+from rlinf_vla.flow.planning.plan import IN_CLUSTER, IN_ROLLOUT, Plan
 from rlinf_vla.flow.planning.planner import Choice, choose
 from rlinf_vla.flow.planning.prediction import Prediction
 from rlinf_vla.flow.planning.profile import Profile, read_profile
 from rlinf_vla.flow.planning.simulate import simulate
 from rlinf_vla.flow.planning.workload import Workload
 from rlinf_vla.recipe import Recipe
+from rlinf_vla.recipe.checks import ON_POLICY
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.environment import fingerprint
@@ -28,7 +29,6 @@ from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.types import UserError
 
-PLANNED = ("ppo", "grpo")
 MEASURED_GROUP = 8
 """Environments of a group in which a profile is measured that is for other machines than this one."""
 
@@ -66,27 +66,23 @@ def outlook(recipe: Recipe) -> Outlook:
     return Outlook(graph, work, cluster, profiles, measured, recipe.cluster.micro_batch_size)
 
 
-SHARED = ("runtime", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks", "streaming", "offload", "micro_batch_size")
-"""What a plan and ``cluster`` have in common."""
-
-
 def plan_of(recipe: Recipe) -> Plan:
     """The one that the recipe says itself."""
-    here = {name: getattr(recipe.cluster, name) for name in SHARED}
-    return Plan(**here, pipeline_depth=recipe.rollout.pipeline_depth, split=recipe.rollout.split)
+    keys = {name: getattr(recipe.cluster, name) for name in IN_CLUSTER}
+    return Plan(**keys, **{name: getattr(recipe.rollout, name) for name in IN_ROLLOUT})
 
 
 def following(recipe: Recipe, plan: Plan) -> Recipe:
     """The recipe, carried out so."""
-    cluster = replace(recipe.cluster, **{name: getattr(plan, name) for name in SHARED})
-    return replace(recipe, cluster=cluster, rollout=replace(recipe.rollout, pipeline_depth=plan.pipeline_depth, split=plan.split))
+    cluster = replace(recipe.cluster, **{name: getattr(plan, name) for name in IN_CLUSTER})
+    return replace(recipe, cluster=cluster, rollout=replace(recipe.rollout, **{name: getattr(plan, name) for name in IN_ROLLOUT}))
 
 
 def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     graph = traced(recipe)
     print(graph.render())
-    if recipe.algorithm.name not in PLANNED:
+    if recipe.algorithm.name not in ON_POLICY:
         print(f"\nalgorithm={recipe.algorithm.name} runs in one process: there is one plan, and nothing to choose")
         return
     cluster = describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.commands import session
 from rlinf_vla.commands.profiling_rollout import measure_rollout
-from rlinf_vla.commands.update_on_policy import made_up_batch, still
+from rlinf_vla.commands.update_on_policy import made_up_batch, still, tensors_of
 from rlinf_vla.flow.learning import Learning, fixed
 from rlinf_vla.flow.planning.cluster import gpu_type, this_machine
 from rlinf_vla.flow.planning.profile import CPU, GPU, Bytes, Cost, Profile, fit
 from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import Recipe
+from rlinf_vla.recipe.checks import ON_POLICY
 from rlinf_vla.rollout import synthetic
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.split import head_weights
@@ -39,7 +40,7 @@ def measure_profile(recipe: Recipe, policy: Policy, say: Callable[[str], None] =
 
     Raises UserError.
     """
-    if recipe.algorithm.name not in ("ppo", "grpo"):
+    if recipe.algorithm.name not in ON_POLICY:
         raise UserError(f"algorithm={recipe.algorithm.name} has one plan, in process: there is nothing to measure for it")
     device = torch.device(recipe.cluster.device)
     with session.threads(recipe.cluster.rollout_threads):
@@ -165,7 +166,7 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
     found["reference"] = cost_of({n: partial(learning.log_prob, batch.calls[:n]) for n in sizes}, device)
     found["publish"] = once(publish, device)
     weights = [*policy.parameters(), *policy.buffers()]
-    besides = [*weights, *_tensors(batch)]
+    besides = [*weights, *tensors_of(batch)]
     kept = saved_for_backward(lambda: trainer.step(batch[: sizes[0]], loss), besides)
     parts = [*inputs.values(), *batch.calls.latent.values(), *(each for each in vars(batch.calls).values() if isinstance(each, Tensor))]
     return found, Bytes(
@@ -185,8 +186,3 @@ def _split(policy: Policy, device: torch.device) -> dict[str, float]:
     features = policy.pack(policy.encode(policy.prepare(synthetic.observation(policy.spec, 1, device))))
     head = head_weights(policy, policy.state_dict())
     return {"features": float(nbytes(features.values())), "head": float(nbytes(head.values()))}
-
-
-def _tensors(batch: Batch) -> Iterable[Tensor]:
-    found: list[Any] = [*vars(batch).values(), *vars(batch.calls).values(), *batch.calls.inputs.values(), *batch.calls.latent.values()]
-    return [each for each in found if isinstance(each, Tensor)]

@@ -89,10 +89,10 @@ def _memory(recipe: Recipe, algorithm: OnPolicy, batch: Batch, flow: InProcessFl
     def loss(policy: Policy, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return algorithm.loss(policy, part, False)
 
-    besides = [*weights, *_tensors(part)]
+    besides = [*weights, *tensors_of(part)]
     activations = saved_for_backward(lambda: _trainer(recipe, policy).step(part, loss), besides)
     reference = nbytes(trained) if config.kl_coef > 0 else 0
-    return measured_memory(update, weights, trained, _tensors(batch), reference, activations, computed)
+    return measured_memory(update, weights, trained, tensors_of(batch), reference, activations, computed)
 
 
 def _trainer(recipe: Recipe, policy: Policy) -> Trainer:
@@ -113,6 +113,6 @@ def made_up_batch(recipe: Recipe, policy: Policy, algorithm: OnPolicy, count: in
     return replace(batch, target=target) if algorithm.value_coef else batch
 
 
-def _tensors(batch: Batch) -> list[Tensor]:
+def tensors_of(batch: Batch) -> list[Tensor]:
     found: list[Any] = [*vars(batch).values(), *vars(batch.calls).values(), *batch.calls.inputs.values(), *batch.calls.latent.values()]
     return [each for each in found if isinstance(each, Tensor)]

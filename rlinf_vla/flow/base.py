@@ -95,6 +95,10 @@ class OnPolicyFlow(BaseFlow):
                 self.log({"rollout/staleness": (self.policy_version - everything.policy_version).float().mean().item()})
         super().publish()
 
+    def awaited(self, version: int) -> bool:
+        """An earlier version, by which rollouts that are still to be learnt from are played."""
+        return self.policy_version - self.staleness <= version < self.policy_version
+
     def earlier(self) -> dict[int, Tensors]:
         """What trains, as it was in versions that still have rollouts to play."""
         return {}

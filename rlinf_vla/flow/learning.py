@@ -15,7 +15,7 @@ from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout.demonstrations import imitation_noise
 from rlinf_vla.training.ranks import on_every_rank, touched
 from rlinf_vla.training.trainer import Term, Trainer, minibatches
-from rlinf_vla.types import Inputs, Trajectory
+from rlinf_vla.types import Inputs, Trajectory, flattened
 
 PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
 """Refuse to train where ``evaluate`` does not find the rollout's own log-probabilities again. A network in bfloat16 rounds differently
@@ -74,8 +74,7 @@ class Learning:
     def reference(self, calls: Trajectory) -> Tensor:
         """Of ``calls`` ``[T, B]`` or ``[N]``, log-probabilities ``[..., C, D]`` under the policy as it was before the first update."""
         with self.trainer.reference_weights():
-            flat = calls.flatten() if calls.value.ndim == 2 else calls
-            return self.log_prob(flat).reshape(calls.log_prob.shape)
+            return self.log_prob(flattened(calls)).reshape(calls.log_prob.shape)
 
     @torch.no_grad()
     def log_prob(self, calls: Trajectory) -> Tensor:

@@ -96,8 +96,7 @@ class InProcessFlow(OnPolicyFlow, LocalFlow):
         self._earlier = self.earlier()
 
     def earlier(self) -> dict[int, Tensors]:
-        first = self.policy_version - self.staleness
-        return {version: weights for version, weights in self._earlier.items() if first <= version < self.policy_version}
+        return {version: weights for version, weights in self._earlier.items() if self.awaited(version)}
 
     def remember(self, earlier: dict[int, Tensors]) -> None:
         self._earlier |= earlier

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlinf_vla.flow.planning.plan import RUNTIMES, SPLITS
 from rlinf_vla.types import UserError, require_one_of
 
 if TYPE_CHECKING:
     from rlinf_vla.recipe import Recipe
 
-RUNTIMES, SPLITS, SHARDINGS = ("in_process", "ray"), ("none", "head"), ("none", "full")
+SHARDINGS = ("none", "full")
+ON_POLICY = ("ppo", "grpo")
+"""Algorithms that run on a cluster, too, and so have plans to choose from."""
 PLANS = ("given", "auto")
 NO_MODEL = "none"
 """The model of a recipe in which no policy learns."""
@@ -33,7 +36,7 @@ def check(recipe: Recipe) -> None:
     cluster = recipe.cluster
     require_one_of("cluster.runtime", cluster.runtime, RUNTIMES)
     require_one_of("cluster.plan", cluster.plan, PLANS)
-    plannable = recipe.algorithm.name in ("ppo", "grpo") or (cluster.plan == "given" and recipe.profile is None)
+    plannable = recipe.algorithm.name in ON_POLICY or (cluster.plan == "given" and recipe.profile is None)
     require(plannable, f"cluster.plan and profile are for ppo and grpo: algorithm={recipe.algorithm.name} runs in one process")
     require(cluster.replan_after >= 0, f"cluster.replan_after={cluster.replan_after}: must not be negative")
     require_one_of("cluster.trainer_sharding", cluster.trainer_sharding, SHARDINGS)

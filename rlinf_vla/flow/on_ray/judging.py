@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 
 from rlinf_vla.flow.learning import Learning
-from rlinf_vla.flow.on_ray.wire import ROW, HeavyParts, Packed, flattened
+from rlinf_vla.flow.on_ray.wire import ROW, HeavyParts, Packed
 from rlinf_vla.flow.on_ray.worker import Builders, Introduction, Worker, node_address, off_the_gpu
 from rlinf_vla.protocols import EnvSpec, Policy
 from rlinf_vla.rollout.rewarded import Worth, scored
 from rlinf_vla.training.trainer import Trainer
-from rlinf_vla.types import Trajectory
+from rlinf_vla.types import Trajectory, flattened
 
 
 class RewardWorker(Worker):

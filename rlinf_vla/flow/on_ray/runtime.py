@@ -116,8 +116,8 @@ class RayFlow(OnPolicyFlow):
         self.send_weights()
         if self.offload:
             self.trainers.call("rest")
-        for version in [each for each in self._weights if each < self.policy_version - self.staleness]:
-            del self._weights[version]
+        present = self.policy_version
+        self._weights = {version: weights for version, weights in self._weights.items() if version == present or self.awaited(version)}
         if self._steps:
             self.log_rollout(self._ended - self._began, self._steps)
         if self.split:
@@ -166,9 +166,7 @@ class RayFlow(OnPolicyFlow):
         self.trainers.call("save", directory, state, keep, self._packed_earlier())
 
     def _packed_earlier(self) -> dict[int, Packed]:
-        first = self.policy_version - self.staleness
-        found = {version: weights for version, (weights, _) in self._weights.items() if first <= version < self.policy_version}
-        return {version: followed(weights.everything) for version, weights in found.items()}
+        return {version: followed(weights.everything) for version, (weights, _) in self._weights.items() if self.awaited(version)}
 
     def send_weights(self, version: int | None = None, earlier: Packed | None = None) -> None:
         """All that trains is put where every worker can read it; who has another version reads it before it next works."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rlinf_vla.rollout.rewarded import SEEN
-from rlinf_vla.types import Tensors, Trajectory
+from rlinf_vla.types import Tensors, Trajectory, flattened
 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # what another process owns is only read here
 
@@ -49,11 +49,6 @@ def heavy_parts(rollouts: Trajectory) -> tuple[Packed, Packed]:
     named = {f"{_INPUT}{name}": value for name, value in flat.inputs.items() if not name.startswith(SEEN)}
     shown = {name: value for name, value in flat.inputs.items() if name.startswith(SEEN)}
     return Packed.of(named | {f"{_LATENT}{name}": value for name, value in flat.latent.items()}), Packed.of(shown)
-
-
-def flattened(rollouts: Trajectory) -> Trajectory:
-    """``[N]`` calls."""
-    return rollouts.flatten() if rollouts.value.ndim == 2 else rollouts
 
 
 def light_part(rollouts: Trajectory) -> Packed:

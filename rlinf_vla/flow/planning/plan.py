@@ -12,6 +12,13 @@ from rlinf_vla.types import UserError, require_one_of
 IN_PROCESS, RAY = "in_process", "ray"
 COLLOCATED, DISAGGREGATED, HYBRID = "collocated", "disaggregated", "hybrid"
 RUNTIMES, PLACEMENTS, SPLITS = (IN_PROCESS, RAY), (COLLOCATED, DISAGGREGATED, HYBRID), ("none", "head")
+IN_CLUSTER = (
+    *("runtime", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks"),
+    *("streaming", "micro_batch_size", "offload"),
+)
+"""What of a plan stands in recipe node ``cluster``."""
+IN_ROLLOUT = ("pipeline_depth", "split")
+"""And in ``rollout``."""
 _AT_LEAST = {
     "rollout_workers": 1,
     "reward_workers": 0,
@@ -60,10 +67,8 @@ class Plan:
 
     def overrides(self) -> list[str]:
         """The recipe keys that make a run follow this plan."""
-        cluster = ("runtime", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks", "streaming", "micro_batch_size")
-        keys = {f"cluster.{key}": getattr(self, key) for key in cluster}
-        keys |= {"cluster.offload": True} if self.offload else {}
-        keys |= {f"rollout.{key}": getattr(self, key) for key in ("pipeline_depth", "split")}
+        keys = {f"cluster.{key}": getattr(self, key) for key in IN_CLUSTER if key != "offload" or self.offload}
+        keys |= {f"rollout.{key}": getattr(self, key) for key in IN_ROLLOUT}
         return [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in keys.items()]
 
     def __str__(self) -> str:
