@@ -35,6 +35,8 @@ class SimulatorSpec:
     """name -> [height, width]."""
     picture: list[int]
     """[height, width] of what ``render`` returns."""
+    tool: list[float] | None = None
+    """[m, rad] that 1 means in an action that moves the tool; None where actions are something else."""
 
 
 class Step(NamedTuple):

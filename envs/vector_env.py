@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import EnvSpec, VectorEnv
+from rlinf_vla.protocols import EnvSpec, ToolUnits, VectorEnv
 from rlinf_vla.types import Episodes, Observation, StepResult, UserError
 
 from .checks import checked_actions, checked_episodes
@@ -33,6 +33,7 @@ class ProcessVectorEnv(VectorEnv):
             images={name: (size[0], size[1]) for name, size in spec.images.items()},
             tasks=tasks,
             device=torch.device("cpu"),
+            tool=None if spec.tool is None else ToolUnits(*spec.tool),
         )
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:

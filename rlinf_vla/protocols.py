@@ -145,6 +145,16 @@ class Policy(nn.Module):
 
 
 @dataclass(frozen=True)
+class ToolUnits:
+    """What 1 means in actions ``(dx, dy, dz, gripper)`` or ``(dx, dy, dz, rx, ry, rz, gripper)``: docs/conventions.md."""
+
+    translation_m: float
+    """By which the target of the tool moves in one control step, along an axis of the robot's base."""
+    rotation_rad: float = 0.0
+    """By which it turns, right-handed, about an axis of the robot's base."""
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     num_envs: int
     action_dim: int
@@ -156,6 +166,8 @@ class EnvSpec:
     tasks: tuple[str, ...]
     """What ``Episodes.task_id`` indexes."""
     device: torch.device
+    tool: ToolUnits | None = None
+    """None: actions (and states) are something else than docs/conventions.md says, joint angles for example."""
 
 
 class VectorEnv(Protocol):

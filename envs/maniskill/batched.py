@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import EnvSpec, VectorEnv
+from rlinf_vla.protocols import EnvSpec, ToolUnits, VectorEnv
 from rlinf_vla.types import Episodes, Observation, StepResult, UserError
 
 from ..checks import checked_actions, checked_episodes
 from .experts import expert_actions
 from .lowpoly import low_poly_visuals
-from .simulator import Outcome, make, proprioception, rotation_signs
+from .simulator import Outcome, make, proprioception, rotation_signs, tool_units
 
 
 class Batch(Protocol):
@@ -31,6 +31,7 @@ class Batch(Protocol):
     control_hz: float
     image_size: tuple[int, int]
     device: torch.device
+    tool: ToolUnits | None
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         """Reset ``rows``; ``seeds`` of all ``N``. An episode depends on its own seed only. Returns the ``N`` present instructions."""
@@ -69,6 +70,7 @@ class BatchedVectorEnv(VectorEnv):
             images={"base": batch.image_size},
             tasks=tasks,
             device=device,
+            tool=batch.tool,
         )
         self._seeds = [0] * n
         self._executed = torch.zeros(n, dtype=torch.int64, device=device)
@@ -165,6 +167,8 @@ class ManiSkillBatch:
         self._signs = torch.from_numpy(rotation_signs(self._env)).to(self.device)
         self.action_dim, self.state_dim, self.control_hz = len(self._signs), 8, float(self._env.control_freq)
         self.image_size = (options["image_size"], options["image_size"])
+        units = tool_units(self._env)
+        self.tool = None if units is None else ToolUnits(*units)
         self._initialize, self._env._initialize_episode = self._env._initialize_episode, self._initialize_one_by_one
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:

@@ -73,6 +73,19 @@ def rotation_signs(env: Any) -> NDArray[np.float32]:
     return signs
 
 
+def tool_units(env: Any) -> list[float] | None:
+    """[m, rad] that 1 means in an action; None where actions do not move a tool and a gripper."""
+    from mani_skill.agents.controllers import PDEEPosController, PDEEPoseController
+
+    controllers = getattr(env.agent.controller, "controllers", {})
+    arm = controllers.get("arm")
+    if "gripper" not in controllers or not isinstance(arm, PDEEPosController) or not arm.config.use_delta:
+        return None
+    if not arm.config.normalize_action:
+        return [1.0, 1.0]
+    return [float(arm.config.pos_upper), float(arm.config.rot_upper) if isinstance(arm, PDEEPoseController) else 0.0]
+
+
 def tool_pose(env: Any) -> Any:
     """float32 ``[num_envs, 7]``: tool centre point x y z (m, the table's frame) and quaternion w x y z."""
     agent = env.agent
@@ -140,7 +153,9 @@ class ManiSkillSimulator:
         env = self._envs[0]
         self._signs = rotation_signs(env)
         self._size = (options["image_size"], options["image_size"])
-        self.spec = SimulatorSpec(len(self._signs), 8, float(env.control_freq), {"base": list(self._size)}, [PICTURE_SIZE] * 2)
+        self.spec = SimulatorSpec(
+            len(self._signs), 8, float(env.control_freq), {"base": list(self._size)}, [PICTURE_SIZE] * 2, tool_units(env)
+        )
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         env = self._envs[slot]

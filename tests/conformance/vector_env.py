@@ -41,6 +41,16 @@ def assert_same(a: StepResult, b: StepResult) -> None:
         assert_same_row(a.observation, row, b.observation, row)
 
 
+def turned(before: Tensor, after: Tensor) -> Tensor:
+    """Rotation vector float32 ``[B, 3]`` (rad, axes of the base) from one to the other quaternion ``[B, 4]`` (w x y z)."""
+    w0, v0, w1, v1 = before[:, :1], before[:, 1:], after[:, :1], after[:, 1:]
+    w = w1 * w0 + (v1 * v0).sum(1, keepdim=True)  # after times the conjugate of before
+    v = w0 * v1 - w1 * v0 - torch.cross(v1, v0, dim=1)
+    v, w = torch.where(w < 0, -v, v), w.abs()
+    size = v.norm(dim=1, keepdim=True)
+    return torch.where(size > 1e-6, v / size.clamp(min=1e-6) * 2 * torch.atan2(size, w), torch.zeros_like(v))
+
+
 class VectorEnvConformance:
     """Subclasses override ``make``; the tests share its environments, because simulators start slowly."""
 
@@ -229,6 +239,40 @@ class VectorEnvConformance:
             assert (advice.dtype, advice.shape) == (torch.float32, (NUM_ENVS, env.spec.action_dim))
             assert torch.equal(advice, env.expert_actions())
         assert_same(env.step(actions), expected)
+
+    def test_the_tool_moves_the_way_it_is_told(self, env: VectorEnv) -> None:
+        """docs/conventions.md, by physics: +x is seen as +x, in metres, and so on."""
+        tool, dim = env.spec.tool, env.spec.action_dim
+        if tool is None:
+            pytest.skip("actions do not move a tool")
+        assert dim in (4, 7)
+        steps = EPISODE_LIMIT - 1
+        for axis in range(dim - 1):
+            for sign in (1.0, -1.0):
+                command = torch.zeros(NUM_ENVS, steps, dim, device=env.spec.device)
+                command[:, : steps // 2, axis] = sign * 0.5  # the rest of the time the arm comes to a stand
+                before = env.reset(episodes(111, 112, 113)).state
+                after = env.step(command).observation.state
+                told = sign * 0.5 * (steps // 2) * (tool.translation_m if axis < 3 else tool.rotation_rad)
+                moved = after[:, :3] - before[:, :3] if axis < 3 else turned(before[:, 3:7], after[:, 3:7])
+                along = moved[:, axis % 3] / told
+                assert ((along > 0.2) & (along < 1.2)).all(), f"axis {axis}, told {told}: {moved}"
+                moved[:, axis % 3] = 0
+                assert (moved.abs() < 0.25 * abs(told)).all(), f"axis {axis} moves the others: {moved}"
+
+    def test_the_gripper_opens_and_closes(self, env: VectorEnv) -> None:
+        if env.spec.tool is None:
+            pytest.skip("actions do not move a tool")
+        half = EPISODE_LIMIT // 2
+        command = torch.zeros(NUM_ENVS, half, env.spec.action_dim, device=env.spec.device)
+        command[:, :, 2] = 0.5  # away from things that would keep the fingers apart
+        command[:, :, -1] = -1
+        env.reset(episodes(111, 112, 113))
+        closed = env.step(command).observation.state[:, 7]
+        command[:, :, -1] = 1
+        opened = env.step(command[:, : half - 1]).observation.state[:, 7]
+        assert (closed.abs() < 0.01).all(), "gripper -1 does not close"
+        assert ((opened > 0.03) & (opened < 0.05)).all(), "gripper +1 does not open, or a finger's way is not in metres"
 
     def test_bad_input_is_refused(self, env: VectorEnv) -> None:
         spec = env.spec
