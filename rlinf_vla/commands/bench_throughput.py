@@ -17,6 +17,7 @@ from rlinf_vla.commands import plan as planning
 from rlinf_vla.commands import runtimes, session
 from rlinf_vla.flow.base import OnPolicyFlow
 from rlinf_vla.flow.planning.plan import Plan
+from rlinf_vla.flow.planning.planner import NEARLY
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.recipe.checks import ON_POLICY
 from rlinf_vla.telemetry.environment import fingerprint
@@ -58,6 +59,7 @@ def run(config: DictConfig) -> None:
         for name, plan in wanted.items():
             status.update(name)
             found[name] = _measure(planning.following(recipe, plan), status.update)
+            console.print(f"{name}: {found[name].seconds:.1f} s, predicted {predicted[name]:.1f} s")
     table = Table("plan", "s", "predicted", "rollout s", "update s", "steps/s", "samples/s", "busy", "MB rollouts", "MB weights")
     for name, each in found.items():
         busy = ", ".join(f"{role} {share:.0%}" for role, share in each.busy.items())
@@ -73,7 +75,8 @@ def run(config: DictConfig) -> None:
     bound = serial.rollout_seconds / (max(serial.busy["policy"], serial.busy["simulators"]) * serial.seconds)
     reached = serial.rollout_seconds / found[PIPELINED].rollout_seconds
     console.print(f"rollouts, {PIPELINED} / {SERIAL}: {reached:.2f}; the bound (only the slower stage remains): {bound:.2f}")
-    best, chosen = min(found, key=lambda name: found[name].seconds), min(predicted, key=lambda name: predicted[name])
+    best, least = min(found, key=lambda name: found[name].seconds), min(predicted.values())
+    chosen = next(name for name, seconds in predicted.items() if seconds <= (1 + NEARLY) * least)  # as the planner does
     regret = found[chosen].seconds / found[best].seconds
     console.print(f"fastest: {best}; predicted to be: {chosen}, which took {regret:.2f} times as long")
     document: dict[str, Any] = {name: asdict(each) | {"predicted_seconds": predicted[name]} for name, each in found.items()}
