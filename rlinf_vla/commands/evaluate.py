@@ -17,7 +17,7 @@ from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import write_json
-from rlinf_vla.training.lora import merged_lora
+from rlinf_vla.training.lora import acting
 
 Sweep = Callable[[float, int, Callable[[float], None]], list[EpisodeResult]]
 """The recipe's evaluation episodes at a temperature, so many of them filmed; progress is told."""
@@ -26,7 +26,7 @@ Sweep = Callable[[float, int, Callable[[float], None]], list[EpisodeResult]]
 def sweep_here(recipe: Recipe, policy: Policy, groups: Sequence[VectorEnv]) -> Sweep:
     def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
         actor = Actor(policy, session.actor_settings(recipe, temperature))
-        with merged_lora(policy):
+        with acting(policy, actor.settings.rounded):
             return sweep(actor, groups, range(recipe.episodes), Timeline(), filmed, progress)
 
     return play

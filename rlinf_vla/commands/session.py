@@ -150,7 +150,7 @@ def check_fit(policy: Policy, env: VectorEnv) -> None:
 
 
 def actor_settings(recipe: Recipe, temperature: float) -> Settings:
-    return Settings(recipe.seed, temperature, recipe.rollout.batch_size, recipe.cluster.cuda_graphs)
+    return Settings(recipe.seed, temperature, recipe.rollout.batch_size, recipe.cluster.cuda_graphs, recipe.rollout.rounded_weights)
 
 
 @contextmanager

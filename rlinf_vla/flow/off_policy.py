@@ -21,7 +21,7 @@ from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.from_dataset import dataset_transitions
 from rlinf_vla.rollout.transitions import Expert, Recorded, collect_transitions, transition_metrics
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.lora import merged_lora
+from rlinf_vla.training.lora import acting
 from rlinf_vla.training.replay import Replay, sample_mixed
 from rlinf_vla.training.soft_trainer import SoftTrainer
 from rlinf_vla.types import Episodes, UserError
@@ -76,7 +76,7 @@ class OffPolicyFlow(LocalFlow):
 
     def collect_transitions(self, episodes: Episodes) -> int:
         started = time.perf_counter()
-        with merged_lora(self.policy):
+        with acting(self.policy, self.settings.rounded):
             found = collect_transitions(
                 lambda _: self.actor, self.policy, self.groups, episodes, self.chunk_rewards, self.timeline, self._rolling
             )

@@ -19,7 +19,7 @@ from rlinf_vla.rollout.collector import collect, collect_episodes, rollout_calls
 from rlinf_vla.rollout.demonstrations import demonstrate
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.lora import merged_lora
+from rlinf_vla.training.lora import acting
 from rlinf_vla.training.trainer import Trainer
 from rlinf_vla.types import Episodes, Rollouts, Tensors, Trajectory
 
@@ -81,7 +81,7 @@ class InProcessFlow(OnPolicyFlow, LocalFlow):
         """At once: the next update changes the weights that rollouts act with."""
         started = time.perf_counter()
         earlier = nullcontext() if version == self.policy_version else self.trainer.other_weights(self._earlier[version])
-        with earlier, merged_lora(self.policy):
+        with earlier, acting(self.policy, self.settings.rounded):
             rollouts = play()
         self.log_rollout(time.perf_counter() - started, int(rollouts.valid.sum()))
         return [rollouts]

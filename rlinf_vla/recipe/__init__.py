@@ -62,6 +62,8 @@ class RolloutConfig:
     """Environments per policy call."""
     split: str = "none"
     """head: rollout workers have the policy's action head only, feature workers beside the trainer its backbone (docs/split.md)."""
+    rounded_weights: bool = False
+    """Rollouts and evaluations act with what trains rounded to the dtype of the other weights: beside bfloat16, half the bytes to publish."""
 
 
 @dataclass

@@ -18,12 +18,14 @@ WARMUP = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """temperature: 0 is greedy. batch_size: environments per policy call, so that every plan makes calls of one shape."""
+    """temperature: 0 is greedy. batch_size: environments per policy call, so that every plan makes calls of one shape. rounded: what trains
+    acts, and travels, in the dtype of the network's other weights."""
 
     run_seed: int
     temperature: float
     batch_size: int
     cuda_graphs: bool = True
+    rounded: bool = False
 
 
 class Actor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,6 +175,36 @@ def merged_lora(policy: Policy) -> Iterator[None]:
             for layer, weight in saved.items():
                 weights[layer].copy_(weight)
                 layer.merged_adapters.clear()
+
+
+@contextmanager
+def acting(policy: Policy, rounded: bool) -> Iterator[None]:
+    """For a while the policy is as rollouts act with it: adapters merged, and what trains ``rounded`` where that was asked for."""
+    with _rounded(policy) if rounded else nullcontext(), merged_lora(policy):
+        yield
+
+
+@contextmanager
+def _rounded(policy: Policy) -> Iterator[None]:
+    exact = {parameter: parameter.detach().clone() for parameter in policy.parameters() if parameter.requires_grad}
+    dtype = network_dtype(policy)
+    try:
+        with torch.no_grad():
+            for parameter, value in exact.items():
+                parameter.copy_(value.to(dtype))
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in exact.items():
+                parameter.copy_(value)
+
+
+def network_dtype(policy: Policy) -> torch.dtype:
+    """Of most of the backbone's weights."""
+    counts: dict[torch.dtype, int] = {}
+    for parameter in policy.backbone.parameters():
+        counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    return max(counts, key=lambda dtype: counts[dtype])
 
 
 def is_lora(name: str) -> bool:

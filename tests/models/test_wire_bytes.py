@@ -24,7 +24,7 @@ from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.split import head_weights, size
-from rlinf_vla.training.lora import LoraOptions, add_lora
+from rlinf_vla.training.lora import LoraOptions, add_lora, network_dtype
 from rlinf_vla.types import Episodes
 from tests.conformance.policy import observations, split
 from tests.models.tiny_openvla import ASSET, ASSETS
@@ -111,16 +111,16 @@ def test_tiny_in_two_places(model: type[Policy], asset: str, options: Any, up: i
     assert (actor.requests, actor.sent, actor.received) == (1, 8 * up, 8 * down)
 
 
-def counts(make: Any, directory: Path, **lora: Any) -> tuple[int, int, int]:
-    """Numbers of the backbone, numbers that train, critic included, and bytes of these where the backbone is in bfloat16."""
+def shares(make: Any, directory: Path, **lora: Any) -> tuple[float, float]:
+    """Bytes published, of the bytes of a backbone in bfloat16: with ``rollout.rounded_weights``, and without."""
     policy = make(directory)
     files.cast(policy.backbone, torch.bfloat16)
-    whole = sum(parameter.numel() for parameter in policy.backbone.parameters())
+    whole = size(dict(policy.backbone.named_parameters()))
     with torch.device("meta"):
         add_lora(policy, LoraOptions(**lora), seed=0)
     trains = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
     assert any(name.startswith("value_head.") for name in trains)
-    return whole, sum(value.numel() for value in trains.values()), size(trains)
+    return size({name: value.to(network_dtype(policy)) for name, value in trains.items()}) / whole, size(trains) / whole
 
 
 def openvla_7b(directory: Path) -> Policy:
@@ -135,11 +135,9 @@ BOUND = 0.015
     [(openvla_7b, 0.01483, 0.02966), (oft_7b, 0.01483, 0.02966), (pi0_3b, 0.00506, 0.00918), (pi05_3b, 0.00474, 0.00888)],
 )
 def test_what_trains_is_a_small_share_of_the_full_weights(make: Any, share: float, exact: float, tmp_path: Path) -> None:
-    """``share``: published in the dtype of the weights. ``exact``: adapters and critic in float32 beside weights in bfloat16."""
-    whole, trains, exact_bytes = counts(make, tmp_path)
+    found = shares(make, tmp_path)
     assert LoraOptions().rank == 32
-    assert trains / whole == pytest.approx(share, abs=5e-6) and share <= BOUND
-    assert exact_bytes / (2 * whole) == pytest.approx(exact, abs=5e-6)
+    assert found == pytest.approx((share, exact), abs=5e-6) and found[0] <= BOUND
 
 
 @pytest.mark.parametrize(
@@ -152,6 +150,4 @@ def test_what_trains_is_a_small_share_of_the_full_weights(make: Any, share: floa
 )
 def test_what_takes_more(make: Any, lora: dict[str, Any], share: float, exact: float, tmp_path: Path) -> None:
     """OFT's projector of proprioception, which trains in full; adapters in PaliGemma."""
-    whole, trains, exact_bytes = counts(make, tmp_path, **lora)
-    assert trains / whole == pytest.approx(share, abs=5e-6)
-    assert exact_bytes / (2 * whole) == pytest.approx(exact, abs=5e-6)
+    assert shares(make, tmp_path, **lora) == pytest.approx((share, exact), abs=5e-6)

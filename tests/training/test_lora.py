@@ -15,7 +15,7 @@ from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
 from rlinf_vla.protocols import Policy
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
-from rlinf_vla.training.lora import LoraOptions, adapter_state, add_lora, is_lora, load_adapter, merge_lora, merged_lora, save_adapter
+from rlinf_vla.training.lora import LoraOptions, adapter_state, acting, add_lora, is_lora, load_adapter, merge_lora, merged_lora, save_adapter
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import UserError
 from tests.conformance.policy import act, observations
@@ -76,6 +76,29 @@ def test_adapters_are_not_merged_into_bfloat16(directory: Path) -> None:
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     with merged_lora(policy):
         assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+
+
+def test_what_trains_acts_rounded_beside_bfloat16(directory: Path) -> None:
+    policy, other = adapted(directory, trained=True), adapted(directory)
+    for each in (policy, other):
+        for parameter in each.backbone.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    exact = {name: value.clone() for name, value in policy.state_dict().items()}
+    published = {name: value.to(torch.bfloat16) for name, value in policy.named_parameters() if value.requires_grad}
+    inputs = policy.prepare(observations(policy, 3))
+    with acting(policy, rounded=False):
+        unrounded = act(policy, inputs).log_prob
+    with acting(policy, rounded=True):
+        found = act(policy, inputs).log_prob
+    assert all(torch.equal(value, exact[name]) for name, value in policy.state_dict().items())
+    with torch.no_grad():
+        for name, value in other.named_parameters():
+            if name in published:
+                value.copy_(published[name])
+    with acting(other, rounded=False):
+        assert torch.equal(act(other, inputs).log_prob, found)
+    assert not torch.equal(unrounded, found)
 
 
 def test_only_adapters_and_the_critic_train(directory: Path) -> None:

@@ -21,6 +21,7 @@ from rlinf_vla.flow.on_ray.wire import HeavyParts, Packed
 from rlinf_vla.flow.on_ray.worker import HEALTH, Introduction, Worker, node_address, off_the_gpu
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.lora import network_dtype
 from rlinf_vla.training.sharding import shard
 from rlinf_vla.types import Trajectory
 
@@ -74,6 +75,9 @@ class TrainerWorker(Worker):
         ``earlier``: instead of the present ones.
         """
         everything = self.trainer.weights() if earlier is None else earlier.tensors()
+        if self.builders.settings.rounded:
+            dtype = network_dtype(self.policy)
+            everything = {name: value.to(dtype) for name, value in everything.items()}
         packed = Packed.of(everything)
         head = Packed.of(head_weights(self.policy, everything)) if self.policy.inseparable is None else Packed({})
         return packed.nbytes, packed, head
