@@ -24,16 +24,19 @@ class Replanned(Exception):
 class Foresight:
     def __init__(self, recipe: Recipe, found: Outlook, prediction: Prediction, say: Callable[[str], None]) -> None:
         self._recipe, self._found, self._prediction, self._say = recipe, found, prediction, say
+        self._begun = False
         self._measured: list[Mapping[str, float]] = []
 
-    def watch(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Of an iteration. The first one under a plan, in which much is done for the first time, does not count."""
-        self._measured.append(metrics)
+    def watch(self, metrics: Mapping[str, float], iteration: int) -> dict[str, float]:
+        """The first one under a plan, in which much is done for the first time, does not count; nor one that warms the critic up only."""
+        if self._begun and iteration >= getattr(self._recipe.algorithm, "value_warmup", 0):
+            self._measured.append(metrics)
+        self._begun = True
         return {"plan/predicted_s": self._prediction.seconds}
 
     def ends_with(self) -> str | None:
         """A line for people; None: too little was measured."""
-        if len(self._measured) < 2:
+        if not self._measured:
             return None
         seconds, predicted = self._seconds("timing_s/iteration"), self._prediction.seconds
         return f"an iteration took {seconds:.1f} s, {predicted:.1f} s were predicted ({predicted / seconds:.2f} of it)"
@@ -41,7 +44,7 @@ class Foresight:
     def look_again(self) -> None:
         """Once enough iterations are measured. Raises Replanned where another plan is predicted to be clearly faster."""
         after = self._recipe.cluster.replan_after
-        if not after or len(self._measured) != after + 1:
+        if not after or len(self._measured) != after:
             return
         rollout, update = self._seconds("timing_s/rollout"), self._seconds("timing_s/update")
         profiles = {device: corrected(each, self._prediction, rollout, update) for device, each in self._found.profiles.items()}
@@ -60,7 +63,7 @@ class Foresight:
         )
 
     def _seconds(self, name: str) -> float:
-        return median(each.get(name, 0.0) for each in self._measured[1:])
+        return median(each.get(name, 0.0) for each in self._measured)
 
 
 def foreseen(recipe: Recipe, say: Callable[[str], None]) -> tuple[Recipe, Foresight | None]:

@@ -134,7 +134,7 @@ class _Run:
                 seconds = time.perf_counter() - started
                 flow.log({"timing_s/iteration": seconds, "throughput/steps_per_s": flow.metrics["rollout/steps"] / seconds})
                 if self.foresight is not None:
-                    flow.log(self.foresight.watch(flow.metrics))
+                    flow.log(self.foresight.watch(flow.metrics, done - 1))
                 self.metrics.write(done, flow.metrics)
                 self.console.update(done, flow.metrics)
                 flow.timeline.write(self.directory / "timeline.json")

@@ -63,7 +63,7 @@ class RolloutConfig:
     split: str = "none"
     """head: rollout workers have the policy's action head only, feature workers beside the trainer its backbone (docs/split.md)."""
     rounded_weights: bool = False
-    """Rollouts and evaluations act with what trains rounded to the dtype of the other weights: beside bfloat16, half the bytes to publish."""
+    """Rollouts and evaluations act with what trains rounded to the dtype of the other weights: half the bytes beside bfloat16."""
 
 
 @dataclass

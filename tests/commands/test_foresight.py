@@ -44,7 +44,7 @@ def test_another_plan_in_the_middle_of_a_run_changes_nothing(
 
     class Choosing(foresight.Foresight):
         def look_again(self) -> None:
-            if len(self._measured) == 2 and self._recipe.cluster.replan_after:
+            if len(self._measured) == 1 and self._recipe.cluster.replan_after:
                 raise foresight.Replanned(Plan(pipeline_depth=1, micro_batch_size=7))
 
     monkeypatch.setattr(foresight, "Foresight", Choosing)

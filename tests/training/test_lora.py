@@ -15,7 +15,17 @@ from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
 from rlinf_vla.protocols import Policy
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
-from rlinf_vla.training.lora import LoraOptions, adapter_state, acting, add_lora, is_lora, load_adapter, merge_lora, merged_lora, save_adapter
+from rlinf_vla.training.lora import (
+    LoraOptions,
+    acting,
+    adapter_state,
+    add_lora,
+    is_lora,
+    load_adapter,
+    merge_lora,
+    merged_lora,
+    save_adapter,
+)
 from rlinf_vla.training.trainer import Optimisation, Trainer
 from rlinf_vla.types import UserError
 from tests.conformance.policy import act, observations
