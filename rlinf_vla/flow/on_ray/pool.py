@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_vla.flow.on_ray.worker import HEALTH
+from rlinf_vla.types import UserError
 
 _LOOK = 0.2
 """Seconds between looks at whether the run is to end."""
@@ -59,14 +60,19 @@ def wait(actor: Any, refs: Sequence[Any], patience: Patience, what: str) -> list
             elif now - asked > patience.heartbeat:
                 raise WorkerLost(f"{what} did not answer for {patience.heartbeat:g} s")
     except exceptions.RayTaskError as error:
-        cause = error.as_instanceof_cause()
-        raise cause.with_traceback(None) from None
+        raise raised_there(error) from None
     except exceptions.ObjectLostError as error:
         raise ShardLost(f"what {what} was to work on is lost") from error
     except exceptions.OutOfMemoryError as error:
         raise WorkerLost(f"{what} ran out of memory") from error
     except exceptions.RayError as error:
         raise WorkerLost(f"{what} was lost ({type(error).__name__})") from error
+
+
+def raised_there(error: Any) -> BaseException:
+    """What a worker raised, from Ray's RayTaskError. Of a user's mistake the line that says so, of a defect also where it was."""
+    cause: BaseException = error.cause if isinstance(error.cause, UserError) else error.as_instanceof_cause()
+    return cause.with_traceback(None)
 
 
 class ShardLost(Exception):
@@ -164,7 +170,7 @@ class Pool:
         try:
             introduction = ray.get(actor.ready.remote(), timeout=self.patience.start)
         except exceptions.RayTaskError as error:  # what it is made of is wrong: another one would fare no better
-            self.error = error.as_instanceof_cause()
+            self.error = raised_there(error)
         except exceptions.GetTimeoutError:
             self.error = RuntimeError(
                 f"{what} did not start within {self.patience.start:g} s: the cluster has no room for it, or its machine is too slow"

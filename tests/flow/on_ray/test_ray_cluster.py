@@ -8,6 +8,7 @@ import pytest
 
 from rlinf_vla.flow.on_ray import cluster as ray_cluster
 from rlinf_vla.flow.on_ray.cluster import Role, connected
+from rlinf_vla.flow.on_ray.pool import raised_there
 from rlinf_vla.types import UserError
 
 ALIVE = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}, "Labels": {"market-type": "spot"}}
@@ -54,6 +55,14 @@ def test_a_cluster_without_room(roles: dict[str, Role], message: str) -> None:
 def test_a_cluster_with_room() -> None:
     roles = {"trainer": Role(2, gpus=1.0), "rollout": Role(4, labels={"market-type": "spot"}), "reward": Role(0, gpus=9.0)}
     ray_cluster._check_room([ALIVE, GONE], roles)
+
+
+def test_a_users_mistake_on_a_worker_is_a_line_and_a_defect_has_its_traceback() -> None:
+    from ray.exceptions import RayTaskError
+
+    mistake, defect = (RayTaskError("ready", "Traceback ...\nwhere it was", cause) for cause in (UserError("no such task"), KeyError("x")))
+    assert str(raised_there(mistake)) == "no such task"
+    assert isinstance(raised_there(defect), KeyError) and "where it was" in str(raised_there(defect))
 
 
 @pytest.mark.parametrize(
