@@ -70,8 +70,10 @@ def wait(actor: Any, refs: Sequence[Any], patience: Patience, what: str) -> list
 
 
 def raised_there(error: Any) -> BaseException:
-    """What a worker raised, from Ray's RayTaskError. Of a user's mistake the line that says so, of a defect also where it was."""
-    cause: BaseException = error.cause if isinstance(error.cause, UserError) else error.as_instanceof_cause()
+    """What a worker raised, from Ray's RayTaskError; unless it is a user's mistake, with a note that says where."""
+    cause: BaseException = error.cause
+    if not isinstance(cause, UserError):
+        cause.add_note(str(error))
     return cause.with_traceback(None)
 
 
