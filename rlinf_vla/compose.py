@@ -7,21 +7,27 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
 
 import hydra
 from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_vla import recipe as recipes
 from rlinf_vla.types import UserError
 
 CONFIG_MODULE = "rlinf_vla.recipes"
+CHOICES = ("recipe", "preset", "env", "model", "algorithm", "reward", "cluster")
 
 
 def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[DictConfig], object]) -> int:
     """Hand the composed recipe to ``command``; Hydra's own flags (``--cfg job``, ``--help``, ``--multirun`` ...) work."""
+    if {"--help", "-h"} & set(arguments):
+        print(usage(verb, [argument for argument in arguments if argument not in ("--help", "-h")]))
+        return 0
     recipes.register()
     arguments = sorted(with_cluster(arguments), key=_is_flag)  # argparse wants the overrides together
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
@@ -35,7 +41,7 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
     saved = sys.argv
     sys.argv = [f"rlinf-vla {verb.replace('_', ' ')}", *arguments]
     try:
-        hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=verb)(job)()
+        hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=_primary(verb))(job)()
     except _Failed as failed:
         assert failed.__cause__ is not None
         raise failed.__cause__ from None
@@ -50,6 +56,40 @@ class _Failed(BaseException):
     """Carries a command's failure past Hydra, which would print lines of its own about any Exception."""
 
 
+def _primary(verb: str) -> str:
+    """Verbs share the keys of ``train`` where they have no file of their own."""
+    return verb if (files(CONFIG_MODULE) / f"{verb}.yaml").is_file() else "train"
+
+
+def usage(verb: str, overrides: Sequence[str]) -> str:
+    """Choices, and every key with its value; Hydra's own page of help copies all that there is for every line, which takes seconds."""
+    composed = OmegaConf.to_yaml(load(verb, overrides))
+    choices = {group: [*_stored(group), *_filed(group)] for group in CHOICES}
+    return "\n".join(
+        [
+            f"rlinf-vla {verb.replace('_', ' ')} recipe=NAME [KEY=VALUE ...]",
+            "",
+            "== Choices (GROUP=NAME) ==",
+            *(f"{group}: {', '.join(sorted(names))}" for group, names in choices.items()),
+            "",
+            "== The composed recipe: every key may be overridden ==",
+            composed,
+            "Hydra's own flags: --cfg job, --multirun, --config-dir DIR, --hydra-help.",
+        ]
+    )
+
+
+def _stored(group: str) -> list[str]:
+    store = ConfigStore.instance()
+    found = store.list(group) if group in store.list("") else []
+    return [name.removesuffix(".yaml") for name in found if name != "schema.yaml"]
+
+
+def _filed(group: str) -> list[str]:
+    folder = files(CONFIG_MODULE) / group
+    return [path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml")] if folder.is_dir() else []
+
+
 def load(verb: str, overrides: Sequence[str]) -> DictConfig:
     """The composed recipe, without running anything. Raises UserError."""
     recipes.register()
@@ -57,7 +97,7 @@ def load(verb: str, overrides: Sequence[str]) -> DictConfig:
     overrides = with_cluster(overrides)
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            return compose(verb, overrides=list(overrides))
+            return compose(_primary(verb), overrides=list(overrides))
     except Exception as error:
         raise UserError(explain(error, overrides)) from error
 
