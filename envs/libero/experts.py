@@ -44,11 +44,11 @@ def expert_action(env: Any) -> Array:
 
 def carry(env: Any, tool: Array, aside: Array, bottom: float, there: bool, floor: float, rim: float) -> Array:
     """The thing is held: bring it over its place, ``aside`` ``[2]`` away, lower it to ``floor``, let go."""
+    if there and bottom < floor:
+        return towards(tool, tool, 0.0, OPEN)
     if closed(env) < 0.3:
         return towards(tool, tool, 0.0, CLOSE)
     if there:
-        if bottom < floor:
-            return towards(tool, tool, 0.0, OPEN)
         return towards(tool, tool + np.append(aside, floor - 0.02 - bottom), 0.0, CLOSE)
     up = rim + CARRY - bottom
     move = aside if up < 0.03 else aside * 0.0
@@ -72,7 +72,7 @@ def grasp_of(env: Any, corners: Array) -> tuple[Array, float]:
     """Where the tool centre point has to be ``[3]``, and how far the tool has to turn about z (rad)."""
     low, high = corners.min(0), corners.max(0)
     middle = (low + high) / 2
-    fingers = env.sim.data.site_xmat[env.robots[0].eef_site_id].reshape(3, 3)[:, 1]
+    fingers = env.sim.data.site_xmat[env.robots[0].eef_site_id].reshape(3, 3)[:, 0]
     present = np.arctan2(fingers[1], fingers[0]) - np.pi / 2  # 0: the fingers open along y
     widths = [np.ptp(corners[:, :2] @ [-np.sin(yaw), np.cos(yaw)]) for yaw in YAWS]
     fitting = [yaw for yaw, width in zip(YAWS, widths, strict=True) if width < WIDEST]

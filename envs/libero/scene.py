@@ -165,16 +165,19 @@ class Scene:
     def step(self, episode: Episode, action: NDArray[Any]) -> bool:
         """One control step, ``action`` ``[7]`` in robosuite's own words. Returns whether the task is done.
 
-        As ``env.step`` does it, without the forty observables that it would update in each substep.
+        As ``env.step`` does it, bit for bit, without the forty observables that it would update in each substep, and with one evaluation
+        of the dynamics for robosuite's three: its environment and its controller call ``mj_forward`` where positions and velocities
+        are all they need, then ``mj_step`` begins again from there.
         """
         self._put_in_place(episode)
-        env = self.env
+        env, model, data, mujoco = self.env, self._model, episode.data, self._mujoco
+        env.sim.forward = lambda: mujoco.mj_step1(model, data)
         for substep in range(SUBSTEPS):
-            env.sim.forward()
             env._pre_action(action, substep == 0)
-            env.sim.step()
+            mujoco.mj_step2(model, data)
             if episode.clock.tick():
                 self._look(episode)
+        del env.sim.forward
         env._post_process()
         return bool(env._check_success())
 
