@@ -22,8 +22,12 @@ WIDEST = 0.07
 """What the fingers take between them, m; of a wider thing they take the rim."""
 HOVER, CARRY = 0.08, 0.05
 """Above what is to be grasped, and over what the thing is carried, m."""
-YAWS = np.deg2rad([0, 30, -30, 60, -60, 90])
-"""Turns of the tool to choose from, the preferred first."""
+PALM = 0.03
+"""From the tool centre point up to where the hand would touch the thing, m."""
+EMPTY = 0.0015
+"""Between closed fingers, m."""
+YAWS = np.deg2rad([90, 60, 120, 30, 150, 0])
+"""Directions in which the fingers may close, the preferred first: the y axis, as the robot begins."""
 
 
 def expert_action(env: Any) -> Array:
@@ -39,7 +43,7 @@ def expert_action(env: Any) -> Array:
         return carry(env, tool, aside, low[2], there, floor, rim)
     if there and low[2] < rim:
         return towards(tool, tool + [0, 0, 0.03], 0.0, OPEN)
-    return grasp(env, tool, corners)
+    return grasp(env, tool, env.obj_body_id[thing])
 
 
 def carry(env: Any, tool: Array, aside: Array, bottom: float, there: bool, floor: float, rim: float) -> Array:
@@ -55,10 +59,12 @@ def carry(env: Any, tool: Array, aside: Array, bottom: float, there: bool, floor
     return towards(tool, tool + np.append(move, up), 0.0, CLOSE)
 
 
-def grasp(env: Any, tool: Array, corners: Array) -> Array:
+def grasp(env: Any, tool: Array, body: int) -> Array:
     """The way to having the thing between closed fingers, coming from above with the gripper open."""
-    point, turn = grasp_of(env, corners)
+    point, turn = grasp_of(env, tool, body)
     aside, above = float(np.linalg.norm(point[:2] - tool[:2])), tool[2] - point[2]
+    if gap(env) < EMPTY:
+        return towards(tool, tool + [0, 0, 0.05], 0.0, OPEN)  # nothing between them: once more
     if aside < 0.012 and abs(above) < 0.012 and abs(turn) < 0.15:
         return towards(tool, point, turn, CLOSE)
     # A funnel: the higher, the less exact. Low beside the thing, sideways moves would push it: rise first.
@@ -68,19 +74,24 @@ def grasp(env: Any, tool: Array, corners: Array) -> Array:
     return towards(tool, np.append(xy, point[2] if descend else point[2] + HOVER), turn, OPEN)
 
 
-def grasp_of(env: Any, corners: Array) -> tuple[Array, float]:
+def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float]:
     """Where the tool centre point has to be ``[3]``, and how far the tool has to turn about z (rad)."""
+    fingers = env.sim.data.site_xmat[env.robots[0].eef_site_id].reshape(3, 3)[:, 0]
+    present = np.arctan2(fingers[1], fingers[0])
+    boxes = box_corners(env, body).reshape(-1, 8, 3)
+    corners = boxes.reshape(-1, 3)
     low, high = corners.min(0), corners.max(0)
     middle = (low + high) / 2
-    fingers = env.sim.data.site_xmat[env.robots[0].eef_site_id].reshape(3, 3)[:, 0]
-    present = np.arctan2(fingers[1], fingers[0]) - np.pi / 2  # 0: the fingers open along y
-    widths = [np.ptp(corners[:, :2] @ [-np.sin(yaw), np.cos(yaw)]) for yaw in YAWS]
-    fitting = [yaw for yaw, width in zip(YAWS, widths, strict=True) if width < WIDEST]
-    if not fitting:
-        radius = np.ptp(corners[:, 1]) / 2 - 0.004
-        return np.array([middle[0], middle[1] + radius, high[2] - 0.012]), shortest(-present)
-    depth = max(high[2] - 0.03, low[2] + 0.012)
-    return np.array([middle[0], middle[1], min(depth, middle[2] + 0.01)]), shortest(fitting[0] - present)
+    across = [np.ptp(corners[:, :2] @ [np.cos(yaw), np.sin(yaw)]) for yaw in YAWS]
+    fitting = [yaw for yaw, width in zip(YAWS, across, strict=True) if width < WIDEST]
+    if fitting:
+        return np.array([*middle[:2], max(high[2] - PALM, low[2] + 0.012)]), shortest(fitting[0] - present)
+    rim = boxes[boxes.max(1)[:, 2] > high[2] - 0.01]
+    walls = rim.mean(1)
+    outwards = walls[:, :2] - middle[:2]
+    turns = shortest(np.arctan2(outwards[:, 1], outwards[:, 0]) - present)
+    best = int(np.argmin(np.abs(turns) + 5 * np.linalg.norm(walls[:, :2] - tool[:2], axis=1)))
+    return np.array([*walls[best, :2], rim[best].max(0)[2] - 0.012]), float(turns[best])
 
 
 def destination(env: Any, place: str) -> tuple[Array, float, float, float]:
@@ -117,9 +128,15 @@ def closed(env: Any) -> float:
     return float(np.atleast_1d(env.robots[0].gripper.current_action)[-1])
 
 
-def shortest(angle: float) -> float:
+def gap(env: Any) -> float:
+    """Between the fingers, m."""
+    left, right = env.sim.data.qpos[env.robots[0]._ref_gripper_joint_pos_indexes]
+    return float(left - right)
+
+
+def shortest(angle: Any) -> Any:
     """The same direction of two equal fingers, in -pi/2 ... pi/2."""
-    return float((angle + np.pi / 2) % np.pi - np.pi / 2)
+    return (angle + np.pi / 2) % np.pi - np.pi / 2
 
 
 def towards(tool: Array, target: Array, turn: float, gripper: float) -> Array:
