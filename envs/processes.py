@@ -56,7 +56,7 @@ class _Process:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (nameless, and open as long as the process)
         with theirs:
             self._popen = subprocess.Popen(
-                [sys.executable, *self._program, str(theirs.fileno()), str(self._memory.fileno())],
+                [*self._program, str(theirs.fileno()), str(self._memory.fileno())],
                 pass_fds=(theirs.fileno(), self._memory.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
@@ -107,6 +107,7 @@ class SimulatorPool:
     program: what follows ``python`` on the command line, a module that calls ``serving.serve``.
     options: JSON values for the simulator's constructor.
     environment: added to this process's environment variables.
+    python: of another Python environment, to run the processes in; None takes this one's.
     step_timeout, start_timeout: seconds that one command and one start may take before the process counts as hung.
     The processes get ready in the background; the first use waits for them.
     """
@@ -120,6 +121,7 @@ class SimulatorPool:
         processes: int,
         episode_limit: int,
         environment: Mapping[str, str] | None = None,
+        python: str | None = None,
         step_timeout: float = 120.0,
         start_timeout: float = 300.0,
     ) -> None:
@@ -135,7 +137,7 @@ class SimulatorPool:
         self._processes: list[_Process] = []
         for index in range(processes):
             owned = range(index * slots // processes, (index + 1) * slots // processes)
-            process = _Process(program, options, owned, self._memory, environment or {})
+            process = _Process([python or sys.executable, *program], options, owned, self._memory, environment or {})
             process.launch(start_timeout)
             self._processes.append(process)
 

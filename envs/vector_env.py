@@ -34,6 +34,7 @@ class ProcessVectorEnv(VectorEnv):
             tasks=tasks,
             device=torch.device("cpu"),
             tool=None if spec.tool is None else ToolUnits(*spec.tool),
+            stack=spec.stack,
         )
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:

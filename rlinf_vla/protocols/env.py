@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +38,8 @@ class EnvSpec:
     device: torch.device
     tool: ToolUnits | None = None
     """None: actions (and states) are something else than docs/conventions.md says, joint angles for example."""
+    stack: dict[str, str] = field(default_factory=dict)
+    """What the simulator runs on: versions, physics, renderer. Numbers made on different stacks are not comparable without proof."""
 
 
 class VectorEnv(Protocol):

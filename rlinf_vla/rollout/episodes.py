@@ -22,8 +22,11 @@ def training_episodes(run_seed: int, iteration: int, slot: Tensor, ordinal: Tens
 
 
 def numbered_episodes(seeds: range, first: int, count: int, num_tasks: int) -> Episodes:
-    """``count`` episodes of a fixed list: seed ``seeds[i]``, tasks in turn. Raises IndexError past the end of the range."""
+    """``count`` episodes of a fixed list: tasks in turn, and the ``k``-th episode of every task has seed ``seeds[k]``.
+
+    (A benchmark with stored initial states plays the ``k``-th of them there.) Raises IndexError past the end of the range.
+    """
     index = torch.arange(first, first + count)
-    if first + count > len(seeds):
-        raise IndexError(f"only {len(seeds)} seeds are reserved, asked for {first + count}")
-    return Episodes.first_attempts(index % num_tasks, seeds.start + index)
+    if -(-(first + count) // num_tasks) > len(seeds):
+        raise IndexError(f"only {len(seeds)} seeds are reserved for each of {num_tasks} tasks, asked for {first + count} episodes")
+    return Episodes.first_attempts(index % num_tasks, seeds.start + index // num_tasks)

@@ -56,7 +56,7 @@ def played(episodes: Episodes, envs: int = 4, depth: int = 2, chunk: int = 2) ->
 
 def test_attempts_begin_alike_and_differ_in_noise_alone() -> None:
     episodes = numbered_episodes(range(100), 0, 3, 2).repeat(4)
-    assert episodes.seed.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and episodes.attempt.tolist() == [0, 1, 2, 3] * 3
+    assert episodes.seed.tolist() == [0] * 4 + [0] * 4 + [1] * 4 and episodes.attempt.tolist() == [0, 1, 2, 3] * 3
     calls = played(episodes)
     first = calls[calls.step == 0]
     assert len(first) == 12
@@ -88,16 +88,16 @@ def test_whole_episodes_in_order_whoever_plays_them() -> None:
 @pytest.mark.parametrize(("gamma", "unit"), [(1.0, "step"), (0.8, "step"), (0.8, "chunk")])
 def test_returns_of_whole_episodes_against_a_loop(gamma: float, unit: str) -> None:
     calls = played(numbered_episodes(range(100), 0, 4, 2).repeat(2), chunk=3)
-    expected, played_calls = defaultdict[tuple[int, int], float](float), defaultdict[tuple[int, int], int](int)
+    expected, played_calls = defaultdict[tuple[int, ...], float](float), defaultdict[tuple[int, ...], int](int)
     for n in range(len(calls)):  # in order of (episode, step)
-        key = (int(calls.seed[n]), int(calls.attempt[n]))
+        key = (int(calls.task_id[n]), int(calls.seed[n]), int(calls.attempt[n]))
         for i in calls.valid[n].nonzero().flatten().tolist():
             elapsed = played_calls[key] if unit == "chunk" else int(calls.step[n]) + i
             expected[key] += gamma**elapsed * float(calls.reward[n, i])
         played_calls[key] += 1
     ids, found = calls.episode_ids(), episode_returns(calls, gamma, unit)
     for n in range(len(calls)):
-        assert float(found[ids[n]]) == pytest.approx(expected[int(calls.seed[n]), int(calls.attempt[n])], abs=1e-5)
+        assert float(found[ids[n]]) == pytest.approx(expected[int(calls.task_id[n]), int(calls.seed[n]), int(calls.attempt[n])], abs=1e-5)
 
 
 def flow(**changes: Any) -> InProcessFlow:

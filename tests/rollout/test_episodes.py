@@ -52,7 +52,8 @@ def test_all_tasks_are_trained() -> None:
 
 def test_numbered_episodes_are_one_list() -> None:
     whole = numbered_episodes(EVALUATION_SEEDS, 0, 10, 3)
-    assert whole.seed.tolist() == list(EVALUATION_SEEDS[:10]) and whole.task_id.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    assert whole.task_id.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    assert whole.seed.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3], "the k-th episode of each task has the k-th seed"
     part = numbered_episodes(EVALUATION_SEEDS, 4, 3, 3)
     assert torch.equal(part.seed, whole[4:7].seed) and torch.equal(part.task_id, whole[4:7].task_id)
 
@@ -61,3 +62,6 @@ def test_numbered_episodes_end_with_their_range() -> None:
     assert numbered_episodes(range(5, 8), 0, 3, 1).seed.tolist() == [5, 6, 7]
     with pytest.raises(IndexError, match="only 3 seeds"):
         numbered_episodes(range(5, 8), 1, 3, 1)
+    assert numbered_episodes(range(5, 8), 0, 9, 3).seed.tolist() == [5, 5, 5, 6, 6, 6, 7, 7, 7]
+    with pytest.raises(IndexError, match="only 3 seeds"):
+        numbered_episodes(range(5, 8), 0, 10, 3)

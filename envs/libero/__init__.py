@@ -1,0 +1,10 @@
+"""LIBERO: ``plugin`` is what the entry point names. Importing this imports neither LIBERO nor MuJoCo."""
+
+from __future__ import annotations
+
+from .config import LiberoConfig
+from .plugin import Libero
+
+__all__ = ["Libero", "LiberoConfig", "plugin"]
+
+plugin = Libero()

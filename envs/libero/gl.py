@@ -1,0 +1,56 @@
+"""An OpenGL that renders without a screen: EGL (a GPU, or Mesa's llvmpipe), else OSMesa (always the CPU). The images are the same."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from rlinf_vla.types import UserError
+
+BACKENDS = ("egl", "osmesa")
+NONE = "no OpenGL that renders without a screen: apt-get install libegl1 libgl1-mesa-dri, or libosmesa6"
+_PROBE = """
+import mujoco
+context = mujoco.GLContext(64, 64)
+context.make_current()
+from OpenGL import GL
+print(GL.glGetString(GL.GL_RENDERER).decode())
+"""
+
+
+@dataclass(frozen=True)
+class Renderer:
+    backend: str
+    name: str
+    """What OpenGL calls itself."""
+
+
+def environment(backend: str) -> dict[str, str]:
+    """For a simulator's process. ``none``: it renders nothing."""
+    if backend == "none":
+        return {"MUJOCO_GL": "disable"}
+    # Mesa would keep compiled shaders in the user's home.
+    return {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "MESA_SHADER_CACHE_DISABLE": "true"}
+
+
+def find(wanted: str, python: str | None) -> Renderer:
+    """The renderer ``egl`` or ``osmesa``, or for ``auto`` the first that works. Raises UserError."""
+    for backend in BACKENDS if wanted == "auto" else (wanted,):
+        name = _renderer(backend, python or sys.executable)
+        if name is not None:
+            return Renderer(backend, name)
+    raise UserError(NONE if wanted == "auto" else f"env.renderer={wanted} does not work here: use env.renderer=auto, or {NONE}")
+
+
+@functools.cache
+def _renderer(backend: str, python: str) -> str | None:
+    """Asked in a process of its own: what has looked at OpenGL once must not fork any more, and a driver may crash."""
+    variables = {**os.environ, **environment(backend)}
+    try:
+        done = subprocess.run([python, "-c", _PROBE], env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,133 @@
+"""The plug-in: from a recipe's ``env`` node to vector environments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
+from rlinf_vla.types import UserError
+
+from .. import bootstrap
+from ..options import divide, one_of, processes_per_group
+from ..processes import SimulatorPool
+from ..vector_env import ProcessVectorEnv
+from . import gl
+from .config import CAMERAS, CONVENTIONS, INSTRUCTIONS, RENDERERS, RENDERINGS, LiberoConfig
+from .doctor import checks
+from .suites import SUITES, LiberoTask, chosen, limit, of_suite
+from .words import FLIPS, GRIPPERS, STATES
+
+
+class Libero:
+    """Implements ``EnvPlugin``."""
+
+    name = "libero"
+    Config = LiberoConfig
+
+    def create(self, config: LiberoConfig, groups: int) -> list[VectorEnv]:
+        options = simulator_options(config)
+        tasks = chosen(config)
+        per_group = divide(config.num_envs, groups, "env.num_envs")
+        processes = processes_per_group(config.num_envs, config.processes, groups)
+        renderer = gl.find(config.renderer, config.python) if config.cameras else gl.Renderer("none", "none")
+        pools = [
+            SimulatorPool(
+                [str(bootstrap.__file__), "libero.simulator"],
+                {**options, "tasks": [_of_simulator(task) for task in tasks], "renderer": f"{renderer.backend}: {renderer.name}"},
+                slots=per_group,
+                processes=processes,
+                episode_limit=episode_limit(config),
+                environment=gl.environment(renderer.backend),
+                python=config.python,
+                step_timeout=config.step_timeout_s,
+            )
+            for _ in range(groups)
+        ]
+        try:
+            return [ProcessVectorEnv(pool, tuple(task.name for task in tasks), why_no_expert(tasks)) for pool in pools]
+        except BaseException:
+            for pool in pools:
+                pool.close()
+            raise
+
+    def parts(self, config: LiberoConfig) -> dict[str, LiberoConfig]:
+        """What a sweep plays one after the other: suites, whose episodes differ in length."""
+        return {suite: replace(config, suite=suite, suites=None) for suite in suites(config)}
+
+    def variants(self, config: LiberoConfig) -> dict[str, LiberoConfig]:
+        return {
+            f"{rendering}, {size} x {size}": replace(config, rendering=rendering, image_size=size, processes=None)
+            for rendering in ("exact", "lazy", "fast")
+            for size in (128, 256)
+        } | {"no images": replace(config, cameras=[], processes=None)}
+
+    def tasks(self) -> list[Task]:
+        try:
+            listed = [task for suite in SUITES for task in of_suite(suite)]
+        except UserError:
+            return []
+        return [Task(task.name, task.instruction, True, has_expert(task)) for task in listed]
+
+    def diagnose(self) -> list[Diagnosis]:
+        return list(checks())
+
+
+def suites(config: LiberoConfig) -> list[str]:
+    return [config.suite] if config.suites is None else config.suites
+
+
+def episode_limit(config: LiberoConfig) -> int:
+    """Control steps; of several suites, the longest."""
+    return max(limit(suite) for suite in suites(config)) if config.episode_limit is None else config.episode_limit
+
+
+def has_expert(task: LiberoTask) -> bool:
+    return task.suite.startswith(("libero_object", "libero_spatial"))
+
+
+def why_no_expert(tasks: list[LiberoTask]) -> str | None:
+    without = [task.name for task in tasks if not has_expert(task)]
+    return f"{without[0]} has no scripted expert; all of libero_object and libero_spatial have one" if without else None
+
+
+def simulator_options(config: LiberoConfig) -> dict[str, Any]:
+    """What a simulator is built from but for its tasks, JSON values only. Raises UserError for what the user can mend."""
+    for suite in suites(config):
+        one_of(suite, SUITES, "env.suite" if config.suites is None else "env.suites")
+    one_of(config.convention, CONVENTIONS, "env.convention")
+    one_of(config.rendering, RENDERINGS, "env.rendering")
+    one_of(config.renderer, RENDERERS, "env.renderer")
+    one_of(config.instruction, INSTRUCTIONS, "env.instruction")
+    convention = CONVENTIONS[config.convention]
+    words = {}
+    for name, allowed in (("flip", FLIPS), ("state", STATES), ("gripper", GRIPPERS)):
+        value = getattr(config, name)
+        if value is not None:
+            one_of(value, allowed, f"env.{name}")
+        words[name] = getattr(convention, name) if value is None else value
+    size = convention.image_size if config.image_size is None else config.image_size
+    if not 16 <= size <= 1024:
+        raise UserError(f"env.image_size={size} is out of range: 16 ... 1024 pixels")
+    for name, least in (("wait_steps", 0), ("scenes", 1), ("seed", 0), ("episode_limit", 1), ("step_timeout_s", 1)):
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise UserError(f"env.{name}={value} must be at least {least}")
+    if config.python is not None and not Path(config.python).exists():
+        raise UserError(f"env.python={config.python} is not there: give the path of a Python program")
+    common = CONVENTIONS["common"]
+    return words | {
+        "cameras": {name: CAMERAS.get(name, name) for name in config.cameras},
+        "image_size": size,
+        "rendering": config.rendering,
+        "wait_steps": config.wait_steps,
+        "seed": config.seed,
+        "scenes": config.scenes,
+        "convention": ", ".join(words.values()),
+        "tool": all(words[name] == getattr(common, name) for name in ("state", "gripper")),
+    }
+
+
+def _of_simulator(task: LiberoTask) -> dict[str, str]:
+    return {"bddl": str(task.bddl), "init_states": str(task.init_states), "instruction": task.instruction}

@@ -1,0 +1,77 @@
+"""``make libero-reference``: this Python environment's LIBERO beside another's, on the same states; writes a page and two pictures.
+
+    python -m rlinf_vla.envs.libero.reference OTHER_PYTHON PAGE.md PICTURE_FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from .. import bootstrap
+from . import gl
+from .suites import LIMITS, of_suite
+
+TASKS_PER_SUITE = 3
+SHOWN = ("libero_object-0", "libero_spatial-0")
+
+
+def snapshots(python: str | None) -> dict[str, Any]:
+    """The arrays of ``snapshots.py``, made in that Python."""
+    every = [of_suite(suite, python) for suite in LIMITS]
+    chosen = [tasks[number] for tasks in every for number in np.linspace(0, len(tasks) - 1, TASKS_PER_SUITE).astype(int)]
+    asked = json.dumps([{"name": task.name, "bddl": str(task.bddl), "init_states": str(task.init_states)} for task in chosen])
+    environment = {**os.environ, **gl.environment(gl.find("auto", python).backend)}
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "snapshots.npz")
+        command = [python or sys.executable, str(bootstrap.__file__), "libero.snapshots", str(output)]
+        subprocess.run(command, input=asked, text=True, env=environment, check=True)
+        with np.load(output, allow_pickle=False) as stored:
+            return dict(stored)
+
+
+def page(here: dict[str, Any], there: dict[str, Any]) -> str:
+    stacks = [json.loads(str(each["stack"])) for each in (here, there)]
+    lines = ["| | here | reference |", "|---|---|---|"]
+    lines += [f"| {name} | {stacks[0][name]} | {stacks[1][name]} |" for name in ("python", "mujoco", "robosuite", "numpy")]
+    lines += ["", "| suite | camera | mean abs difference (of 255) | mean brightness here | reference | max difference in qpos |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for suite in LIMITS:
+        for camera in ("base", "wrist"):
+            names = [name for name in here if name.startswith(f"{suite}-") and name.endswith(camera)]
+            pairs = [(here[name].astype(float), there[name].astype(float)) for name in names]
+            difference = np.mean([np.abs(a - b).mean() for a, b in pairs])
+            bright = [np.mean([pair[side].mean() for pair in pairs]) for side in (0, 1)]
+            states = [name.rsplit("/", 1)[0] + "/qpos" for name in names]
+            moved = max(np.abs(here[name] - there[name]).max() for name in states)
+            lines.append(f"| {suite} | {camera} | {difference:.2f} | {bright[0]:.1f} | {bright[1]:.1f} | {moved:.1e} |")
+    return "\n".join(lines) + "\n"
+
+
+def side_by_side(name: str, here: dict[str, Any], there: dict[str, Any]) -> Image.Image:
+    """Here, the reference, and ten times their difference."""
+    a, b = here[f"{name}/base"], there[f"{name}/base"]
+    difference = np.clip(10 * np.abs(a.astype(int) - b), 0, 255).astype(np.uint8)
+    return Image.fromarray(np.concatenate([a, b, difference], axis=1))
+
+
+def main(python: str, output: Path, pictures: Path) -> None:
+    here, there = snapshots(None), snapshots(python)
+    text = page(here, there)
+    for name in SHOWN:
+        picture = pictures / f"libero_reference_{name.rsplit('-', 1)[0]}.png"
+        side_by_side(name, here, there).save(picture, optimize=True)
+        text += f"\n{name}: here, the reference, ten times their difference.\n\n![]({os.path.relpath(picture, output.parent)})\n"
+    output.write_text(f"# LIBERO here and on the reference stack\n\n`make libero-reference` wrote this page.\n\n{text}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

