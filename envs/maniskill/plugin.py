@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
-from collections.abc import Iterable
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -14,11 +11,13 @@ import torch
 from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
 from rlinf_vla.types import UserError
 
+from ..batched import BatchedVectorEnv
+from ..options import divide, one_of, processes_per_group
 from ..processes import SimulatorPool
 from ..serving import Unusable
 from ..vector_env import ProcessVectorEnv
 from . import vulkan
-from .batched import BatchedVectorEnv, ManiSkillBatch
+from .batched import ManiSkillBatch
 from .config import BACKENDS, CAMERAS, REWARDS, VISUALS, ManiSkillConfig
 from .doctor import BRIDGE_DOWNLOAD, INSTALL, NO_DRIVER, checks
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
@@ -35,7 +34,7 @@ class ManiSkill:
 
     def create(self, config: ManiSkillConfig, groups: int) -> list[VectorEnv]:
         options = simulator_options(config)
-        per_group = _divide(config.num_envs, groups, "env.num_envs")
+        per_group = divide(config.num_envs, groups, "env.num_envs")
         if find_spec("mani_skill") is None:
             raise UserError(f"ManiSkill is not installed: {INSTALL}")
         limit = TASKS[config.task].limit if config.episode_limit is None else config.episode_limit
@@ -51,7 +50,7 @@ class ManiSkill:
         return self._create_on_cpu(config, options, groups, per_group, limit)
 
     def _create_on_cpu(self, config: ManiSkillConfig, options: dict[str, Any], groups: int, per_group: int, limit: int) -> list[VectorEnv]:
-        processes = _processes(config, groups)
+        processes = processes_per_group(config.num_envs, config.processes, groups)
         driver = vulkan.find()
         if driver is None:
             raise UserError(NO_DRIVER)
@@ -93,16 +92,16 @@ class ManiSkill:
 
 def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
     """What a simulator is built from, JSON values only. Raises UserError for what the user can mend."""
-    _one_of(config.task, TASKS, "env.task")
+    one_of(config.task, TASKS, "env.task")
     entry = TASKS[config.task]
     missing = missing_assets(entry, config.asset_dir)
     if missing:
         raise UserError(f"env.task={config.task} needs assets that are not on this machine ({missing[0]}): {BRIDGE_DOWNLOAD}")
-    _one_of(config.control_mode, entry.control_modes, f"env.control_mode for {config.task}")
-    _one_of(config.reward, entry.rewards if config.reward in REWARDS else REWARDS, f"env.reward for {config.task}")
-    _one_of(config.camera, CAMERAS, "env.camera")
-    _one_of(config.robot_visuals, VISUALS, "env.robot_visuals")
-    _one_of(config.backend, BACKENDS, "env.backend")
+    one_of(config.control_mode, entry.control_modes, f"env.control_mode for {config.task}")
+    one_of(config.reward, entry.rewards if config.reward in REWARDS else REWARDS, f"env.reward for {config.task}")
+    one_of(config.camera, CAMERAS, "env.camera")
+    one_of(config.robot_visuals, VISUALS, "env.robot_visuals")
+    one_of(config.backend, BACKENDS, "env.backend")
     if not 16 <= config.image_size <= 1024:
         raise UserError(f"env.image_size={config.image_size} is out of range: 16 ... 1024 pixels")
     if config.episode_limit is not None and config.episode_limit < 1:
@@ -144,29 +143,3 @@ def why_not_on_gpu(config: ManiSkillConfig, groups: int) -> str | None:
     if "target" in config.control_mode:
         return f"env.control_mode={config.control_mode} loses its targets when a neighbour in the batch is reset: use env.backend=cpu"
     return None
-
-
-def _one_of(value: str, allowed: Iterable[str], what: str) -> None:
-    names = list(allowed)
-    if value not in names:
-        near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(names)}"
-        raise UserError(f"{what}={value} is unknown: {hint}")
-
-
-def _divide(total: int, parts: int, what: str) -> int:
-    if total < 1 or total % parts:
-        near = max(parts, round(total / parts) * parts)
-        raise UserError(f"{what}={total} cannot be shared by {parts} groups: use {near}")
-    return total // parts
-
-
-def _processes(config: ManiSkillConfig, groups: int) -> int:
-    """Simulator processes of one group."""
-    per_group = config.num_envs // groups
-    if config.processes is None:
-        return min(per_group, max(1, len(os.sched_getaffinity(0)) // groups))
-    processes = _divide(config.processes, groups, "env.processes")
-    if processes > per_group:
-        raise UserError(f"env.processes={config.processes} is more than env.num_envs={config.num_envs}")
-    return processes

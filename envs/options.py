@@ -1,0 +1,35 @@
+"""What every simulator refuses in a recipe's ``env`` node, each with one line that names the mend."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+
+from rlinf_vla.types import UserError
+
+
+def one_of(value: str, allowed: Iterable[str], what: str) -> None:
+    names = list(allowed)
+    if value not in names:
+        near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(names)}"
+        raise UserError(f"{what}={value} is unknown: {hint}")
+
+
+def divide(total: int, parts: int, what: str) -> int:
+    if total < 1 or total % parts:
+        near = max(parts, round(total / parts) * parts)
+        raise UserError(f"{what}={total} cannot be shared by {parts} groups: use {near}")
+    return total // parts
+
+
+def processes_per_group(num_envs: int, processes: int | None, groups: int) -> int:
+    """Simulator processes of one group, of ``processes`` in all; None takes one per CPU core, at least one per group."""
+    per_group = num_envs // groups
+    if processes is None:
+        return min(per_group, max(1, len(os.sched_getaffinity(0)) // groups))
+    own = divide(processes, groups, "env.processes")
+    if own > per_group:
+        raise UserError(f"env.processes={processes} is more than env.num_envs={num_envs}")
+    return own
