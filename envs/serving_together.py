@@ -37,7 +37,7 @@ class _Simulator:
 
 
 class _Server:
-    """Carries out the parent's commands, all rows of one at a time. A slot that ends before the others moves on unseen until it is reset."""
+    """Carries out each of the parent's commands on all its slots at once. One that ends before the others moves on unseen."""
 
     def __init__(self, simulator: _Simulator, arrays: SharedArrays, first: int) -> None:
         self.batch, self.arrays, self.first = simulator.batch, arrays, first

@@ -41,7 +41,8 @@ class GenesisBatch:
             raise Unusable(f"Genesis cannot draw here ({str(error).splitlines()[0]}): apt-get install libegl1 libgl1") from error
         self.num_envs, self.device = num_envs, self._world.device
         self.action_dim, self.state_dim, self.control_hz = (7 if options["rotations"] else 4), 8, CONTROL_HZ
-        self.images, self.tool = dict.fromkeys(views, size), ToolUnits(TRANSLATION_M, ROTATION_RAD * options["rotations"])
+        self.images: dict[str, tuple[int, int]] = dict.fromkeys(views, (size[0], size[1]))
+        self.tool: ToolUnits | None = ToolUnits(TRANSLATION_M, ROTATION_RAD * options["rotations"])
         self._drawn = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._progress = torch.zeros(num_envs, device=self.device)
         self._position, self._quaternion = self._world.tool()
@@ -103,8 +104,7 @@ class GenesisBatch:
 
     def _state(self) -> goals.State:
         joints, speeds = self._world.joints(), self._world.joint_speeds()
-        things = [self._world.thing(index) for index in range(len(self._scene.things))]
-        centre, quaternion, speed = (torch.stack(each, dim=1) for each in zip(*things, strict=True))
+        centre, quaternion, speed = self._world.things()
         return goals.State(
             tool=self._world.tool()[0],
             finger=joints[:, FINGERS].mean(1),

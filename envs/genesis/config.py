@@ -28,7 +28,7 @@ class GenesisConfig:
     robot_visuals: ``low_poly`` draws the robot by its collision meshes, several times faster on a CPU; the physics is the same.
     reward: per control step; ``sparse`` is 1 on success, else 0; ``progress`` is what a step changes of how much is done (the way to the
         object, grasping it, the way to its place), so that an episode's sum is the progress it made.
-    processes: simulator processes in all (cpu backend), each with an equal share of the environments of its group; null takes one per group.
+    processes: simulator processes in all (cpu backend), each with an equal share of its group's environments; null takes one per group.
     cache_dir: where Genesis keeps compiled kernels and prepared meshes; null takes ``~/.cache/rlinf-vla/genesis``.
     step_timeout_s: seconds that a process may take for one command before it counts as hung and is replaced.
     """

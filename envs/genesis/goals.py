@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import rotations
-from .scene import TARGET, Cylinder, Inside, Lifted, On, Predicate, Scene, Sphere, Thing
+from .scene import TARGET, Cylinder, Lifted, On, Predicate, Scene, Sphere, Thing
 
 STILL_M_S = 0.03
 TOUCH_M = 0.006
@@ -41,8 +42,7 @@ class State:
     """int64 ``[N]``: index into ``Scene.target`` of what the episode drew."""
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(NamedTuple):
     """One object of each environment: the same, or what ``target`` stands for there."""
 
     centre: Tensor
@@ -62,14 +62,13 @@ class Body:
 
 def body(scene: Scene, state: State, name: str) -> Body:
     names = list(scene.things)
-    if name == TARGET:
-        index = torch.tensor([names.index(each) for each in scene.target], device=state.target.device)[state.target]
-    else:
-        index = torch.full_like(state.target, names.index(name))
-    row = torch.arange(len(index), device=index.device)
-    half = torch.stack([state.tool.new_tensor(thing.half_m) for thing in scene.things.values()])
-    rise = torch.stack([_rise(thing, state.quaternion[:, i]) for i, thing in enumerate(scene.things.values())], dim=1)
-    return Body(state.centre[row, index], state.speed[row, index], half[index], rise[row, index])
+    if name != TARGET:
+        index = names.index(name)
+        half = state.tool.new_tensor(scene.things[name].half_m).expand(len(state.tool), 3)
+        return Body(state.centre[:, index], state.speed[:, index], half, _rise(scene.things[name], state.quaternion[:, index]))
+    chosen = [body(scene, state, each) for each in scene.target]
+    row = torch.arange(len(state.target), device=state.target.device)
+    return Body(*(torch.stack(parts)[state.target, row] for parts in zip(*chosen, strict=True)))
 
 
 def holds(scene: Scene, state: State, predicate: Predicate) -> Tensor:

@@ -13,8 +13,28 @@ import yaml
 from rlinf_vla.types import UserError
 
 from ..options import one_of
-from .scene import COLOURS, TARGET, Box, Camera, Crowded, Cylinder, Inside, Lifted, Mesh, On, Predicate, Region, Robot, Scene, Shape
-from .scene import Sphere, Thing, Vector, draw
+from .scene import (
+    COLOURS,
+    TARGET,
+    Box,
+    Camera,
+    Crowded,
+    Cylinder,
+    Inside,
+    Interval,
+    Lifted,
+    Mesh,
+    On,
+    Predicate,
+    Region,
+    Robot,
+    Scene,
+    Shape,
+    Sphere,
+    Thing,
+    Vector,
+    draw,
+)
 
 SHAPES = ("box", "sphere", "cylinder", "mesh")
 ROBOTS = ("panda",)
@@ -163,11 +183,11 @@ class _Node:
             raise self.wrong(f"a list of {' or '.join(map(str, counts))} numbers")
         return tuple(each.number(low, high) for each in self.items())
 
-    def interval(self, low: float, high: float) -> Vector:
-        ends = self.numbers((2,), low, high)
-        if ends[0] > ends[1]:
+    def interval(self, low: float, high: float) -> Interval:
+        first, last = self.numbers((2,), low, high)
+        if first > last:
             raise self.wrong("[low, high]")
-        return ends
+        return first, last
 
     def one_of(self, known: Collection[str]) -> str:
         if not isinstance(self.value, str) or self.value not in known:
@@ -220,7 +240,7 @@ def _mesh(node: _Node, folder: Path) -> Mesh:
         raise node["file"].wrong(f"a mesh file; there is none at {file}")
     scale = node["scale"].number(1e-4, 1e4) if "scale" in node else 1.0
     try:
-        mesh = trimesh.load(file, force="mesh")
+        mesh: Any = trimesh.load(file, force="mesh")
         low, high = (mesh.bounds * scale).tolist()
         solid = mesh if mesh.is_watertight else mesh.convex_hull
     except Exception as error:  # whatever trimesh's readers raise
@@ -247,10 +267,11 @@ def _colour(node: _Node) -> Vector:
     return node.numbers((3,), 0.0, 1.0)
 
 
-def _yaw(node: _Node) -> Vector:
+def _yaw(node: _Node) -> Interval:
     if isinstance(node.value, list):
         return node.interval(-360, 360)
-    return (node.number(-360, 360),) * 2
+    angle = node.number(-360, 360)
+    return angle, angle
 
 
 def _region(node: _Node) -> Region:

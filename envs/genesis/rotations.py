@@ -26,10 +26,10 @@ def conjugate(q: Tensor) -> Tensor:
 
 
 def turned(q: Tensor, v: Tensor) -> Tensor:
-    """``[..., 3]``: the vectors ``v``, turned by ``q``."""
+    """``[..., 3]``: the vectors ``v``, turned by ``q``; they broadcast, but have as many dimensions."""
     w, u = q[..., :1], q[..., 1:]
-    twice = 2 * torch.cross(u.expand_as(v), v, dim=-1)
-    return v + w * twice + torch.cross(u.expand_as(v), twice, dim=-1)
+    twice = 2 * torch.linalg.cross(u, v)
+    return v + w * twice + torch.linalg.cross(u, twice)
 
 
 def from_vector(v: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = tuple[float, ...]
+Interval = tuple[float, float]
 
 TARGET = "target"
 """In a predicate: the object that the episode drew from ``Scene.target``. In an instruction: ``{target}``, its name."""
@@ -67,9 +68,9 @@ Shape = Box | Sphere | Cylinder | Mesh
 class Region:
     """Intervals [low, high] of an object's centre."""
 
-    x_m: Vector
-    y_m: Vector
-    z_m: Vector | None = None
+    x_m: Interval
+    y_m: Interval
+    z_m: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Thing:
     """(x, y) or (x, y, z) of its centre, or where an episode draws it from."""
     colour: Vector = COLOURS["grey"]
     mass_kg: float = 0.1
-    yaw_deg: Vector = (0.0, 0.0)
+    yaw_deg: Interval = (0.0, 0.0)
     """Interval, about the vertical."""
     fixed: bool = False
     collision: bool = True

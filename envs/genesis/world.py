@@ -19,13 +19,14 @@ TOOL_OFFSET_M = (0.0, 0.0, 0.1034)
 POINTING_DOWN = (0.0, 1.0, 0.0, 0.0)
 PANDA = "xml/franka_emika_panda/panda.xml"
 """In Genesis' own assets (MuJoCo Menagerie)."""
-POSTURE_RAD = (0.0, -0.3, 0.0, -2.2, 0.0, 2.0, 0.785, 0.04, 0.04)
+POSTURE_RAD = (0.0, 0.1, 0.0, -2.3, 0.0, 2.4, 0.785, 0.04, 0.04)
 """Joints from which the posture at ``Robot.tool_m`` is found: elbow up. The last two are the fingers, metres."""
 STIFFNESS = (4500.0, 4500.0, 3500.0, 3500.0, 2000.0, 2000.0, 2000.0, 1000.0, 1000.0)
-DAMPING = tuple(stiffness / 20 for stiffness in STIFFNESS[:7]) + (50.0, 50.0)
-"""Half of what Genesis' examples take: the arm follows its target within about one control step."""
+DAMPING = (150.0, 150.0, 120.0, 120.0, 45.0, 45.0, 45.0, 50.0, 50.0)
+"""Nearly critical, less than Genesis' examples take: the arm follows its target within about one control step."""
 FORCE_LIMIT = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0, 20.0, 20.0)
 """Nm, and N for the fingers: a Panda's."""
+ROBOT_COLOUR = (0.86, 0.86, 0.84, 1.0)
 ARM, FINGERS = slice(0, 7), slice(7, 9)
 
 
@@ -59,7 +60,9 @@ class World:
             material=gs.materials.Rigid(gravity_compensation=1.0),
             vis_mode="collision" if low_poly else "visual",
         )
-        self._middle = [thing.shape.middle_m if isinstance(thing.shape, Mesh) else (0.0, 0.0, 0.0) for thing in scene.things.values()]
+        if low_poly:
+            for geom in self._robot.geoms:
+                geom.mesh.set_color(ROBOT_COLOUR)  # Genesis draws collision meshes in random colours
         self._things = [_add(gs, self._scene, thing) for thing in scene.things.values()]
         self._cameras = {
             name: self._scene.add_camera(
@@ -72,6 +75,11 @@ class World:
         self._robot.set_dofs_kv(DAMPING)
         self._robot.set_dofs_force_range([-force for force in FORCE_LIMIT], FORCE_LIMIT)
         self._hand = self._robot.get_link("hand")
+        self._offset = torch.tensor([TOOL_OFFSET_M], device=self.device)
+        self._links = [thing.base_link_idx for thing in self._things]
+        middles = [thing.shape.middle_m if isinstance(thing.shape, Mesh) else (0.0, 0.0, 0.0) for thing in scene.things.values()]
+        self._middle = torch.tensor([middles], device=self.device)
+        """``[1, K, 3]``: of each object in its own frame."""
         tool = torch.tensor([scene.robot.tool_m], device=self.device).expand(num_envs, 3)
         down = torch.tensor([POINTING_DOWN], device=self.device).expand(num_envs, 4)
         self._home = self.joints_for(tool, down, torch.tensor([POSTURE_RAD], device=self.device).expand(num_envs, 9))
@@ -88,7 +96,7 @@ class World:
             half_yaw = self._tensor(np.stack([layout.yaw[index] / 2 for layout in layouts]))
             zero = torch.zeros_like(half_yaw)
             quaternion = torch.stack([torch.cos(half_yaw), zero, zero, torch.sin(half_yaw)], dim=1)
-            thing.set_pos(centre - self._from_origin(index, quaternion), envs_idx=rows)
+            thing.set_pos(centre - rotations.turned(quaternion, self._middle[:, index]), envs_idx=rows)
             thing.set_quat(quaternion, envs_idx=rows)
 
     def joints(self) -> Tensor:
@@ -104,7 +112,14 @@ class World:
     def tool(self) -> tuple[Tensor, Tensor]:
         """Tool centre point ``[N, 3]`` and quaternion ``[N, 4]`` (w x y z)."""
         quaternion = self._hand.get_quat().clone()
-        return self._hand.get_pos() + rotations.turned(quaternion, self._offset(quaternion)), quaternion
+        return self._hand.get_pos() + rotations.turned(quaternion, self._offset), quaternion
+
+    def things(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Centres ``[N, K, 3]``, quaternions ``[N, K, 4]`` and speeds ``[N, K]`` (m/s) of the objects."""
+        solver = self._scene.rigid_solver
+        quaternion = solver.get_links_quat(self._links, relative=True).clone()
+        centre = solver.get_links_pos(self._links, relative=True) + rotations.turned(quaternion, self._middle)
+        return centre, quaternion, solver.get_links_vel(self._links).square().sum(-1).sqrt()
 
     def joints_for(self, position: Tensor, quaternion: Tensor, near: Tensor) -> Tensor:
         """``[N, 9]``: joints that bring the tool to a pose, or as close as they can, found from the joints ``near``. Nothing moves.
@@ -113,7 +128,7 @@ class World:
         """
         found: Tensor = self._robot.inverse_kinematics(
             link=self._hand,
-            pos=position - rotations.turned(quaternion, self._offset(quaternion)),
+            pos=position - rotations.turned(quaternion, self._offset),
             quat=quaternion,
             init_qpos=near,
             max_samples=1,
@@ -126,12 +141,6 @@ class World:
         for _ in range(times):
             self._scene.step(update_visualizer=False)
 
-    def thing(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Centre ``[N, 3]``, quaternion ``[N, 4]`` and speed ``[N]`` (m/s) of an object."""
-        thing = self._things[index]
-        quaternion = thing.get_quat().clone()
-        return thing.get_pos() + self._from_origin(index, quaternion), quaternion, thing.get_vel().square().sum(-1).sqrt()
-
     def image(self, camera: str, row: int) -> NDArray[np.uint8]:
         """``[H, W, 3]``"""
         self._scene.visualizer.context.rendered_envs_idx = [row]
@@ -140,13 +149,6 @@ class World:
 
     def close(self) -> None:
         self._scene.destroy()
-
-    def _from_origin(self, index: int, quaternion: Tensor) -> Tensor:
-        """``[N, 3]``: from the origin of an object's own frame to its centre."""
-        return rotations.turned(quaternion, quaternion.new_tensor(self._middle[index]).expand(len(quaternion), 3))
-
-    def _offset(self, like: Tensor) -> Tensor:
-        return like.new_tensor(TOOL_OFFSET_M).expand(len(like), 3)
 
     def _tensor(self, array: NDArray[np.float64]) -> Tensor:
         return torch.from_numpy(array.astype(np.float32)).to(self.device)
