@@ -78,8 +78,18 @@ class Simulator(Protocol):
         """A picture for people, ``[H, W, 3]``."""
 
 
-def serve(create: Callable[[dict[str, Any], int], Simulator]) -> None:
-    """Serve ``create(options, number of slots)`` until the parent is gone. Called by the process that ``SimulatorPool`` started."""
+class Server(Protocol):
+    """Carries out the parent's commands on one process's slots."""
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        """``command``: a verb, and one row ``[slot, *arguments]`` for each slot concerned. The answer has one entry per row."""
+
+
+def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, SharedArrays, int], Server] | None = None) -> None:
+    """Serve ``create(options, number of slots)`` until the parent is gone. Called by the process that ``SimulatorPool`` started.
+
+    ``create`` makes a :class:`Simulator`, or something else with a ``spec`` that ``server(it, arrays, first slot)`` knows how to serve.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     sock, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     threading.Thread(target=_leave_with_parent, args=(sock.fileno(),), daemon=True).start()
@@ -89,9 +99,9 @@ def serve(create: Callable[[dict[str, Any], int], Simulator]) -> None:
         simulator = create(start["options"], start["slots"])
         channel.send({"spec": asdict(simulator.spec)})
         arrays = SharedArrays(memory, Layout(**channel.receive()["layout"]))
-        server = _Server(simulator, arrays, start["first"])
+        serving = (server or SlotServer)(simulator, arrays, start["first"])
         while True:
-            channel.send(server.answer(channel.receive()))
+            channel.send(serving.answer(channel.receive()))
     except ChannelClosed:
         return
     except Unusable as error:
@@ -108,14 +118,13 @@ def _leave_with_parent(file: int) -> None:
     os._exit(0)
 
 
-class _Server:
-    """Carries out the parent's commands. Slots are numbered over the whole pool; this process owns those from ``first`` on."""
+class SlotServer:
+    """Serves a :class:`Simulator`. Slots are numbered over the whole pool; this process owns those from ``first`` on."""
 
     def __init__(self, simulator: Simulator, arrays: SharedArrays, first: int) -> None:
         self.simulator, self.arrays, self.first = simulator, arrays, first
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        """``command``: a verb, and one row ``[slot, *arguments]`` for each slot concerned. The answer has one entry per row."""
         verb: Callable[..., Any] = getattr(self, command["verb"])
         return {"rows": [verb(slot, *arguments) for slot, *arguments in command["rows"]]}
 

@@ -11,12 +11,13 @@ import torch
 from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
 from rlinf_vla.types import UserError
 
+from ..batched import BatchedVectorEnv
 from ..options import divide, one_of, processes_per_group
 from ..processes import SimulatorPool
 from ..serving import Unusable
 from ..vector_env import ProcessVectorEnv
 from . import vulkan
-from .batched import BatchedVectorEnv, ManiSkillBatch
+from .batched import ManiSkillBatch
 from .config import BACKENDS, CAMERAS, REWARDS, VISUALS, ManiSkillConfig
 from .doctor import BRIDGE_DOWNLOAD, INSTALL, NO_DRIVER, checks
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets

@@ -1,0 +1,152 @@
+"""The :class:`VectorEnv` of a simulator that steps all its environments together in this process; no tensor leaves the device.
+
+The chunk logic is :class:`BatchedVectorEnv`; what it asks of a simulator is :class:`Batch`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.protocols import EnvSpec, ToolUnits, VectorEnv
+from rlinf_vla.types import Episodes, Observation, StepResult, UserError
+
+from .checks import checked_actions, checked_episodes
+
+
+class Batch(Protocol):
+    """``N`` environments that can be reset one by one but only stepped together. All tensors lie on ``device``."""
+
+    num_envs: int
+    action_dim: int
+    state_dim: int
+    control_hz: float
+    images: dict[str, tuple[int, int]]
+    """name -> (height, width)"""
+    picture: tuple[int, int]
+    """(height, width) of what ``render`` returns."""
+    device: torch.device
+    tool: ToolUnits | None
+
+    def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
+        """Reset ``rows``; ``seeds`` of all ``N``. An episode depends on its own seed only. Returns the ``N`` present instructions."""
+
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One control step of all, ``actions`` ``[N, D]``: reward float32, terminated and success bool ``[N]``."""
+
+    def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of ``R`` rows: state float32 ``[R, S]``, images name -> uint8 ``[R, H, W, 3]``."""
+
+    def expert(self) -> Tensor:
+        """float32 ``[N, D]``"""
+
+    def render(self, index: int) -> Tensor:
+        """uint8 ``[H, W, 3]``"""
+
+    def close(self) -> None: ...
+
+
+class BatchedVectorEnv(VectorEnv):
+    """A :class:`Batch` as a vector environment.
+
+    A batch cannot hold single environments still. One that ends inside a chunk therefore moves on until the chunk is over, unseen: what it
+    saw at its end is kept and returned, its later steps are not valid, and it cannot be stepped again before it is reset.
+    """
+
+    def __init__(self, batch: Batch, episode_limit: int, tasks: tuple[str, ...], no_expert: str | None = None) -> None:
+        self._batch, self._no_expert, self._closed = batch, no_expert, False
+        n, device = batch.num_envs, batch.device
+        self.spec = EnvSpec(
+            num_envs=n,
+            action_dim=batch.action_dim,
+            state_dim=batch.state_dim,
+            control_hz=batch.control_hz,
+            episode_limit=episode_limit,
+            images=batch.images,
+            tasks=tasks,
+            device=device,
+            tool=batch.tool,
+        )
+        self._seeds = [0] * n
+        self._executed = torch.zeros(n, dtype=torch.int64, device=device)
+        self._under_way = torch.zeros(n, dtype=torch.bool, device=device)
+        self._state = torch.zeros(n, batch.state_dim, device=device)
+        self._images = {name: torch.zeros(n, *size, 3, dtype=torch.uint8, device=device) for name, size in batch.images.items()}
+        self._instruction = [""] * n
+        self._result: StepResult | None = None
+
+    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
+        if self._closed:
+            raise RuntimeError("the vector environment is closed")
+        rows = checked_episodes(self.spec, episodes, mask)
+        seeds = episodes.seed.tolist()
+        for row in rows:
+            self._seeds[row] = seeds[row]
+        self._instruction = self._batch.reset(list(self._seeds), rows)
+        chosen = torch.zeros_like(self._under_way)
+        chosen[rows] = True
+        self._executed[chosen] = 0
+        self._under_way |= chosen
+        self._look(chosen)
+
+    def reset_wait(self) -> Observation:
+        return self._observation()
+
+    def step_async(self, actions: Tensor) -> None:
+        actions = checked_actions(self.spec, actions)
+        if not self._under_way.all():
+            raise RuntimeError(f"environment {int((~self._under_way).nonzero()[0])} has no episode under way: reset it first")
+        shape = (self.spec.num_envs, actions.shape[1])
+        reward = torch.zeros(shape, device=self.spec.device)
+        terminated, truncated, success, valid = (torch.zeros(shape, dtype=torch.bool, device=self.spec.device) for _ in range(4))
+        unseen = self._under_way.clone()
+        for c in range(actions.shape[1]):
+            alive = self._under_way.clone()
+            earned, fell, reached = self._batch.step(actions[:, c])
+            self._executed += alive
+            valid[:, c] = alive
+            reward[:, c] = torch.where(alive, earned, 0.0)
+            success[:, c] = reached & alive
+            terminated[:, c] = fell & alive
+            truncated[:, c] = alive & ~fell & (self._executed >= self.spec.episode_limit)
+            ended = terminated[:, c] | truncated[:, c]
+            self._under_way &= ~ended
+            if ended.any():
+                self._look(ended)
+                unseen &= ~ended
+            if not self._under_way.any():
+                break
+        if unseen.any():
+            self._look(unseen)
+        self._result = StepResult(self._observation(), reward, terminated, truncated, success, valid)
+
+    def step_wait(self) -> StepResult:
+        if self._result is None:
+            raise RuntimeError("step_wait without step_async")
+        result, self._result = self._result, None
+        return result
+
+    def render(self, index: int) -> Tensor:
+        return self._batch.render(index)
+
+    def expert_actions(self) -> Tensor:
+        if self._no_expert is not None:
+            raise UserError(self._no_expert)
+        return self._batch.expert()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._batch.close()
+
+    def _look(self, chosen: Tensor) -> None:
+        """Take what the environments in ``chosen`` (bool ``[N]``) see now as their present observation. What was returned before stays."""
+        rows = chosen.nonzero().flatten()
+        state, images = self._batch.observe(rows.tolist())
+        self._state = self._state.index_copy(0, rows, state)
+        self._images = {name: self._images[name].index_copy(0, rows, image) for name, image in images.items()}
+
+    def _observation(self) -> Observation:
+        return Observation(dict(self._images), self._state, list(self._instruction))

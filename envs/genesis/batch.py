@@ -1,0 +1,116 @@
+"""A scene as a batch of environments: actions, proprioception, images, rewards, experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.protocols import ToolUnits
+
+from ..serving import Unusable
+from . import goals, rotations
+from .experts import expert_actions
+from .loading import scene_from
+from .scene import Camera, draw
+from .world import FINGERS, PHYSICS_DT_S, POINTING_DOWN, World
+
+CONTROL_HZ = 20.0
+TRANSLATION_M, ROTATION_RAD = 0.05, 0.25
+LEASH_M, LEASH_RAD = 0.1, 0.5
+"""How far the target may run ahead of the tool: an arm that is held up does not wind up."""
+FINGER_OPEN_M, FINGER_CLOSED_M = 0.04, -0.01
+"""Where a finger is sent by +1 and -1; beyond closed, so that it presses."""
+PICTURE_SIZE = 256
+
+
+class GenesisBatch:
+    """Implements ``Batch``. ``options``: what ``plugin.simulator_options`` makes, JSON values only."""
+
+    def __init__(self, options: dict[str, Any], num_envs: int, backend: str) -> None:
+        self._options, self._scene = options, scene_from(options["scene"], Path(options["path"]))
+        size = (options["image_size"],) * 2
+        self.picture = (PICTURE_SIZE,) * 2
+        first = next(iter(self._scene.cameras.values()))
+        views: dict[str, tuple[Camera, tuple[int, int]]] = {name: (self._scene.cameras[name], size) for name in options["cameras"]}
+        try:
+            self._world = World(self._scene, num_envs, backend, views | {"": (first, self.picture)}, options["low_poly"])
+        except ImportError as error:  # of the libraries that draw
+            raise Unusable(f"Genesis cannot draw here ({str(error).splitlines()[0]}): apt-get install libegl1 libgl1") from error
+        self.num_envs, self.device = num_envs, self._world.device
+        self.action_dim, self.state_dim, self.control_hz = (7 if options["rotations"] else 4), 8, CONTROL_HZ
+        self.images: dict[str, tuple[int, int]] = dict.fromkeys(views, (size[0], size[1]))
+        self.tool: ToolUnits | None = ToolUnits(TRANSLATION_M, ROTATION_RAD * options["rotations"])
+        self._drawn = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self._progress = torch.zeros(num_envs, device=self.device)
+        self._position, self._quaternion = self._world.tool()
+        self._joints = self._world.joints()
+
+    def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
+        layouts = [draw(self._scene, seeds[row]) for row in rows]
+        self._world.reset(rows, layouts)
+        index = torch.tensor(rows, device=self.device)
+        self._drawn[index] = torch.tensor([layout.target for layout in layouts], device=self.device)
+        position, _ = self._world.tool()
+        # The arm starts a little crooked; it is to hold the tool there, but pointing down.
+        self._position[index] = position[index]
+        self._quaternion[index] = self._quaternion.new_tensor(POINTING_DOWN)
+        self._joints[index] = self._world.joints()[index]
+        self._progress[index] = goals.progress(self._scene, self._state())[index]
+        return [self._scene.told(target) for target in self._drawn.tolist()]
+
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        actions = actions.clamp(-1, 1)
+        position, quaternion = self._world.tool()
+        ahead = self._position + TRANSLATION_M * actions[:, :3] - position
+        self._position = position + rotations.limited(ahead, LEASH_M)
+        if self.action_dim == 7:
+            asked = rotations.product(rotations.from_vector(ROTATION_RAD * actions[:, 3:6]), self._quaternion)
+            turn = rotations.to_vector(rotations.product(asked, rotations.conjugate(quaternion)))
+            self._quaternion = rotations.product(rotations.from_vector(rotations.limited(turn, LEASH_RAD)), quaternion)
+        self._joints = self._world.joints_for(self._position, self._quaternion, self._joints)
+        opening = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (actions[:, -1:] + 1) / 2
+        self._joints[:, FINGERS] = opening
+        self._world.step(self._joints, round(1 / (CONTROL_HZ * PHYSICS_DT_S)))
+        state = self._state()
+        success = goals.success(self._scene, state)
+        if self._options["reward"] == "sparse":
+            return success.float(), success, success
+        done = goals.progress(self._scene, state)
+        reward, self._progress = done - self._progress, done
+        return reward, success, success
+
+    def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        position, quaternion = self._world.tool()
+        finger = self._world.joints()[:, FINGERS].mean(1, keepdim=True)
+        state = torch.cat([position, quaternion, finger], dim=1)[rows]
+        return state, {name: torch.stack([self._image(name, row) for row in rows]).to(self.device) for name in self.images}
+
+    def expert(self) -> Tensor:
+        action = expert_actions(self._scene, self._state(), TRANSLATION_M)
+        rotation = action.new_zeros(len(action), self.action_dim - 4)
+        return torch.cat([action[:, :3], rotation, action[:, 3:]], dim=1)
+
+    def render(self, index: int) -> Tensor:
+        return self._image("", index)
+
+    def close(self) -> None:
+        self._world.close()
+
+    def _image(self, camera: str, row: int) -> Tensor:
+        return torch.from_numpy(self._world.image(camera, row).copy())
+
+    def _state(self) -> goals.State:
+        joints, speeds = self._world.joints(), self._world.joint_speeds()
+        centre, quaternion, speed = self._world.things()
+        return goals.State(
+            tool=self._world.tool()[0],
+            finger=joints[:, FINGERS].mean(1),
+            finger_speed=speeds[:, FINGERS].mean(1),
+            centre=centre,
+            quaternion=quaternion,
+            speed=speed,
+            target=self._drawn,
+        )

@@ -1,0 +1,169 @@
+"""When a predicate of a scene holds, and how near an episode is to that. Functions of the present state, in batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import rotations
+from .scene import TARGET, Cylinder, Lifted, On, Predicate, Scene, Sphere, Thing
+
+STILL_M_S = 0.03
+TOUCH_M = 0.006
+"""What touches is less than this apart, or into each other."""
+OPEN_M = 0.037
+"""One finger's way from closed beyond which the gripper counts as open: nothing wider can be grasped."""
+HALF_WAY = 0.5
+"""The progress of having the object in hand, of 1 for success."""
+REACHED = 0.25
+"""The progress of having the tool at the object."""
+
+
+@dataclass(frozen=True)
+class State:
+    """``N`` environments, ``K`` objects. Metres, the frame of the robot's base."""
+
+    tool: Tensor
+    """``[N, 3]``"""
+    finger: Tensor
+    """``[N]`` way of one finger from closed."""
+    finger_speed: Tensor
+    """``[N]`` m/s"""
+    centre: Tensor
+    """``[N, K, 3]``"""
+    quaternion: Tensor
+    """``[N, K, 4]``"""
+    speed: Tensor
+    """``[N, K]`` m/s"""
+    target: Tensor
+    """int64 ``[N]``: index into ``Scene.target`` of what the episode drew."""
+
+
+class Body(NamedTuple):
+    """One object of each environment: the same, or what ``target`` stands for there."""
+
+    centre: Tensor
+    """``[N, 3]``"""
+    speed: Tensor
+    """``[N]``"""
+    half: Tensor
+    """``[N, 3]`` half its length, width and height, in its own frame."""
+    rise: Tensor
+    """``[N]`` half its height as it now lies."""
+
+    @property
+    def low(self) -> Tensor:
+        """``[N]`` height of its lowest point."""
+        return self.centre[:, 2] - self.rise
+
+
+def body(scene: Scene, state: State, name: str) -> Body:
+    names = list(scene.things)
+    if name != TARGET:
+        index = names.index(name)
+        half = state.tool.new_tensor(scene.things[name].half_m).expand(len(state.tool), 3)
+        return Body(state.centre[:, index], state.speed[:, index], half, _rise(scene.things[name], state.quaternion[:, index]))
+    chosen = [body(scene, state, each) for each in scene.target]
+    row = torch.arange(len(state.target), device=state.target.device)
+    return Body(*(torch.stack(parts)[state.target, row] for parts in zip(*chosen, strict=True)))
+
+
+def holds(scene: Scene, state: State, predicate: Predicate) -> Tensor:
+    """bool ``[N]``"""
+    if isinstance(predicate, Lifted):
+        return body(scene, state, predicate.object).low >= predicate.height_m
+    if isinstance(predicate, On):
+        above, below = body(scene, state, predicate.above), body(scene, state, predicate.below)
+        touches = (above.low - below.centre[:, 2] - below.rise).abs() < TOUCH_M
+        return touches & _over(scene, state, predicate, above) & _at_rest(state, above)
+    thing, region = body(scene, state, predicate.object), predicate.region
+    inside = torch.ones_like(thing.speed, dtype=torch.bool)
+    for axis, interval in enumerate((region.x_m, region.y_m, region.z_m)):
+        if interval is not None:
+            inside &= (thing.centre[:, axis] >= interval[0]) & (thing.centre[:, axis] <= interval[1])
+    return inside if region.z_m is not None else inside & _at_rest(state, thing)
+
+
+def success(scene: Scene, state: State) -> Tensor:
+    """bool ``[N]``"""
+    return torch.stack([holds(scene, state, predicate) for predicate in scene.success]).all(0)
+
+
+def progress(scene: Scene, state: State) -> Tensor:
+    """``[N]``, 0 at most 1: how much of the first predicate that does not hold is done, on average over all predicates.
+
+    Up to ``REACHED`` for the tool's way to the object, from ``HALF_WAY`` on for the way of the object that is in hand.
+    """
+    done = []
+    for predicate in scene.success:
+        thing = body(scene, state, subject(predicate))
+        reach = REACHED * _near(state.tool - thing.centre)
+        carried = HALF_WAY * (1 + _near(goal(scene, state, predicate) - thing.centre)) * 0.9
+        part = torch.where(held(state, thing), carried, reach)
+        done.append(torch.where(holds(scene, state, predicate), 1.0, part))
+    return torch.stack(done).mean(0)
+
+
+def subject(predicate: Predicate) -> str:
+    """The object to be moved."""
+    return predicate.above if isinstance(predicate, On) else predicate.object
+
+
+def goal(scene: Scene, state: State, predicate: Predicate) -> Tensor:
+    """``[N, 3]``: where the centre of the subject belongs."""
+    thing = body(scene, state, subject(predicate))
+    if isinstance(predicate, On):
+        below = body(scene, state, predicate.below)
+        return torch.cat([below.centre[:, :2], (below.centre[:, 2] + below.rise + thing.rise)[:, None]], dim=1)
+    if isinstance(predicate, Lifted):
+        return torch.cat([thing.centre[:, :2], (predicate.height_m + thing.rise)[:, None]], dim=1)
+    region = predicate.region
+    x, y = (torch.full_like(thing.rise, sum(interval) / 2) for interval in (region.x_m, region.y_m))
+    z = torch.full_like(thing.rise, sum(region.z_m) / 2) if region.z_m else thing.rise
+    return torch.stack([x, y, z], dim=1)
+
+
+def held(state: State, thing: Body) -> Tensor:
+    """bool ``[N]``: the fingers have closed around it."""
+    off = (state.tool - thing.centre).abs()
+    between = (off[:, :2].amax(1) < 0.025) & (off[:, 2] < thing.rise + 0.01)
+    widest = thing.half[:, :2].norm(dim=1)
+    stopped = (state.finger < OPEN_M) & (state.finger < widest + 0.003) & (state.finger_speed.abs() < 0.03)
+    return between & stopped & (state.finger > 0.5 * thing.half[:, :2].amin(1))
+
+
+def _at_rest(state: State, thing: Body) -> Tensor:
+    """bool ``[N]``: still, and let go of."""
+    away = (state.tool - thing.centre).norm(dim=1) > thing.half.norm(dim=1) + 0.02
+    wide_open = state.finger > torch.minimum(thing.half[:, :2].amin(1) + 0.004, state.finger.new_tensor(OPEN_M))
+    return (thing.speed < STILL_M_S) & (away | wide_open)
+
+
+def _over(scene: Scene, state: State, predicate: On, above: Body) -> Tensor:
+    """bool ``[N]``: its centre is above the other, seen from above."""
+    thing = scene.things[predicate.below]
+    index = list(scene.things).index(predicate.below)
+    offset = rotations.turned(rotations.conjugate(state.quaternion[:, index]), above.centre - state.centre[:, index])
+    half = offset.new_tensor(thing.half_m)
+    if isinstance(thing.shape, Cylinder):
+        return offset[:, :2].norm(dim=1) < half[0]
+    return (offset[:, :2].abs() < half[:2]).all(1)
+
+
+def _rise(thing: Thing, quaternion: Tensor) -> Tensor:
+    """``[N]``: half its height as it lies."""
+    half = quaternion.new_tensor(thing.half_m)
+    if isinstance(thing.shape, Sphere):
+        return half[2].expand(len(quaternion))
+    up = rotations.turned(rotations.conjugate(quaternion), quaternion.new_tensor([0.0, 0.0, 1.0]).expand(len(quaternion), 3))
+    if isinstance(thing.shape, Cylinder):
+        return half[0] * (1 - up[:, 2].square()).clamp(min=0).sqrt() + half[2] * up[:, 2].abs()
+    return (half * up.abs()).sum(1)
+
+
+def _near(offset: Tensor) -> Tensor:
+    """``[N]``: 1 at the place, falling towards 0 with the distance."""
+    return 1 - torch.tanh(5 * offset.norm(dim=1))

@@ -1,0 +1,315 @@
+"""Scene files: YAML to :class:`Scene`, with one clear line for each mistake."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlinf_vla.types import UserError
+
+from ..options import one_of
+from .scene import (
+    COLOURS,
+    TARGET,
+    Box,
+    Camera,
+    Crowded,
+    Cylinder,
+    Inside,
+    Interval,
+    Lifted,
+    Mesh,
+    On,
+    Predicate,
+    Region,
+    Robot,
+    Scene,
+    Shape,
+    Sphere,
+    Thing,
+    Vector,
+    draw,
+)
+
+SHAPES = ("box", "sphere", "cylinder", "mesh")
+ROBOTS = ("panda",)
+MESHES = (".obj", ".stl", ".ply")
+PREDICATES = ("on", "lifted", "inside")
+REACH_M = 2.0
+"""No coordinate of a scene is further from the robot's base."""
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.2's booleans (``on`` is a word, not true), and a key that stands twice is an error."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Yaml.yaml_implicit_resolvers = {
+    letter: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Yaml.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|false)$"), list("tf"))
+
+
+def read_scene(path: Path) -> tuple[Scene, Any]:
+    """The scene and the document it was made from (JSON values). Raises UserError."""
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)  # noqa: S506  (a SafeLoader)
+    except OSError as error:
+        raise UserError(f"the scene file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"the scene file {path} is not text in UTF-8") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that YAML itself cannot take
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise UserError(f"{path.name}{line} is not YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from error
+    return scene_from(document, path), document
+
+
+def scene_from(document: Any, path: Path) -> Scene:
+    """The scene of a document that was read from ``path``; files it names are relative to that. Raises UserError."""
+    root = _Node(path.name, document)
+    root.only(required=("instruction", "objects", "cameras", "success"), optional=("episode_limit", "robot", "target", "apart_m"))
+    things = {name: _thing(node, path.parent) for name, node in root["objects"].children()}
+    if not things:
+        raise root["objects"].error("names no object")
+    target = tuple(node.one_of(things) for node in root["target"].items()) if "target" in root else ()
+    if "target" in root and not target:
+        raise root["target"].error("names no object")
+    cameras = {name: _camera(node) for name, node in root["cameras"].children()}
+    if not cameras:
+        raise root["cameras"].error("names no camera")
+    success = tuple(_predicate(node, things, bool(target)) for node in root["success"].items())
+    if not success:
+        raise root["success"].error("says nothing: an episode could never succeed")
+    scene = Scene(
+        name=path.stem,
+        instruction=root["instruction"].text(),
+        episode_limit=root["episode_limit"].whole(1) if "episode_limit" in root else 100,
+        things=things,
+        cameras=cameras,
+        success=success,
+        robot=_robot(root["robot"]) if "robot" in root else Robot(),
+        target=target,
+        apart_m=root["apart_m"].number(0.0, REACH_M) if "apart_m" in root else 0.0,
+    )
+    if not target and "{" + TARGET + "}" in scene.instruction:
+        raise root["instruction"].error(f"names {{{TARGET}}}, but the scene has no target: list the objects to choose from")
+    try:
+        draw(scene, 0)
+    except Crowded as error:
+        raise root.error(str(error)) from error
+    return scene
+
+
+class _Node:
+    """A value of the document, and where it stands."""
+
+    def __init__(self, where: str, value: Any) -> None:
+        self.where, self.value = where, value
+
+    def error(self, what: str) -> UserError:
+        return UserError(f"{self.where} {what}")
+
+    def wrong(self, wanted: str) -> UserError:
+        shown = " ".join(str(self.value).split())
+        return UserError(f"{self.where}={shown[:60]} must be {wanted}")
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.value
+
+    def __getitem__(self, key: str) -> _Node:
+        separator = ": " if self.where.endswith((".yaml", ".yml")) else "."
+        return _Node(f"{self.where}{separator}{key}", self.value[key])
+
+    def only(self, required: Collection[str], optional: Collection[str] = ()) -> None:
+        self._mapping()
+        known = [*required, *optional]
+        for key in self.value:
+            if key not in known:
+                one_of(str(key), known, f"{self.where} key")
+        for key in required:
+            if key not in self.value:
+                raise self.error(f"lacks {key}")
+
+    def children(self) -> list[tuple[str, _Node]]:
+        self._mapping()
+        for key in self.value:
+            if not isinstance(key, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", key) or key == TARGET:
+                raise self[key].error(f"is no name: letters, digits and _, and not {TARGET}")
+        return [(key, self[key]) for key in self.value]
+
+    def items(self) -> list[_Node]:
+        if not isinstance(self.value, list):
+            raise self.wrong("a list")
+        return [_Node(f"{self.where}[{i}]", each) for i, each in enumerate(self.value)]
+
+    def text(self) -> str:
+        if not isinstance(self.value, str) or not self.value.strip():
+            raise self.wrong("a sentence")
+        return " ".join(self.value.split())
+
+    def flag(self) -> bool:
+        if not isinstance(self.value, bool):
+            raise self.wrong("true or false")
+        return self.value
+
+    def whole(self, low: int) -> int:
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < low:
+            raise self.wrong(f"a whole number, at least {low}")
+        return self.value
+
+    def number(self, low: float, high: float) -> float:
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise self.wrong(f"a number between {low:g} and {high:g}")
+        return float(value)
+
+    def numbers(self, counts: Collection[int], low: float, high: float) -> Vector:
+        if not isinstance(self.value, list) or len(self.value) not in counts:
+            raise self.wrong(f"a list of {' or '.join(map(str, counts))} numbers")
+        return tuple(each.number(low, high) for each in self.items())
+
+    def interval(self, low: float, high: float) -> Interval:
+        first, last = self.numbers((2,), low, high)
+        if first > last:
+            raise self.wrong("[low, high]")
+        return first, last
+
+    def one_of(self, known: Collection[str]) -> str:
+        if not isinstance(self.value, str) or self.value not in known:
+            one_of(" ".join(str(self.value).split())[:60], known, self.where)
+            raise self.wrong(f"one of {', '.join(known)}")
+        return self.value
+
+    def _mapping(self) -> None:
+        if not isinstance(self.value, dict):
+            raise self.wrong("a mapping of keys to values")
+
+
+def _thing(node: _Node, folder: Path) -> Thing:
+    node._mapping()
+    if "shape" not in node:
+        raise node.error(f"lacks shape: one of {', '.join(SHAPES)}")
+    kind = node["shape"].one_of(SHAPES)
+    sizes, make = _SHAPES[kind]
+    node.only(required=("shape", *sizes), optional=("scale",) * (kind == "mesh") + _COMMON)
+    if ("position_m" in node) == ("region" in node):
+        raise node.error("needs either position_m or region")
+    place = _region(node["region"]) if "region" in node else node["position_m"].numbers((2, 3), -REACH_M, REACH_M)
+    plain = Thing(make(node, folder), place)
+    return Thing(
+        plain.shape,
+        place,
+        colour=_colour(node["colour"]) if "colour" in node else plain.colour,
+        mass_kg=node["mass_kg"].number(0.001, 100) if "mass_kg" in node else plain.mass_kg,
+        yaw_deg=_yaw(node["yaw_deg"]) if "yaw_deg" in node else plain.yaw_deg,
+        fixed=node["fixed"].flag() if "fixed" in node else plain.fixed,
+        collision=node["collision"].flag() if "collision" in node else plain.collision,
+    )
+
+
+_COMMON = ("position_m", "region", "colour", "mass_kg", "yaw_deg", "fixed", "collision")
+
+
+def _length(node: _Node) -> float:
+    return node.number(0.001, REACH_M)
+
+
+def _mesh(node: _Node, folder: Path) -> Mesh:
+    import trimesh
+
+    file = Path(node["file"].text()).expanduser()
+    file = (file if file.is_absolute() else folder / file).absolute()
+    if file.suffix.lower() not in MESHES:
+        raise node["file"].wrong(f"a file of a kind with z up: {', '.join(MESHES)}")
+    if not file.is_file():
+        raise node["file"].wrong(f"a mesh file; there is none at {file}")
+    scale = node["scale"].number(1e-4, 1e4) if "scale" in node else 1.0
+    try:
+        mesh: Any = trimesh.load(file, force="mesh")
+        low, high = (mesh.bounds * scale).tolist()
+        solid = mesh if mesh.is_watertight else mesh.convex_hull
+    except Exception as error:  # whatever trimesh's readers raise
+        raise node["file"].wrong("a mesh that trimesh can read") from error
+    size = tuple(b - a for a, b in zip(low, high, strict=True))
+    if not all(1e-4 <= side <= REACH_M for side in size):
+        raise node.error(f"is {' x '.join(f'{side:.3g}' for side in size)} m large: mend scale")
+    middle = tuple((a + b) / 2 for a, b in zip(low, high, strict=True))
+    return Mesh(str(file), scale, size, middle, float(abs(solid.volume)) * scale**3)
+
+
+_SHAPES: dict[str, tuple[tuple[str, ...], Callable[[_Node, Path], Shape]]] = {
+    "box": (("size_m",), lambda node, _: Box(node["size_m"].numbers((3,), 0.001, REACH_M))),
+    "sphere": (("radius_m",), lambda node, _: Sphere(_length(node["radius_m"]))),
+    "cylinder": (("radius_m", "height_m"), lambda node, _: Cylinder(_length(node["radius_m"]), _length(node["height_m"]))),
+    "mesh": (("file",), _mesh),
+}
+"""Shape -> the keys it needs, and how to make it."""
+
+
+def _colour(node: _Node) -> Vector:
+    if isinstance(node.value, str):
+        return COLOURS[node.one_of(COLOURS)]
+    return node.numbers((3,), 0.0, 1.0)
+
+
+def _yaw(node: _Node) -> Interval:
+    if isinstance(node.value, list):
+        return node.interval(-360, 360)
+    angle = node.number(-360, 360)
+    return angle, angle
+
+
+def _region(node: _Node) -> Region:
+    node.only(required=("x_m", "y_m"), optional=("z_m",))
+    x, y = (node[key].interval(-REACH_M, REACH_M) for key in ("x_m", "y_m"))
+    return Region(x, y, node["z_m"].interval(-REACH_M, REACH_M) if "z_m" in node else None)
+
+
+def _camera(node: _Node) -> Camera:
+    node.only(required=("eye_m", "target_m"), optional=("fov_deg",))
+    eye, target = (node[key].numbers((3,), -10, 10) for key in ("eye_m", "target_m"))
+    if math.dist(eye, target) < 0.01:
+        raise node.error("looks at itself: eye_m and target_m are the same")
+    return Camera(eye, target, node["fov_deg"].number(5, 120) if "fov_deg" in node else Camera.fov_deg)
+
+
+def _robot(node: _Node) -> Robot:
+    node.only(required=(), optional=("kind", "tool_m", "jitter_rad"))
+    return Robot(
+        tool_m=node["tool_m"].numbers((3,), -REACH_M, REACH_M) if "tool_m" in node else Robot.tool_m,
+        jitter_rad=node["jitter_rad"].number(0, 0.5) if "jitter_rad" in node else Robot.jitter_rad,
+        kind=node["kind"].one_of(ROBOTS) if "kind" in node else Robot.kind,
+    )
+
+
+def _predicate(node: _Node, things: dict[str, Thing], has_target: bool) -> Predicate:
+    node._mapping()
+    if len(node.value) != 1:
+        raise node.wrong(f"one of {', '.join(PREDICATES)}, with its arguments")
+    node.only(required=(), optional=PREDICATES)
+    ((kind, _),) = node.value.items()
+    node = node[kind]
+    movable = [name for name, thing in things.items() if not thing.fixed] + [TARGET] * has_target
+    if kind == "on":
+        pair = node.items()
+        if len(pair) != 2:
+            raise node.wrong("[what, on what]")
+        return On(pair[0].one_of(movable), pair[1].one_of([name for name, thing in things.items() if not isinstance(thing.shape, Sphere)]))
+    node.only(required=("object", "height_m" if kind == "lifted" else "region"))
+    name = node["object"].one_of(movable)
+    return Lifted(name, _length(node["height_m"])) if kind == "lifted" else Inside(name, _region(node["region"]))

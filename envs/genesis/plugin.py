@@ -1,0 +1,139 @@
+"""The plug-in: from a recipe's ``env`` node to vector environments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
+from rlinf_vla.types import UserError
+
+from ..batched import BatchedVectorEnv
+from ..options import divide, one_of
+from ..processes import SimulatorPool
+from ..serving import Unusable
+from ..vector_env import ProcessVectorEnv
+from .config import BACKENDS, CONTROL_MODES, REWARDS, VISUALS, GenesisConfig
+from .doctor import INSTALL, NO_GL, checks, gl
+from .experts import why_no_expert
+from .kernels import cache_dir, compile_once, environment
+from .loading import read_scene
+from .scene import Scene
+
+WORTH_A_GPU = 64
+"""Environments from which on ``backend=auto`` prefers the GPU."""
+START_TIMEOUT_S = 900.0
+"""A scene whose kernels are on disk takes 10 to 30 seconds; a change that the fingerprint of them misses, two minutes."""
+SCENES = {"PickCube": "pick_cube", "PutOnPlate": "put_on_plate"}
+FOLDER = Path(__file__).with_name("scenes")
+
+
+class Genesis:
+    """Implements ``EnvPlugin``."""
+
+    name = "genesis"
+    Config = GenesisConfig
+
+    def create(self, config: GenesisConfig, groups: int) -> list[VectorEnv]:
+        scene, options = simulator_options(config)
+        per_group = divide(config.num_envs, groups, "env.num_envs")
+        processes = 1 if config.processes is None else divide(config.processes, groups, "env.processes")
+        divide(per_group, processes, "the environments of a group, env.num_envs / groups")
+        if find_spec("genesis") is None:
+            raise UserError(f"Genesis is not installed: {INSTALL}")
+        if gl() is None:
+            raise UserError(NO_GL)
+        limit = scene.episode_limit if config.episode_limit is None else config.episode_limit
+        refusal = why_not_on_gpu(groups)
+        if config.backend == "gpu" and refusal is not None:
+            raise UserError(refusal)
+        if config.backend == "gpu" or (config.backend == "auto" and refusal is None and config.num_envs >= WORTH_A_GPU):
+            return [_on_gpu(options, config.num_envs, limit, scene)]
+        folder = cache_dir(config.cache_dir)
+        compile_once(options, per_group // processes, folder)
+        pools = [
+            SimulatorPool(
+                ["-m", "rlinf_vla.envs.genesis.simulator"],
+                options,
+                slots=per_group,
+                processes=processes,
+                episode_limit=limit,
+                environment=environment(folder),
+                step_timeout=config.step_timeout_s,
+                start_timeout=START_TIMEOUT_S,
+            )
+            for _ in range(groups)
+        ]
+        try:
+            return [ProcessVectorEnv(pool, (scene.name,), why_no_expert(scene)) for pool in pools]
+        except BaseException:
+            for pool in pools:
+                pool.close()
+            raise
+
+    def variants(self, config: GenesisConfig) -> dict[str, GenesisConfig]:
+        return {
+            f"{visuals} robot, {size} x {size}": replace(config, robot_visuals=visuals, image_size=size, backend="cpu")
+            for visuals in VISUALS
+            for size in (64, 224)
+        }
+
+    def tasks(self) -> list[Task]:
+        scenes = {name: read_scene(FOLDER / f"{file}.yaml")[0] for name, file in SCENES.items()}
+        return [Task(name, scene.told(0), True, why_no_expert(scene) is None) for name, scene in scenes.items()]
+
+    def diagnose(self) -> list[Diagnosis]:
+        return list(checks())
+
+
+def simulator_options(config: GenesisConfig) -> tuple[Scene, dict[str, Any]]:
+    """The scene, and what a simulator is built from, JSON values only. Raises UserError for what the user can mend."""
+    one_of(config.task, SCENES, "env.task")
+    one_of(config.backend, BACKENDS, "env.backend")
+    one_of(config.control_mode, CONTROL_MODES, "env.control_mode")
+    one_of(config.reward, REWARDS, "env.reward")
+    one_of(config.robot_visuals, VISUALS, "env.robot_visuals")
+    if not 16 <= config.image_size <= 1024:
+        raise UserError(f"env.image_size={config.image_size} is out of range: 16 ... 1024 pixels")
+    if config.episode_limit is not None and config.episode_limit < 1:
+        raise UserError(f"env.episode_limit={config.episode_limit} must be at least 1 control step")
+    if config.step_timeout_s <= 0:
+        raise UserError(f"env.step_timeout_s={config.step_timeout_s} must be more than 0 seconds")
+    path = Path(config.scene).expanduser().absolute() if config.scene else FOLDER / f"{SCENES[config.task]}.yaml"
+    scene, document = read_scene(path)
+    cameras = list(scene.cameras) if config.cameras is None else list(config.cameras)
+    for name in cameras:
+        one_of(name, scene.cameras, f"env.cameras: {name}")
+    if not cameras:
+        raise UserError("env.cameras=[] names no camera: null takes all of the scene")
+    return scene, {
+        "scene": document,
+        "path": str(path),
+        "rotations": config.control_mode == "ee_delta_pose",
+        "image_size": config.image_size,
+        "cameras": cameras,
+        "low_poly": config.robot_visuals == "low_poly",
+        "reward": config.reward,
+    }
+
+
+def why_not_on_gpu(groups: int) -> str | None:
+    """One line where the gpu backend cannot do this."""
+    if not torch.cuda.is_available():
+        return "env.backend=gpu needs a CUDA GPU that PyTorch sees: use env.backend=cpu"
+    if groups > 1:
+        return "env.backend=gpu steps all environments as one batch, so there is nothing to overlap: use rollout.pipeline_depth=1"
+    return None
+
+
+def _on_gpu(options: dict[str, Any], num_envs: int, limit: int, scene: Scene) -> VectorEnv:
+    from .batch import GenesisBatch  # imports neither Genesis nor anything heavy before it is made
+
+    try:
+        return BatchedVectorEnv(GenesisBatch(options, num_envs, "gpu"), limit, (scene.name,), why_no_expert(scene))
+    except Unusable as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,40 @@
+"""The simulator process: one batch of Genesis environments on the CPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+from ..serving_together import serve_together
+from .batch import GenesisBatch
+
+
+def create(options: dict[str, Any], slots: int) -> GenesisBatch:
+    """A batch that has done everything once, so that no later command waits for a kernel to load."""
+    torch.set_num_threads(1)
+    batch = GenesisBatch(options, slots, "cpu")
+    rows = list(range(slots))
+    for _ in range(2):
+        batch.reset(rows, rows)
+        batch.step(batch.expert())
+        batch.observe(rows[:1])
+        batch.render(0)
+    return batch
+
+
+def compile_kernels() -> None:
+    import genesis
+
+    job = json.load(sys.stdin)
+    create(job["options"], job["num_envs"]).close()
+    genesis.destroy()  # which writes them
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["compile"]:
+        compile_kernels()
+    else:
+        serve_together(create)

@@ -1,0 +1,74 @@
+"""The plug-in: from a recipe's ``env`` node to vector environments."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
+from rlinf_vla.types import UserError
+
+from ..options import divide, one_of
+from ..processes import SimulatorPool
+from ..vector_env import ProcessVectorEnv
+from .config import VECTORIZATIONS, GymnasiumConfig
+
+INSTALL = "pip install gymnasium"
+
+
+class Gymnasium:
+    """Implements ``EnvPlugin``."""
+
+    name = "gymnasium"
+    Config = GymnasiumConfig
+
+    def create(self, config: GymnasiumConfig, groups: int) -> list[VectorEnv]:
+        options = simulator_options(config)
+        per_group = divide(config.num_envs, groups, "env.num_envs")
+        processes = 1 if config.processes is None else divide(config.processes, groups, "env.processes")
+        divide(per_group, processes, "the environments of a group, env.num_envs / groups")
+        if find_spec("gymnasium") is None:
+            raise UserError(f"gymnasium is not installed: {INSTALL}")
+        pools = [
+            SimulatorPool(
+                ["-m", "rlinf_vla.envs.gymnasium.simulator"],
+                options,
+                slots=per_group,
+                processes=processes,
+                episode_limit=config.episode_limit,
+                step_timeout=config.step_timeout_s,
+            )
+            for _ in range(groups)
+        ]
+        try:
+            return [ProcessVectorEnv(pool, (config.id,), "env=gymnasium has no scripted expert") for pool in pools]
+        except BaseException:
+            for pool in pools:
+                pool.close()
+            raise
+
+    def variants(self, config: GymnasiumConfig) -> dict[str, GymnasiumConfig]:
+        return {config.id: config}
+
+    def tasks(self) -> list[Task]:
+        return []
+
+    def diagnose(self) -> list[Diagnosis]:
+        if find_spec("gymnasium") is None:
+            return [Diagnosis("gymnasium", False, "optional: not installed", INSTALL)]
+        return [Diagnosis("gymnasium", True, version("gymnasium"))]
+
+
+def simulator_options(config: GymnasiumConfig) -> dict[str, Any]:
+    """JSON values. Raises UserError for what can be seen without making the environment."""
+    one_of(config.vectorization, VECTORIZATIONS, "env.vectorization")
+    if config.episode_limit < 1:
+        raise UserError(f"env.episode_limit={config.episode_limit} must be at least 1 control step")
+    for key in ("control_hz", "step_timeout_s"):
+        if getattr(config, key) <= 0:
+            raise UserError(f"env.{key}={getattr(config, key)} must be more than 0")
+    if not config.instruction.strip():
+        raise UserError("env.instruction is empty: say what the policy is to do")
+    return asdict(config)

@@ -1,0 +1,47 @@
+"""Points that walk to their goals, all at once: a batch of pure PyTorch. As a program it serves them in a process."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.envs.serving_together import serve_together
+
+
+class PointBatch:
+    """Points that walk to their goals, all at once."""
+
+    action_dim, state_dim, control_hz, images, picture = 2, 2, 10.0, {"map": (4, 6)}, (2, 2)
+    device, tool = torch.device("cpu"), None
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.position, self.goal = torch.zeros(num_envs, 2), torch.zeros(num_envs, 2)
+
+    def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
+        for row in rows:
+            self.position[row], self.goal[row] = 2 * torch.rand(2, 2, generator=torch.Generator().manual_seed(seeds[row])) - 1
+        return ["go to the goal"] * self.num_envs
+
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self.position += 0.3 * actions.clamp(-1, 1)
+        reached = (self.position - self.goal).abs().amax(1) < 0.01
+        return reached.float(), reached, reached
+
+    def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        position = self.position[rows]
+        shade = (50 * position.abs().sum(1)).to(torch.uint8)
+        return position, {"map": shade[:, None, None, None].expand(-1, 4, 6, 3)}
+
+    def expert(self) -> Tensor:
+        return ((self.goal - self.position) / 0.3).clamp(-1, 1)
+
+    def render(self, index: int) -> Tensor:
+        return torch.zeros(2, 2, 3, dtype=torch.uint8)
+
+    def close(self) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    serve_together(lambda options, slots: PointBatch(slots))

@@ -1,0 +1,179 @@
+"""Genesis itself. Its kernels are compiled once per machine (about two minutes) and kept in the user's cache."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_vla.envs.genesis import GenesisConfig, plugin
+from rlinf_vla.envs.vector_env import ProcessVectorEnv
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.types import UserError
+from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+
+real = [
+    pytest.mark.simulator,
+    pytest.mark.genesis,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(find_spec("genesis") is None, reason="Genesis is not installed"),
+]
+"""Of tests that start Genesis."""
+
+
+def make(groups: int = 1, **config: Any) -> list[VectorEnv]:
+    return plugin.create(GenesisConfig(num_envs=groups * NUM_ENVS, backend="cpu", **config), groups)
+
+
+class TestPickCube(VectorEnvConformance):
+    pytestmark = real
+
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        return make(groups=2, episode_limit=EPISODE_LIMIT, control_mode="ee_delta_pose", reward="progress", image_size=48)
+
+    def test_a_killed_process_is_not_noticed(self, env: ProcessVectorEnv) -> None:
+        """Its episodes have different ages, so that they are replayed one after the other."""
+        actions = random_actions(env, 4, seed=10)
+        results = []
+        for kill in (False, True):
+            env.reset(episodes(111, 112, 113))
+            env.step(actions)
+            env.reset(episodes(0, 114, 0), torch.tensor([False, True, False]))
+            env.step_async(actions)
+            if kill:
+                os.kill(env.pool.pids[0], signal.SIGKILL)
+            results.append(env.step_wait())
+        assert_same(*results)
+        assert env.pool.restarts == 1
+
+    def test_the_tool_starts_where_the_scene_says(self, env: VectorEnv) -> None:
+        state = env.reset(episodes(1, 2, 3)).state
+        assert torch.allclose(state[:, :3], torch.tensor([0.45, 0.0, 0.25]).expand(NUM_ENVS, 3), atol=0.06)
+        assert (state[:, 4].abs() > 0.99).all(), "it points down"
+        assert torch.allclose(state[:, 7], torch.full((NUM_ENVS,), 0.04), atol=1e-3)
+
+    def test_an_arm_that_does_nothing_stands_still(self, env: VectorEnv) -> None:
+        before = env.reset(episodes(1, 2, 3)).state
+        still = torch.zeros(NUM_ENVS, 10, 7)
+        still[:, :, -1] = 1
+        after = env.step(still).observation.state
+        assert (after[:, :3] - before[:, :3]).abs().max() < 0.01
+
+    def test_progress_adds_up_to_success(self, env: VectorEnv) -> None:
+        env.reset(episodes(51, 51, 51))
+        total = torch.zeros(NUM_ENVS)
+        for _ in range(EPISODE_LIMIT):
+            result = env.step(env.expert_actions()[:, None])
+            total += result.reward.sum(1)
+            if result.done.all():
+                break
+        assert result.success.any(1).all()
+        assert (total > 0.8).all() and (total < 1).all(), total
+
+
+@pytest.fixture(scope="module")
+def plates() -> Any:
+    (env,) = plugin.create(GenesisConfig(task="PutOnPlate", num_envs=10, backend="cpu", image_size=16), 1)
+    yield env
+    env.close()
+
+
+def solved(env: VectorEnv, seeds: range, actions: Any) -> float:
+    """Share of the episodes that end in success."""
+    number, solved = env.spec.num_envs, 0
+    for first in range(seeds.start, seeds.stop, number):
+        env.reset(episodes(*range(first, first + number)))
+        done = torch.zeros(number, dtype=torch.bool)
+        for _ in range(env.spec.episode_limit):
+            result = env.step(actions()[:, None])
+            done |= result.success.any(1)
+            over = result.done
+            if over.any():  # begin something else there, so that the others can go on
+                env.reset(episodes(*[9_000] * number), over)
+            if done.all():
+                break
+        solved += int(done.sum())
+    return solved / len(seeds)
+
+
+@pytest.mark.simulator
+@pytest.mark.genesis
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(find_spec("genesis") is None, reason="Genesis is not installed")
+class TestPutOnPlate:
+    def test_the_expert_solves_it_and_chance_does_not(self, plates: VectorEnv) -> None:
+        assert solved(plates, range(20), plates.expert_actions) >= 0.8
+        generator = torch.Generator().manual_seed(0)
+        assert solved(plates, range(10), lambda: torch.randn(10, 4, generator=generator)) == 0
+
+    def test_it_says_which_cube(self, plates: VectorEnv) -> None:
+        told = set(plates.reset(episodes(*range(10))).instruction)
+        assert told <= {f"put the {colour} cube on the plate" for colour in ("red", "green", "blue")}
+        assert len(told) > 1
+
+
+def test_importing_the_plugin_imports_no_simulator() -> None:
+    code = "import sys, rlinf_vla.envs.genesis; sys.exit(bool({'genesis', 'quadrants', 'trimesh'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "groups", "message"),
+    [
+        ({"task": "PickCub"}, 1, "env.task=PickCub is unknown: did you mean PickCube?"),
+        ({"scene": "/nowhere/my.yaml"}, 1, "the scene file /nowhere/my.yaml cannot be read: No such file or directory"),
+        ({"backend": "tpu"}, 1, "did you mean cpu?"),
+        ({"control_mode": "ee_delta"}, 1, "did you mean ee_delta_pos?"),
+        ({"reward": "spars"}, 1, "did you mean sparse?"),
+        ({"robot_visuals": "lowpoly"}, 1, "did you mean low_poly?"),
+        ({"image_size": 4}, 1, "16 ... 1024"),
+        ({"cameras": ["bas"]}, 1, "did you mean base?"),
+        ({"cameras": []}, 1, "names no camera"),
+        ({"episode_limit": 0}, 1, "at least 1 control step"),
+        ({"step_timeout_s": 0.0}, 1, "more than 0 seconds"),
+        ({"num_envs": 10}, 4, "env.num_envs=10 cannot be shared by 4 groups: use 8"),
+        ({"num_envs": 8, "processes": 3}, 2, "env.processes=3 cannot be shared by 2 groups: use 4"),
+        ({"num_envs": 6, "processes": 4}, 1, "=6 cannot be shared by 4 groups"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], groups: int, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        plugin.create(GenesisConfig(**config), groups)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or find_spec("genesis") is None, reason="has a GPU, or no Genesis")
+def test_the_gpu_backend_needs_a_gpu() -> None:
+    with pytest.raises(UserError, match=r"use env\.backend=cpu"):
+        plugin.create(GenesisConfig(backend="gpu"), 1)
+
+
+def test_a_machine_that_cannot_draw_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_vla.envs.genesis.plugin.gl", lambda: None)
+    monkeypatch.setattr("rlinf_vla.envs.genesis.plugin.find_spec", lambda name: name)
+    with pytest.raises(UserError, match="apt-get install libegl1"):
+        plugin.create(GenesisConfig(), 1)
+
+
+@pytest.mark.skipif(find_spec("genesis") is None, reason="Genesis is not installed")
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"env\.cache_dir=.*file.* cannot be written"):
+        plugin.create(GenesisConfig(backend="cpu", cache_dir=str(tmp_path / "file")), 1)
+
+
+def test_the_tasks_are_listed() -> None:
+    assert {task.name: (task.has_expert, task.available) for task in plugin.tasks()} == {
+        "PickCube": (True, True),
+        "PutOnPlate": (True, True),
+    }
+    assert "red cube" in {task.name: task.instruction for task in plugin.tasks()}["PutOnPlate"]
