@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -37,6 +37,8 @@ class SimulatorSpec:
     """[height, width] of what ``render`` returns."""
     tool: list[float] | None = None
     """[m, rad] that 1 means in an action that moves the tool; None where actions are something else."""
+    stack: dict[str, str] = field(default_factory=dict)
+    """What the simulator runs on: versions, physics, renderer."""
 
 
 class Step(NamedTuple):

@@ -34,6 +34,7 @@ class ProcessVectorEnv(VectorEnv):
             tasks=tasks,
             device=torch.device("cpu"),
             tool=None if spec.tool is None else ToolUnits(*spec.tool),
+            stack=spec.stack,
         )
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
@@ -92,6 +93,9 @@ class ProcessVectorEnv(VectorEnv):
         self.pool.begin("expert", [[index] for index in range(self.spec.num_envs)])
         self.pool.finish()
         return torch.from_numpy(self.pool.arrays.expert.copy())
+
+    def losses(self) -> int:
+        return self.pool.restarts
 
     def close(self) -> None:
         self.pool.close()

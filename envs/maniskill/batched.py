@@ -19,7 +19,7 @@ from rlinf_vla.types import Episodes, Observation, StepResult, UserError
 from ..checks import checked_actions, checked_episodes
 from .experts import expert_actions
 from .lowpoly import low_poly_visuals
-from .simulator import Outcome, make, proprioception, rotation_signs, tool_units
+from .simulator import Outcome, make, proprioception, rotation_signs, stack, tool_units
 
 
 class Batch(Protocol):
@@ -32,6 +32,7 @@ class Batch(Protocol):
     image_size: tuple[int, int]
     device: torch.device
     tool: ToolUnits | None
+    stack: dict[str, str]
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         """Reset ``rows``; ``seeds`` of all ``N``. An episode depends on its own seed only. Returns the ``N`` present instructions."""
@@ -71,6 +72,7 @@ class BatchedVectorEnv(VectorEnv):
             tasks=tasks,
             device=device,
             tool=batch.tool,
+            stack=batch.stack,
         )
         self._seeds = [0] * n
         self._executed = torch.zeros(n, dtype=torch.int64, device=device)
@@ -169,6 +171,7 @@ class ManiSkillBatch:
         self.image_size = (options["image_size"], options["image_size"])
         units = tool_units(self._env)
         self.tool = None if units is None else ToolUnits(*units)
+        self.stack = stack(self._env, render_backend)
         self._initialize, self._env._initialize_episode = self._env._initialize_episode, self._initialize_one_by_one
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:

@@ -14,7 +14,7 @@ class PointBatch:
     """Points that walk to their goals, all at once."""
 
     num_envs, action_dim, state_dim, control_hz, image_size = NUM_ENVS, 2, 2, 10.0, (4, 6)
-    device, tool = torch.device("cpu"), None
+    device, tool, stack = torch.device("cpu"), None, dict[str, str]()
 
     def __init__(self) -> None:
         self.position, self.goal = torch.zeros(NUM_ENVS, 2), torch.zeros(NUM_ENVS, 2)
