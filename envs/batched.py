@@ -29,6 +29,7 @@ class Batch(Protocol):
     """(height, width) of what ``render`` returns."""
     device: torch.device
     tool: ToolUnits | None
+    stack: dict[str, str]
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         """Reset ``rows``; ``seeds`` of all ``N``. An episode depends on its own seed only. Returns the ``N`` present instructions."""
@@ -68,6 +69,7 @@ class BatchedVectorEnv(VectorEnv):
             tasks=tasks,
             device=device,
             tool=batch.tool,
+            stack=batch.stack,
         )
         self._seeds = [0] * n
         self._executed = torch.zeros(n, dtype=torch.int64, device=device)

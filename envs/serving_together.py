@@ -33,6 +33,7 @@ class _Simulator:
             {name: list(size) for name, size in batch.images.items()},
             list(batch.picture),
             None if tool is None else [tool.translation_m, tool.rotation_rad],
+            batch.stack,
         )
 
 

@@ -94,6 +94,9 @@ class ProcessVectorEnv(VectorEnv):
         self.pool.finish()
         return torch.from_numpy(self.pool.arrays.expert.copy())
 
+    def losses(self) -> int:
+        return self.pool.restarts
+
     def close(self) -> None:
         self.pool.close()
 

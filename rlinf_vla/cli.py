@@ -19,16 +19,17 @@ from rlinf_vla.types import UserError
 VERBS = {
     "train": "reinforcement learning, imitation, success classifiers: rlinf-vla train recipe=maniskill_ppo",
     "record": "a LeRobotDataset of a scripted expert: rlinf-vla record recipe=maniskill_sft output=DIR",
-    "eval": "success on fixed episodes: rlinf-vla eval recipe=maniskill_ppo checkpoint=DIR episodes=200",
+    "eval": "success on fixed episodes: rlinf-vla eval recipe=maniskill_ppo checkpoint=DIR, or a sweep: eval recipe=maniskill_eval",
+    "verify": "play part of an evaluation again: rlinf-vla verify RESULT.json --episodes 20",
     "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",
     "plan": "who does what where, and how long it will take: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
-    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update} recipe=maniskill_ppo, rlinf-vla bench load",
+    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update} recipe=NAME, bench load, bench env env=maniskill",
     "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
     "list": "what there is: rlinf-vla list [recipes|presets|models|envs|tasks|rewards]",
 }
-PLAIN = ("doctor", "list")
+PLAIN = ("doctor", "list", "verify", "bench_env")
 """Verbs without a recipe."""
-BENCHES = ("rollout", "throughput", "policy", "update", "load")
+BENCHES = ("rollout", "throughput", "policy", "update", "load", "env")
 
 
 def main() -> None:

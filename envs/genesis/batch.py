@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class GenesisBatch:
         self.action_dim, self.state_dim, self.control_hz = (7 if options["rotations"] else 4), 8, CONTROL_HZ
         self.images: dict[str, tuple[int, int]] = dict.fromkeys(views, (size[0], size[1]))
         self.tool: ToolUnits | None = ToolUnits(TRANSLATION_M, ROTATION_RAD * options["rotations"])
+        versions = {name: version(name) for name in ("genesis-world", "torch", "numpy")}
+        self.stack = versions | {"physics": backend, "robot_visuals": "low_poly" if options["low_poly"] else "stock"}
         self._drawn = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._progress = torch.zeros(num_envs, device=self.device)
         self._position, self._quaternion = self._world.tool()

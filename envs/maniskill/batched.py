@@ -16,7 +16,7 @@ from rlinf_vla.protocols import ToolUnits
 
 from .experts import expert_actions
 from .lowpoly import low_poly_visuals
-from .simulator import PICTURE_SIZE, Outcome, make, proprioception, rotation_signs, tool_units
+from .simulator import PICTURE_SIZE, Outcome, make, proprioception, rotation_signs, stack, tool_units
 
 
 class ManiSkillBatch:
@@ -34,6 +34,7 @@ class ManiSkillBatch:
         self.images, self.picture = {"base": (options["image_size"],) * 2}, (PICTURE_SIZE,) * 2
         units = tool_units(self._env)
         self.tool = None if units is None else ToolUnits(*units)
+        self.stack = stack(self._env, render_backend)
         self._initialize, self._env._initialize_episode = self._env._initialize_episode, self._initialize_one_by_one
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Optional
 
 BACKENDS = ("auto", "cpu", "gpu")
@@ -16,6 +16,8 @@ class ManiSkillConfig:
     """ManiSkill 3.
 
     task: a name that ``plugin.tasks()`` lists.
+    tasks: what an evaluation sweep plays, one after the other; empty: ``task`` alone. With several, control_mode, camera and the like
+        must be right for each.
     num_envs: environments in all, over all groups.
     episode_limit: control steps after which an episode is truncated; null takes the task's own.
     backend: ``cpu`` simulates and renders in processes of its own, bit-reproducibly; ``gpu`` steps all environments as one batch on the
@@ -37,6 +39,7 @@ class ManiSkillConfig:
 
     name: str = "maniskill"
     task: str = "PushCube"
+    tasks: list[str] = field(default_factory=list)
     num_envs: int = 16
     episode_limit: Optional[int] = None  # noqa: UP045  (OmegaConf reads this spelling on every Python version)
     backend: str = "auto"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
+from rlinf_vla.protocols import Baseline, Diagnosis, Part, Task, VectorEnv
 from rlinf_vla.types import UserError
 
 from ..batched import BatchedVectorEnv
@@ -33,11 +34,13 @@ class ManiSkill:
     Config = ManiSkillConfig
 
     def create(self, config: ManiSkillConfig, groups: int) -> list[VectorEnv]:
+        if config.tasks:
+            raise UserError("env.tasks is for evaluation sweeps (rlinf-vla eval with sweep.policies): choose one with env.task")
         options = simulator_options(config)
         per_group = divide(config.num_envs, groups, "env.num_envs")
         if find_spec("mani_skill") is None:
             raise UserError(f"ManiSkill is not installed: {INSTALL}")
-        limit = TASKS[config.task].limit if config.episode_limit is None else config.episode_limit
+        limit = _limit(config)
         refusal = why_not_on_gpu(config, groups)
         if config.backend == "gpu" and refusal is not None:
             raise UserError(refusal)
@@ -58,7 +61,7 @@ class ManiSkill:
         pools = [
             SimulatorPool(
                 ["-m", "rlinf_vla.envs.maniskill.simulator"],
-                {**options, "render_backend": driver.render_backend},
+                {**options, "render_backend": driver.render_backend, "renderer": driver.name},
                 slots=per_group,
                 processes=processes,
                 episode_limit=limit,
@@ -73,6 +76,26 @@ class ManiSkill:
             for pool in pools:
                 pool.close()
             raise
+
+    def parts(self, config: ManiSkillConfig) -> list[Part]:
+        if twice := sorted({task for task in config.tasks if config.tasks.count(task) > 1}):
+            raise UserError(f"env.tasks names {twice[0]} twice")
+        alone = [replace(config, task=task, tasks=[]) for task in config.tasks or [config.task]]
+        for each in alone:
+            simulator_options(each)
+        return [Part(self.name, (each.task,), each) for each in alone]
+
+    def baselines(self, config: ManiSkillConfig, episodes: int) -> list[Baseline]:
+        driver = vulkan.find()
+        if driver is None:
+            raise UserError(NO_DRIVER)
+        options = simulator_options(config) | {"render_backend": driver.render_backend}
+        work = {"options": options, "num_envs": config.num_envs, "episode_limit": _limit(config), "episodes": episodes}
+        environment = {**driver.environment, "MS_ASSET_DIR": str(asset_dir(config.asset_dir))}
+        return [
+            Baseline(name, images, ("-m", "rlinf_vla.envs.maniskill.stock", json.dumps(work | {"images": images})), environment)
+            for name, images in (("AsyncVectorEnv, rgb", True), ("AsyncVectorEnv, state", False))
+        ]
 
     def variants(self, config: ManiSkillConfig) -> dict[str, ManiSkillConfig]:
         return {
@@ -143,3 +166,7 @@ def why_not_on_gpu(config: ManiSkillConfig, groups: int) -> str | None:
     if "target" in config.control_mode:
         return f"env.control_mode={config.control_mode} loses its targets when a neighbour in the batch is reset: use env.backend=cpu"
     return None
+
+
+def _limit(config: ManiSkillConfig) -> int:
+    return TASKS[config.task].limit if config.episode_limit is None else config.episode_limit

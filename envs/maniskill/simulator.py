@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import sys
 from contextlib import ExitStack
 from typing import Any
@@ -86,6 +87,14 @@ def tool_units(env: Any) -> list[float] | None:
     return [float(arm.config.pos_upper), float(arm.config.rot_upper) if isinstance(arm, PDEEPoseController) else 0.0]
 
 
+def stack(env: Any, renderer: str) -> dict[str, str]:
+    """What decides about an episode's bits besides its seed and actions."""
+    from importlib.metadata import version
+
+    versions = {name: version(name) for name in ("mani_skill", "sapien", "numpy", "torch")}
+    return versions | {"python": platform.python_version(), "physics": str(env.backend.sim_backend), "renderer": renderer}
+
+
 def tool_pose(env: Any) -> Any:
     """float32 ``[num_envs, 7]``: tool centre point x y z (m, the table's frame) and quaternion w x y z."""
     agent = env.agent
@@ -154,7 +163,13 @@ class ManiSkillSimulator:
         self._signs = rotation_signs(env)
         self._size = (options["image_size"], options["image_size"])
         self.spec = SimulatorSpec(
-            len(self._signs), 8, float(env.control_freq), {"base": list(self._size)}, [PICTURE_SIZE] * 2, tool_units(env)
+            action_dim=len(self._signs),
+            state_dim=8,
+            control_hz=float(env.control_freq),
+            images={"base": list(self._size)},
+            picture=[PICTURE_SIZE] * 2,
+            tool=tool_units(env),
+            stack=stack(env, options["renderer"]),
         )
 
     def reset(self, slot: int, seed: int, task: int) -> str:

@@ -30,7 +30,7 @@ TIMEOUT = 1800
 
 
 def run(config: DictConfig) -> None:
-    model = recipes.read_model(config)
+    model = recipes.read_node(config, "model")
     chosen = {"name": model.name, "sizes": model.checkpoint, "options": asdict(model.options)}
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
         _in_process("make", folder, chosen)

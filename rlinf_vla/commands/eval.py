@@ -1,4 +1,4 @@
-"""``rlinf-vla eval``: success of a checkpoint on the fixed evaluation episodes."""
+"""``rlinf-vla eval``: success of a checkpoint on the fixed evaluation episodes; with ``sweep.policies``, of several (``sweep.py``)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from rlinf_vla import recipe as recipes
-from rlinf_vla.commands import session
+from rlinf_vla.commands import session, sweep
 from rlinf_vla.commands.evaluate import evaluate, headline, sweep_here
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import load_checkpoint
+from rlinf_vla.types import UserError
 
 
 def run(config: DictConfig) -> None:
     """Writes evaluation/<checkpoint>.json and videos into ``run_dir``, by default the run that the checkpoint belongs to."""
     recipe = recipes.read(config)
+    if recipe.sweep.policies:
+        if recipe.checkpoint:
+            raise UserError("checkpoint is for an evaluation into its own run; in a sweep it is one of sweep.policies")
+        sweep.run(config)
+        return
     checkpoint = Path(recipe.checkpoint).expanduser() if recipe.checkpoint else None
     # a checkpoint without adapter or heads of a run is a model directory: the start of the recipe is one
     policy = session.build_policy(recipe)

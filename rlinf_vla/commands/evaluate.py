@@ -57,7 +57,7 @@ def evaluate(
         results = play(temperature, filmed, report)
         document[mode] = block(results, temperature)
         for result in results[:filmed]:
-            _film(result, name, run_dir / "videos", calls_per_s)
+            film(result, run_dir / "videos" / f"{name}_{result.task}_{result.seed}.mp4", calls_per_s)
     write_json(run_dir / "evaluation" / f"{name}.json", document)
     return document
 
@@ -81,11 +81,12 @@ def headline(document: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _film(result: EpisodeResult, name: str, directory: Path, fps: float) -> None:
+def film(result: EpisodeResult, path: Path, fps: float) -> None:
+    """Its frames as a video whose title says what is seen."""
     outcome = "success" if result.success else "no success"
     title = f"{result.task}, seed {result.seed}: {result.instruction} ({outcome} after {result.steps} steps)"
     frames = [
         annotate(frame.cpu().numpy(), [result.instruction, f"call {i + 1}" + (f", {outcome}" if i + 1 == len(result.frames) else "")])
         for i, frame in enumerate(result.frames)
     ]
-    write_video(directory / f"{name}_{result.task}_{result.seed}.mp4", frames, fps, title)
+    write_video(path, frames, fps, title)

@@ -20,16 +20,20 @@ from rlinf_vla.commands.runtimes import Runtime
 from rlinf_vla.evaluation.statistics import compare
 from rlinf_vla.flow.on_ray.training import TrainerLost
 from rlinf_vla.recipe import Recipe
+from rlinf_vla.recipe.checks import NO_ALGORITHM
 from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.report import write_report
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import STATE, complete_checkpoints, write_json
+from rlinf_vla.types import UserError
 
 
 def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
+    if recipe.algorithm.name == NO_ALGORITHM:
+        raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
     learn = supervised.learn if recipe.algorithm.name in supervised.ALGORITHMS else _train
     directory, checkpoint = run_directory.choose(config)
     with run_directory.opened(directory, config, checkpoint):

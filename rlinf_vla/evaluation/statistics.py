@@ -114,20 +114,23 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
             continue
         first, second = _outcomes(before[mode]), _outcomes(after[mode])
         shared = [episode for episode in first if episode in second]
-        if not shared:
-            continue
-        won_before, won_after = [first[episode] for episode in shared], [second[episode] for episode in shared]
-        _, gained, lost, _ = _paired_counts(won_before, won_after)
-        difference, (low, high) = paired_difference(won_before, won_after)
-        result[mode] = {
-            "n_pairs": len(shared),
-            "n_gained": gained,
-            "n_lost": lost,
-            "pc_difference": 100 * difference,
-            "pc_difference_ci95": [100 * low, 100 * high],
-            "p_value": mcnemar_exact(won_before, won_after),
-        }
+        if shared:
+            result[mode] = paired([first[episode] for episode in shared], [second[episode] for episode in shared])
     return result
+
+
+def paired(before: Sequence[bool], after: Sequence[bool]) -> dict[str, Any]:
+    """One block of :func:`compare`, for the same episodes in the same order."""
+    _, gained, lost, _ = _paired_counts(before, after)
+    difference, (low, high) = paired_difference(before, after)
+    return {
+        "n_pairs": len(before),
+        "n_gained": gained,
+        "n_lost": lost,
+        "pc_difference": 100 * difference,
+        "pc_difference_ci95": [100 * low, 100 * high],
+        "p_value": mcnemar_exact(before, after),
+    }
 
 
 def _outcomes(block: dict[str, Any]) -> dict[tuple[str, int], bool]:

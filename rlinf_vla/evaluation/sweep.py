@@ -11,7 +11,8 @@ from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.listed import play_listed
-from rlinf_vla.rollout.player import Call, Spans
+from rlinf_vla.rollout.player import Acts, Call, Spans
+from rlinf_vla.types import Episodes
 
 
 @dataclass
@@ -38,6 +39,18 @@ def sweep(
 ) -> list[EpisodeResult]:
     """Play the evaluation episodes of these ``numbers`` and film those below ``filmed``; results in the order of the numbers."""
     listed = numbered_episodes(EVALUATION_SEEDS, numbers.start, len(numbers), len(groups[0].spec.tasks))
+    return play_out(lambda _: actor, groups, listed, spans, lambda place: numbers[place] < filmed, progress)
+
+
+def play_out(
+    actor_of: Callable[[VectorEnv], Acts],
+    groups: Sequence[VectorEnv],
+    listed: Episodes,
+    spans: Spans,
+    filmed: Callable[[int], bool] = lambda place: False,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> list[EpisodeResult]:
+    """Play these episodes, results in their order; ``filmed`` says of which places in the list there are to be frames."""
     names = groups[0].spec.tasks
     results = [EpisodeResult(names[task], seed) for task, seed in zip(listed.task_id.tolist(), listed.seed.tolist(), strict=True)]
     ended = 0
@@ -54,10 +67,10 @@ def sweep(
             running.episode_return += rewards[slot]
             running.success |= success[slot]
             running.instruction = result.observation.instruction[slot]
-            if numbers[number] < filmed:
+            if filmed(number):
                 running.frames.append(env.render(slot))
             ended += done[slot]
-        progress(ended / len(numbers))
+        progress(ended / len(results))
 
-    play_listed(lambda _: actor, groups, listed, on_call, spans)
+    play_listed(actor_of, groups, listed, on_call, spans)
     return results

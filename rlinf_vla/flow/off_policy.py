@@ -19,7 +19,8 @@ from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.from_dataset import dataset_transitions
-from rlinf_vla.rollout.transitions import Expert, Recorded, collect_transitions, transition_metrics
+from rlinf_vla.rollout.scripted import Expert
+from rlinf_vla.rollout.transitions import Recorded, collect_transitions, transition_metrics
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import acting
 from rlinf_vla.training.replay import Replay, sample_mixed

@@ -19,12 +19,14 @@ from rlinf_vla.algorithms.grpo import GRPOConfig
 from rlinf_vla.algorithms.ppo import PPOConfig
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.sft import SFTConfig
-from rlinf_vla.recipe.checks import NO_MODEL, check
+from rlinf_vla.recipe.checks import NO_ALGORITHM, NO_MODEL, check
 from rlinf_vla.recipe.cluster import ClusterConfig
+from rlinf_vla.recipe.evaluation import EvaluationConfig, NoAlgorithmConfig, SweepConfig
 from rlinf_vla.training.lora import LoraOptions
 from rlinf_vla.types import UserError
 
 ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
+ALGORITHMS |= {NO_ALGORITHM: NoAlgorithmConfig}
 ASSET = "asset://"
 
 
@@ -64,16 +66,6 @@ class RolloutConfig:
     """head: rollout workers have the policy's action head only, feature workers beside the trainer its backbone (docs/split.md)."""
     rounded_weights: bool = False
     """Rollouts and evaluations act with what trains rounded to the dtype of the other weights: half the bytes beside bfloat16."""
-
-
-@dataclass
-class EvaluationConfig:
-    modes: list[str] = field(default_factory=lambda: ["sampled", "greedy"])
-    every: int = 0
-    """Iterations between evaluations in a run; 0: before and after only."""
-    before_and_after: bool = True
-    filmed: int = 1
-    """Episodes of each evaluation that become videos."""
 
 
 @dataclass
@@ -119,7 +111,7 @@ class Recipe:
     output_dtype: str | None = None
     """Of exported weights: float32 or bfloat16; null: as in model.checkpoint."""
     episodes: int = 200
-    """Evaluation episodes."""
+    """Evaluation episodes; in a sweep, of every task."""
     profile: Any = None
     """Of plan: a file, or a list of them, with what operations cost on a type of device; null: measured here, now."""
     profile_scale: float | None = None
@@ -131,6 +123,7 @@ class Recipe:
     algorithm: Any = MISSING
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
     preset: PresetConfig = field(default_factory=PresetConfig)
@@ -193,12 +186,10 @@ def _keys(node: DictConfig) -> list[str]:
     return found
 
 
-def read_model(config: DictConfig) -> ModelConfig:
-    """The node ``model`` of a composed configuration that has no environment and no algorithm. Raises UserError."""
+def read_node(config: DictConfig, name: str) -> Any:
+    """The node ``name`` of a composed configuration that is nothing else: without environment and algorithm, say. Raises UserError."""
     _refuse_unknown_keys(config)
-    model = OmegaConf.to_object(config.model)
-    assert isinstance(model, ModelConfig)
-    return model
+    return OmegaConf.to_object(config[name])
 
 
 def _refuse_unknown_keys(config: DictConfig) -> None:

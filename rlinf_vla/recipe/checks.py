@@ -16,6 +16,8 @@ ON_POLICY = ("ppo", "grpo")
 PLANS = ("given", "auto")
 NO_MODEL = "none"
 """The model of a recipe in which no policy learns."""
+NO_ALGORITHM = "none"
+"""The algorithm of a recipe in which nothing learns: it is for ``rlinf-vla eval``."""
 
 
 def check(recipe: Recipe) -> None:
@@ -72,8 +74,10 @@ def check(recipe: Recipe) -> None:
     require(recipe.checkpoints.every >= 1 and recipe.checkpoints.keep >= 1, "checkpoints.every and checkpoints.keep must be at least 1")
     require(recipe.episodes >= 1, f"episodes={recipe.episodes}: must be at least 1")
     require(
-        (recipe.algorithm.name == "classifier") == (recipe.model.name == NO_MODEL),
+        recipe.algorithm.name == NO_ALGORITHM or (recipe.algorithm.name == "classifier") == (recipe.model.name == NO_MODEL),
         f"algorithm={recipe.algorithm.name} with model={recipe.model.name}: a reward classifier, and only it, has model={NO_MODEL}",
     )
     for mode in recipe.evaluation.modes:
         require(mode in ("sampled", "greedy"), f"evaluation.modes: {mode!r} is not known, choose sampled, greedy or both")
+    for name in ("block", "parallel"):
+        require(getattr(recipe.sweep, name) >= 1, f"sweep.{name}={getattr(recipe.sweep, name)}: must be at least 1")

@@ -15,7 +15,7 @@ from rlinf_vla.rollout.from_dataset import dataset_demonstrations
 from rlinf_vla.rollout.listed import play_listed
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.rollout.player import Call, Prepares
-from rlinf_vla.rollout.transitions import Expert
+from rlinf_vla.rollout.scripted import Expert
 from rlinf_vla.types import ActionSample, Episodes, Inputs
 
 LABEL = "label"

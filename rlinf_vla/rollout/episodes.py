@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,12 @@ def training_episodes(run_seed: int, iteration: int, slot: Tensor, ordinal: Tens
     words = philox((ordinal, slot, zero + iteration, zero), (run_seed & 0xFFFFFFFF, 0x5EED))
     seeds = TRAINING_SEEDS.start + words[0] % len(TRAINING_SEEDS)
     return Episodes.first_attempts(words[1] % num_tasks, seeds)
+
+
+def task_episodes(task: int, seeds: Sequence[int]) -> Episodes:
+    """One task's episodes of these seeds."""
+    seed = torch.tensor(seeds, dtype=torch.int64)
+    return Episodes.first_attempts(torch.full_like(seed, task), seed)
 
 
 def numbered_episodes(seeds: range, first: int, count: int, num_tasks: int) -> Episodes:

@@ -15,7 +15,7 @@ from rlinf_vla.datasets.lerobot_format import Column, Feature
 from rlinf_vla.protocols import EnvSpec, VectorEnv
 from rlinf_vla.rollout.demonstrations import LABEL, play_expert
 from rlinf_vla.rollout.player import Call
-from rlinf_vla.types import Inputs, Observation
+from rlinf_vla.rollout.scripted import Unprepared
 
 EXPERT_ACTION = "expert_action"
 """What the expert would have done, beside ``action``, which was done. lerobot's policies learn what begins with ``action``: not this."""
@@ -60,14 +60,7 @@ def play_for_dataset(groups: Sequence[VectorEnv], config: DemonstrationConfig, r
             finished(waiting.pop(following))
             following += 1
 
-    play_expert(_Unprepared(), groups, config, run_seed, on_call)
-
-
-class _Unprepared:
-    """No policy learns meanwhile: what is recorded is the observation itself."""
-
-    def prepare(self, obs: Observation) -> Inputs:
-        return {}
+    play_expert(Unprepared(), groups, config, run_seed, on_call)
 
 
 def _frame(call: Call) -> dict[str, Column]:

@@ -12,8 +12,8 @@ from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.algorithms.soft import CHOSEN, FEATURES
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.listed import play_listed
-from rlinf_vla.rollout.player import Acts, Call, Prepares, Spans
-from rlinf_vla.types import ActionSample, Episodes, Inputs, Tensors
+from rlinf_vla.rollout.player import Acts, Call, Spans
+from rlinf_vla.types import Episodes, Inputs, Tensors
 
 
 @dataclass
@@ -24,21 +24,6 @@ class Recorded:
     records: Tensors
     success: bool
     steps: int
-
-
-class Expert:
-    """Acts as the scripted expert of an environment; its actions are what a policy without units of its own would have said."""
-
-    def __init__(self, policy: Prepares, env: VectorEnv) -> None:
-        self.policy, self._env = policy, env
-
-    def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
-        actions = self._env.expert_actions()[:, None].clamp(-1, 1)
-        zeros = torch.zeros(len(actions), device=actions.device)
-        return ActionSample(actions, {CHOSEN: actions}, torch.zeros_like(actions), zeros)
-
-    def value(self, inputs: Inputs) -> Tensor:
-        raise NotImplementedError("an expert values nothing")
 
 
 def collect_transitions(

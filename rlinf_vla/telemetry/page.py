@@ -118,6 +118,8 @@ section > .scroll { margin-top: 1.2rem; }
 table { border-collapse: collapse; font-size: .875rem; width: 100%; }
 th, td { text-align: left; padding: .35rem 1.2rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; font-weight: 400; }
 thead th { color: var(--muted); font-size: .8rem; }
+.total th, .total td { font-weight: 600; }
+.heat td { text-align: center; padding: .35rem .6rem; border: 1px solid var(--paper); }
 .pairs th { color: var(--muted); white-space: nowrap; width: 1%; }
 .pairs td { overflow-wrap: anywhere; font-family: ui-monospace, "SF Mono", Menlo, monospace; font-size: .82rem; }
 details { margin-top: .75rem; border-top: 1px solid var(--line); padding-top: .75rem; }

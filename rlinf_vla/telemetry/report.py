@@ -55,7 +55,7 @@ def _header(run: Run) -> str:
         facts.append(f"{day.lstrip('0')} to {until.lstrip('0') if len(until) > 5 else until} UTC")
     if run.metrics:
         facts.append(f"{run.metrics[-1]['step']:,} iterations")
-    lines = [" · ".join(facts), _machine(run.environment), _faults(run)]
+    lines = [" · ".join(facts), machine_line(run.environment), _faults(run)]
     text = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
     return f'<header><div class="kind">Training report</div><h1>{escape(run.name)}</h1>{text}</header>\n'
 
@@ -71,7 +71,7 @@ def _faults(run: Run) -> str:
     return f"Workers lost and replaced: {', '.join(parts)}; the longest recovery took {longest:.1f} s" if parts else ""
 
 
-def _machine(environment: dict[str, Any]) -> str:
+def machine_line(environment: dict[str, Any]) -> str:
     if not environment:
         return ""
     gpus = Counter(str(gpu).partition(",")[0] for gpu in environment.get("gpus") or [])
@@ -179,7 +179,7 @@ def _details(run: Run) -> str:
     if run.recipe:
         content += folded("Resolved recipe", run.recipe.items())
     if run.environment:
-        content += folded("Machine and software", _environment_rows(run.environment))
+        content += folded("Machine and software", flat_rows(run.environment))
     pieces = {
         "evaluation/comparison.json": run.comparison,
         "timeline.json": run.timeline,
@@ -193,7 +193,7 @@ def _details(run: Run) -> str:
     return section("Details", content + "".join(map(paragraph, run.problems)))
 
 
-def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, str]]:
+def flat_rows(environment: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for key, value in environment.items():
         for name, each in value.items() if isinstance(value, dict) else [("", value)]:

@@ -15,11 +15,13 @@ from omegaconf import DictConfig, OmegaConf
 from rlinf_vla.training.checkpoint import complete_checkpoints
 from rlinf_vla.types import UserError
 
-RECIPE, CHECKPOINTS, REPLAY, LOCK = "recipe.yaml", "checkpoints", "replay", ".lock"
+RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = "recipe.yaml", "checkpoints", "replay", ".lock", "result.json"
 
 # What may change between a run and its continuation: everything else would make it another run.
-_FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "record"}
+_FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "record", "sweep"}
 _FREE |= {"rollout.pipeline_depth", "env.processes"}
+FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes"}
+"""The same for a sweep."""
 
 
 def choose(config: DictConfig) -> tuple[Path, Path | None]:
@@ -53,9 +55,37 @@ def for_evaluation(config: DictConfig, checkpoint: Path | None) -> Path:
     return _fresh(Path("runs", config.name))
 
 
+def for_sweep(config: DictConfig) -> Path:
+    """Where a sweep writes: ``run_dir``, else the newest unfinished sweep of this very recipe, else a directory of its own."""
+    if config.run_dir:
+        return Path(config.run_dir).expanduser()
+    earlier = sorted((path for path in Path("runs", config.name).glob(f"*/{RECIPE}")), reverse=True)
+    unfinished = (path for path in earlier if not (path.parent / RESULT).exists() and not _difference(path, config, FREE_IN_SWEEPS))
+    return next((path.parent for path in unfinished), None) or _fresh(Path("runs", config.name))
+
+
 @contextmanager
 def opened(directory: Path, config: DictConfig, checkpoint: Path | None) -> Iterator[None]:
     """Hold the directory alone and keep its recipe; a continued run must be the same run. Raises UserError."""
+    with _held(directory):
+        if checkpoint is not None and (difference := _difference(directory / RECIPE, config, _FREE)):
+            raise UserError(f"resume: {difference}")
+        _keep(directory, config)
+        yield
+
+
+@contextmanager
+def opened_for_sweep(directory: Path, config: DictConfig) -> Iterator[None]:
+    """The same for a sweep, which goes on wherever there is one. Raises UserError."""
+    with _held(directory):
+        if (directory / RECIPE).exists() and (difference := _difference(directory / RECIPE, config, FREE_IN_SWEEPS)):
+            raise UserError(f"run_dir={directory} holds something else: {difference}")
+        _keep(directory, config)
+        yield
+
+
+@contextmanager
+def _held(directory: Path) -> Iterator[None]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -66,14 +96,15 @@ def opened(directory: Path, config: DictConfig, checkpoint: Path | None) -> Iter
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"run_dir={directory} is in use by another run: wait for it, or choose another run_dir") from None
-        if checkpoint is not None:
-            _check_same(directory / RECIPE, config)
-        aside = directory / f".{RECIPE}"
-        aside.write_text(OmegaConf.to_yaml(config, resolve=True))
-        aside.replace(directory / RECIPE)
         yield
     finally:
         os.close(lock)
+
+
+def _keep(directory: Path, config: DictConfig) -> None:
+    aside = directory / f".{RECIPE}"
+    aside.write_text(OmegaConf.to_yaml(config, resolve=True))
+    aside.replace(directory / RECIPE)
 
 
 def _newest(directory: Path) -> Path | None:
@@ -96,14 +127,16 @@ def _fresh(parent: Path) -> Path:
     raise UserError(f"{parent} holds too many runs of this second: set run_dir")
 
 
-def _check_same(path: Path, config: DictConfig) -> None:
+def _difference(path: Path, config: DictConfig, free: set[str]) -> str | None:
+    """The first key of the kept recipe that is another now, of those that are not ``free``, and what to do about it."""
     before, now = _flat(OmegaConf.to_container(OmegaConf.load(path))), _flat(OmegaConf.to_container(config, resolve=True))
     for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key) and not any(key == free or key.startswith(f"{free}.") for free in _FREE):
-            raise UserError(
-                f"resume: {key} was {json.dumps(before.get(key))} in this run and is {json.dumps(now.get(key))} now: "
+        if before.get(key) != now.get(key) and not any(key == each or key.startswith(f"{each}.") for each in free):
+            return (
+                f"{key} was {json.dumps(before.get(key))} in this run and is {json.dumps(now.get(key))} now: "
                 "leave it as it was, or start a new run_dir"
             )
+    return None
 
 
 def _flat(node: object, prefix: str = "") -> dict[str, object]:

@@ -12,7 +12,7 @@ class PointBatch:
     """Points that walk to their goals, all at once."""
 
     action_dim, state_dim, control_hz, images, picture = 2, 2, 10.0, {"map": (4, 6)}, (2, 2)
-    device, tool = torch.device("cpu"), None
+    device, tool, stack = torch.device("cpu"), None, dict[str, str]()
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs

@@ -20,8 +20,9 @@ from rlinf_vla.datasets.lerobot_writer import LeRobotWriter
 from rlinf_vla.rollout.demonstrations import demonstrate
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.from_dataset import dataset_transitions
+from rlinf_vla.rollout.scripted import Expert
 from rlinf_vla.rollout.to_dataset import EXPERT_ACTION, Played, expert_features, play_for_dataset
-from rlinf_vla.rollout.transitions import Expert, collect_transitions
+from rlinf_vla.rollout.transitions import collect_transitions
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.types import Inputs, Observation, UserError
 from tests.rollout.fake_env import CounterWorld, groups

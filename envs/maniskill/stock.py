@@ -1,0 +1,58 @@
+"""The baseline of ``rlinf-vla bench env``: ManiSkill as its documentation vectorises it on a CPU, gymnasium's AsyncVectorEnv of single
+environments with their own robot meshes, a process each. See ``protocols.Baseline`` for what it prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+
+def main(work: dict[str, Any]) -> None:
+    import gymnasium
+
+    envs = gymnasium.vector.AsyncVectorEnv([lambda: make(work)] * work["num_envs"])
+    generator = np.random.default_rng(0)
+    try:
+        for episode in range(1 + work["episodes"]):  # the first one warms up
+            if episode == 1:
+                print("begin", flush=True)
+            envs.reset(seed=[episode * work["num_envs"] + row for row in range(work["num_envs"])])
+            for _ in range(work["episode_limit"]):
+                envs.step(generator.uniform(-1, 1, envs.action_space.shape).astype(np.float32))
+        print("end", flush=True)
+        sys.stdin.read()  # whoever measures looks at the processes before they go
+    finally:
+        envs.close()
+
+
+def make(work: dict[str, Any]) -> Any:
+    """One environment, with the observations that ManiSkill itself makes at every step."""
+    import gymnasium
+    import mani_skill.envs  # noqa: F401  (registers the tasks)
+    import torch
+    from mani_skill.utils.wrappers import CPUGymWrapper
+
+    from . import put_on_plate  # noqa: F401  (registers the task)
+
+    torch.set_num_threads(1)
+    options = work["options"]
+    size = {"width": options["image_size"], "height": options["image_size"]}
+    env = gymnasium.make(
+        options["gym_id"],
+        obs_mode="rgb" if work["images"] else "state",
+        control_mode=options["control_mode"],
+        reward_mode="sparse",
+        sim_backend="physx_cpu",
+        render_backend=options["render_backend"],
+        sensor_configs=size,
+        max_episode_steps=work["episode_limit"],
+        **({"robot_uids": options["robot"]} if options["robot"] else {}),
+    )
+    return CPUGymWrapper(env, ignore_terminations=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

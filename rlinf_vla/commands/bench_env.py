@@ -1,0 +1,177 @@
+"""``rlinf-vla bench env env=NAME[,NAME]``: control steps per second and CPU time per step, with and without images, beside the simulator's
+own straightforward vector environment on the same work: all environments reset, then an episode of random actions, several times."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla import compose, plugins
+from rlinf_vla import recipe as recipes
+from rlinf_vla.commands import session
+from rlinf_vla.protocols import Baseline, HasBaselines, VectorEnv
+from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.telemetry.children import usage
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.training import run_directory
+from rlinf_vla.training.checkpoint import write_json
+from rlinf_vla.types import Episodes, UserError
+
+EPISODES = 3
+"""In each environment, after one that warms up."""
+TIMEOUT = 1800.0
+"""Seconds that a baseline may take."""
+CHUNK = 8
+"""Actions between two images: as OpenVLA-OFT executes them in LIBERO."""
+USAGE = "rlinf-vla bench env env=maniskill[,NAME ...] [env.KEY=VALUE ...]"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Control steps of all environments; core-seconds of all processes."""
+
+    name: str
+    images: str
+    steps: int
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / self.seconds
+
+    @property
+    def cpu_per_step(self) -> float:
+        return self.cpu_seconds / self.steps
+
+
+def run(arguments: Sequence[str]) -> None:
+    names = [argument.removeprefix("env=") for argument in arguments if argument.startswith("env=")]
+    if any(argument.startswith("-") for argument in arguments):  # Hydra's own, such as --help
+        compose.compose_and_run("bench_env", arguments, lambda config: None)
+        return
+    if len(names) != 1 or not names[0]:
+        raise UserError(f"bench env wants to know which simulators: {USAGE}")
+    others = [argument for argument in arguments if not argument.startswith("env=")]
+    configs = {name: compose.load("bench_env", [f"env={name}", *others]) for name in names[0].split(",")}
+    console, document = Console(highlight=False), dict[str, Any]()
+    for name, config in configs.items():
+        with console.status(f"starting {name}") as status:
+            found = _simulator(recipes.read_node(config, "env"), status.update)
+        console.print(_table(name, config, found))
+        document[name] = {"env": dict(config.env), "measured": [asdict(each) for each in found], "ratios": _ratios(found)}
+        for what, ratio in document[name]["ratios"].items():
+            console.print(f"{what}: {ratio:.2f}")
+    path = run_directory.for_evaluation(next(iter(configs.values())), None) / "bench_env.json"
+    write_json(path, document | {"environment": fingerprint()})
+    console.print(f"numbers: {session.relative(path)}")
+
+
+def _simulator(env: Any, say: Callable[[str], None]) -> list[Measured]:
+    """Ours at three rates of images, then the simulator's own."""
+    plugin = plugins.choose("env", env.name, plugins.envs())
+    (group,) = plugin.create(env, 1)
+    try:
+        limit = group.spec.episode_limit
+        found = []
+        for chunk, images in ((1, "every step"), (min(CHUNK, limit), f"every {min(CHUNK, limit)} steps"), (limit, "once an episode")):
+            say(f"{env.name}: images {images}")
+            found.append(_ours(group, chunk, images))
+    finally:
+        group.close()
+    if isinstance(plugin, HasBaselines):
+        for baseline in plugin.baselines(env, EPISODES):
+            say(f"{env.name}: {baseline.name}")
+            found.append(_stock(baseline, EPISODES * limit * env.num_envs))
+    return found
+
+
+def _ours(env: VectorEnv, chunk: int, images: str) -> Measured:
+    generator, steps = torch.Generator().manual_seed(0), 0
+    started = spent = 0.0
+    for episode in range(1 + EPISODES):
+        if episode == 1:
+            started, spent, steps = time.perf_counter(), _cpu(), 0
+        steps += _episode(env, chunk, episode, generator)
+    return Measured("ours", images, steps, time.perf_counter() - started, _cpu() - spent)
+
+
+def _episode(env: VectorEnv, chunk: int, number: int, generator: torch.Generator) -> int:
+    """Control steps done in one episode's time; where an environment ends early, another episode follows."""
+    size, limit, done = env.spec.num_envs, env.spec.episode_limit, 0
+    episodes = numbered_episodes(EVALUATION_SEEDS, number * size, size, len(env.spec.tasks))
+    env.reset(episodes)
+    for first in range(0, limit, chunk):
+        actions = 2 * torch.rand(size, min(chunk, limit - first), env.spec.action_dim, generator=generator) - 1
+        result = env.step(actions.to(env.spec.device))
+        done += int(result.valid.sum())
+        if result.done.any() and first + chunk < limit:
+            env.reset(Episodes(episodes.task_id, episodes.seed, episodes.attempt), result.done.cpu())
+    return done
+
+
+def _cpu() -> float:
+    """Core-seconds so far of this process and its descendants."""
+    return time.process_time() + usage().cpu
+
+
+def _stock(baseline: Baseline, steps: int) -> Measured:
+    with tempfile.TemporaryFile() as said:
+        command = [baseline.python, *baseline.program]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **baseline.environment}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment, text=True)
+        watch = threading.Timer(TIMEOUT, process.kill)
+        watch.start()
+        try:
+            _wait_for("begin", process, baseline)
+            started, spent = time.perf_counter(), usage().cpu
+            _wait_for("end", process, baseline)
+            seconds, spent = time.perf_counter() - started, usage().cpu - spent
+            process.communicate("", timeout=60)
+        finally:
+            watch.cancel()
+            process.kill()
+            process.wait()
+    return Measured(baseline.name, "every step" if baseline.images else "none", steps, seconds, spent)
+
+
+def _wait_for(word: str, process: subprocess.Popen[str], baseline: Baseline) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == word:
+            return
+    raise RuntimeError(f"the baseline {baseline.name} ended before it said {word!r} (exit code {process.wait()})")
+
+
+def _ratios(found: Sequence[Measured]) -> dict[str, float]:
+    """Ours over the simulator's own: more than 1 is better."""
+    every, chunked, rare = found[:3]
+    ratios = {}
+    for stock in found[3:]:
+        if stock.images == "none":
+            ratios[f"steps/s, an image once an episode / {stock.name}"] = rare.steps_per_s / stock.steps_per_s
+            ratios[f"CPU per step, {stock.name} / an image once an episode"] = stock.cpu_per_step / rare.cpu_per_step
+        else:
+            for ours in (every, chunked):
+                ratios[f"steps/s, image {ours.images} / {stock.name}"] = ours.steps_per_s / stock.steps_per_s
+                ratios[f"CPU per step, {stock.name} / image {ours.images}"] = stock.cpu_per_step / ours.cpu_per_step
+    return ratios
+
+
+def _table(name: str, config: DictConfig, found: Sequence[Measured]) -> Table:
+    title = f"{name}: {config.env.num_envs} environments, {EPISODES} episodes each"
+    table = Table("vector environment", "images", "steps/s", "CPU ms per step", title=title, title_justify="left")
+    for each in found:
+        table.add_row(each.name, each.images, f"{each.steps_per_s:.1f}", f"{1000 * each.cpu_per_step:.1f}")
+    return table

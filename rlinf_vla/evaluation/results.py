@@ -1,0 +1,79 @@
+"""What a sweep says: tables, differences and the list of its episodes, as a document of JSON values and as CSV.
+
+An episode is ``{policy, suite, task, seed, instruction, success, steps, return}``; ``policy`` is an entrant's name.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+from rlinf_vla.evaluation.statistics import paired, summary
+from rlinf_vla.evaluation.sweep import EpisodeResult
+
+COLUMNS = ("policy", "suite", "task", "seed", "instruction", "success", "steps", "return")
+
+Episode = dict[str, Any]
+
+
+def episode(policy: str, suite: str, result: EpisodeResult) -> Episode:
+    values = (policy, suite, result.task, result.seed, result.instruction, result.success, result.steps, result.episode_return)
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def key(episode: Episode) -> tuple[str, str, int]:
+    """What two policies share of an episode."""
+    return episode["suite"], episode["task"], episode["seed"]
+
+
+def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """``policies``: name -> counts, rate and interval of all its episodes, ``per_suite`` of each suite, and in that ``per_task``.
+    ``differences``: of every two policies on the episodes that both played, of all (``suite`` null) and of each suite.
+
+    Names stand in the order in which they first come. Raises ValueError without episodes.
+    """
+    by_policy = _grouped(episodes, "policy")
+    policies = {
+        name: summary([each["success"] for each in played])
+        | {"per_suite": {suite: _summary_of(of_suite) for suite, of_suite in _grouped(played, "suite").items()}}
+        for name, played in by_policy.items()
+    }
+    suites = list(_grouped(episodes, "suite"))
+    differences = [
+        {"before": before, "after": after, "suite": suite} | found
+        for before, after in combinations(by_policy, 2)
+        for suite in [None, *(suites if len(suites) > 1 else [])]
+        if (found := _difference(by_policy[before], by_policy[after], suite))
+    ]
+    return {"policies": policies, "differences": differences}
+
+
+def as_csv(episodes: Sequence[Episode]) -> str:
+    """One line per episode, under a line of names; success as 1 and 0."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(each | {"success": int(each["success"])} for each in episodes)
+    return text.getvalue()
+
+
+def _summary_of(episodes: Sequence[Episode]) -> dict[str, Any]:
+    found = summary([each["success"] for each in episodes], [each["task"] for each in episodes])
+    tasks = dict.fromkeys(each["task"] for each in episodes)
+    return found | {"per_task": {task: found["per_task"][task] for task in tasks}}
+
+
+def _difference(before: Sequence[Episode], after: Sequence[Episode], suite: str | None) -> dict[str, Any] | None:
+    first, second = ({key(each): each["success"] for each in played if suite in (None, each["suite"])} for played in (before, after))
+    shared = [each for each in first if each in second]
+    return paired([first[each] for each in shared], [second[each] for each in shared]) if shared else None
+
+
+def _grouped(episodes: Sequence[Episode], by: str) -> dict[str, list[Episode]]:
+    groups: dict[str, list[Episode]] = {}
+    for each in episodes:
+        groups.setdefault(each[by], []).append(each)
+    return groups
