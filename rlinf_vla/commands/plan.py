@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from rlinf_vla import recipe as recipes
 from rlinf_vla.commands import session, supervised
 from rlinf_vla.commands.profiling import measure_profile
+from rlinf_vla.flow.planning.bounds import least_rollout_seconds
 from rlinf_vla.flow.planning.cluster import Cluster, describe
 from rlinf_vla.flow.planning.graph import Graph, trace
 from rlinf_vla.flow.planning.plan import IN_CLUSTER, IN_ROLLOUT, Plan
@@ -46,6 +47,10 @@ class Outlook:
 
     def predict(self, plan: Plan) -> Prediction:
         return simulate(self.graph, plan, self.workload, self.cluster, self.profiles)
+
+    def least_rollouts(self, plan: Plan) -> float:
+        """Seconds that no iteration's rollouts can beat."""
+        return least_rollout_seconds(plan, self.workload, self.cluster, self.profiles)
 
     def choose(self) -> Choice:
         """Raises UserError where no plan fits."""

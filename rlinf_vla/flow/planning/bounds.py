@@ -15,12 +15,15 @@ from rlinf_vla.flow.planning.workload import Workload
 
 def least_seconds(graph: Graph, plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> float:
     """No iteration can be faster, whatever overlaps: rewards, resets, values, transfers and waiting for turns are left out."""
-    machines = place(plan, cluster)
-    rollout = max(_rollout(plan, workload, machine, profiles[machine.node.device]) for machine in machines)
-    update = max(_update(plan, workload, machine, profiles[machine.node.device]) for machine in machines)
+    rollout = least_rollout_seconds(plan, workload, cluster, profiles)
+    update = max(_update(plan, workload, machine, profiles[machine.node.device]) for machine in place(plan, cluster))
     overlaps = plan.runtime != IN_PROCESS and any(edge.source == "publish" and edge.lag > 1 for edge in graph.edges)
     streams = plan.runtime != IN_PROCESS and plan.streaming and graph.streams_into("update")
     return max(rollout, update) if overlaps or streams else rollout + update
+
+
+def least_rollout_seconds(plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> float:
+    return max(_rollout(plan, workload, machine, profiles[machine.node.device]) for machine in place(plan, cluster))
 
 
 def _rollout(plan: Plan, workload: Workload, machine: Machine, profile: Profile) -> float:
