@@ -40,13 +40,13 @@ def expert_action(env: Any) -> Array:
     aside = goal - (low + high)[:2] / 2
     there = bool(np.linalg.norm(aside) < tolerance)
     if holds(env, thing):
-        return carry(env, tool, aside, low[2], there, floor, rim)
+        return carry(env, thing, tool, aside, low[2], there, floor, rim)
     if there and low[2] < rim:
         return towards(tool, tool + [0, 0, 0.03], 0.0, OPEN)
     return grasp(env, tool, env.obj_body_id[thing])
 
 
-def carry(env: Any, tool: Array, aside: Array, bottom: float, there: bool, floor: float, rim: float) -> Array:
+def carry(env: Any, thing: str, tool: Array, aside: Array, bottom: float, there: bool, floor: float, rim: float) -> Array:
     """The thing is held: bring it over its place, ``aside`` ``[2]`` away, lower it to ``floor``, let go."""
     if there and bottom < floor:
         return towards(tool, tool, 0.0, OPEN)
@@ -54,7 +54,9 @@ def carry(env: Any, tool: Array, aside: Array, bottom: float, there: bool, floor
         return towards(tool, tool, 0.0, CLOSE)
     if there:
         return towards(tool, tool + np.append(aside, floor - 0.02 - bottom), 0.0, CLOSE)
-    up = rim + CARRY - bottom
+    if rests(env, thing):
+        return towards(tool, tool + [0, 0, 0.05], 0.0, CLOSE)
+    up = max(rim + CARRY - bottom, 0.0)
     move = aside if up < 0.03 else aside * 0.0
     return towards(tool, tool + np.append(move, up), 0.0, CLOSE)
 
@@ -120,7 +122,14 @@ def box_corners(env: Any, body: int) -> Array:
 
 def holds(env: Any, thing: str) -> bool:
     """Do both fingers touch it?"""
-    return bool(env._check_grasp(gripper=env.robots[0].gripper, object_geoms=env.objects_dict[thing]))
+    geoms = env.robots[0].gripper.important_geoms
+    return bool(env._check_grasp([geoms["left_finger"], geoms["right_finger"]], env.objects_dict[thing]))
+
+
+def rests(env: Any, thing: str) -> bool:
+    """Does it touch anything but the robot?"""
+    others = env.get_contacts(env.objects_dict[thing])
+    return any(name is None or not name.startswith(("gripper", "robot")) for name in others)
 
 
 def closed(env: Any) -> float:
