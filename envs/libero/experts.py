@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 OPEN, CLOSE = -1.0, 1.0
+UP = np.array([0.0, 0.0, 1.0])
 STEP_M, STEP_RAD = 0.05, 0.5
 """What 1 means in an action."""
 GAIN = 4.0
@@ -42,7 +43,7 @@ def expert_action(env: Any) -> Array:
     if holds(env, thing):
         return carry(env, thing, tool, aside, low[2], there, floor, rim)
     if there and low[2] < rim:
-        return towards(tool, tool + [0, 0, 0.03], 0.0, OPEN)
+        return towards(tool, tool + 0.03 * UP, 0.0, OPEN)
     return grasp(env, tool, env.obj_body_id[thing])
 
 
@@ -55,7 +56,7 @@ def carry(env: Any, thing: str, tool: Array, aside: Array, bottom: float, there:
     if there:
         return towards(tool, tool + np.append(aside, floor - 0.02 - bottom), 0.0, CLOSE)
     if rests(env, thing):
-        return towards(tool, tool + [0, 0, 0.05], 0.0, CLOSE)
+        return towards(tool, tool + 0.05 * UP, 0.0, CLOSE)
     up = max(rim + CARRY - bottom, 0.0)
     move = aside if up < 0.03 else aside * 0.0
     return towards(tool, tool + np.append(move, up), 0.0, CLOSE)
@@ -66,7 +67,7 @@ def grasp(env: Any, tool: Array, body: int) -> Array:
     point, turn = grasp_of(env, tool, body)
     aside, above = float(np.linalg.norm(point[:2] - tool[:2])), tool[2] - point[2]
     if gap(env) < EMPTY:
-        return towards(tool, tool + [0, 0, 0.05], 0.0, OPEN)  # nothing between them: once more
+        return towards(tool, tool + 0.05 * UP, 0.0, OPEN)  # nothing between them: once more
     if aside < 0.012 and abs(above) < 0.012 and abs(turn) < 0.15:
         return towards(tool, point, turn, CLOSE)
     # A funnel: the higher, the less exact. Low beside the thing, sideways moves would push it: rise first.

@@ -1,6 +1,6 @@
 """``make libero-reference``: this Python environment's LIBERO beside another's, on the same states; writes a page and two pictures.
 
-    python -m rlinf_vla.envs.libero.reference OTHER_PYTHON PAGE.md PICTURE_FOLDER
+python -m rlinf_vla.envs.libero.reference OTHER_PYTHON PAGE.md PICTURE_FOLDER
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the cameras see at the beginning of some tasks, to compare Python environments with. Runs in any that has LIBERO, by bootstrap:
 
-    MUJOCO_GL=egl python envs/bootstrap.py libero.snapshots OUTPUT.npz < tasks.json
+MUJOCO_GL=egl python envs/bootstrap.py libero.snapshots OUTPUT.npz < tasks.json
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``make libero-all``: every task made, begun in its first and last stored state, and stepped; writes a table in Markdown.
 
-    python -m rlinf_vla.envs.libero.tour OUTPUT [SUITE ...]
+python -m rlinf_vla.envs.libero.tour OUTPUT [SUITE ...]
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ def tour(suites: list[str]) -> tuple[str, int]:
         print(lines[-1], flush=True)
         stack = env.spec.stack
         env.close()
-    lines += ["", f"On MuJoCo {stack['mujoco']}, robosuite {stack['robosuite']}, numpy {stack['numpy']}; two processes, no cameras.", *failures]
+    lines += [
+        "",
+        f"On MuJoCo {stack['mujoco']}, robosuite {stack['robosuite']}, numpy {stack['numpy']}; two processes, no cameras.",
+        *failures,
+    ]
     return "\n".join(lines) + "\n", len(failures)
 
 
