@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-OPEN, CLOSE = -1.0, 1.0
+OPEN, HOLD, CLOSE = -1.0, 0.0, 1.0
 UP = np.array([0.0, 0.0, 1.0])
 STEP_M, STEP_RAD = 0.05, 0.5
 """What 1 means in an action."""
@@ -64,7 +64,7 @@ def carry(env: Any, thing: str, tool: Array, aside: Array, bottom: float, there:
 
 def grasp(env: Any, tool: Array, body: int) -> Array:
     """The way to having the thing between closed fingers, coming from above with the gripper open."""
-    point, turn = grasp_of(env, tool, body)
+    point, turn, opening = grasp_of(env, tool, body)
     aside, above = float(np.linalg.norm(point[:2] - tool[:2])), tool[2] - point[2]
     if gap(env) < EMPTY:
         return towards(tool, tool + 0.05 * UP, 0.0, OPEN)  # nothing between them: once more
@@ -74,11 +74,12 @@ def grasp(env: Any, tool: Array, body: int) -> Array:
     descend = aside < 0.01 + 0.2 * max(above, 0.0) and abs(turn) < 0.1
     sideways = aside < 0.02 or above > 0.05
     xy = point[:2] if sideways else tool[:2]
-    return towards(tool, np.append(xy, point[2] if descend else point[2] + HOVER), turn, OPEN)
+    spread = OPEN if gap(env) < opening - 0.005 else CLOSE if gap(env) > opening + 0.005 else HOLD
+    return towards(tool, np.append(xy, point[2] if descend else point[2] + HOVER), turn, spread)
 
 
-def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float]:
-    """Where the tool centre point has to be ``[3]``, and how far the tool has to turn about z (rad)."""
+def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float, float]:
+    """Where the tool centre point has to be ``[3]``, how far the tool has to turn about z (rad), and how wide the fingers come (m)."""
     fingers = env.sim.data.site_xmat[env.robots[0].eef_site_id].reshape(3, 3)[:, 0]
     present = np.arctan2(fingers[1], fingers[0])
     boxes = box_corners(env, body).reshape(-1, 8, 3)
@@ -88,13 +89,13 @@ def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float]:
     across = [np.ptp(corners[:, :2] @ [np.cos(yaw), np.sin(yaw)]) for yaw in YAWS]
     fitting = [yaw for yaw, width in zip(YAWS, across, strict=True) if width < WIDEST]
     if fitting:
-        return np.array([*middle[:2], max(high[2] - PALM, low[2] + 0.012)]), shortest(fitting[0] - present)
+        return np.array([*middle[:2], max(high[2] - PALM, low[2] + 0.012)]), shortest(fitting[0] - present), 0.08
     rim = boxes[boxes.max(1)[:, 2] > high[2] - 0.01]
     walls = rim.mean(1)
     outwards = walls[:, :2] - middle[:2]
     turns = shortest(np.arctan2(outwards[:, 1], outwards[:, 0]) - present)
     best = int(np.argmin(np.abs(turns) + 5 * np.linalg.norm(walls[:, :2] - tool[:2], axis=1)))
-    return np.array([*walls[best, :2], rim[best].max(0)[2] - 0.012]), float(turns[best])
+    return np.array([*walls[best, :2], rim[best].max(0)[2] - 0.012]), float(turns[best]), 0.04
 
 
 def destination(env: Any, place: str) -> tuple[Array, float, float, float]:

@@ -4,9 +4,13 @@ A package announces its plug-ins by entry points: ``rlinf_vla.models`` (a :class
 (an :class:`EnvPlugin`). A plug-in module must be cheap to import: simulators and drivers are imported when first used.
 """
 
+from .env import Baseline as Baseline
 from .env import Diagnosis as Diagnosis
 from .env import EnvPlugin as EnvPlugin
 from .env import EnvSpec as EnvSpec
+from .env import HasBaselines as HasBaselines
+from .env import HasParts as HasParts
+from .env import Part as Part
 from .env import Task as Task
 from .env import ToolUnits as ToolUnits
 from .env import VectorEnv as VectorEnv

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -78,6 +79,10 @@ class VectorEnv(Protocol):
         Raises UserError where the task has no expert.
         """
 
+    def losses(self) -> int:
+        """Simulators that died or hung and were replaced so far, with nothing lost."""
+        return 0
+
     def close(self) -> None:
         """Idempotent."""
 
@@ -101,6 +106,51 @@ class Task:
     """False where files are missing; ``note`` says which."""
     has_expert: bool
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of an evaluation sweep: tasks that the same vector environments play."""
+
+    suite: str
+    tasks: tuple[str, ...]
+    """``EnvSpec.tasks`` of these environments."""
+    config: Any
+    """The ``env`` node that makes them."""
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """An ``EnvPlugin`` whose configuration may ask for more tasks than one vector environment has."""
+
+    def parts(self, config: Any) -> list[Part]:
+        """In the order in which they are to be played. Starts no simulator. Raises UserError for what the user can mend."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The work of ``rlinf-vla bench env`` in the simulator's own straightforward vector environment: a program of its own.
+
+    It resets all environments and plays an episode of random actions in them, once to warm up; prints ``begin``, does the same
+    ``episodes`` times, prints ``end``, and waits for the end of its standard input. Its processes are its descendants.
+    """
+
+    name: str
+    images: bool
+    """Whether every step makes images."""
+    program: tuple[str, ...]
+    """What follows ``python``."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Added to the environment variables."""
+    python: str = sys.executable
+
+
+@runtime_checkable
+class HasBaselines(Protocol):
+    """An ``EnvPlugin`` that can be compared with how its simulator is usually used."""
+
+    def baselines(self, config: Any, episodes: int) -> list[Baseline]:
+        """For ``config.num_envs`` environments. Raises UserError for what the user can mend."""
 
 
 class EnvPlugin(Protocol):
