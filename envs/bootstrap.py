@@ -18,12 +18,17 @@ PACKAGE = "rlinf_vla.envs"
 
 def run(module: str) -> None:
     """Run ``module`` as ``__main__``; ``sys.argv`` must begin as its own."""
+    stand_in_for(module)
+    runpy.run_module(f"{PACKAGE}.{module}", run_name="__main__", alter_sys=True)
+
+
+def stand_in_for(module: str) -> None:
+    """Put empty packages in the place of those that ``module`` is in."""
     _stand_in("rlinf_vla", None)
     _stand_in(PACKAGE, HERE)
     *parents, _ = module.split(".")
     for depth in range(len(parents)):
         _stand_in(".".join([PACKAGE, *parents[: depth + 1]]), HERE.joinpath(*parents[: depth + 1]))
-    runpy.run_module(f"{PACKAGE}.{module}", run_name="__main__", alter_sys=True)
 
 
 def _stand_in(name: str, folder: Path | None) -> None:

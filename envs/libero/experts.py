@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-OPEN, CLOSE = -1.0, 1.0
+OPEN, HOLD, CLOSE = -1.0, 0.0, 1.0
+UP = np.array([0.0, 0.0, 1.0])
 STEP_M, STEP_RAD = 0.05, 0.5
 """What 1 means in an action."""
 GAIN = 4.0
@@ -40,13 +41,13 @@ def expert_action(env: Any) -> Array:
     aside = goal - (low + high)[:2] / 2
     there = bool(np.linalg.norm(aside) < tolerance)
     if holds(env, thing):
-        return carry(env, tool, aside, low[2], there, floor, rim)
+        return carry(env, thing, tool, aside, low[2], there, floor, rim)
     if there and low[2] < rim:
-        return towards(tool, tool + [0, 0, 0.03], 0.0, OPEN)
+        return towards(tool, tool + 0.03 * UP, 0.0, OPEN)
     return grasp(env, tool, env.obj_body_id[thing])
 
 
-def carry(env: Any, tool: Array, aside: Array, bottom: float, there: bool, floor: float, rim: float) -> Array:
+def carry(env: Any, thing: str, tool: Array, aside: Array, bottom: float, there: bool, floor: float, rim: float) -> Array:
     """The thing is held: bring it over its place, ``aside`` ``[2]`` away, lower it to ``floor``, let go."""
     if there and bottom < floor:
         return towards(tool, tool, 0.0, OPEN)
@@ -54,28 +55,31 @@ def carry(env: Any, tool: Array, aside: Array, bottom: float, there: bool, floor
         return towards(tool, tool, 0.0, CLOSE)
     if there:
         return towards(tool, tool + np.append(aside, floor - 0.02 - bottom), 0.0, CLOSE)
-    up = rim + CARRY - bottom
+    if rests(env, thing):
+        return towards(tool, tool + 0.05 * UP, 0.0, CLOSE)
+    up = max(rim + CARRY - bottom, 0.0)
     move = aside if up < 0.03 else aside * 0.0
     return towards(tool, tool + np.append(move, up), 0.0, CLOSE)
 
 
 def grasp(env: Any, tool: Array, body: int) -> Array:
     """The way to having the thing between closed fingers, coming from above with the gripper open."""
-    point, turn = grasp_of(env, tool, body)
+    point, turn, opening = grasp_of(env, tool, body)
     aside, above = float(np.linalg.norm(point[:2] - tool[:2])), tool[2] - point[2]
     if gap(env) < EMPTY:
-        return towards(tool, tool + [0, 0, 0.05], 0.0, OPEN)  # nothing between them: once more
+        return towards(tool, tool + 0.05 * UP, 0.0, OPEN)  # nothing between them: once more
     if aside < 0.012 and abs(above) < 0.012 and abs(turn) < 0.15:
         return towards(tool, point, turn, CLOSE)
     # A funnel: the higher, the less exact. Low beside the thing, sideways moves would push it: rise first.
     descend = aside < 0.01 + 0.2 * max(above, 0.0) and abs(turn) < 0.1
     sideways = aside < 0.02 or above > 0.05
     xy = point[:2] if sideways else tool[:2]
-    return towards(tool, np.append(xy, point[2] if descend else point[2] + HOVER), turn, OPEN)
+    spread = OPEN if gap(env) < opening - 0.005 else CLOSE if gap(env) > opening + 0.005 else HOLD
+    return towards(tool, np.append(xy, point[2] if descend else point[2] + HOVER), turn, spread)
 
 
-def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float]:
-    """Where the tool centre point has to be ``[3]``, and how far the tool has to turn about z (rad)."""
+def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float, float]:
+    """Where the tool centre point has to be ``[3]``, how far the tool has to turn about z (rad), and how wide the fingers come (m)."""
     fingers = env.sim.data.site_xmat[env.robots[0].eef_site_id].reshape(3, 3)[:, 0]
     present = np.arctan2(fingers[1], fingers[0])
     boxes = box_corners(env, body).reshape(-1, 8, 3)
@@ -85,13 +89,13 @@ def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float]:
     across = [np.ptp(corners[:, :2] @ [np.cos(yaw), np.sin(yaw)]) for yaw in YAWS]
     fitting = [yaw for yaw, width in zip(YAWS, across, strict=True) if width < WIDEST]
     if fitting:
-        return np.array([*middle[:2], max(high[2] - PALM, low[2] + 0.012)]), shortest(fitting[0] - present)
+        return np.array([*middle[:2], max(high[2] - PALM, low[2] + 0.012)]), shortest(fitting[0] - present), 0.08
     rim = boxes[boxes.max(1)[:, 2] > high[2] - 0.01]
     walls = rim.mean(1)
     outwards = walls[:, :2] - middle[:2]
     turns = shortest(np.arctan2(outwards[:, 1], outwards[:, 0]) - present)
     best = int(np.argmin(np.abs(turns) + 5 * np.linalg.norm(walls[:, :2] - tool[:2], axis=1)))
-    return np.array([*walls[best, :2], rim[best].max(0)[2] - 0.012]), float(turns[best])
+    return np.array([*walls[best, :2], rim[best].max(0)[2] - 0.012]), float(turns[best]), 0.04
 
 
 def destination(env: Any, place: str) -> tuple[Array, float, float, float]:
@@ -120,7 +124,14 @@ def box_corners(env: Any, body: int) -> Array:
 
 def holds(env: Any, thing: str) -> bool:
     """Do both fingers touch it?"""
-    return bool(env._check_grasp(gripper=env.robots[0].gripper, object_geoms=env.objects_dict[thing]))
+    geoms = env.robots[0].gripper.important_geoms
+    return bool(env._check_grasp([geoms["left_finger"], geoms["right_finger"]], env.objects_dict[thing]))
+
+
+def rests(env: Any, thing: str) -> bool:
+    """Does it touch anything but the robot?"""
+    others = env.get_contacts(env.objects_dict[thing])
+    return any(name is None or not name.startswith(("gripper", "robot")) for name in others)
 
 
 def closed(env: Any) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
+from rlinf_vla.protocols import Baseline, Diagnosis, Part, Task, VectorEnv
 from rlinf_vla.types import UserError
 
 from .. import bootstrap
@@ -52,9 +54,33 @@ class Libero:
                 pool.close()
             raise
 
-    def parts(self, config: LiberoConfig) -> dict[str, LiberoConfig]:
-        """What a sweep plays one after the other: suites, whose episodes differ in length."""
-        return {suite: replace(config, suite=suite, suites=None) for suite in suites(config)}
+    def parts(self, config: LiberoConfig) -> list[Part]:
+        """Suites: their episodes differ in length."""
+        if twice := sorted({suite for suite in suites(config) if suites(config).count(suite) > 1}):
+            raise UserError(f"env.suites names {twice[0]} twice")
+        alone = [replace(config, suite=suite, suites=None) for suite in suites(config)]
+        for each in alone:
+            simulator_options(each)
+        return [Part(each.suite, tuple(task.name for task in chosen(each)), each) for each in alone]
+
+    def baselines(self, config: LiberoConfig, episodes: int) -> list[Baseline]:
+        """LIBERO's own SubprocVectorEnv, on the first of the tasks."""
+        options = simulator_options(config)
+        work = {name: options[name] for name in ("image_size", "wait_steps", "seed")} | _of_simulator(chosen(config)[0])
+        work |= {"num_envs": config.num_envs, "episode_limit": episode_limit(config), "episodes": episodes}
+        work |= {"cameras": list(options["cameras"].values())}
+        renderer = gl.find(config.renderer, config.python)
+        return [
+            Baseline(
+                name,
+                images,
+                (str(bootstrap.__file__), "libero.stock", json.dumps(work | {"images": images})),
+                gl.environment(renderer.backend if images else "none"),
+                config.python or sys.executable,
+            )
+            for name, images in (("SubprocVectorEnv, images", True), ("SubprocVectorEnv, state", False))
+            if config.cameras or not images
+        ]
 
     def variants(self, config: LiberoConfig) -> dict[str, LiberoConfig]:
         return {

@@ -60,7 +60,7 @@ def side_by_side(name: str, here: dict[str, Any], there: dict[str, Any]) -> Imag
     """Here, the reference, and ten times their difference."""
     a, b = here[f"{name}/base"], there[f"{name}/base"]
     difference = np.clip(10 * np.abs(a.astype(int) - b), 0, 255).astype(np.uint8)
-    return Image.fromarray(np.concatenate([a, b, difference], axis=1))
+    return Image.fromarray(np.concatenate([a, b, difference], axis=1)).quantize(256)
 
 
 def main(python: str, output: Path, pictures: Path) -> None:

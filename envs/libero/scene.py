@@ -29,6 +29,12 @@ SUBSTEPS = int(PERIOD / TIMESTEP)
 WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 """What an episode begins with: nothing, gripper open."""
 
+LOOKED_AT = [
+    *("qpos", "xpos", "xquat", "xmat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat"),
+    *("cam_xpos", "cam_xmat", "light_xpos", "light_xdir"),
+]
+"""Of MjData: what decides about images and proprioception."""
+
 
 def import_libero() -> Any:
     """LIBERO's ``ControlEnv``. Imported quietly, and without files in places that are not ours."""
@@ -42,6 +48,7 @@ def import_libero() -> Any:
     # Else numba would take the user's home.
     settings.CACHE_NUMBA = os.access(Path(spec.submodule_search_locations[0], "utils"), os.W_OK)  # type: ignore[attr-defined]
     sys.modules[settings.__name__] = settings
+    os.environ.setdefault("MPLCONFIGDIR", str(Path(sys.prefix, "share", "rlinf-vla", "matplotlib")))  # LIBERO imports it for nothing
     from libero.libero.envs.env_wrapper import ControlEnv
 
     return ControlEnv
@@ -228,7 +235,8 @@ class Scene:
         self._playing = episode
 
     def _look(self, episode: Episode) -> None:
-        self._mujoco.mj_copyData(episode.seen, self._model, episode.data)
+        for name in LOOKED_AT:  # (mj_copyData is not in MuJoCo 2.3.7's Python)
+            getattr(episode.seen, name)[:] = getattr(episode.data, name)
         episode.seen_sites = self._model.site_rgba.copy()
         if self._exact and self._cameras:
             episode.images = None

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf_vla.envs import bootstrap
 from rlinf_vla.envs.libero import LiberoConfig, plugin
 from rlinf_vla.envs.libero.config import CONVENTIONS
 from rlinf_vla.envs.libero.plugin import episode_limit, simulator_options
@@ -28,6 +29,7 @@ from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConfo
 
 pytestmark = pytest.mark.skipif(find_spec("libero") is None, reason="LIBERO is not installed: pip install 'rlinf-vla[libero]'")
 
+REFERENCE = Path(__file__).parents[2] / ".venv-libero-reference" / "bin" / "python"
 TABLE = [line.split(maxsplit=3) for line in Path(__file__).with_name("fixtures").joinpath("libero_tasks.txt").read_text().splitlines()]
 """Suite, number, length of an initial state, instruction."""
 
@@ -52,14 +54,13 @@ def blind() -> Iterator[VectorEnv]:
 
 
 def play_expert(env: VectorEnv, episodes: Episodes) -> torch.Tensor:
-    """The actions of an expert's episode, ``[B, L, D]``, until the last environment is done; those that were done repeat theirs."""
+    """The actions of an expert's episode, the same in all environments: ``[B, L, D]``, to its end."""
     env.reset(episodes)
     actions = []
     for _ in range(env.spec.episode_limit):
         actions.append(env.expert_actions())
         if env.step(actions[-1][:, None]).done.all():
             break
-        # (an environment that is done must not be stepped on: this is for episodes of one length)
     return torch.stack(actions, dim=1)
 
 
@@ -138,7 +139,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 class TestFacts:
     def test_every_number_and_pixel_is_that_of_robosuites_own_hard_reset_and_step(self, facts: dict[str, Any]) -> None:
         assert all(facts["against_stock"].values()), facts["against_stock"]
-        assert len(facts["against_stock"]) == 6
+        assert len(facts["against_stock"]) == 4
 
     def test_episodes_that_share_a_process_do_not_see_each_other(self, facts: dict[str, Any]) -> None:
         assert facts["interleaved"]
@@ -151,6 +152,24 @@ class TestFacts:
 
     def test_robosuite_does_not_grumble(self, facts: dict[str, Any]) -> None:
         assert "macro" not in facts["said"]
+
+
+@pytest.mark.simulator
+@pytest.mark.skipif(not REFERENCE.exists(), reason="`make libero-reference` builds that environment")
+def test_the_reference_stack_simulates_for_this_trainer() -> None:
+    """In a Python without PyTorch and without this package; on MuJoCo 2.3.7, where libero_object's floor is brighter."""
+    found = {}
+    for python in (str(REFERENCE), None):
+        (env,) = create(suite="libero_object", tasks=[0], num_envs=1, processes=1, image_size=64, python=python)
+        seen, stack = env.reset(places((0, 0))), env.spec.stack
+        after = env.step(0.3 * torch.ones(1, 4, 7)).observation
+        found[stack["mujoco"]] = seen, after, stack
+        env.close()
+    (here,) = set(found) - {"2.3.7"}
+    (seen, after, stack), (other, later, _) = found["2.3.7"], found[here]
+    assert stack["differs_from_reference"] == "no" and stack["numpy"].startswith("1.26")
+    assert torch.allclose(seen.state, other.state, atol=1e-4) and torch.allclose(after.state, later.state, atol=1e-3)
+    assert seen.images["base"].float().mean() > other.images["base"].float().mean() + 20
 
 
 def test_the_suites_are_libero_and_libero_pro() -> None:
@@ -202,18 +221,14 @@ def test_images_by_convention() -> None:
 
 @pytest.mark.simulator
 def test_things_are_seen_where_they_stand(facts: dict[str, Any]) -> None:
-    """By the camera's geometry, in a scene of coloured things on a dull floor."""
-    image, places = np.array(facts["projected"]["image"], np.float64), facts["projected"]["places"]
-    size = image.shape[0]
-    colour = np.ptp(image, axis=2)
-
-    def strength(row: float, column: float) -> float:
-        part = colour[max(0, round(row) - 2) : round(row) + 3, max(0, round(column) - 2) : round(column) + 3]
-        return float(part.mean()) if part.size else 0.0
-
-    right = np.mean([strength(y, x) for x, y in places.values()])
-    for wrong in ([(size - y, x) for x, y in places.values()], [(y, size - x) for x, y in places.values()]):
-        assert right > 1.3 * np.mean([strength(*where) for where in wrong])
+    """By the camera's geometry: in an upright image, the pixels that change when a thing is taken away."""
+    places = facts["projected"]
+    assert len(places) >= 4
+    for name, place in places.items():
+        row, column = place["geometry"]
+        assert np.hypot(place["seen"][0] - row, place["seen"][1] - column) < 6, (name, place)
+    columns = [place["geometry"][1] for place in places.values()]
+    assert max(columns) - min(columns) > 16, "a mirrored image would be told from this one"
 
 
 def test_states_by_convention() -> None:
@@ -240,11 +255,38 @@ def test_conventions_are_named_options() -> None:
 
 
 def test_parts_of_a_sweep_are_suites() -> None:
-    config = LiberoConfig(suites=["libero_spatial", "libero_10"], tasks=[1])
-    parts = plugin.parts(config)
-    assert list(parts) == ["libero_spatial", "libero_10"]
-    assert [episode_limit(part) for part in parts.values()] == [220, 520]
-    assert [task.name for task in chosen(parts["libero_10"])] == ["libero_10-1"]
+    parts = plugin.parts(LiberoConfig(suites=["libero_spatial", "libero_10"], tasks=[1, 3]))
+    assert [(part.suite, part.tasks) for part in parts] == [
+        ("libero_spatial", ("libero_spatial-1", "libero_spatial-3")),
+        ("libero_10", ("libero_10-1", "libero_10-3")),
+    ]
+    assert [episode_limit(part.config) for part in parts] == [220, 520]
+    assert [tuple(task.name for task in chosen(part.config)) for part in parts] == [part.tasks for part in parts]
+    with pytest.raises(UserError, match=r"env\.suites names libero_10 twice"):
+        plugin.parts(LiberoConfig(suites=["libero_10", "libero_10"]))
+
+
+def test_a_simulators_process_has_nothing_of_the_trainers() -> None:
+    """It may run where there is neither PyTorch nor this package; and no file of ours is taken for the standard library's."""
+    code = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("bootstrap", {str(bootstrap.__file__)!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+sys.argv = ["libero.simulator"]
+import types
+module.stand_in_for("libero.simulator")
+import rlinf_vla.envs.libero.simulator
+assert "rlinf_vla" not in types.__file__, types.__file__
+assert not {{"torch", "libero", "mujoco", "rlinf_vla.types", "rlinf_vla.envs.libero.plugin"}} & set(sys.modules)
+try:
+    import rlinf_vla.types
+except ImportError:
+    sys.exit(0)
+sys.exit("the trainer's package is within reach")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(bootstrap.__file__).parent)
+    assert done.returncode == 0, done.stderr
 
 
 def test_importing_the_plugin_imports_no_simulator() -> None:
@@ -271,6 +313,7 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"episode_limit": 0}, "env.episode_limit=0 must be at least 1"),
         ({"wait_steps": -1}, "env.wait_steps=-1 must be at least 0"),
         ({"num_envs": 7, "groups": 2}, "env.num_envs=7 cannot be shared by 2 groups"),
+        ({"cameras": ["base"], "image_size": 2000}, "16 ... 1024"),
         ({"python": "/nowhere/python"}, "env.python=/nowhere/python is not there"),
         ({"python": "/bin/false"}, "env.python=/bin/false is not a Python that works"),
         ({"python": "/etc/passwd"}, "env.python=/etc/passwd cannot be started (Permission denied)"),
