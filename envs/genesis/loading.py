@@ -86,7 +86,7 @@ def scene_from(document: Any, path: Path) -> Scene:
     things = {name: _thing(node, path.parent) for name, node in root["objects"].children()}
     if not things:
         raise root["objects"].error("names no object")
-    target = tuple(node.one_of(things) for node in root["target"].items()) if "target" in root else ()
+    target = tuple(_subject(node, things, False) for node in root["target"].items()) if "target" in root else ()
     if "target" in root and not target:
         raise root["target"].error("names no object")
     cameras = {name: _camera(node) for name, node in root["cameras"].children()}
@@ -304,12 +304,20 @@ def _predicate(node: _Node, things: dict[str, Thing], has_target: bool) -> Predi
     node.only(required=(), optional=PREDICATES)
     ((kind, _),) = node.value.items()
     node = node[kind]
-    movable = [name for name, thing in things.items() if not thing.fixed] + [TARGET] * has_target
     if kind == "on":
         pair = node.items()
         if len(pair) != 2:
             raise node.wrong("[what, on what]")
-        return On(pair[0].one_of(movable), pair[1].one_of([name for name, thing in things.items() if not isinstance(thing.shape, Sphere)]))
+        flat = [name for name, thing in things.items() if not isinstance(thing.shape, Sphere)]
+        return On(_subject(pair[0], things, has_target), pair[1].one_of(flat))
     node.only(required=("object", "height_m" if kind == "lifted" else "region"))
-    name = node["object"].one_of(movable)
+    name = _subject(node["object"], things, has_target)
     return Lifted(name, _length(node["height_m"])) if kind == "lifted" else Inside(name, _region(node["region"]))
+
+
+def _subject(node: _Node, things: dict[str, Thing], has_target: bool) -> str:
+    """An object that can be moved, or ``target``."""
+    name = node.one_of([*things, *[TARGET] * has_target])
+    if name != TARGET and things[name].fixed:
+        raise node.wrong("something that is not fixed: nobody can move it")
+    return name

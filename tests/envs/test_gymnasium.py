@@ -1,0 +1,133 @@
+"""Gymnasium environments: the conformance suite as far as it can hold for what others wrote, and every way to say it wrong."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_vla.envs.gymnasium import GymnasiumConfig, plugin
+from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.types import UserError
+from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, episodes
+
+pytestmark = pytest.mark.skipif(find_spec("gymnasium") is None, reason="gymnasium is not installed")
+
+TINY: dict[str, Any] = {
+    "id": "tests.envs.tiny_gym:Tiny-v0",
+    "images": {"base": "rgb"},
+    "state": ["position"],
+    "success": "is_success",
+    "instruction": "go to the middle",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def here() -> Any:
+    """``my_module:MyEnv-v0`` is imported from where the command runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(Path(__file__).parents[2])
+        yield
+
+
+def make(groups: int = 1, **config: Any) -> list[VectorEnv]:
+    return plugin.create(GymnasiumConfig(**{"num_envs": groups * NUM_ENVS, "episode_limit": EPISODE_LIMIT, **config}), groups)
+
+
+class TestTiny(VectorEnvConformance):
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        return make(groups=2, **TINY)
+
+    def test_success_ends_the_episode(self, env: VectorEnv) -> None:
+        state = env.reset(episodes(1, 2, 3)).state
+        for _ in range(EPISODE_LIMIT):
+            result = env.step((-state / 0.2).clamp(-1, 1)[:, None])
+            state = result.observation.state
+            if result.success.any():
+                break
+        won = result.success[:, 0]
+        assert won.any()
+        assert torch.equal(result.terminated[:, 0], won)
+
+    def test_one_is_the_bound_of_the_action_space(self, env: VectorEnv) -> None:
+        before = env.reset(episodes(1, 2, 3)).state
+        after = env.step(torch.tensor([1.0, -3.0]).expand(NUM_ENVS, 1, 2)).observation.state
+        assert torch.allclose(after - before, torch.tensor([0.2, -0.2]).expand(NUM_ENVS, 2), atol=1e-6)
+
+
+class TestPendulum(VectorEnvConformance):
+    """State only."""
+
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        return make(groups=2, id="Pendulum-v1")
+
+    def test_a_seed_matters(self, env: VectorEnv) -> None:
+        state = env.reset(episodes(31, 32, 31)).state
+        assert torch.equal(state[0], state[2]) and not torch.equal(state[0], state[1])
+
+
+def test_asynchronous_environments_are_the_same() -> None:
+    envs = [make(**TINY, vectorization=mode)[0] for mode in ("sync", "async")]
+    action = torch.full((NUM_ENVS, 2, 2), 0.3)
+    seen = []
+    for env in envs:
+        env.reset(episodes(1, 2, 3))
+        env.reset(episodes(4, 5, 6), torch.tensor([False, True, False]))
+        seen.append(env.step(action).observation)
+        env.close()
+    assert torch.equal(seen[0].state, seen[1].state) and torch.equal(seen[0].images["base"], seen[1].images["base"])
+
+
+def test_what_is_rendered_can_be_an_image() -> None:
+    (env,) = make(**{**TINY, "images": {"base": "@render"}}, render=True)
+    assert env.reset(episodes(1, 2, 3)).images["base"].eq(7).all()
+    assert env.render(0).shape == (4, 4, 3)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"id": "Pendulm-v1"}, "env.id=Pendulm-v1 cannot be made"),
+        ({"id": "nowhere:Tiny-v0"}, "env.id=nowhere:Tiny-v0 cannot be made"),
+        ({"id": "CartPole-v1"}, "only continuous vectors"),
+        ({"kwargs": {"size": 3}}, "cannot be made"),
+        ({"vectorization": "vector_entry_point"}, "cannot be made"),
+        ({"vectorization": "asink"}, "did you mean async?"),
+        ({"images": {"base": "rgbd"}}, "env.images.base=rgbd is unknown: did you mean rgb?"),
+        ({"images": {"base": "depth"}}, "env.images.base=depth is float32 [6, 8], not uint8 [height, width, 3]"),
+        ({"images": {"base": "@render"}}, "needs env.render=true"),
+        ({"state": ["positon"]}, "env.state=positon is unknown: did you mean position?"),
+        ({"images": {}, "state": []}, "observes rgb, position, depth: name some of it"),
+        ({"id": "Pendulum-v1"}, "is one array, without keys"),
+        ({"episode_limit": 0}, "at least 1 control step"),
+        ({"control_hz": 0.0}, "more than 0"),
+        ({"instruction": " "}, "env.instruction is empty"),
+        ({"num_envs": 3, "processes": 2}, "=3 cannot be shared by 2 groups"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        make(**{**TINY, **config})
+    assert message in str(error.value).replace("dict_keys", "")
+    assert "\n" not in str(error.value)
+
+
+def test_a_time_limit_of_its_own_is_refused() -> None:
+    (env,) = make(**TINY, kwargs={"truncates": True})
+    env.reset(episodes(1, 2, 3))
+    with pytest.raises(UserError, match="truncates episodes by itself"):
+        env.step(torch.zeros(NUM_ENVS, 1, 2))
+
+
+def test_importing_the_plugin_imports_no_gymnasium() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, rlinf_vla.envs.gymnasium; sys.exit('gymnasium' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
