@@ -25,17 +25,6 @@ from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 ROOT = Path(__file__).parents[2]
 SCRIPTED = ("sweep.policies=[expert,random]", "episodes=7", "sweep.block=3", "evaluation.filmed=0")
 
-EVALUATION = """# @package _global_
-# Counting, by those who need not learn it.
-defaults:
-  - _self_
-  - override /env: counter
-  - override /model: none
-  - override /algorithm: none
-name: counting_eval
-iterations: 0
-"""
-
 Eval = Callable[..., Path]
 
 
@@ -43,7 +32,6 @@ Eval = Callable[..., Path]
 def suites(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> Counting:
     plugin = CountingInSuites()
     monkeypatch.setattr(plugins, "envs", lambda: {"counter": plugin})
-    (counting.folder / "recipe" / "counting_eval.yaml").write_text(EVALUATION)
     return Counting(counting.folder, plugin)
 
 
@@ -367,4 +355,10 @@ def test_who_always_dies_ends_the_sweep(spawned: Callable[..., subprocess.Popen[
     process = spawned("run_dir=out", "sweep.policies=[expert]", "episodes=2", "sweep.parallel=2")
     said = process.communicate(timeout=280)[0]
     assert process.returncode == 1, said
-    assert said.splitlines()[-1].startswith("rlinf-vla: RuntimeError: 3 processes in a row died"), said
+    assert said.splitlines()[-1].startswith("rlinf-vla: RuntimeError: 3 processes in a row died or hung"), said
+
+
+def test_who_always_hangs_ends_the_sweep(spawned: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    process = spawned("run_dir=out", "sweep.policies=[expert]", "episodes=2", "sweep.parallel=2", "cluster.call_timeout_s=0.05")
+    said = process.communicate(timeout=280)[0]
+    assert process.returncode == 1 and "3 processes in a row died or hung" in said.splitlines()[-1], said
