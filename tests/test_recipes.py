@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,8 @@ def missing(name: str) -> str | None:
 def test_a_recipe_survives_an_iteration(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if lacking := missing(name):
         pytest.skip(f"its simulator cannot run here: {lacking}")
+    if recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name == "none":
+        pytest.skip("it trains nothing: see below")
     directory = run(name)
     assert (directory / "checkpoints" / "step_000001" / "COMPLETE").exists() and (directory / "report.html").exists()
     algorithm = recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name
@@ -106,3 +109,18 @@ def test_a_recipe_survives_an_iteration(run: Run, name: str, capsys: pytest.Capt
         assert (directory / made[algorithm] / "manifest.json").exists()
     else:
         assert read_metrics(directory)[0]["rollout/steps"] > 0
+
+
+def test_a_sweep_of_real_simulators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what it leaves is verified."""
+    if lacking := missing("maniskill_eval"):
+        pytest.skip(f"its simulator cannot run here: {lacking}")
+    monkeypatch.chdir(tmp_path)
+    small = ("env.tasks=[PushCube]", "env.num_envs=2", "env.processes=1", "rollout.pipeline_depth=1", "rollout.batch_size=2")
+    assert cli.run(["eval", "recipe=maniskill_eval", "run_dir=out", "episodes=2", "evaluation.filmed=0", *small]) == 0
+    document = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert [document["policies"][name]["n_success"] for name in ("expert", "random")] == [2, 0]
+    assert document["suites"][0]["stack"].keys() >= {"sapien", "physics", "renderer"}
+    capsys.readouterr()
+    assert cli.run(["verify", str(tmp_path / "out" / "result.json"), "--episodes", "2"]) == 0
+    assert "2 of 2 episodes came out the same, bit for bit" in capsys.readouterr().out

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +37,27 @@ def run(config: DictConfig) -> None:
     """Play what the run directory does not hold yet; write result.json, episodes.csv, report.html and videos there."""
     recipe = recipes.read(config)
     entrants, parts = contest(recipe), parts_of(recipe)
+    blocks = cut(len(entrants), [len(part.tasks) for part in parts], recipe.episodes, recipe.sweep.block)
     directory = run_directory.for_sweep(config)
     with run_directory.opened_for_sweep(directory, config):
-        sweep = Sweep(recipe, as_kept(config), entrants, parts, directory)
-        document = sweep.carry_out()
+        document = Sweep(recipe, as_kept(config), entrants, parts, blocks, directory).carry_out()
     print_tables(document)
     print(f"every episode: {session.relative(directory / run_directory.RESULT)}, episodes.csv; report: report.html beside them")
     print(f"to check it: rlinf-vla verify {session.relative(directory / run_directory.RESULT)} --episodes 20")
 
 
 class Sweep:
-    def __init__(self, recipe: Recipe, kept: dict[str, Any], entrants: Sequence[Entrant], parts: Sequence[Part], directory: Path) -> None:
-        self.recipe, self.kept, self.entrants, self.parts, self.directory = recipe, kept, entrants, parts, directory
-        self.blocks = cut(len(entrants), [len(part.tasks) for part in parts], recipe.episodes, recipe.sweep.block)
+    def __init__(
+        self,
+        recipe: Recipe,
+        kept: dict[str, Any],
+        entrants: Sequence[Entrant],
+        parts: Sequence[Part],
+        blocks: Sequence[Block],
+        directory: Path,
+    ) -> None:
+        """``kept``: the recipe as JSON values."""
+        self.recipe, self.kept, self.entrants, self.parts, self.blocks, self.directory = recipe, kept, entrants, parts, blocks, directory
         self.lost_processes = 0
 
     def carry_out(self) -> dict[str, Any]:
@@ -64,9 +73,9 @@ class Sweep:
             for number, part in enumerate(self.parts):
                 of_part = [block for block in self.blocks if block.part == number]
                 jobs = [Job(block) for block in of_part if self._read(block) is None]
-                play(jobs, partial(progress, f"{part.suite} {number + 1} of {len(self.parts)}"))
+                play(jobs, partial(progress, f"part {number + 1} of {len(self.parts)}, {_label(part)}"))
                 films = [Job(block, filmed=True) for block in self._chosen(of_part) if not all(map(Path.exists, self._videos(block)))]
-                play(films, partial(progress, f"{part.suite} {number + 1}, films"))
+                play(films, partial(progress, f"films of {_label(part)}"))
         documents = [self._kept(block) for block in self.blocks]
         document = self._document(documents, policies, machine)
         (self.directory / "episodes.csv").write_text(as_csv(document["episodes"]))
@@ -85,16 +94,13 @@ class Sweep:
                 workers = stack.enter_context(BlockWorkers(self.directory, parallel, self.recipe.cluster.call_timeout_s))
 
             def play(jobs: Sequence[Job], progress: Callable[[float], None]) -> None:
-                done, total = 0, sum(len(job.block.seeds) for job in jobs)
+                sizes = [len(job.block.seeds) for job in jobs]
                 if parallel == 1:
-                    for job in jobs:
-                        size = len(job.block.seeds)
-                        player.keep(job, self.directory, lambda part, done=done, size=size: progress((done + part * size) / total))  # type: ignore[misc]
-                        done += size
+                    for place, job in enumerate(jobs):
+                        player.keep(job, self.directory, partial(_tell, progress, sum(sizes[:place]), sizes[place], sum(sizes)))
                     return
-                for job in workers.run(jobs):
-                    done += len(job.block.seeds)
-                    progress(done / total)
+                for done in accumulate(len(job.block.seeds) for job in workers.run(jobs)):
+                    progress(done / sum(sizes))
                 self.lost_processes = workers.losses
 
             yield play
@@ -145,3 +151,12 @@ class Sweep:
         lost = {"simulators": sum(document["lost_simulators"] for document in documents), "processes": self.lost_processes}
         head = {"format": FORMAT, "name": self.recipe.name, "environment": machine, "suites": suites, "entrants": policies, "lost": lost}
         return head | tables(episodes) | {"recipe": self.kept, "episodes": episodes}
+
+
+def _tell(progress: Callable[[float], None], before: int, size: int, total: int, fraction: float) -> None:
+    """That ``fraction`` of a block is done, as a fraction of all."""
+    progress((before + fraction * size) / total)
+
+
+def _label(part: Part) -> str:
+    return f"{part.suite}: {part.tasks[0]}" + (f" and {len(part.tasks) - 1} more" if len(part.tasks) > 1 else "")

@@ -9,10 +9,12 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from av.error import FFmpegError
+
 from rlinf_vla.telemetry.evaluation_table import difference, p_value, rows
 from rlinf_vla.telemetry.page import folded, page, paragraph, section
 from rlinf_vla.telemetry.report import VIDEO_BYTES, flat_rows, machine_line
-from rlinf_vla.telemetry.run_directory import read_video
+from rlinf_vla.telemetry.run_directory import Video, read_video
 
 
 class Film(NamedTuple):
@@ -109,10 +111,10 @@ def _films(films: Sequence[Film]) -> str:
         turn = turns[film[:3]] = turns.get(film[:3], -1) + 1
         order.append((turn, film))
     for _, film in sorted(order, key=lambda pair: pair[0]):
-        if not film.path.exists() or film.path.stat().st_size > room:
+        video = _read(film.path, room)
+        if video is None:
             left_out += 1
             continue
-        video = read_video(film.path)
         room -= len(video.content)
         source = f"data:video/mp4;base64,{base64.b64encode(video.content).decode('ascii')}"
         cells += (
@@ -121,6 +123,14 @@ def _films(films: Sequence[Film]) -> str:
         )
     remark = "Of each policy and task, failures before successes." + (f" {left_out} more in videos/." if left_out else "")
     return section("Films", f'<div class="panels">{cells}</div>', remark) if cells or left_out else ""
+
+
+def _read(path: Path, room: int) -> Video | None:
+    """None: too large, or no video."""
+    try:
+        return read_video(path) if path.stat().st_size <= room else None
+    except (OSError, ValueError, FFmpegError):
+        return None
 
 
 def _details(document: dict[str, Any]) -> str:

@@ -104,6 +104,18 @@ algorithm:
 checkpoints:
   every: 20
 """
+EVALUATION = """# @package _global_
+# Counting, by those who need not learn it.
+defaults:
+  - _self_
+  - override /env: counter
+  - override /model: none
+  - override /algorithm: none
+name: counting_eval
+iterations: 0
+sweep:
+  policies: [expert, random]
+"""
 SFT = COUNTING + "  batch_size: 8\n  warmup_steps: 1\n  learning_rate: 0.05\n  demonstrations:\n    episodes: 6\n"
 
 
@@ -132,4 +144,5 @@ def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
         filled = text.format(name=name, algorithm=algorithm, iterations=iterations, rank=rank, checkpoint=folder / "model")
         (folder / "recipe" / f"{name}.yaml").write_text(filled)
     (folder / "recipe" / "counting_classifier.yaml").write_text(CLASSIFIER)
+    (folder / "recipe" / "counting_eval.yaml").write_text(EVALUATION)
     return Counting(folder, plugin)

@@ -149,6 +149,8 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     of_dataset = "algorithm.demonstrations.dataset=dataset"
     run("train", "counting_sft", "run_dir=shown", "iterations=1", "evaluation.before_and_after=false", of_dataset)
     run("eval", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "episodes=2")
+    run("eval", "counting_eval", "episodes=2")
+    assert rlinf_vla(*counting.arguments("train", "counting_eval")).code == 2, "it trains nothing"
     run("plan", "counting_ppo")
     run("export", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "output=exported", "output_dtype=float32")
     profile(chunk=2, episode_limit=6).write(tmp_path / "known.json")

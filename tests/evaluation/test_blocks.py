@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_vla.evaluation.blocks import Entrant, cut, entrants
+from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
+from rlinf_vla.types import UserError
+
+names = st.lists(st.sampled_from(["start", "expert", "random", "a", "a/b", "c/b", "d/checkpoints/b", "/a/b", "./start"]), unique=True)
+
+
+@given(st.integers(1, 4), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 60), st.integers(1, 25))
+def test_every_episode_is_in_one_block(entrants: int, tasks: list[int], episodes: int, size: int) -> None:
+    blocks = cut(entrants, tasks, episodes, size)
+    found = [(block.entrant, block.part, block.task, seed) for block in blocks for seed in block.seeds]
+    wanted = {
+        (entrant, part, task, seed)
+        for entrant in range(entrants)
+        for part, count in enumerate(tasks)
+        for task in range(count)
+        for seed in EVALUATION_SEEDS[:episodes]
+    }
+    assert len(found) == len(wanted) and set(found) == wanted
+    assert len({block.name for block in blocks}) == len(blocks), "each has a file of its own"
+    assert all(0 < len(block.seeds) <= size for block in blocks)
+    assert [block.part for block in blocks] == sorted(block.part for block in blocks), "simulators are started once"
+
+
+def test_there_are_not_more_episodes_than_seeds() -> None:
+    with pytest.raises(UserError, match="episodes="):
+        cut(1, [1], len(EVALUATION_SEEDS) + 1, 10**6)
+
+
+@given(names, st.sampled_from([["greedy"], ["sampled", "greedy"]]))
+def test_entrants_have_names_of_their_own(policies: list[str], modes: list[str]) -> None:
+    found = entrants(policies, modes)
+    places = {str(Path(each.policy).absolute()) if each.policy not in ("start", "expert", "random") else each.policy for each in found}
+    if len(places) == len(policies):  # the same directory in two spellings has one name
+        assert len({each.name for each in found}) == len(found)
+    assert list(dict.fromkeys(each.policy for each in found)) == policies
+    assert all((each.mode is None) == (each.policy in ("expert", "random")) for each in found)
+
+
+def test_names_are_as_short_as_can_be() -> None:
+    assert entrants(["start", "expert"], ["sampled", "greedy"]) == [
+        Entrant("start sampled", "start", "sampled"),
+        Entrant("start greedy", "start", "greedy"),
+        Entrant("expert", "expert", None),
+    ]
+    runs = ["runs/ppo/one/checkpoints/step_000014", "runs/ppo/two/checkpoints/step_000014"]
+    assert [each.name for each in entrants(runs, ["greedy"])] == ["one/step_000014", "two/step_000014"]
+    assert [each.name for each in entrants(runs[:1], ["greedy"])] == ["step_000014"]
