@@ -23,6 +23,8 @@ WIDEST = 0.07
 """What the fingers take between them, m; of a wider thing they take the rim."""
 HOVER, CARRY = 0.08, 0.05
 """Above what is to be grasped, and over what the thing is carried, m."""
+NEAR = 0.06
+"""Beside furniture, m."""
 PALM = 0.03
 """From the tool centre point up to where the hand would touch the thing, m."""
 EMPTY = 0.0015
@@ -57,7 +59,7 @@ def carry(env: Any, thing: str, tool: Array, aside: Array, bottom: float, there:
         return towards(tool, tool + np.append(aside, floor - 0.02 - bottom), 0.0, CLOSE)
     if rests(env, thing):
         return towards(tool, tool + 0.05 * UP, 0.0, CLOSE)
-    up = max(rim + CARRY - bottom, 0.0)
+    up = max(rim + CARRY - bottom, over_fixtures(env, thing) - bottom, 0.0)
     move = aside if up < 0.03 else aside * 0.0
     return towards(tool, tool + np.append(move, up), 0.0, CLOSE)
 
@@ -110,6 +112,17 @@ def destination(env: Any, place: str) -> tuple[Array, float, float, float]:
     return env.sim.data.get_site_xpos(place)[:2], rim + 0.02, rim, 0.03
 
 
+def over_fixtures(env: Any, thing: str) -> float:
+    """How high the thing must be to leave the furniture that it is in, m; minus infinity where there is none around it."""
+    where = box_corners(env, env.obj_body_id[thing]).mean(0)[:2]
+    height = -np.inf
+    for fixture in env.fixtures_dict:
+        corners = box_corners(env, env.obj_body_id[fixture])
+        if len(corners) and (where > corners.min(0)[:2] - NEAR).all() and (where < corners.max(0)[:2] + NEAR).all():
+            height = max(height, corners.max(0)[2] + 0.02)
+    return height
+
+
 def box_corners(env: Any, body: int) -> Array:
     """``[8 * boxes, 3]`` of the boxes that a body and its children collide with (LIBERO's movable things are made of boxes)."""
     model, data = env.sim.model._model, env.sim.data._data
@@ -119,7 +132,8 @@ def box_corners(env: Any, body: int) -> Array:
             bodies.add(child)
     signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
     boxes = [geom for geom in range(model.ngeom) if model.geom_bodyid[geom] in bodies and model.geom_type[geom] == 6]
-    return np.concatenate([data.geom_xpos[geom] + signs * model.geom_size[geom] @ data.geom_xmat[geom].reshape(3, 3).T for geom in boxes])
+    corners = [data.geom_xpos[geom] + signs * model.geom_size[geom] @ data.geom_xmat[geom].reshape(3, 3).T for geom in boxes]
+    return np.concatenate([np.zeros((0, 3)), *corners])
 
 
 def holds(env: Any, thing: str) -> bool:
