@@ -23,8 +23,14 @@ WIDEST = 0.07
 """What the fingers take between them, m; of a wider thing they take the rim."""
 HOVER, CARRY = 0.08, 0.05
 """Above what is to be grasped, and over what the thing is carried, m."""
+NEAR = 0.06
+"""Beside furniture, m."""
 PALM = 0.03
 """From the tool centre point up to where the hand would touch the thing, m."""
+HAND = (0.11, 0.045)
+"""Half the hand's width, along the fingers' way and across it, with some room, m."""
+ROOM = 0.035
+"""How much wider than the thing the fingers come: its neighbours may be near, m."""
 EMPTY = 0.0015
 """Between closed fingers, m."""
 YAWS = np.deg2rad([90, 60, 120, 30, 150, 0])
@@ -57,7 +63,7 @@ def carry(env: Any, thing: str, tool: Array, aside: Array, bottom: float, there:
         return towards(tool, tool + np.append(aside, floor - 0.02 - bottom), 0.0, CLOSE)
     if rests(env, thing):
         return towards(tool, tool + 0.05 * UP, 0.0, CLOSE)
-    up = max(rim + CARRY - bottom, 0.0)
+    up = max(rim + CARRY - bottom, over_fixtures(env, thing) - bottom, 0.0)
     move = aside if up < 0.03 else aside * 0.0
     return towards(tool, tool + np.append(move, up), 0.0, CLOSE)
 
@@ -86,16 +92,32 @@ def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float, float]:
     corners = boxes.reshape(-1, 3)
     low, high = corners.min(0), corners.max(0)
     middle = (low + high) / 2
-    across = [np.ptp(corners[:, :2] @ [np.cos(yaw), np.sin(yaw)]) for yaw in YAWS]
-    fitting = [yaw for yaw, width in zip(YAWS, across, strict=True) if width < WIDEST]
-    if fitting:
-        return np.array([*middle[:2], max(high[2] - PALM, low[2] + 0.012)]), shortest(fitting[0] - present), 0.08
+    ways = []
+    for yaw in YAWS:
+        along, aside = np.array([np.cos(yaw), np.sin(yaw)]), np.array([-np.sin(yaw), np.cos(yaw)])
+        width, length = np.ptp(corners[:, :2] @ along), np.ptp(corners[:, :2] @ aside)
+        if width < WIDEST:
+            for shift in (0.0, 1.0, -1.0):
+                place = middle[:2] + shift * max(length / 2 - 0.012, 0.0) * aside
+                ways.append((np.array([*place, max(high[2] - PALM, low[2] + 0.012)]), yaw, min(0.08, width + ROOM)))
+    if ways:
+        point, yaw, opening = next((way for way in ways if hand_fits(env, body, way[0], way[1])), ways[0])
+        return point, shortest(yaw - present), opening
     rim = boxes[boxes.max(1)[:, 2] > high[2] - 0.01]
     walls = rim.mean(1)
     outwards = walls[:, :2] - middle[:2]
     turns = shortest(np.arctan2(outwards[:, 1], outwards[:, 0]) - present)
     best = int(np.argmin(np.abs(turns) + 5 * np.linalg.norm(walls[:, :2] - tool[:2], axis=1)))
-    return np.array([*walls[best, :2], rim[best].max(0)[2] - 0.012]), float(turns[best]), 0.04
+    return np.array([*walls[best, :2], rim[best].max(0)[2] - 0.012]), float(turns[best]), ROOM
+
+
+def hand_fits(env: Any, body: int, point: Array, yaw: float) -> bool:
+    """Does nothing else stand so high that the hand would come down on it? It is wide in the direction in which the fingers close."""
+    others = [box_corners(env, env.obj_body_id[name]) for name in env.objects_dict if env.obj_body_id[name] != body]
+    high = np.concatenate([np.zeros((0, 3)), *others])
+    near = high[high[:, 2] > point[2] + PALM][:, :2] - point[:2]
+    along, aside = near @ [np.cos(yaw), np.sin(yaw)], near @ [-np.sin(yaw), np.cos(yaw)]
+    return not ((np.abs(along) < HAND[0]) & (np.abs(aside) < HAND[1])).any()
 
 
 def destination(env: Any, place: str) -> tuple[Array, float, float, float]:
@@ -110,6 +132,17 @@ def destination(env: Any, place: str) -> tuple[Array, float, float, float]:
     return env.sim.data.get_site_xpos(place)[:2], rim + 0.02, rim, 0.03
 
 
+def over_fixtures(env: Any, thing: str) -> float:
+    """How high the thing must be to leave the furniture that it is in, m; minus infinity where there is none around it."""
+    where = box_corners(env, env.obj_body_id[thing]).mean(0)[:2]
+    height = -np.inf
+    for fixture in env.fixtures_dict:
+        corners = box_corners(env, env.obj_body_id[fixture])
+        if len(corners) and (where > corners.min(0)[:2] - NEAR).all() and (where < corners.max(0)[:2] + NEAR).all():
+            height = max(height, corners.max(0)[2] + 0.02)
+    return height
+
+
 def box_corners(env: Any, body: int) -> Array:
     """``[8 * boxes, 3]`` of the boxes that a body and its children collide with (LIBERO's movable things are made of boxes)."""
     model, data = env.sim.model._model, env.sim.data._data
@@ -119,7 +152,8 @@ def box_corners(env: Any, body: int) -> Array:
             bodies.add(child)
     signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
     boxes = [geom for geom in range(model.ngeom) if model.geom_bodyid[geom] in bodies and model.geom_type[geom] == 6]
-    return np.concatenate([data.geom_xpos[geom] + signs * model.geom_size[geom] @ data.geom_xmat[geom].reshape(3, 3).T for geom in boxes])
+    corners = [data.geom_xpos[geom] + signs * model.geom_size[geom] @ data.geom_xmat[geom].reshape(3, 3).T for geom in boxes]
+    return np.concatenate([np.zeros((0, 3)), *corners])
 
 
 def holds(env: Any, thing: str) -> bool:

@@ -18,6 +18,10 @@ from .config import LiberoConfig
 from .plugin import Libero
 from .suites import LIMITS
 
+HEAD = """# All of LIBERO
+
+`make libero-all` wrote this page: each task made, begun in its stored states 0 and 49, stepped 5 times each.
+"""
 STEPS = 5
 FIRST, LAST = 0, 49
 
@@ -66,5 +70,5 @@ def tour(suites: list[str]) -> tuple[str, int]:
 
 if __name__ == "__main__":
     text, failed = tour(sys.argv[2:] or list(LIMITS))
-    Path(sys.argv[1]).write_text(text)
+    Path(sys.argv[1]).write_text(f"{HEAD}\n{text}")
     sys.exit(failed > 0)

@@ -136,6 +136,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.simulator
+@pytest.mark.timeout(900)
 class TestFacts:
     def test_every_number_and_pixel_is_that_of_robosuites_own_hard_reset_and_step(self, facts: dict[str, Any]) -> None:
         assert all(facts["against_stock"].values()), facts["against_stock"]
