@@ -20,7 +20,7 @@ from .world import FINGERS, PHYSICS_DT_S, POINTING_DOWN, World
 
 CONTROL_HZ = 20.0
 TRANSLATION_M, ROTATION_RAD = 0.05, 0.25
-LEASH_M, LEASH_RAD = 0.1, 0.5
+LEASH_M, LEASH_RAD = 0.08, 0.5
 """How far the target may run ahead of the tool: an arm that is held up does not wind up."""
 FINGER_OPEN_M, FINGER_CLOSED_M = 0.04, -0.01
 """Where a finger is sent by +1 and -1; beyond closed, so that it presses."""
@@ -56,8 +56,8 @@ class GenesisBatch:
         self._world.reset(rows, layouts)
         index = torch.tensor(rows, device=self.device)
         self._drawn[index] = torch.tensor([layout.target for layout in layouts], device=self.device)
-        position, _ = self._world.tool()
         # The arm starts a little crooked; it is to hold the tool there, but pointing down.
+        position, _ = self._world.tool()
         self._position[index] = position[index]
         self._quaternion[index] = self._quaternion.new_tensor(POINTING_DOWN)
         self._joints[index] = self._world.joints()[index]
@@ -93,8 +93,12 @@ class GenesisBatch:
 
     def expert(self) -> Tensor:
         action = expert_actions(self._scene, self._state(), TRANSLATION_M)
-        rotation = action.new_zeros(len(action), self.action_dim - 4)
-        return torch.cat([action[:, :3], rotation, action[:, 3:]], dim=1)
+        if self.action_dim == 4:
+            return action
+        # The orientation asked for, not the tool's, which comes late: else it would be turned too far, and back.
+        back = rotations.product(self._quaternion.new_tensor(POINTING_DOWN), rotations.conjugate(self._quaternion))
+        turn = (rotations.to_vector(back) / ROTATION_RAD).clamp(-1, 1)
+        return torch.cat([action[:, :3], turn, action[:, 3:]], dim=1)
 
     def render(self, index: int) -> Tensor:
         return self._image("", index)

@@ -12,8 +12,10 @@ from .goals import OPEN_M, Body, State, body, goal, held, holds, subject
 from .scene import Cylinder, Lifted, Predicate, Scene, Sphere
 
 OPEN, CLOSE = 1.0, -1.0
-GAIN = 0.4
+GAIN = 0.5
 """Share of the remaining way that one step commands: the tool follows its target within about a step, so more would overshoot."""
+FASTEST = 0.7
+"""Of a possible 1: at full speed the joints, which do not lag alike, let the tool stray from its line."""
 GRASP_YAW_DEG = 30.0
 """A box that is turned further does not fit between the fingers, which the expert never turns."""
 
@@ -53,7 +55,7 @@ def _pursue(scene: Scene, state: State, predicate: Predicate, unit: float) -> Te
 
 def _command(state: State, where: Tensor, gripper: Tensor | float, unit: float) -> Tensor:
     """``[N, 4]``: move the tool to ``where`` ``[N, 3]``."""
-    move = (GAIN * (where - state.tool) / unit).clamp(-1, 1)
+    move = (GAIN * (where - state.tool) / unit).clamp(-FASTEST, FASTEST)
     return torch.cat([move, torch.as_tensor(gripper, dtype=move.dtype, device=move.device).expand(len(move))[:, None]], dim=1)
 
 
@@ -62,9 +64,10 @@ def _grasp(state: State, thing: Body, unit: float) -> Tensor:
     tool, centre = state.tool, thing.centre
     aside = (centre[:, :2] - tool[:, :2]).norm(dim=1)
     above = tool[:, 2] - centre[:, 2]
-    between = (aside < 0.015) & (above.abs() < 0.012)
+    closing = state.finger < 0.03
+    between = (aside < torch.where(closing, 0.025, 0.013)) & (above.abs() < torch.where(closing, 0.02, 0.012))
     # A funnel: the higher, the less exact. Fingers must be wide before they come down.
-    descend = (aside < 0.015 + 0.3 * above.clamp(min=0)) & ((state.finger > 0.03) | (above < 0.015) | (above > 0.06))
+    descend = (aside < 0.015 + 0.3 * above.clamp(min=0)) & ((state.finger > 0.027) | (above < 0.015) | (above > 0.06))
     # Low beside it, sideways moves would push it and its neighbours: rise first.
     sideways = (aside < 0.025) | (above > 0.045)
     xy = torch.where(sideways[:, None], centre[:, :2], tool[:, :2])
@@ -88,4 +91,4 @@ def _place(state: State, thing: Body, place: Tensor, unit: float) -> Tensor:
 def _leave(state: State, unit: float) -> Tensor:
     """Open, then straight up; not before the fingers are off it, or it comes along."""
     up = state.tool.new_tensor([0.0, 0.0, 0.08])
-    return _command(state, state.tool + torch.where(state.finger[:, None] > 0.034, up, 0.0), OPEN, unit)
+    return _command(state, state.tool + torch.where(state.finger[:, None] > 0.03, up, 0.0), OPEN, unit)

@@ -69,6 +69,8 @@ def _compile(options: dict[str, Any], num_envs: int, folder: Path) -> None:
 
 
 def _fingerprint(options: dict[str, Any]) -> str:
-    """Changes with whatever Genesis compiles anew for."""
-    facts = [version("genesis-world"), version("quadrants"), sys.version, json.dumps(options, sort_keys=True)]
+    """Changes with whatever Genesis may compile anew for: which shapes can touch, not how large they are or who looks."""
+    things = options["scene"]["objects"].values()
+    shapes = sorted(f"{thing['shape']} {thing.get('fixed', False)} {thing.get('collision', True)}" for thing in things)
+    facts = [version("genesis-world"), version("quadrants"), sys.version, *shapes]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import yaml
 
 from rlinf_vla.types import UserError
 
-from ..options import one_of
+from .nodes import Node
 from .scene import (
     COLOURS,
     TARGET,
@@ -67,7 +67,7 @@ _Yaml.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|false
 def read_scene(path: Path) -> tuple[Scene, Any]:
     """The scene and the document it was made from (JSON values). Raises UserError."""
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)  # noqa: S506  (a SafeLoader)
+        document = _Yaml(path.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise UserError(f"the scene file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -81,7 +81,7 @@ def read_scene(path: Path) -> tuple[Scene, Any]:
 
 def scene_from(document: Any, path: Path) -> Scene:
     """The scene of a document that was read from ``path``; files it names are relative to that. Raises UserError."""
-    root = _Node(path.name, document)
+    root = Node(path.name, document)
     root.only(required=("instruction", "objects", "cameras", "success"), optional=("episode_limit", "robot", "target", "apart_m"))
     things = {name: _thing(node, path.parent) for name, node in root["objects"].children()}
     if not things:
@@ -115,93 +115,8 @@ def scene_from(document: Any, path: Path) -> Scene:
     return scene
 
 
-class _Node:
-    """A value of the document, and where it stands."""
-
-    def __init__(self, where: str, value: Any) -> None:
-        self.where, self.value = where, value
-
-    def error(self, what: str) -> UserError:
-        return UserError(f"{self.where} {what}")
-
-    def wrong(self, wanted: str) -> UserError:
-        shown = " ".join(str(self.value).split())
-        return UserError(f"{self.where}={shown[:60]} must be {wanted}")
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.value
-
-    def __getitem__(self, key: str) -> _Node:
-        separator = ": " if self.where.endswith((".yaml", ".yml")) else "."
-        return _Node(f"{self.where}{separator}{key}", self.value[key])
-
-    def only(self, required: Collection[str], optional: Collection[str] = ()) -> None:
-        self._mapping()
-        known = [*required, *optional]
-        for key in self.value:
-            if key not in known:
-                one_of(str(key), known, f"{self.where} key")
-        for key in required:
-            if key not in self.value:
-                raise self.error(f"lacks {key}")
-
-    def children(self) -> list[tuple[str, _Node]]:
-        self._mapping()
-        for key in self.value:
-            if not isinstance(key, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", key) or key == TARGET:
-                raise self[key].error(f"is no name: letters, digits and _, and not {TARGET}")
-        return [(key, self[key]) for key in self.value]
-
-    def items(self) -> list[_Node]:
-        if not isinstance(self.value, list):
-            raise self.wrong("a list")
-        return [_Node(f"{self.where}[{i}]", each) for i, each in enumerate(self.value)]
-
-    def text(self) -> str:
-        if not isinstance(self.value, str) or not self.value.strip():
-            raise self.wrong("a sentence")
-        return " ".join(self.value.split())
-
-    def flag(self) -> bool:
-        if not isinstance(self.value, bool):
-            raise self.wrong("true or false")
-        return self.value
-
-    def whole(self, low: int) -> int:
-        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < low:
-            raise self.wrong(f"a whole number, at least {low}")
-        return self.value
-
-    def number(self, low: float, high: float) -> float:
-        value = self.value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise self.wrong(f"a number between {low:g} and {high:g}")
-        return float(value)
-
-    def numbers(self, counts: Collection[int], low: float, high: float) -> Vector:
-        if not isinstance(self.value, list) or len(self.value) not in counts:
-            raise self.wrong(f"a list of {' or '.join(map(str, counts))} numbers")
-        return tuple(each.number(low, high) for each in self.items())
-
-    def interval(self, low: float, high: float) -> Interval:
-        first, last = self.numbers((2,), low, high)
-        if first > last:
-            raise self.wrong("[low, high]")
-        return first, last
-
-    def one_of(self, known: Collection[str]) -> str:
-        if not isinstance(self.value, str) or self.value not in known:
-            one_of(" ".join(str(self.value).split())[:60], known, self.where)
-            raise self.wrong(f"one of {', '.join(known)}")
-        return self.value
-
-    def _mapping(self) -> None:
-        if not isinstance(self.value, dict):
-            raise self.wrong("a mapping of keys to values")
-
-
-def _thing(node: _Node, folder: Path) -> Thing:
-    node._mapping()
+def _thing(node: Node, folder: Path) -> Thing:
+    node.mapping()
     if "shape" not in node:
         raise node.error(f"lacks shape: one of {', '.join(SHAPES)}")
     kind = node["shape"].one_of(SHAPES)
@@ -225,11 +140,11 @@ def _thing(node: _Node, folder: Path) -> Thing:
 _COMMON = ("position_m", "region", "colour", "mass_kg", "yaw_deg", "fixed", "collision")
 
 
-def _length(node: _Node) -> float:
+def _length(node: Node) -> float:
     return node.number(0.001, REACH_M)
 
 
-def _mesh(node: _Node, folder: Path) -> Mesh:
+def _mesh(node: Node, folder: Path) -> Mesh:
     import trimesh
 
     file = Path(node["file"].text()).expanduser()
@@ -252,7 +167,7 @@ def _mesh(node: _Node, folder: Path) -> Mesh:
     return Mesh(str(file), scale, size, middle, float(abs(solid.volume)) * scale**3)
 
 
-_SHAPES: dict[str, tuple[tuple[str, ...], Callable[[_Node, Path], Shape]]] = {
+_SHAPES: dict[str, tuple[tuple[str, ...], Callable[[Node, Path], Shape]]] = {
     "box": (("size_m",), lambda node, _: Box(node["size_m"].numbers((3,), 0.001, REACH_M))),
     "sphere": (("radius_m",), lambda node, _: Sphere(_length(node["radius_m"]))),
     "cylinder": (("radius_m", "height_m"), lambda node, _: Cylinder(_length(node["radius_m"]), _length(node["height_m"]))),
@@ -261,26 +176,26 @@ _SHAPES: dict[str, tuple[tuple[str, ...], Callable[[_Node, Path], Shape]]] = {
 """Shape -> the keys it needs, and how to make it."""
 
 
-def _colour(node: _Node) -> Vector:
+def _colour(node: Node) -> Vector:
     if isinstance(node.value, str):
         return COLOURS[node.one_of(COLOURS)]
     return node.numbers((3,), 0.0, 1.0)
 
 
-def _yaw(node: _Node) -> Interval:
+def _yaw(node: Node) -> Interval:
     if isinstance(node.value, list):
         return node.interval(-360, 360)
     angle = node.number(-360, 360)
     return angle, angle
 
 
-def _region(node: _Node) -> Region:
+def _region(node: Node) -> Region:
     node.only(required=("x_m", "y_m"), optional=("z_m",))
     x, y = (node[key].interval(-REACH_M, REACH_M) for key in ("x_m", "y_m"))
     return Region(x, y, node["z_m"].interval(-REACH_M, REACH_M) if "z_m" in node else None)
 
 
-def _camera(node: _Node) -> Camera:
+def _camera(node: Node) -> Camera:
     node.only(required=("eye_m", "target_m"), optional=("fov_deg",))
     eye, target = (node[key].numbers((3,), -10, 10) for key in ("eye_m", "target_m"))
     if math.dist(eye, target) < 0.01:
@@ -288,7 +203,7 @@ def _camera(node: _Node) -> Camera:
     return Camera(eye, target, node["fov_deg"].number(5, 120) if "fov_deg" in node else Camera.fov_deg)
 
 
-def _robot(node: _Node) -> Robot:
+def _robot(node: Node) -> Robot:
     node.only(required=(), optional=("kind", "tool_m", "jitter_rad"))
     return Robot(
         tool_m=node["tool_m"].numbers((3,), -REACH_M, REACH_M) if "tool_m" in node else Robot.tool_m,
@@ -297,8 +212,8 @@ def _robot(node: _Node) -> Robot:
     )
 
 
-def _predicate(node: _Node, things: dict[str, Thing], has_target: bool) -> Predicate:
-    node._mapping()
+def _predicate(node: Node, things: dict[str, Thing], has_target: bool) -> Predicate:
+    node.mapping()
     if len(node.value) != 1:
         raise node.wrong(f"one of {', '.join(PREDICATES)}, with its arguments")
     node.only(required=(), optional=PREDICATES)
@@ -315,7 +230,7 @@ def _predicate(node: _Node, things: dict[str, Thing], has_target: bool) -> Predi
     return Lifted(name, _length(node["height_m"])) if kind == "lifted" else Inside(name, _region(node["region"]))
 
 
-def _subject(node: _Node, things: dict[str, Thing], has_target: bool) -> str:
+def _subject(node: Node, things: dict[str, Thing], has_target: bool) -> str:
     """An object that can be moved, or ``target``."""
     name = node.one_of([*things, *[TARGET] * has_target])
     if name != TARGET and things[name].fixed:

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlinf_vla.protocols import ToolUnits
+
 from ..options import one_of
 from ..serving import Unusable
 
@@ -26,7 +28,8 @@ class GymnasiumBatch:
 
     def __init__(self, options: dict[str, Any], num_envs: int) -> None:
         self._options, self._env = options, _make(options, num_envs)
-        self.num_envs, self.device, self.tool = num_envs, torch.device("cpu"), None
+        self.num_envs, self.device = num_envs, torch.device("cpu")
+        self.tool: ToolUnits | None = None
         self.control_hz = float(options["control_hz"])
         space = self._env.single_action_space
         if not hasattr(space, "low") or len(space.shape) != 1:

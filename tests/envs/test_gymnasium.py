@@ -103,7 +103,7 @@ def test_what_is_rendered_can_be_an_image() -> None:
         ({"images": {"base": "depth"}}, "env.images.base=depth is float32 [6, 8], not uint8 [height, width, 3]"),
         ({"images": {"base": "@render"}}, "needs env.render=true"),
         ({"state": ["positon"]}, "env.state=positon is unknown: did you mean position?"),
-        ({"images": {}, "state": []}, "observes rgb, position, depth: name some of it"),
+        ({"images": {}, "state": []}, "observes depth, position, rgb: name some of it"),
         ({"id": "Pendulum-v1"}, "is one array, without keys"),
         ({"episode_limit": 0}, "at least 1 control step"),
         ({"control_hz": 0.0}, "more than 0"),
@@ -114,7 +114,7 @@ def test_what_is_rendered_can_be_an_image() -> None:
 def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         make(**{**TINY, **config})
-    assert message in str(error.value).replace("dict_keys", "")
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
