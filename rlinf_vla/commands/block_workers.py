@@ -61,7 +61,9 @@ class BlockWorkers:
                 if answer is None:
                     self.losses, lost_in_a_row = self.losses + 1, lost_in_a_row + 1
                     if lost_in_a_row == ATTEMPTS:
-                        raise RuntimeError(f"{ATTEMPTS} processes in a row died or hung while playing blocks; the last said: {worker.last_words()}")
+                        raise RuntimeError(
+                            f"{ATTEMPTS} processes in a row died or hung while playing blocks; the last said: {worker.last_words()}"
+                        )
                     self._replace(worker, waiting)
                 elif "mistake" in answer:
                     raise UserError(answer["mistake"])

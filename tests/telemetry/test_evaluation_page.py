@@ -29,7 +29,9 @@ def document(policies: tuple[str, ...] = ("start", "step_000014")) -> dict[str, 
     suites = [{"suite": suite, "tasks": list(names), "stack": {"mujoco": "2.3.7"}} for suite, names in TASKS.items()]
     head = {"name": "libero_eval", "environment": {"cpu": "abacus", "packages": {"torch": "2.13"}}, "suites": suites}
     entrants = {policy: {"policy": policy, "sha256": "abc123"} for policy in policies}
-    return head | {"entrants": entrants, "lost": {"simulators": 2, "processes": 0}, "recipe": {"env": {"name": "libero"}}} | tables(episodes)
+    return (
+        head | {"entrants": entrants, "lost": {"simulators": 2, "processes": 0}, "recipe": {"env": {"name": "libero"}}} | tables(episodes)
+    )
 
 
 class Balanced(HTMLParser):
@@ -61,7 +63,16 @@ def test_the_page_says_everything_once_and_escaped(tmp_path: Path) -> None:
     parser = Balanced()
     parser.feed(text)
     assert parser.open == []
-    for words in ("open &lt;the&gt; drawer", "push &amp; pull", "mujoco", "2.3.7", "abc123", "abacus", "2 simulators", "start → step_000014"):
+    for words in (
+        "open &lt;the&gt; drawer",
+        "push &amp; pull",
+        "mujoco",
+        "2.3.7",
+        "abc123",
+        "abacus",
+        "2 simulators",
+        "start → step_000014",
+    ):
         assert words in text, words
     assert "<the>" not in text and "http" not in text
     assert len(re.findall(r"color-mix", text)) == 3 * 2, "a square per task and policy"
