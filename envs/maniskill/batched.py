@@ -34,7 +34,7 @@ class ManiSkillBatch:
         self.images, self.picture = {"base": (options["image_size"],) * 2}, (PICTURE_SIZE,) * 2
         units = tool_units(self._env)
         self.tool = None if units is None else ToolUnits(*units)
-        self.stack = stack(self._env, render_backend)
+        self.stack = stack(self._env)
         self._initialize, self._env._initialize_episode = self._env._initialize_episode, self._initialize_one_by_one
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:

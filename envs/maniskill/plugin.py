@@ -61,7 +61,7 @@ class ManiSkill:
         pools = [
             SimulatorPool(
                 ["-m", "rlinf_vla.envs.maniskill.simulator"],
-                {**options, "render_backend": driver.render_backend, "renderer": driver.name},
+                {**options, "render_backend": driver.render_backend},
                 slots=per_group,
                 processes=processes,
                 episode_limit=limit,

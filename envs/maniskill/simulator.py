@@ -87,12 +87,15 @@ def tool_units(env: Any) -> list[float] | None:
     return [float(arm.config.pos_upper), float(arm.config.rot_upper) if isinstance(arm, PDEEPoseController) else 0.0]
 
 
-def stack(env: Any, renderer: str) -> dict[str, str]:
+def stack(env: Any) -> dict[str, str]:
     """What decides about an episode's bits besides its seed and actions."""
     from importlib.metadata import version
 
+    from sapien.render import get_device_summary
+
     versions = {name: version(name) for name in ("mani_skill", "sapien", "numpy", "torch")}
-    return versions | {"python": platform.python_version(), "physics": str(env.backend.sim_backend), "renderer": renderer}
+    devices = [line.removeprefix("GPU: ") for line in get_device_summary().splitlines() if line.startswith("GPU: ")]
+    return versions | {"python": platform.python_version(), "physics": str(env.backend.sim_backend), "renderer": ", ".join(devices)}
 
 
 def tool_pose(env: Any) -> Any:
@@ -169,7 +172,7 @@ class ManiSkillSimulator:
             images={"base": list(self._size)},
             picture=[PICTURE_SIZE] * 2,
             tool=tool_units(env),
-            stack=stack(env, options["renderer"]),
+            stack=stack(env),
         )
 
     def reset(self, slot: int, seed: int, task: int) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from rlinf_vla import plugins
 from rlinf_vla.commands import session
 from rlinf_vla.commands.evaluate import film
-from rlinf_vla.evaluation.blocks import EXPERT, RANDOM, SCRIPTED, START, Block, Entrant, Job, entrants
+from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, START, Block, Entrant, Job, entrants
 from rlinf_vla.evaluation.results import episode
 from rlinf_vla.evaluation.sweep import EpisodeResult, play_out
 from rlinf_vla.protocols import EnvSpec, HasParts, Part, Policy, VectorEnv
@@ -64,19 +63,17 @@ class BlockPlayer:
 
     def play(self, block: Block, progress: Progress = lambda fraction: None) -> dict[str, Any]:
         """``episodes`` and what they were played on: JSON values."""
-        results, spec, losses = self._play(block, False, progress)
-        rows = [episode(self._entrants[block.entrant].name, self._parts[block.part].suite, each) for each in results]
-        scripted = self._base is None or self._entrants[block.entrant].policy in SCRIPTED
-        policy = None if scripted or self._base is None else _policy_facts(self._base.policy)
-        facts = {"environment": _facts(spec), "policy": policy, "lost_simulators": losses}
+        played = self._play(block, False, progress)
+        rows = [episode(self._entrants[block.entrant].name, self._parts[block.part].suite, each) for each in played.results]
+        policy = None if played.policy is None else _policy_facts(played.policy)
+        facts = {"environment": _facts(played.spec), "policy": policy, "lost_simulators": played.losses}
         return {"block": asdict(block)} | facts | {"episodes": rows}
 
     def film(self, block: Block, directory: Path, progress: Progress = lambda fraction: None) -> None:
-        """The same episodes into videos."""
-        results, spec, _ = self._play(block, True, progress)
-        for each in results:
-            calls = max(1, len(each.frames))
-            film(each, directory / video_name(block, each.seed), spec.control_hz * calls / max(1, each.steps))
+        """The same episodes into videos, each as fast as it was."""
+        played = self._play(block, True, progress)
+        for each in played.results:
+            film(each, directory / video_name(block, each.seed), played.spec.control_hz * len(each.frames) / each.steps)
 
     def keep(self, job: Job, directory: Path, progress: Progress = lambda fraction: None) -> None:
         """Do it, into the sweep's directory."""
@@ -89,42 +86,35 @@ class BlockPlayer:
         self._opened.close()
         self._part = None
 
-    def _play(self, block: Block, filmed: bool, progress: Progress) -> tuple[list[EpisodeResult], EnvSpec, int]:
-        entrant = self._entrants[block.entrant]
-        policy = None if entrant.policy in SCRIPTED else self._load(entrant.policy)
+    def _play(self, block: Block, filmed: bool, progress: Progress) -> _Played:
+        entrant, recipe = self._entrants[block.entrant], self._recipe
+        base = None if entrant.policy in SCRIPTED else self._load(entrant.policy)
         groups = self._open(block.part)
-        if policy is not None:
-            session.check_fit(policy, groups[0])
+        if base is not None:
+            session.check_fit(base.policy, groups[0])
         before = sum(env.losses() for env in groups)
         episodes = task_episodes(block.task, block.seeds)
-        with session.threads(self._recipe.cluster.rollout_threads), ExitStack() as stack:
-            if policy is not None:
-                stack.enter_context(merged_lora(policy))
-            results = play_out(self._actor(entrant, policy), groups, episodes, Timeline(), lambda place: filmed, progress)
-        return results, groups[0].spec, sum(env.losses() for env in groups) - before
+        with session.threads(recipe.cluster.rollout_threads), merged_lora(base.policy) if base is not None else nullcontext():
+            results = play_out(self._actor(entrant, base), groups, episodes, Timeline(), lambda place: filmed, progress)
+        losses = sum(env.losses() for env in groups) - before
+        return _Played(results, groups[0].spec, None if base is None else base.policy, losses)
 
-    def _actor(self, entrant: Entrant, policy: Policy | None) -> Callable[[VectorEnv], Acts]:
-        if entrant.policy == EXPERT:
-            return lambda env: Expert(Unprepared(), env)
-        if entrant.policy == RANDOM:
-            return lambda env: Chance(env, self._recipe.seed)
-        assert policy is not None
-        temperature = self._recipe.rollout.temperature if entrant.mode == "sampled" else 0.0
-        actor = Actor(policy, session.actor_settings(self._recipe, temperature))
+    def _actor(self, entrant: Entrant, base: _Base | None) -> Callable[[VectorEnv], Acts]:
+        if base is None:
+            return lambda env: Expert(Unprepared(), env) if entrant.policy == EXPERT else Chance(env, self._recipe.seed)
+        actor = base.actor(self._recipe, self._recipe.rollout.temperature if entrant.mode == "sampled" else 0.0)
         return lambda env: actor
 
-    def _load(self, name: str) -> Policy:
+    def _load(self, name: str) -> _Base:
         """START, a checkpoint of a run, or a model directory."""
         directory = Path(name).expanduser()
         of_run = name != START and (directory / COMPLETE).exists()
         model = self._recipe.model.checkpoint if of_run or name == START else str(directory)
         if self._base is None or self._base.checkpoint != model:
             self._base = None  # its memory is free before the next one takes some
-            self._base = _Base.load(self._recipe, model)
-        self._base.begin()
-        if of_run:
-            load_checkpoint(directory, self._base.policy)
-        return self._base.policy
+            self._base = _Base(self._recipe, model)
+        self._base.become(directory if of_run else None)
+        return self._base
 
     def _open(self, part: int) -> Sequence[VectorEnv]:
         if self._part != part:
@@ -142,23 +132,39 @@ def video_name(block: Block, seed: int) -> str:
     return f"{block.entrant:02d}_{block.part:03d}_{block.task:03d}_{seed:07d}.mp4"
 
 
-@dataclass(frozen=True)
+class _Played(NamedTuple):
+    results: list[EpisodeResult]
+    spec: EnvSpec
+    policy: Policy | None
+    losses: int
+
+
 class _Base:
-    """A policy as ``checkpoint`` has it, and what of it a run's checkpoint may replace."""
+    """A policy as ``checkpoint`` has it, which becomes what checkpoints of runs made of it and back: only what trains is read again."""
 
-    checkpoint: str
-    policy: Policy
-    trained: dict[str, Tensor]
+    def __init__(self, recipe: Recipe, checkpoint: str) -> None:
+        self.checkpoint = checkpoint
+        self.policy = session.build_policy(replace(recipe, model=replace(recipe.model, checkpoint=checkpoint)))
+        self._trained = {name: p.detach().clone() for name, p in self.policy.named_parameters() if p.requires_grad}
+        self._is: Path | None = None
+        self._actors: dict[float, Actor] = {}
 
-    @staticmethod
-    def load(recipe: Recipe, checkpoint: str) -> _Base:
-        policy = session.build_policy(replace(recipe, model=replace(recipe.model, checkpoint=checkpoint)))
-        return _Base(checkpoint, policy, {name: p.detach().clone() for name, p in policy.named_parameters() if p.requires_grad})
+    def become(self, run_checkpoint: Path | None) -> None:
+        """None: as it was loaded."""
+        if self._is == run_checkpoint:
+            return
+        with torch.no_grad():
+            own = {name: p for name, p in self.policy.named_parameters() if name in self._trained}
+            copy_all(self._trained, own, Path(self.checkpoint))
+        if run_checkpoint is not None:
+            load_checkpoint(run_checkpoint, self.policy)
+        self._is = run_checkpoint
 
-    @torch.no_grad()
-    def begin(self) -> None:
-        """As it was loaded, whatever was copied into it since."""
-        copy_all(self.trained, {name: p for name, p in self.policy.named_parameters() if name in self.trained}, Path(self.checkpoint))
+    def actor(self, recipe: Recipe, temperature: float) -> Actor:
+        """One for each temperature: on a GPU it has recorded its calls."""
+        if temperature not in self._actors:
+            self._actors[temperature] = Actor(self.policy, session.actor_settings(recipe, temperature))
+        return self._actors[temperature]
 
 
 def _facts(spec: EnvSpec) -> dict[str, Any]:

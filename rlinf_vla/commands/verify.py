@@ -84,6 +84,12 @@ def _says(path: Path, verdict: Verdict, changes: Sequence[str], sound: bool) -> 
     return lines
 
 
+def _decisive(environment: dict[str, Any]) -> dict[str, Any]:
+    """A fingerprint with the commit of this package, where it runs from a checkout."""
+    git = environment.get("git")
+    return environment | {"commit": git.get("commit") if isinstance(git, dict) else None}
+
+
 class _Places:
     """Between episodes, which bear names, and blocks, which bear numbers."""
 

@@ -54,7 +54,7 @@ def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
 def as_csv(episodes: Sequence[Episode]) -> str:
     """One line per episode, under a line of names; success as 1 and 0."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writeheader()
     writer.writerows(each | {"success": int(each["success"])} for each in episodes)
     return text.getvalue()

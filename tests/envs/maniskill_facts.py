@@ -18,7 +18,7 @@ from rlinf_vla.types import Episodes
 
 
 def simulator(**config: Any) -> ManiSkillSimulator:
-    return ManiSkillSimulator({**simulator_options(ManiSkillConfig(**config)), "render_backend": "cpu", "renderer": "none"}, 1)
+    return ManiSkillSimulator({**simulator_options(ManiSkillConfig(**config)), "render_backend": "cpu"}, 1)
 
 
 def expert_success(task: str, control_mode: str = "pd_ee_delta_pos", episodes: int = 10, noise: float = 0.0) -> float:

@@ -192,7 +192,7 @@ def test_a_machine_without_a_driver_is_told_what_to_do(tmp_path: Path, monkeypat
 
 def test_a_driver_that_vanished_is_reported_by_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_driver(monkeypatch, tmp_path)
-    options = {**simulator_options(ManiSkillConfig()), "render_backend": "cpu", "renderer": "none"}
+    options = {**simulator_options(ManiSkillConfig()), "render_backend": "cpu"}
     pool = SimulatorPool(["-m", "rlinf_vla.envs.maniskill.simulator"], options, slots=1, processes=1, episode_limit=5)
     with pytest.raises(UserError, match=r"^no Vulkan driver that SAPIEN accepts: run `rlinf-vla doctor --fix`$"):
         ProcessVectorEnv(pool, ("PushCube",))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def test_elsewhere_chance_decides(lost: int, agrees: bool) -> None:
 def test_a_sample_is_spread_and_in_order(total: int, count: int) -> None:
     chosen = [each["number"] for each in sample([{"number": number} for number in range(total)], count)]
     assert len(set(chosen)) == len(chosen) == min(total, count) and chosen == sorted(chosen)
-    gaps = [after - before for before, after in zip(chosen, chosen[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(chosen)]
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
