@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900)]  # on a busy mach
 
 EARLIER = {
     "genesis_ppo": ("genesis_sft", "runs/genesis_sft/half"),
+    "libero_grpo": ("libero_sft", "runs/libero_sft/half"),
     "maniskill_sft_putonplate": ("maniskill_sft_putonplate_reach", "runs/putonplate/reach"),
 }
 """A recipe that begins with what another leaves, in a run directory."""
@@ -26,8 +27,9 @@ EARLIER = {
 COMMON = (
     *("cluster=laptop", "cluster.update_threads=1", "iterations=1", "checkpoints.every=1", "evaluation.before_and_after=false"),
     *("env.num_envs=2", "env.episode_limit=4", "env.processes=1", "rollout.pipeline_depth=1", "rollout.batch_size=2"),
-    "env.reward=progress",  # as in all that look at rewards: so that recipes of a task share a simulator
 )
+PROGRESS = "env.reward=progress"
+"""As in all that look at rewards: so that recipes of a task share a simulator."""
 SMALL = {
     "ppo": ("algorithm.horizon=4", "algorithm.epochs=1", "algorithm.minibatch_size=4"),
     "grpo": ("algorithm.episodes=2", "algorithm.group_size=2", "algorithm.epochs=1", "algorithm.minibatch_size=4"),
@@ -76,8 +78,9 @@ def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
             found = recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"]))
             algorithm = found.algorithm.name
             few = ["algorithm.demonstrations=1"] if algorithm == "sac" and found.algorithm.demonstrations else []
+            rewarded = [PROGRESS] if hasattr(found.env, "reward") else []
             run_dir = directories.get(name, f"runs/{name}/tiny")
-            assert cli.run(["train", f"recipe={name}", f"run_dir={run_dir}", *COMMON, *SMALL[algorithm], *few]) == 0
+            assert cli.run(["train", f"recipe={name}", f"run_dir={run_dir}", *COMMON, *SMALL[algorithm], *few, *rewarded]) == 0
             done[name] = folder / run_dir
         return done[name]
 
