@@ -11,7 +11,7 @@ from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
 from rlinf_vla.rollout.demonstrations import demonstrate
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
 from rlinf_vla.types import Inputs, Observation, UserError
-from tests.rollout.fake_env import CounterWorld, groups
+from tests.rollout.fake_env import GOALS, CounterWorld, groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 NOISY = DemonstrationConfig(episodes=11, noise=[0.0, 0.8], random_actions=0.3)
@@ -69,7 +69,8 @@ def test_every_state_has_the_experts_own_action() -> None:
 
 def test_each_episode_once_and_in_order() -> None:
     episodes = by_episode(shown()[0])
-    assert [episode[0].seed for episode in episodes] == [seed % 251 for seed in DEMONSTRATION_SEEDS[: NOISY.episodes]]
+    seeds = [DEMONSTRATION_SEEDS[number // len(GOALS)] for number in range(NOISY.episodes)]
+    assert [episode[0].seed for episode in episodes] == [seed % 251 for seed in seeds]
     for episode in episodes:
         assert [state.clock for state in episode] == list(range(len(episode))) and len(episode) <= 6
         assert len({state.seed for state in episode}) == 1
