@@ -108,7 +108,7 @@ class Camera:
 
 @dataclass(frozen=True)
 class Robot:
-    tool_m: Vector = (0.45, 0.0, 0.25)
+    tool_m: Vector = (0.45, 0.0, 0.3)
     """Where the tool centre point starts, pointing down, fingers open."""
     jitter_rad: float = 0.02
     """Standard deviation of the arm's joints about that."""
