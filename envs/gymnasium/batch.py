@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class GymnasiumBatch:
         self._options, self._env = options, _make(options, num_envs)
         self.num_envs, self.device = num_envs, torch.device("cpu")
         self.tool: ToolUnits | None = None
+        self.stack = {name: version(name) for name in ("gymnasium", "numpy")}
         self.control_hz = float(options["control_hz"])
         space = self._env.single_action_space
         if not hasattr(space, "low") or len(space.shape) != 1:

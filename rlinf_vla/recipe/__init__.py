@@ -205,7 +205,7 @@ def read(config: DictConfig) -> Recipe:
         missing = sorted(OmegaConf.missing_keys(config))
         if missing:
             hint = " (choose one with recipe=NAME; `rlinf-vla list recipes` names them)" if "name" in missing else ""
-            raise UserError(f"{missing[0]} has no value{hint}")
+            raise UserError(f"{missing[0]} has no value{hint or f': give {missing[0]}=...'}")
         recipe = OmegaConf.to_object(config)
     except InterpolationResolutionError as error:
         raise UserError(f"{error.full_key}: {str(error).splitlines()[0].rpartition(': ')[2]}") from None
