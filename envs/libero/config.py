@@ -81,6 +81,6 @@ class LiberoConfig:
     seed: int = 0
     instruction: str = "auto"
     processes: Optional[int] = None  # noqa: UP045
-    scenes: int = 2
+    scenes: int = 1
     step_timeout_s: float = 300.0
     python: Optional[str] = None  # noqa: UP045

@@ -43,7 +43,7 @@ def main(output: Path, suites: list[str]) -> None:
     lines = ["| task | instruction | successes | control steps |", "|---|---|---|---|"]
     summary = []
     for suite in suites:
-        (env,) = Libero().create(LiberoConfig(suite=suite, cameras=[], num_envs=STATES, processes=2, scenes=1), 1)
+        (env,) = Libero().create(LiberoConfig(suite=suite, cameras=[], num_envs=STATES, processes=2, scenes=0), 1)
         successes = 0
         for task, name in enumerate(env.spec.tasks):
             steps = play(env, task)

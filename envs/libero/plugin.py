@@ -136,7 +136,7 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
     size = convention.image_size if config.image_size is None else config.image_size
     if not 16 <= size <= 1024:
         raise UserError(f"env.image_size={size} is out of range: 16 ... 1024 pixels")
-    for name, least in (("wait_steps", 0), ("scenes", 1), ("seed", 0), ("episode_limit", 1), ("step_timeout_s", 1)):
+    for name, least in (("wait_steps", 0), ("scenes", 0), ("seed", 0), ("episode_limit", 1), ("step_timeout_s", 1)):
         value = getattr(config, name)
         if value is not None and value < least:
             raise UserError(f"env.{name}={value} must be at least {least}")

@@ -102,11 +102,11 @@ class LiberoSimulator:
         return self._scenes[task], episode
 
     def _scene(self, task: int) -> Scene:
-        """A scene is closed when no slot plays in it and ``scenes`` others were used since."""
+        """A scene is closed when no slot plays in it and ``scenes`` idle ones were used since."""
         if task not in self._scenes:
             in_use = {playing[0] for playing in self._slots if playing is not None}
             idle = [other for other in self._scenes if other not in in_use]
-            for other in idle[: max(0, len(idle) + 1 - self._options["scenes"])]:
+            for other in idle[: max(0, len(idle) - self._options["scenes"])]:
                 self._scenes.pop(other).close()
             chosen, options = self._options["tasks"][task], self._options
             keywords = {name: options[name] for name in ("seed", "cameras", "rendering")}

@@ -306,6 +306,7 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"image_size": 4}, "16 ... 1024"),
         ({"episode_limit": 0}, "env.episode_limit=0 must be at least 1"),
         ({"wait_steps": -1}, "env.wait_steps=-1 must be at least 0"),
+        ({"scenes": -1}, "env.scenes=-1 must be at least 0"),
         ({"num_envs": 7, "groups": 2}, "env.num_envs=7 cannot be shared by 2 groups"),
         ({"cameras": ["base"], "image_size": 2000}, "16 ... 1024"),
         ({"python": "/nowhere/python"}, "env.python=/nowhere/python is not there"),
