@@ -13,7 +13,8 @@ import numpy as np
 def main(work: dict[str, Any]) -> None:
     import gymnasium
 
-    envs = gymnasium.vector.AsyncVectorEnv([lambda: make(work)] * work["num_envs"])
+    # not forked: AsyncVectorEnv has made an environment in this process by then, and a software Vulkan driver's threads do not survive it
+    envs = gymnasium.vector.AsyncVectorEnv([lambda: make(work)] * work["num_envs"], context="spawn")
     generator = np.random.default_rng(0)
     try:
         for episode in range(1 + work["episodes"]):  # the first one warms up

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> None:
         with console.status(f"starting {name}") as status:
             found = _simulator(recipes.read_node(config, "env"), status.update)
         console.print(_table(name, config, found))
-        document[name] = {"env": dict(config.env), "measured": [asdict(each) for each in found], "ratios": _ratios(found)}
+        document[name] = {"env": OmegaConf.to_container(config.env), "measured": [asdict(each) for each in found], "ratios": _ratios(found)}
         for what, ratio in document[name]["ratios"].items():
             console.print(f"{what}: {ratio:.2f}")
     path = run_directory.for_evaluation(next(iter(configs.values())), None) / "bench_env.json"

@@ -203,3 +203,17 @@ def test_an_accepted_driver_is_remembered() -> None:
     start = time.monotonic()
     vulkan.find()
     assert time.monotonic() - start < 0.5
+
+
+def test_a_sweep_has_a_part_per_task() -> None:
+    config = ManiSkillConfig(tasks=["PickCube", "PushCube"], image_size=80)
+    parts = plugin.parts(config)
+    assert [(part.suite, part.tasks, part.config.task, part.config.image_size) for part in parts] == [
+        ("maniskill", (task,), task, 80) for task in config.tasks
+    ]
+    assert [part.tasks for part in plugin.parts(ManiSkillConfig(task="StackCube"))] == [("StackCube",)]
+    for tasks, words in ((["PickCube", "PickCube"], "twice"), (["PickCub"], "did you mean PickCube")):
+        with pytest.raises(UserError, match=words):
+            plugin.parts(ManiSkillConfig(tasks=tasks))
+    with pytest.raises(UserError, match="choose one with"):
+        plugin.create(config, 1)
