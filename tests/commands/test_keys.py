@@ -59,14 +59,16 @@ def by_the_package(node: type, frame: FrameType) -> bool:
 
 
 def said(paths: Iterator[Path], receivers: set[str]) -> set[str]:
-    """Attributes of what is called one of ``receivers`` that some source reads: ``config.task``, ``self.config.task``."""
+    """Attributes and items of what is called one of ``receivers`` that some source reads: ``config.task``, ``self._options["task"]``."""
     found = set()
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and isinstance(node.value, (ast.Name, ast.Attribute)):
-                receiver = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
-                if receiver in receivers:
-                    found.add(node.attr)
+            if not isinstance(node, (ast.Attribute, ast.Subscript)) or not isinstance(node.ctx, ast.Load):
+                continue
+            receiver = node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", None)
+            key = node.attr if isinstance(node, ast.Attribute) else getattr(node.slice, "value", None)
+            if receiver in receivers and isinstance(key, str):
+                found.add(key)
     return found
 
 
@@ -183,7 +185,8 @@ def test_a_simulator_reads_its_options(name: str) -> None:
     """Without starting one: by its sources. ``name`` is what the engine chooses it by."""
     config = plugins.envs()[name].Config
     _, shelf, package, *_ = config.__module__.split(".")
-    found = said((ROOT / shelf).glob(f"{package}*/*.py"), {"config"}) | said((ROOT / shelf).glob(f"{package}.py"), {"config"})
+    receivers = {"config", "options", "_options"}  # what its processes are given is made of the config
+    found = said((ROOT / shelf).glob(f"{package}*/*.py"), receivers) | said((ROOT / shelf).glob(f"{package}.py"), receivers)
     assert unread(dict(declared(config)), {(config, each) for each in found | {"name"}}) == []
 
 
