@@ -110,7 +110,7 @@ def episode_limit(config: LiberoConfig) -> int:
 
 
 def has_expert(task: LiberoTask) -> bool:
-    return task.suite.startswith(("libero_object", "libero_spatial"))
+    return task.suite in ("libero_object", "libero_spatial")
 
 
 def why_no_expert(tasks: list[LiberoTask]) -> str | None:
