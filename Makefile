@@ -8,7 +8,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac sft-putonplate chaos cluster-test libero-all libero-expert libero-reference clean
+.PHONY: install quickstart test test-slow lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac sft-putonplate chaos cluster-test libero-all libero-expert libero-reference clean
 
 install: $(VENV)/.installed
 
@@ -24,6 +24,10 @@ quickstart: install
 
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Kills, resumes and Ray on real ManiSkill; in `test` the same is shown on toy simulators.
+test-slow: install
+	$(BIN)/python -m pytest -n 0 -m slow
 
 lint: install
 	$(BIN)/ruff check .

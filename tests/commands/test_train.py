@@ -74,6 +74,7 @@ def test_the_run_directory_holds_everything(undisturbed: Path) -> None:
     assert any(not torch.equal(first[name], last[name]) for name in adapter)
 
 
+@pytest.mark.slow
 def test_one_group_with_a_killed_simulator_trains_the_same_weights_as_two(undisturbed: Path, tmp_path: Path) -> None:
     killed: list[int] = []
 
@@ -91,6 +92,7 @@ def test_one_group_with_a_killed_simulator_trains_the_same_weights_as_two(undist
     assert_same_bits(weights(tmp_path / "disturbed"), weights(undisturbed))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_where_it_was(undisturbed: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "stopped"
     kill_after(1, run_dir)
@@ -114,6 +116,7 @@ def kill_after(step: int, run_dir: Path) -> None:
     wait_for(lambda: not any(Path("/proc", str(pid)).exists() for pid in simulators))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_same_bits_on_ray_though_its_trainer_is_killed(undisturbed: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
