@@ -64,7 +64,7 @@ def test_mistakes_are_one_line(rlinf_vla: CommandLine, counting: Counting, tmp_p
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     assert "full is not empty" in complaint("counting_sft", "output=full")
-    hopeless = ["env.episode_limit=1", "algorithm.demonstrations.episodes=3"]
+    hopeless = ["env.episode_limit=1", "algorithm.demonstrations.episodes=3", "algorithm.demonstrations.noise=[9.0]"]
     assert "the expert succeeded in none of 3 episodes" in complaint("counting_sft", "output=data", *hopeless)
     assert not (tmp_path / "data").exists()
     imitation = rlinf_vla(*counting.arguments("train", "counting_sft", "algorithm.demonstrations.dataset=nowhere", QUICK))
