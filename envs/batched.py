@@ -15,6 +15,25 @@ from rlinf_vla.types import Episodes, Observation, StepResult, UserError
 
 from .checks import checked_actions, checked_episodes
 
+WORTH_A_GPU = 64
+"""Environments from which on ``backend=auto`` prefers the GPU."""
+
+
+def why_not_on_gpu(groups: int) -> str | None:
+    """One line where no batch can be stepped on the GPU of this process."""
+    if not torch.cuda.is_available():
+        return "env.backend=gpu needs a CUDA GPU that PyTorch sees: use env.backend=cpu"
+    if groups > 1:
+        return "env.backend=gpu steps all environments as one batch, so there is nothing to overlap: use rollout.pipeline_depth=1"
+    return None
+
+
+def takes_gpu(backend: str, num_envs: int, refusal: str | None) -> bool:
+    """``refusal``: why the GPU cannot be used. Raises UserError where it was asked for nevertheless."""
+    if backend == "gpu" and refusal is not None:
+        raise UserError(refusal)
+    return backend == "gpu" or (backend == "auto" and refusal is None and num_envs >= WORTH_A_GPU)
+
 
 class Batch(Protocol):
     """``N`` environments that can be reset one by one but only stepped together. All tensors lie on ``device``."""

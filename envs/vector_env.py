@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,16 @@ from rlinf_vla.types import Episodes, Observation, StepResult, UserError
 
 from .checks import checked_actions, checked_episodes
 from .processes import SimulatorPool
+
+
+def environments(pools: Sequence[SimulatorPool], tasks: tuple[str, ...], no_expert: str | None) -> list[VectorEnv]:
+    """One of each pool. Where one of them cannot start, none is left running."""
+    try:
+        return [ProcessVectorEnv(pool, tasks, no_expert) for pool in pools]
+    except BaseException:
+        for pool in pools:
+            pool.close()
+        raise
 
 
 class ProcessVectorEnv(VectorEnv):

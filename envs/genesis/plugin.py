@@ -7,16 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
 from rlinf_vla.types import UserError
 
-from ..batched import BatchedVectorEnv
-from ..options import divide, one_of
+from ..batched import BatchedVectorEnv, takes_gpu, why_not_on_gpu
+from ..options import check_image_size, check_limits, divide, one_of
 from ..processes import SimulatorPool
 from ..serving import Unusable
-from ..vector_env import ProcessVectorEnv
+from ..vector_env import environments
 from .config import BACKENDS, CONTROL_MODES, REWARDS, VISUALS, GenesisConfig
 from .doctor import INSTALL, NO_GL, checks, gl
 from .experts import why_no_expert
@@ -24,8 +22,6 @@ from .kernels import cache_dir, compile_once, environment
 from .loading import read_scene
 from .scene import Scene
 
-WORTH_A_GPU = 64
-"""Environments from which on ``backend=auto`` prefers the GPU."""
 START_TIMEOUT_S = 900.0
 """A scene whose kernels are on disk takes 10 to 30 seconds; a change that the fingerprint of them misses, two minutes."""
 SCENES = {"PickCube": "pick_cube", "PutOnPlate": "put_on_plate"}
@@ -49,9 +45,7 @@ class Genesis:
             raise UserError(NO_GL)
         limit = scene.episode_limit if config.episode_limit is None else config.episode_limit
         refusal = why_not_on_gpu(groups)
-        if config.backend == "gpu" and refusal is not None:
-            raise UserError(refusal)
-        if config.backend == "gpu" or (config.backend == "auto" and refusal is None and config.num_envs >= WORTH_A_GPU):
+        if takes_gpu(config.backend, config.num_envs, refusal):
             return [_on_gpu(options, config.num_envs, limit, scene)]
         folder = cache_dir(config.cache_dir)
         compile_once(options, per_group // processes, folder)
@@ -68,12 +62,7 @@ class Genesis:
             )
             for _ in range(groups)
         ]
-        try:
-            return [ProcessVectorEnv(pool, (scene.name,), why_no_expert(scene)) for pool in pools]
-        except BaseException:
-            for pool in pools:
-                pool.close()
-            raise
+        return environments(pools, (scene.name,), why_no_expert(scene))
 
     def variants(self, config: GenesisConfig) -> dict[str, GenesisConfig]:
         return {
@@ -97,12 +86,8 @@ def simulator_options(config: GenesisConfig) -> tuple[Scene, dict[str, Any]]:
     one_of(config.control_mode, CONTROL_MODES, "env.control_mode")
     one_of(config.reward, REWARDS, "env.reward")
     one_of(config.robot_visuals, VISUALS, "env.robot_visuals")
-    if not 16 <= config.image_size <= 1024:
-        raise UserError(f"env.image_size={config.image_size} is out of range: 16 ... 1024 pixels")
-    if config.episode_limit is not None and config.episode_limit < 1:
-        raise UserError(f"env.episode_limit={config.episode_limit} must be at least 1 control step")
-    if config.step_timeout_s <= 0:
-        raise UserError(f"env.step_timeout_s={config.step_timeout_s} must be more than 0 seconds")
+    check_image_size(config.image_size)
+    check_limits(config.episode_limit, config.step_timeout_s)
     path = Path(config.scene).expanduser().absolute() if config.scene else FOLDER / f"{SCENES[config.task]}.yaml"
     scene, document = read_scene(path)
     cameras = list(scene.cameras) if config.cameras is None else list(config.cameras)
@@ -119,15 +104,6 @@ def simulator_options(config: GenesisConfig) -> tuple[Scene, dict[str, Any]]:
         "low_poly": config.robot_visuals == "low_poly",
         "reward": config.reward,
     }
-
-
-def why_not_on_gpu(groups: int) -> str | None:
-    """One line where the gpu backend cannot do this."""
-    if not torch.cuda.is_available():
-        return "env.backend=gpu needs a CUDA GPU that PyTorch sees: use env.backend=cpu"
-    if groups > 1:
-        return "env.backend=gpu steps all environments as one batch, so there is nothing to overlap: use rollout.pipeline_depth=1"
-    return None
 
 
 def _on_gpu(options: dict[str, Any], num_envs: int, limit: int, scene: Scene) -> VectorEnv:

@@ -12,7 +12,7 @@ from rlinf_vla.types import UserError
 
 from ..options import divide, one_of
 from ..processes import SimulatorPool
-from ..vector_env import ProcessVectorEnv
+from ..vector_env import environments
 from .config import VECTORIZATIONS, GymnasiumConfig
 
 INSTALL = "pip install gymnasium"
@@ -42,12 +42,7 @@ class Gymnasium:
             )
             for _ in range(groups)
         ]
-        try:
-            return [ProcessVectorEnv(pool, (config.id,), "env=gymnasium has no scripted expert") for pool in pools]
-        except BaseException:
-            for pool in pools:
-                pool.close()
-            raise
+        return environments(pools, (config.id,), "env=gymnasium has no scripted expert")
 
     def variants(self, config: GymnasiumConfig) -> dict[str, GymnasiumConfig]:
         return {config.id: config}

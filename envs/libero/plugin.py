@@ -12,9 +12,9 @@ from rlinf_vla.protocols import Baseline, Diagnosis, Part, Task, VectorEnv
 from rlinf_vla.types import UserError
 
 from .. import bootstrap
-from ..options import divide, one_of, processes_per_group
+from ..options import check_image_size, divide, one_of, processes_per_group
 from ..processes import SimulatorPool
-from ..vector_env import ProcessVectorEnv
+from ..vector_env import environments
 from . import gl
 from .config import CAMERAS, CONVENTIONS, INSTRUCTIONS, RENDERERS, RENDERINGS, LiberoConfig
 from .doctor import checks
@@ -47,12 +47,7 @@ class Libero:
             )
             for _ in range(groups)
         ]
-        try:
-            return [ProcessVectorEnv(pool, tuple(task.name for task in tasks), why_no_expert(tasks)) for pool in pools]
-        except BaseException:
-            for pool in pools:
-                pool.close()
-            raise
+        return environments(pools, tuple(task.name for task in tasks), why_no_expert(tasks))
 
     def parts(self, config: LiberoConfig) -> list[Part]:
         """Suites: their episodes differ in length."""
@@ -134,8 +129,7 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
             one_of(value, allowed, f"env.{name}")
         words[name] = getattr(convention, name) if value is None else value
     size = convention.image_size if config.image_size is None else config.image_size
-    if not 16 <= size <= 1024:
-        raise UserError(f"env.image_size={size} is out of range: 16 ... 1024 pixels")
+    check_image_size(size)
     for name, least in (("wait_steps", 0), ("scenes", 0), ("seed", 0), ("episode_limit", 1), ("step_timeout_s", 1)):
         value = getattr(config, name)
         if value is not None and value < least:

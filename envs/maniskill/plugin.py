@@ -7,24 +7,20 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-import torch
-
 from rlinf_vla.protocols import Baseline, Diagnosis, Part, Task, VectorEnv
 from rlinf_vla.types import UserError
 
-from ..batched import BatchedVectorEnv
-from ..options import divide, one_of, processes_per_group
+from .. import batched
+from ..batched import BatchedVectorEnv, takes_gpu
+from ..options import check_image_size, check_limits, divide, one_of, processes_per_group
 from ..processes import SimulatorPool
 from ..serving import Unusable
-from ..vector_env import ProcessVectorEnv
+from ..vector_env import environments
 from . import vulkan
 from .batched import ManiSkillBatch
 from .config import BACKENDS, CAMERAS, REWARDS, VISUALS, ManiSkillConfig
 from .doctor import BRIDGE_DOWNLOAD, INSTALL, NO_DRIVER, checks
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
-
-WORTH_A_GPU = 64
-"""Environments from which on ``backend=auto`` prefers the GPU."""
 
 
 class ManiSkill:
@@ -42,9 +38,7 @@ class ManiSkill:
             raise UserError(f"ManiSkill is not installed: {INSTALL}")
         limit = _limit(config)
         refusal = why_not_on_gpu(config, groups)
-        if config.backend == "gpu" and refusal is not None:
-            raise UserError(refusal)
-        if config.backend == "gpu" or (config.backend == "auto" and refusal is None and config.num_envs >= WORTH_A_GPU):
+        if takes_gpu(config.backend, config.num_envs, refusal):
             try:
                 batch = ManiSkillBatch(options, config.num_envs, "physx_cuda", "gpu")
             except Unusable as error:
@@ -70,12 +64,7 @@ class ManiSkill:
             )
             for _ in range(groups)
         ]
-        try:
-            return [ProcessVectorEnv(pool, (config.task,), why_no_expert(config)) for pool in pools]
-        except BaseException:
-            for pool in pools:
-                pool.close()
-            raise
+        return environments(pools, (config.task,), why_no_expert(config))
 
     def parts(self, config: ManiSkillConfig) -> list[Part]:
         if twice := sorted({task for task in config.tasks if config.tasks.count(task) > 1}):
@@ -125,12 +114,8 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
     one_of(config.camera, CAMERAS, "env.camera")
     one_of(config.robot_visuals, VISUALS, "env.robot_visuals")
     one_of(config.backend, BACKENDS, "env.backend")
-    if not 16 <= config.image_size <= 1024:
-        raise UserError(f"env.image_size={config.image_size} is out of range: 16 ... 1024 pixels")
-    if config.episode_limit is not None and config.episode_limit < 1:
-        raise UserError(f"env.episode_limit={config.episode_limit} must be at least 1 control step")
-    if config.step_timeout_s <= 0:
-        raise UserError(f"env.step_timeout_s={config.step_timeout_s} must be more than 0 seconds")
+    check_image_size(config.image_size)
+    check_limits(config.episode_limit, config.step_timeout_s)
     return {
         "gym_id": entry.gym_id,
         "robot": entry.robot,
@@ -157,10 +142,8 @@ def why_no_expert(config: ManiSkillConfig) -> str | None:
 
 def why_not_on_gpu(config: ManiSkillConfig, groups: int) -> str | None:
     """One line where the gpu backend cannot do this."""
-    if not torch.cuda.is_available():
-        return "env.backend=gpu needs a CUDA GPU that PyTorch sees: use env.backend=cpu"
-    if groups > 1:
-        return "env.backend=gpu steps all environments as one batch, so there is nothing to overlap: use rollout.pipeline_depth=1"
+    if (reason := batched.why_not_on_gpu(groups)) is not None:
+        return reason
     if TASKS[config.task].bridge:
         return f"env.task={config.task} cannot reset single environments of a batch: use env.backend=cpu"
     if "target" in config.control_mode:
