@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from rlinf_vla.protocols import EnvPlugin, Policy, RewardPlugin
+from rlinf_vla.robot import RobotPlugin
 from rlinf_vla.types import UserError
 
 
@@ -20,6 +21,10 @@ def envs() -> dict[str, EnvPlugin]:
 
 def rewards() -> dict[str, RewardPlugin]:
     return _load("rlinf_vla.rewards")
+
+
+def robots() -> dict[str, RobotPlugin]:
+    return _load("rlinf_vla.robots")
 
 
 def _load(group: str) -> dict[str, Any]:

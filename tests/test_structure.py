@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHELVES = ("models", "envs", "rewards")
+SHELVES = ("models", "envs", "rewards", "robots")
 DATA = ("recipes", "assets")
-PAGES = {"types", "protocols"}
+PAGES = {"types", "robot", "protocols"}
 """What a shelf may use of the engine."""
 
 ALGORITHMS = PAGES | {"algorithms"}
 SIBLINGS = {"rollout", "training", "evaluation", "telemetry", "datasets"}
 MAY_IMPORT = {
     "types": set(),
+    "robot": set(),
     "protocols": {"types"},
     "algorithms": PAGES,
     "datasets": PAGES,

@@ -1,0 +1,149 @@
+"""What a robot implements. numpy only: the process beside the arm needs nothing more of the engine.
+
+SI units everywhere, axes and signs of docs/conventions.md; times are ``time.monotonic()`` of the robot's machine, in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ToolPose:
+    position: Vector
+    """Tool centre point in the base's frame, metres ``[3]``."""
+    quaternion: Vector
+    """w, x, y, z, unit length ``[4]``."""
+
+
+@dataclass(frozen=True)
+class ToolTarget:
+    """Where the tool shall be at the end of the control period, and how far the fingers shall be apart."""
+
+    pose: ToolPose
+    gripper_width: float | None = None
+    """Metres between the fingers; None leaves them as they are."""
+
+
+@dataclass(frozen=True)
+class RobotState:
+    time: float
+    """When it was measured."""
+    pose: ToolPose
+    joints: Vector
+    """Radians ``[7]``."""
+    joint_velocities: Vector
+    """Radians per second ``[7]``."""
+    wrench: Vector
+    """What the tool feels, in the base's frame: newtons ``[3]``, newton metres ``[3]``."""
+    gripper_width: float
+    """Metres between the fingers."""
+    commanded: ToolTarget | None = None
+    """What was last sent to the arm, after every limit. None: nothing yet."""
+    fault: str | None = None
+    """What stopped the arm, latched until a person acknowledges it; the arm stands still meanwhile."""
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """A limit that changed a command."""
+
+    time: float
+    rule: str
+    """The key of the cell file."""
+    before: float
+    """What was asked for, in the rule's unit."""
+    after: float
+
+
+@dataclass(frozen=True)
+class RobotSpec:
+    name: str
+    control_hz: float
+    """Rate of the policy's actions."""
+    translation_m: float
+    """What 1 means in dx, dy, dz of an action (docs/conventions.md)."""
+    rotation_rad: float
+    gripper_width_m: float
+    """Widest."""
+
+
+class Robot(Protocol):
+    """One arm. No method but ``connect``, ``home`` and ``close`` ever waits longer than a fraction of a control period.
+
+    The arm is moved by a process of its own, which smooths targets to the servo's rate within the cell's limits, stops the arm when targets
+    cease to come, and latches faults. Raises RobotError for what went wrong beside the arm, CellError for a mistake in the cell file.
+    """
+
+    spec: RobotSpec
+
+    def connect(self, timeout_s: float) -> None: ...
+
+    def observe(self) -> RobotState:
+        """The newest measured state; its ``time`` says how old it is."""
+
+    def command(self, target: ToolTarget, valid_until: float) -> None:
+        """Pursue ``target``; without another by ``valid_until`` decelerate and hold. Refused, with RobotError, while a fault is latched."""
+
+    def interventions(self) -> list[Intervention]:
+        """Since the last call."""
+
+    def stop(self) -> None:
+        """Decelerate and stand still. Always possible, idempotent, latches ``stopped``."""
+
+    def acknowledge(self, person: str) -> None:
+        """A person looked, and lets the arm move again: clears what is latched. Never called by code that decides by itself."""
+
+    def home(self, timeout_s: float) -> None:
+        """Slowly to the cell's rest position."""
+
+    def close(self) -> None:
+        """Idempotent; the arm stands still afterwards."""
+
+
+class RobotError(RuntimeError):
+    """What went wrong with the arm or beside it; one line that names it."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One picture of a camera."""
+
+    time: float
+    """When it was taken."""
+    number: int
+    image: NDArray[np.uint8]
+    """RGB, upright ``[H, W, 3]``."""
+
+
+class CellError(ValueError):
+    """A mistake in a cell file: one line, what is wrong, where, and the mend."""
+
+
+class Camera(Protocol):
+    name: str
+
+    def start(self) -> None: ...
+
+    def latest(self) -> Frame:
+        """The newest frame, at once. Raises CameraError where it is older than the camera's limit, or frozen."""
+
+    def close(self) -> None: ...
+
+
+class CameraError(RobotError):
+    pass
+
+
+class RobotPlugin(Protocol):
+    """Entry point group ``rlinf_vla.robots``."""
+
+    def make(self, config: Any) -> Robot: ...
+
+    def cameras(self, config: Any) -> list[Camera]: ...

@@ -1,0 +1,1 @@
+"""Real arms and their simulated twins, behind ``rlinf_vla.robot.Robot``."""
