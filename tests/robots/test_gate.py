@@ -50,10 +50,10 @@ def test_standing_passes() -> None:
         (at(width=math.nan), "gripper_width_m"),
         (at((0.00251, 0, 0)), "max_speed_m_s"),
         (at((0, 0.0005, 0)), "max_acceleration_m_s2"),
-        (at((0, 0, -0.0002)), "max_jerk_m_s3"),
+        (at((0, 0, -0.0003)), "max_jerk_m_s3"),
         (at(turn=(0, 0, 0.013)), "max_rotation_speed_rad_s"),
         (at(turn=(0, 0.002, 0)), "max_rotation_acceleration_rad_s2"),
-        (at(turn=(0.0008, 0, 0)), "max_rotation_jerk_rad_s3"),
+        (at(turn=(0.0013, 0, 0)), "max_rotation_jerk_rad_s3"),
     ],
 )
 def test_each_limit_is_kept_and_named(command: ToolTarget, said: str) -> None:
