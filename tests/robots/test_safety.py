@@ -63,7 +63,7 @@ sequences = st.lists(st.tuples(st.none() | made, st.integers(1, 25)), max_size=1
 
 
 @pytest.mark.parametrize("cell", [CELL, ROOMY], ids=["franka_sim", "roomy"])
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(sent=sequences)
 def test_no_command_outside_the_limits_leaves_whatever_is_sent(cell: Cell, sent: Goals) -> None:
     filter_ = SafetyFilter(cell)
@@ -74,7 +74,7 @@ def test_no_command_outside_the_limits_leaves_whatever_is_sent(cell: Cell, sent:
 
 
 @pytest.mark.parametrize("cell", [CELL, ROOMY], ids=["franka_sim", "roomy"])
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**31), actions=st.integers(1, 80))
 def test_from_wherever_it_is_it_stops_within_all_limits_and_in_the_stated_time(cell: Cell, seed: int, actions: int) -> None:
     draw, filter_ = np.random.default_rng(seed), SafetyFilter(cell)
@@ -95,7 +95,7 @@ def test_from_wherever_it_is_it_stops_within_all_limits_and_in_the_stated_time(c
 
 
 @pytest.mark.parametrize("cell", [CELL, ROOMY], ids=["franka_sim", "roomy"])
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**31), actions=st.integers(1, 60))
 def test_what_was_admitted_passes_unchanged(cell: Cell, seed: int, actions: int) -> None:
     """The filter is idempotent: in the same state, the admitted goal makes the same command, without an intervention."""
