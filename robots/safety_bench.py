@@ -91,8 +91,8 @@ def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str,
         f"`{command}` wrote this page: {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python "
         f"{platform.python_version()}, numpy {np.__version__}.",
         "",
-        f"{actions} of {asked} actions (a policy's, pushing against limits, alternating extremes, jumps of metres, corners of the workspace, "
-        f"NaN, infinity, 1e300, denormals, wrong shapes) became {ticks} commands to an arm that follows exactly. "
+        f"{actions} of {asked} actions (a policy's, pushing against limits, alternating extremes, jumps of metres, corners of the "
+        f"workspace, NaN, infinity, 1e300, denormals, wrong shapes) became {ticks} commands to an arm that follows exactly. "
         f"Faults: {dict(faults) or 'none'}. Every command was measured again, by finite differences; "
         f"the most that was used of any limit is {worst:.6f} of it.",
         "",
