@@ -44,11 +44,11 @@ class Timing:
 def timing(config: ControlConfig, control_hz: float, chunk: int) -> Timing:
     """Raises UserError where the settings, the robot's rate and the policy's ``chunk`` cannot be had together."""
     for name, least in (("max_misses", 1), ("warmup", 0), ("reserve_ms", 0), ("max_lead", 1)):
-        if getattr(config, name) < least:
+        if not getattr(config, name) >= least:  # so that NaN is refused
             raise UserError(f"control.{name}={getattr(config, name)}: must be at least {least}")
     period = 1 / control_hz
     asynchronous = chunk > 1 if config.asynchronous is None else config.asynchronous
-    horizon = config.execution_horizon or (1 if asynchronous else chunk)
+    horizon = config.execution_horizon if config.execution_horizon is not None else 1 if asynchronous else chunk
     if asynchronous and chunk == 1:
         raise UserError("control.asynchronous=true: the policy's chunk has one action, which is past when it comes: set it to false")
     if config.real_time_chunking and not asynchronous:
@@ -58,7 +58,7 @@ def timing(config: ControlConfig, control_hz: float, chunk: int) -> Timing:
     if config.reserve_ms >= 1e3 * period:
         raise UserError(f"control.reserve_ms={config.reserve_ms:g} is no less than the control period of {1e3 * period:g} ms")
     last = (horizon - (0 if asynchronous else 1)) * period
-    if config.max_observation_age_s <= last:
+    if not config.max_observation_age_s > last:
         raise UserError(
             f"control.max_observation_age_s={config.max_observation_age_s:g}: the last of {horizon} actions is executed {last:g} s after "
             "their observation or later: allow more, or set a smaller control.execution_horizon"
