@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import math
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_vla.robot import CameraError, RobotError
+from rlinf_vla.rollout.background import Threaded
 from rlinf_vla.rollout.chunks import Chunk
+from rlinf_vla.rollout.clock import MonotonicClock
 from rlinf_vla.rollout.control_config import ControlConfig, timing
+from rlinf_vla.rollout.control_loop import ControlLoop
 from rlinf_vla.rollout.control_step import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, Ended, Step
+from rlinf_vla.rollout.synthetic_cell import SyntheticRobot
 from rlinf_vla.types import UserError
 from tests.rollout.control import MS, Cell, expected
 
@@ -234,3 +240,20 @@ def test_what_a_policy_continues_is_what_the_arm_will_do() -> None:
 def test_settings_that_cannot_be_are_refused(chunk: int, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         timing(ControlConfig(**settings), 10.0, chunk)
+
+
+def test_the_wall_clock_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the machine's own clock, at 50 Hz, while its wall clock jumps back and forth by hours."""
+    jumps = itertools.cycle([0.0, 1e9, -7200.0])
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    clock = MonotonicClock()
+    robot = SyntheticRobot(clock, 50.0)
+    background = Threaded(lambda request: Chunk(request, np.zeros((4, 4), np.float32)), clock)
+    loop = ControlLoop(robot, [], background, 4, ControlConfig(max_misses=1000), clock)
+    loop.warm_up("hold")
+    began = time.monotonic()
+    assert loop.run("hold", lambda step: "enough" if step.tick >= 20 else None).kind == FINISHED
+    background.close()
+    assert time.monotonic() - began >= 20 / 50
+    whens = [when for when, *_ in robot.commands]
+    assert whens == sorted(whens) and all(until - when <= 1.5 / 50 for when, _, until in robot.commands)
