@@ -6,7 +6,7 @@ SI units everywhere, axes and signs of docs/conventions.md; times are ``time.mon
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,14 @@ class Robot(Protocol):
 
     def close(self) -> None:
         """Idempotent; the arm stands still afterwards."""
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A robot that says how long its own sections take, such as ``safety``."""
+
+    def timings(self) -> dict[str, list[float]]:
+        """Seconds of each call of each section since the last call of this method."""
 
 
 class RobotError(RuntimeError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,7 +23,7 @@ from rlinf_vla.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors, UserError, require_one_of
 
 from .. import files
-from . import flow
+from . import flow, real_time
 from .checkpoint import NORM_STATS, read_config, read_norm_stats, read_state
 from .features import Features, is_kept, keep, kept
 from .heads import NoiseHead, mlp
@@ -148,6 +149,24 @@ class Pi0Policy(Policy):
         return Features(kept(tensors), tensors["state"], tensors["critic"])
 
     def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
+        return self._denoise(features, noise, temperature, self._flow(features))
+
+    def act_onto(self, features: Features, noise: Noise | None, temperature: float, committed: Tensor, frozen: int) -> ActionSample:
+        """The probability is that of the guided chain."""
+        count, horizon = committed.shape[1], self.config.horizon
+        known = self.action_normalizer(relative(committed, self._robot_state(features), self.delta))
+        target = F.pad(known, (0, self.config.action_dim - known.shape[-1], 0, horizon - count))
+        weights = F.pad(
+            real_time.prefix_weights(count, frozen, horizon)[:, None].expand(-1, known.shape[-1]), (0, target.shape[-1] - known.shape[-1])
+        )
+        flow_onto = real_time.guided(self._flow(features), target, weights.to(target.device))
+        sample = self._denoise(features, noise, temperature, flow_onto)
+        return replace(sample, actions=torch.cat([committed[:, :frozen], sample.actions[:, frozen:]], dim=1))
+
+    def _flow(self, features: Features) -> real_time.Velocity:
+        return partial(self._velocity, features.prefix, features.state)
+
+    def _denoise(self, features: Features, noise: Noise | None, temperature: float, velocity_at: real_time.Velocity) -> ActionSample:
         steps, batch = self.options.denoise_steps, len(features.state)
         shape = (self.config.horizon, self.config.action_dim)
         device = features.state.device
@@ -161,7 +180,7 @@ class Pi0Policy(Policy):
         log_prob = features.state.new_zeros(batch, *shape) if self._one_step else flow.standard_log_prob(chain[0])
         for i, time in enumerate(flow.times(steps, device)):
             x = chain[-1]
-            velocity, states = self._velocity(features.prefix, features.state, x, time)
+            velocity, states = velocity_at(x, time)
             mean, std = self._transition(x, velocity, states, time.expand(batch), temperature)
             moved = mean + std * draws[:, i + 1]
             here = flow.gaussian_log_prob(moved, mean, std)

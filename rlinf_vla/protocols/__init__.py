@@ -14,6 +14,7 @@ from .env import Part as Part
 from .env import Task as Task
 from .env import ToolUnits as ToolUnits
 from .env import VectorEnv as VectorEnv
+from .policy import ActsOnto as ActsOnto
 from .policy import ImageSize as ImageSize
 from .policy import Noise as Noise
 from .policy import Policy as Policy

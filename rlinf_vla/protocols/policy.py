@@ -137,3 +137,16 @@ class Policy(nn.Module):
         ``rlinf-vla bench policy`` compares with it. None: there is no other way.
         """
         return None
+
+
+@runtime_checkable
+class ActsOnto(Protocol):
+    """A policy whose chunks can continue what the robot is doing while it infers (``control.real_time_chunking``)."""
+
+    def act_onto(self, features: Any, noise: Noise | None, temperature: float, committed: Tensor, frozen: int) -> ActionSample:
+        """As ``act``, with a chunk that begins with ``committed[:, :frozen]`` and leaves the rest of ``committed`` smoothly.
+
+        committed: float32 ``[B, N, D]``, N <= C: what the robot will do from this observation on if nothing new comes. frozen: so many of
+        them will have been executed when this chunk comes. Without any (``N = 0``), it is ``act``. Not in inference mode: it may need
+        gradients.
+        """

@@ -41,7 +41,7 @@ class Actor:
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         """``step`` int64 ``[B]``: control steps executed in the episodes so far."""
         device = next(iter(inputs.values())).device
-        counters = {"task_id": episodes.task_id, "seed": episodes.seed, "step": step + (episodes.attempt << _ATTEMPT_SHIFT)}
+        counters = {"task_id": episodes.task_id, "seed": episodes.seed, "step": noise_step(episodes, step)}
         found = self._in_blocks(self._act, inputs | {f"{COUNTER}{name}": value.to(device) for name, value in counters.items()})
         latent = {name.removeprefix(_LATENT): value for name, value in found.items() if name.startswith(_LATENT)}
         return ActionSample(found["actions"], latent, found["log_prob"], found["value"])
@@ -69,6 +69,11 @@ class Actor:
 
     def _value_block(self, tensors: Tensors) -> Tensors:
         return {"value": self.policy.value(self._features(tensors))}
+
+
+def noise_step(episodes: Episodes, step: Tensor) -> Tensor:
+    """What keys the noise beside task and seed: int64 ``[B]``, different for every attempt at an episode and every step of it."""
+    return step + (episodes.attempt << _ATTEMPT_SHIFT)
 
 
 COUNTER, _LATENT = "counter.", "latent."

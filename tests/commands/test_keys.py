@@ -15,6 +15,7 @@ import torch
 
 from rlinf_vla import plugins, recipe
 from rlinf_vla.recipe import ALGORITHMS, PresetConfig, Recipe
+from rlinf_vla.rollout.control_config import ControlConfig
 from rlinf_vla.types import Observation
 from tests.commands.conftest import CommandLine, Counting
 from tests.flow.planning.made_up import profile
@@ -161,6 +162,10 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     assert rlinf_vla(*counting.arguments("train", "counting_ppo", "run_dir=ray", *there)).code == 2, "nothing answers there"
     # two keys are needed before the recipe is one: which directory, and whether to go on
     seen |= {(Recipe, name) for name in said(iter([ROOT / "rlinf_vla" / "training" / "run_directory.py"]), {"config"})}
+    # what drives a robot does so in real time
+    loop = (ROOT / "rlinf_vla" / "rollout" / f"{name}.py" for name in ("control_config", "control_loop"))
+    seen |= {(ControlConfig, name) for name in said(loop, {"config", "_config"})}
+    seen |= {(Recipe, name) for name in said(iter([ROOT / "rlinf_vla" / "commands" / "bench_control.py"]), {"recipe"})}
     seen.add((Recipe, "preset"))  # asked by the schema's check alone, as all of its keys
     assert unread(keys, seen) == []
 

@@ -1,0 +1,89 @@
+"""A policy that answers the requests of a control loop."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf_vla.protocols import ActsOnto, Policy
+from rlinf_vla.rollout.actor import Actor, Settings, noise_step
+from rlinf_vla.rollout.chunks import Chunk, Committed, Request
+from rlinf_vla.rollout.clock import Clock
+from rlinf_vla.rollout.control_config import ControlConfig
+from rlinf_vla.rollout.noise import CounterNoise
+from rlinf_vla.rollout.sensing import STATE
+from rlinf_vla.rollout.tool_target import DIMENSIONS
+from rlinf_vla.types import ActionSample, Episodes, Inputs, Observation, Tensors, UserError
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a chunk was made of, one row each: what replays and updates need."""
+
+    inputs: Inputs
+    sample: ActionSample
+
+
+class ControlActor(Actor):
+    """An actor for one robot, which times its sections: prepare, encode, act.
+
+    With CUDA graphs, ``encode`` and ``act`` are one launch, and ``act`` is the time of both.
+    """
+
+    def __init__(self, policy: Policy, settings: Settings, clock: Clock) -> None:
+        super().__init__(policy, settings)
+        self._clock, self._device = clock, next(policy.parameters()).device
+        self._encoded: float | None = None
+        zero = torch.zeros(1, dtype=torch.int64)
+        self.episode = Episodes(zero, zero, zero)
+        """``[1]``: with the tick of the observation, it keys the noise."""
+
+    def __call__(self, request: Request) -> Chunk:
+        began, self._encoded = self._clock.now(), None
+        seen = request.seen.observation(request.instruction)
+        images = {name: image.to(self._device) for name, image in seen.images.items()}
+        inputs = self.policy.prepare(Observation(images, seen.state.to(self._device), seen.instruction))
+        prepared = self._clock.now()
+        tick = torch.tensor([request.tick])
+        sample = self._act_onto(inputs, tick, request.committed) if request.committed else self.act(inputs, self.episode, tick)
+        actions = sample.actions[0].float().cpu().numpy()  # waits for a GPU
+        ended = self._clock.now()
+        sections = {"prepare": prepared - began, "act": ended - (self._encoded or prepared)}
+        if self._encoded is not None:
+            sections["encode"] = self._encoded - prepared
+        return Chunk(request, actions, sections, Decision(inputs, sample))
+
+    @torch.no_grad()
+    def _act_onto(self, inputs: Inputs, tick: torch.Tensor, committed: Committed) -> ActionSample:
+        """Not in inference mode, whose tensors no gradient can pass."""
+        assert isinstance(self.policy, ActsOnto)
+        settings, episode = self.settings, self.episode
+        task, seed, step = (each.to(self._device) for each in (episode.task_id, episode.seed, noise_step(episode, tick)))
+        noise = CounterNoise(settings.run_seed, task, seed, step) if settings.temperature > 0 else None
+        actions = torch.from_numpy(np.ascontiguousarray(committed.actions))[None].to(self._device)
+        return self.policy.act_onto(self._features(inputs), noise, settings.temperature, actions, committed.frozen)
+
+    def _features(self, inputs: Tensors) -> Any:
+        found = super()._features(inputs)
+        if self._device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize(self._device)
+        self._encoded = self._clock.now()
+        return found
+
+
+def require_fit(policy: Policy, cameras: Collection[str], config: ControlConfig) -> None:
+    """Raises UserError where ``policy`` cannot drive a robot that has these cameras."""
+    spec = policy.spec
+    if spec.action_dim not in DIMENSIONS or spec.state_dim not in (0, STATE):
+        raise UserError(
+            f"the policy's actions have {spec.action_dim} numbers and its state {spec.state_dim}; a robot's are 4 or 7, and {STATE} "
+            "(docs/conventions.md): choose another model.checkpoint"
+        )
+    if blind := spec.images.keys() - cameras:
+        raise UserError(f"the policy looks at image {min(blind)!r}, the robot's cameras are {sorted(cameras)}: set model.options.images")
+    if config.real_time_chunking and not isinstance(policy, ActsOnto):
+        raise UserError(f"control.real_time_chunking=true: model={policy.name} is no flow policy: set it to false, or take model=pi0")

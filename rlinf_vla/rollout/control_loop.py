@@ -1,0 +1,227 @@
+"""A policy drives a robot at a fixed rate: observe, take the action of this step, move the target, command; inference goes on beside.
+
+Ticks are due at absolute times, so lateness is neither forgotten nor passed on, and a period that is over before its tick could begin
+is skipped and counted. docs/control_loop.md has a picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rlinf_vla.robot import Camera, CameraError, Intervention, Robot, RobotError, Timed, ToolTarget
+from rlinf_vla.rollout.accounting import ACCEPTED, HELD, HUMAN, PAUSED, POLICY, SKIPPED, STARTING, Accounting
+from rlinf_vla.rollout.background import Background
+from rlinf_vla.rollout.chunks import Actions, Chosen, ChunkQueue, Request
+from rlinf_vla.rollout.clock import Clock
+from rlinf_vla.rollout.control_config import ControlConfig, timing
+from rlinf_vla.rollout.control_step import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, Ended, Step
+from rlinf_vla.rollout.sensing import Sensors
+from rlinf_vla.rollout.tool_target import TrackedTarget
+
+GRACE = 0.5
+"""Periods beyond the next tick for which a command stays valid: a tick may be a little late without the arm slowing down."""
+WARMUP_TIMEOUT = 600.0
+"""Seconds; a policy compiles, or loads kernels, in its first inference."""
+
+
+class ControlLoop:
+    """One robot, one policy. ``run`` is called once per episode; ``pause``, ``resume`` and ``end`` at any time, from any thread."""
+
+    def __init__(
+        self,
+        robot: Robot,
+        cameras: Sequence[Camera],
+        background: Background,
+        chunk: int,
+        config: ControlConfig,
+        clock: Clock,
+        takeover: Callable[[], Actions | None] = lambda: None,
+    ) -> None:
+        """``chunk``: actions that an inference decides. ``takeover``: a person's action of this step, or None.
+
+        The robot is connected and the cameras have started. Raises UserError where ``config`` does not fit.
+        """
+        self._robot, self._background, self._clock, self._takeover = robot, background, clock, takeover
+        self._config, self._timing = config, timing(config, robot.spec.control_hz, chunk)
+        self._sensors = Sensors(robot, cameras, clock)
+        self._chunks = ChunkQueue(self._timing.max_age)
+        self._target = TrackedTarget(robot.spec, config.max_lead)
+        self.accounting = Accounting(robot.spec.control_hz)
+        self._executed = self._misses = 0
+        self._queued: float = -math.inf
+        self._commanded: float | None = None
+        self._paused, self._wish = False, ""
+        self._restart()
+
+    def pause(self) -> None:
+        """From the next tick on the arm gets no commands, and so decelerates and holds."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def end(self, reason: str) -> None:
+        """The run ends before its next tick."""
+        self._wish = reason
+
+    def warm_up(self, instruction: str) -> None:
+        """So many inferences as the recipe says, none of which moves anything. Raises TimeoutError."""
+        for _ in range(self._config.warmup):
+            seen = self._sensors.read(_ignore, _ignore)
+            began = self._clock.now()
+            self._background.submit(Request(seen, instruction, self._executed, 0))
+            self._background.wait(began + WARMUP_TIMEOUT)
+            if not self._background.take():
+                raise TimeoutError(f"the policy's first inference took more than {WARMUP_TIMEOUT:g} s")
+            took = self._clock.now() - began
+            self.accounting.warmup.append(took)
+        if self._config.warmup:
+            self._chunks.took(math.ceil(took / self._timing.period))
+
+    def run(self, instruction: str, after_step: Callable[[Step], str | None] = lambda step: None) -> Ended:
+        """Until ``after_step``, which sees every step, says why to end; or until something goes wrong.
+
+        Raises what the policy or ``after_step`` raises, after the robot was stopped.
+        """
+        self._wish = ""
+        self._restart()
+        origin = self._clock.now()
+        try:
+            return self._ticks(origin, instruction, after_step)
+        except CameraError as error:
+            return self._failed(CAMERA, str(error))
+        except RobotError as error:
+            return self._failed(ROBOT, str(error))
+        except BaseException:
+            self._failed("", "")
+            raise
+        finally:
+            self._background.withdraw()
+            self.accounting.seconds += self._clock.now() - origin
+
+    def _ticks(self, origin: float, instruction: str, after_step: Callable[[Step], str | None]) -> Ended:
+        period, account, tick = self._timing.period, self.accounting, 0
+        while True:
+            due = origin + tick * period
+            self._clock.sleep_until(due)
+            if self._wish:
+                return Ended(FINISHED, self._wish)
+            if self._paused:
+                account.steps[PAUSED] += 1
+                self._restart()
+            else:
+                account.took("lateness", self._clock.now() - due)
+                found = self._tick(tick, due, instruction)
+                if isinstance(found, Ended):
+                    return found
+                if reason := after_step(found):
+                    return Ended(FINISHED, reason)
+                account.took("tick", self._clock.now() - due)
+            skipped = max(0, math.floor((self._clock.now() - origin) / period) - tick - 1)
+            account.steps[SKIPPED] += skipped
+            self._misses += skipped
+            if self._misses >= self._config.max_misses:
+                return self._failed(MISSED, f"{self._misses} control steps in a row without a command")
+            tick += 1 + skipped
+
+    def _tick(self, tick: int, due: float, instruction: str) -> Step | Ended:
+        account = self.accounting
+        seen = self._sensors.read(account.took, account.age)
+        if seen.state.fault is not None:
+            return Ended(FAULT, seen.state.fault)
+        self._collect(tick)
+        if self._wants():
+            committed = self._chunks.committed(self._executed) if self._config.real_time_chunking else None
+            self._background.submit(Request(seen, instruction, self._executed, tick, committed))
+            self._queued = self._executed
+        human = self._takeover()
+        if human is None and not self._timing.asynchronous:
+            self._await(tick, due + self._timing.period - self._timing.reserve)
+        chosen = self._chunks.next(self._clock.now(), self._executed) if human is None else None
+        action = human if human is not None else chosen.action if chosen is not None else None
+        if action is not None and not np.isfinite(action).all():
+            return self._failed(INVALID, f"{'the person' if human is not None else 'the policy'} asked for {action.tolist()}")
+        target = self._target.move(action, seen.state.pose) if action is not None else None
+        if target is not None:
+            self._command(target, due, chosen)
+        by = HUMAN if human is not None else POLICY if chosen is not None else STARTING if self._starting else HELD
+        account.steps[by] += 1
+        self._misses += by == HELD
+        return Step(tick, self._clock.now(), seen, by, chosen, action, target, self._interventions())
+
+    def _collect(self, tick: int) -> bool:
+        """Take over what the policy has finished; whether any of it will be executed."""
+        found = False
+        for chunk in self._background.take():
+            for section, seconds in chunk.sections.items():
+                self.accounting.took(section, seconds)
+            rejected = self._chunks.offer(chunk, self._clock.now(), self._executed, tick)
+            self.accounting.chunks[rejected or ACCEPTED] += 1
+            found |= rejected is None
+        return found
+
+    def _wants(self) -> bool:
+        """Whether to ask the policy about this observation."""
+        running, waiting = self._background.pending()
+        if waiting is not None or self._executed - self._queued >= self._timing.horizon:
+            return True
+        now = self._clock.now()
+        too_late = running is None or now - running.seen.time > self._timing.max_age
+        return too_late and self._chunks.next(now, self._executed) is None
+
+    def _await(self, tick: int, deadline: float) -> None:
+        """Until a chunk comes, where one is under way."""
+        while True:
+            under_way = any(self._background.pending())
+            if self._collect(tick) or not under_way or self._clock.now() >= deadline:
+                return
+            self._background.wait(deadline)
+
+    def _command(self, target: ToolTarget, due: float, chosen: Chosen | None) -> None:
+        began = self._clock.now()
+        self._robot.command(target, due + (1 + GRACE) * self._timing.period)
+        now, account = self._clock.now(), self.accounting
+        account.took("command", now - began)
+        account.left(now - due)
+        if self._commanded is not None and self._misses == 0:
+            account.took("jitter", abs(now - self._commanded - self._timing.period))
+        if chosen is not None:
+            account.age("action", chosen.age)
+        self._commanded, self._misses = now, 0
+        self._executed += 1
+
+    @property
+    def _starting(self) -> bool:
+        """The arm stands, and the policy may still have its first word."""
+        return self._commanded is None and self._clock.now() - self._standing_since <= self._timing.max_age
+
+    def _interventions(self) -> list[Intervention]:
+        found = self._robot.interventions()
+        self.accounting.interventions.update(each.rule for each in found)
+        if isinstance(self._robot, Timed):
+            for section, samples in self._robot.timings().items():
+                for seconds in samples:
+                    self.accounting.took(section, seconds)
+        return found
+
+    def _restart(self) -> None:
+        """As if nothing had been observed yet; the arm stands, wherever it may have been moved."""
+        self._background.withdraw()
+        self._chunks.forget(self._sensors.count)
+        self._target.restart()
+        self._standing_since = self._clock.now()
+        self._queued, self._commanded, self._misses = -math.inf, None, 0
+
+    def _failed(self, kind: str, detail: str) -> Ended:
+        try:
+            self._robot.stop()
+        except RobotError as error:  # what came first is what must be known; the robot's own watchdog stops the arm
+            detail += f"; and stopping it: {error}"
+        return Ended(kind, detail)
+
+
+def _ignore(name: str, seconds: float) -> None:
+    """Warm-up counts nowhere."""

@@ -1,0 +1,64 @@
+"""What a cell shows at one moment, and the same as a policy's observation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rlinf_vla.robot import Camera, Frame, Robot, RobotState
+from rlinf_vla.rollout.clock import Clock
+from rlinf_vla.types import Observation
+
+STATE = 8
+"""Numbers of a policy's state: tool position, quaternion, one finger (docs/conventions.md)."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """number: counts observations; a later one has a higher number."""
+
+    number: int
+    state: RobotState
+    frames: Mapping[str, Frame]
+
+    @property
+    def time(self) -> float:
+        """When its oldest part was measured, in the clock's seconds."""
+        return min([self.state.time, *(frame.time for frame in self.frames.values())])
+
+    def observation(self, instruction: str) -> Observation:
+        """One row: images ``[1, H, W, 3]`` by camera, the state of docs/conventions.md ``[1, 8]``."""
+        pose = self.state.pose
+        state = np.concatenate([pose.position, pose.quaternion, [self.state.gripper_width / 2]])
+        images = {name: torch.from_numpy(np.ascontiguousarray(frame.image))[None] for name, frame in self.frames.items()}
+        return Observation(images, torch.from_numpy(state.astype(np.float32))[None], [instruction])
+
+
+class Sensors:
+    """Reads the robot and all of its cameras; none of them waits."""
+
+    def __init__(self, robot: Robot, cameras: Sequence[Camera], clock: Clock) -> None:
+        self._robot, self._cameras, self._clock = robot, cameras, clock
+        self.count = 0
+        """Observations so far: the number of the next."""
+
+    def read(self, time: Callable[[str, float], None], age: Callable[[str, float], None]) -> Seen:
+        """The newest of everything. ``time`` is told how many seconds each section took, ``age`` how old each part is.
+
+        Raises RobotError, and CameraError where a picture is too old or frozen.
+        """
+        began = self._clock.now()
+        state = self._robot.observe()
+        looked = self._clock.now()
+        frames = {camera.name: camera.latest() for camera in self._cameras}
+        ended = self._clock.now()
+        time("observe", looked - began)
+        if self._cameras:
+            time("camera", ended - looked)
+        for name, moment in (("state", state.time), *((name, frame.time) for name, frame in frames.items())):
+            age(name, ended - moment)
+        self.count += 1
+        return Seen(self.count - 1, state, frames)

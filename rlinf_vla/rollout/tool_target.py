@@ -1,0 +1,81 @@
+"""From an action to where the tool shall be: the target is moved by each action (docs/conventions.md), not measured anew at each step.
+
+A target that is measured anew carries the arm's sag and lag into every step, and drifts by them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlinf_vla.robot import RobotSpec, ToolPose, ToolTarget, Vector
+
+DIMENSIONS = (4, 7)
+"""Of an action: (dx, dy, dz, gripper), with (rx, ry, rz) before the gripper or without."""
+
+
+class TrackedTarget:
+    """Where the tool shall be, moved by one action after the other.
+
+    It never leads the measured pose by more than ``max_lead`` full actions: where the arm is held back, by a limit or by what it
+    touches, the target waits for it, and the first action away from there moves the arm at once.
+    """
+
+    def __init__(self, spec: RobotSpec, max_lead: float) -> None:
+        self._spec, self._max_lead = spec, max_lead
+        self._pose: ToolPose | None = None
+
+    def restart(self) -> None:
+        """The next action starts from the measured pose: the arm may have been moved meanwhile."""
+        self._pose = None
+
+    def move(self, action: NDArray[np.float32], measured: ToolPose) -> ToolTarget:
+        """``action`` ``[D]``, one of DIMENSIONS; clipped to [-1, 1]."""
+        unit = np.clip(np.asarray(action, np.float64), -1.0, 1.0)
+        spec, from_pose = self._spec, self._pose or measured
+        position = from_pose.position + unit[:3] * spec.translation_m
+        position = measured.position + limited(position - measured.position, self._max_lead * spec.translation_m)
+        turn = unit[3:6] * spec.rotation_rad if len(unit) == 7 else np.zeros(3)
+        quaternion = turned(from_pose.quaternion, turn)
+        lead = rotation_vector(product(quaternion, conjugate(measured.quaternion)))
+        quaternion = turned(measured.quaternion, limited(lead, self._max_lead * spec.rotation_rad))
+        self._pose = ToolPose(position, quaternion)
+        return ToolTarget(self._pose, spec.gripper_width_m * float(unit[-1] + 1) / 2)
+
+
+def limited(vector: Vector, length: float) -> Vector:
+    """Not longer than ``length``, in the same direction."""
+    return vector * min(1.0, length / max(float(np.linalg.norm(vector)), 1e-12))
+
+
+def turned(quaternion: Vector, rotation: Vector) -> Vector:
+    """``quaternion`` (w, x, y, z), turned about the base's axes by a rotation vector (radians); unit length."""
+    angle = float(np.linalg.norm(rotation))
+    half = np.sinc(angle / (2 * np.pi)) / 2 * rotation  # sin(angle / 2) / angle * rotation, without dividing by zero
+    found = product(np.array([np.cos(angle / 2), *half]), quaternion)
+    return found / np.linalg.norm(found)
+
+
+def rotation_vector(quaternion: Vector) -> Vector:
+    """Of a unit quaternion; the shorter way round, radians."""
+    w, axis = quaternion[0], quaternion[1:]
+    sine = float(np.linalg.norm(axis))
+    angle = 2 * np.arctan2(sine, abs(w))
+    return axis * (np.copysign(1.0, w) * (angle / sine if sine > 1e-9 else 2.0))
+
+
+def conjugate(quaternion: Vector) -> Vector:
+    return quaternion * np.array([1.0, -1.0, -1.0, -1.0])
+
+
+def product(first: ArrayLike, second: ArrayLike) -> Vector:
+    """Hamilton's, of quaternions w, x, y, z: the rotation ``second``, then ``first``, both about the base's axes."""
+    (a, b, c, d), (e, f, g, h) = np.asarray(first), np.asarray(second)
+    return np.array(
+        [
+            a * e - b * f - c * g - d * h,
+            a * f + b * e + c * h - d * g,
+            a * g - b * h + c * e + d * f,
+            a * h + b * g - c * f + d * e,
+        ]
+    )

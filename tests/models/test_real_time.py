@@ -1,0 +1,137 @@
+"""Real-time chunking, where all of it is known in closed form: actions that are jointly normal, and so have a linear flow."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlinf_vla.models.pi0 import flow, real_time
+from rlinf_vla.protocols import ActsOnto, Noise
+from rlinf_vla.rollout.noise import CounterNoise
+from tests.conformance.policy import observations
+from tests.models.test_pi0 import small
+
+HORIZON = 12
+MEAN = torch.linspace(-0.5, 0.5, HORIZON)
+PLACE = torch.arange(HORIZON, dtype=torch.float32)
+COVARIANCE = torch.exp(-(((PLACE[:, None] - PLACE) / 4) ** 2)) + 1e-3 * torch.eye(HORIZON)
+"""Smooth trajectories."""
+
+
+def field(t: Tensor) -> tuple[Tensor, Tensor]:
+    """``A``, ``b``: the velocity ``E[noise - action | x]`` is ``A x + b``, where actions have MEAN and COVARIANCE."""
+    inverse = torch.linalg.inv(t**2 * torch.eye(HORIZON) + (1 - t) ** 2 * COVARIANCE)
+    slope = (t * torch.eye(HORIZON) - (1 - t) * COVARIANCE) @ inverse
+    return slope, -MEAN - (1 - t) * slope @ MEAN
+
+
+def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """``x`` ``[B, H, 1]``."""
+    slope, offset = field(t)
+    return (x[..., 0] @ slope.T + offset)[..., None], x
+
+
+def sample(velocity_at: real_time.Velocity, count: int, steps: int) -> Tensor:
+    """``[B, H]``."""
+    x = torch.randn(count, HORIZON, 1, generator=torch.Generator().manual_seed(0))
+    for time in flow.times(steps):
+        x = flow.ode_step(x, velocity_at(x, time)[0], steps)
+    return x[..., 0]
+
+
+def onto(target: Tensor, committed: int, frozen: int) -> real_time.Velocity:
+    return real_time.guided(velocity, target[None, :, None], real_time.prefix_weights(committed, frozen, HORIZON)[:, None])
+
+
+@given(st.integers(0, 12), st.integers(0, 12))
+def test_weights_are_those_of_the_paper(committed: int, frozen: int) -> None:
+    """Equation 5, with H - s committed actions."""
+    frozen = min(frozen, committed)
+    for place, found in enumerate(real_time.prefix_weights(committed, frozen, HORIZON).tolist()):
+        c = (committed - place) / (committed - frozen + 1)
+        soft = c * (math.exp(c) - 1) / (math.e - 1)
+        assert found == pytest.approx(1 if place < frozen else soft if place < committed else 0, abs=1e-6)
+
+
+@given(st.floats(0.001, 0.999))
+def test_guidance_is_that_of_the_paper(t: float) -> None:
+    tau = 1 - t
+    r2 = (1 - tau) ** 2 / (tau**2 + (1 - tau) ** 2)
+    assert float(real_time.guidance(torch.tensor(t, dtype=torch.float64))) == pytest.approx(min(5, (1 - tau) / (tau * r2)), rel=1e-6)
+
+
+def test_guidance_is_bounded_where_there_is_noise_alone() -> None:
+    assert float(real_time.guidance(torch.tensor(1.0))) == 5
+
+
+def test_a_guided_step_in_closed_form() -> None:
+    """``v - g (I - t A)^T W (Y - (I - t A) x + t b)``."""
+    target, x = torch.randn(HORIZON), torch.randn(3, HORIZON, 1)
+    weights = real_time.prefix_weights(8, 3, HORIZON)
+    for time in (1.0, 0.7, 0.2):
+        t = torch.tensor(time)
+        slope, offset = field(t)
+        jacobian = torch.eye(HORIZON) - t * slope
+        error = weights * (target - (x[..., 0] @ jacobian.T - t * offset))
+        expected = velocity(x, t)[0][..., 0] - real_time.guidance(t) * error @ jacobian
+        torch.testing.assert_close(onto(target, 8, 3)(x, t)[0][..., 0], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_without_a_prefix_the_flow_is_as_it_was() -> None:
+    assert torch.equal(sample(onto(torch.zeros(HORIZON), 0, 0), 50, 10), sample(velocity, 50, 10))
+
+
+def test_the_prefix_is_kept_and_the_rest_goes_on_from_it() -> None:
+    before = torch.linalg.cholesky(COVARIANCE) @ torch.randn(HORIZON, generator=torch.Generator().manual_seed(3)) + MEAN
+    frozen = 5
+    target = torch.where(PLACE < 9, before, 0)
+    free, kept = sample(velocity, 2000, 40), sample(onto(target, 9, frozen), 2000, 40)
+    prefix = before[:frozen]
+    assert (free[:, :frozen] - prefix).abs().mean() > 0.5
+    assert (kept[:, :frozen] - prefix).abs().mean() < 0.05
+    # what normal trajectories do after that prefix, by conditioning
+    gain = COVARIANCE[frozen:, :frozen] @ torch.linalg.inv(COVARIANCE[:frozen, :frozen])
+    following = MEAN[frozen] + (gain @ (prefix - MEAN[:frozen]))[0]
+    assert (kept[:, frozen].mean() - following).abs() < 0.1, "one step on, they are as good as certain"
+    jumps = (free[:, frozen] - prefix[-1]).abs().mean(), (kept[:, frozen] - prefix[-1]).abs().mean()
+    natural = (before[1:] - before[:-1]).abs().max()
+    assert jumps[1] < natural < jumps[0], "a chunk that is spliced onto the prefix jumps; this one does not"
+    assert kept[:, -1].std() > 0.5, "far off, it is as free as ever"
+
+
+def noise(count: int) -> Noise:
+    number = torch.arange(count)
+    return CounterNoise(7, torch.zeros_like(number), number, torch.zeros_like(number))
+
+
+@pytest.mark.parametrize("sampler", ["flow_sde", "flow_sde_all", "flow_noise"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@torch.no_grad()
+def test_pi0_acts_onto_nothing_as_it_acts(tmp_path: Path, sampler: str, temperature: float) -> None:
+    policy = small(tmp_path / "pi0", sampler=sampler)
+    assert isinstance(policy, ActsOnto)
+    features = policy.encode(policy.prepare(observations(policy, 3)))
+    plain = policy.act(features, noise(3), temperature)
+    found = policy.act_onto(features, noise(3), temperature, torch.zeros(3, 0, 4), 0)
+    assert torch.equal(found.actions, plain.actions) and torch.equal(found.log_prob, plain.log_prob)
+
+
+@pytest.mark.parametrize("pi05", [False, True])
+@torch.no_grad()
+def test_pi0_continues_what_is_committed(tmp_path: Path, pi05: bool) -> None:
+    policy = small(tmp_path / "pi0", pi05, denoise_steps=10, delta_mask=[3, -1])
+    features = policy.encode(policy.prepare(observations(policy, 8)))
+    plain = policy.act(features, noise(8), 1.0).actions
+    committed = plain[:, :3] + 0.2
+    found = policy.act_onto(features, noise(8), 1.0, committed, 2).actions
+    assert torch.equal(found[:, :2], committed[:, :2])
+    distance, before = ((each[:, 2] - committed[:, 2]).abs().mean() for each in (found, plain))
+    assert distance < 0.8 * before
+    assert not torch.equal(found[:, 3], plain[:, 3]), "what follows sees it through the network"
+    assert policy.backbone.action_out_proj.weight.grad is None
