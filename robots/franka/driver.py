@@ -23,6 +23,11 @@ _LEAST_JOINT_THRESHOLD_N_M = 20.0
 """Franka's default."""
 _JOINT_SPEED_LIMIT_RAD_S = 2.62
 """Of the slowest joints (Franka Research 3, joint limits)."""
+_DAMPING = np.array([2.0, 2.0, 2.0, 1.0, 1.0, 1.0])
+"""Times 2 sqrt(stiffness), which is critical for 1 kg and 1 kg m^2: the arm seems some 4 kg heavy at its tool. Against franky-sim, 1 swings
+for a second after a stop, and 3 in rotations becomes unstable."""
+_POSTURE_N_M_RAD, _POSTURE_DAMPING = 10.0, 8.0
+"""Of the elbow, which the tool leaves free: weakly towards the rest position, and damped (N m s / rad)."""
 _FADE_S = 0.2
 """Over which the last torques fade when tracking ends."""
 
@@ -46,7 +51,9 @@ class FrankyArm:
         force, torque = _REFLEX_MARGIN * cell.max_force_n, _REFLEX_MARGIN * cell.max_torque_n_m
         joint = max(_LEAST_JOINT_THRESHOLD_N_M, force * _REACH_M)
         with _explained(host):
-            self._robot = franky.Robot(host, relative_dynamics_factor=cell.home_speed_rad_s / _JOINT_SPEED_LIMIT_RAD_S, realtime_config=realtime)
+            self._robot = franky.Robot(
+                host, relative_dynamics_factor=cell.home_speed_rad_s / _JOINT_SPEED_LIMIT_RAD_S, realtime_config=realtime
+            )
             state = self._robot.state
             if state.robot_mode == franky.RobotMode.Idle:
                 self._configure(joint, [force] * 3 + [torque] * 3, state)
@@ -91,9 +98,13 @@ class FrankyArm:
                 motion = franky.CartesianImpedanceTrackingMotion(
                     translational_stiffness=cell.stiffness_n_m,
                     rotational_stiffness=cell.rotation_stiffness_n_m_rad,
-                    translational_error_clip=np.full(3, cell.max_lead_m),
-                    rotational_error_clip=np.full(3, cell.max_lead_rad),
+                    translational_error_clip=np.full(3, _REFLEX_MARGIN * cell.max_force_n / cell.stiffness_n_m),
+                    rotational_error_clip=np.full(3, _REFLEX_MARGIN * cell.max_torque_n_m / cell.rotation_stiffness_n_m_rad),
+                    posture_task=franky.PostureTask(np.array(cell.home_joints_rad), _POSTURE_N_M_RAD, _POSTURE_DAMPING),
                 )
+                gains = motion.get_gains()
+                gains.damping = np.diag(2 * _DAMPING * np.sqrt(np.diag(gains.stiffness)))
+                motion.set_gains(gains)
                 motion.set_reference(reference)
                 self._robot.move(motion, asynchronous=True)
                 self._motion = motion
@@ -130,7 +141,7 @@ class FrankyArm:
                 if time.monotonic() > deadline:
                     raise RobotError(f"the arm does not recover: {_trouble(self._robot.state)}")
                 time.sleep(0.01)
-        self._problem, self._motion, self._homing = None, None, False
+        self._problem = None
 
     def close(self) -> None:
         self._closed = True
@@ -182,7 +193,9 @@ def _measure(state: Any) -> Measured:
     x, y, z, w = pose.quaternion
     # x, y, z, w and -x, -y, -z, -w are one orientation; the hand points down, so w is about 0 and would flicker: x is kept positive.
     quaternion = np.array([w, x, y, z]) * (1.0 if x >= 0 else -1.0)
-    return Measured(time.monotonic(), ToolPose(pose.translation.copy(), quaternion), state.q.copy(), state.dq.copy(), state.O_F_ext_hat_K.copy())
+    return Measured(
+        time.monotonic(), ToolPose(pose.translation.copy(), quaternion), state.q.copy(), state.dq.copy(), state.O_F_ext_hat_K.copy()
+    )
 
 
 def _trouble(state: Any) -> str | None:
@@ -229,7 +242,9 @@ def _explained(host: str) -> Iterator[None]:
             "this kernel has no real time, which a real arm wants: boot one with PREEMPT_RT (or say `realtime: ignore` in the cell of a simulated arm)"
         ) from None
     except franky.IncompatibleVersionException as error:
-        raise RobotError(f"{host} runs firmware that this libfranka does not speak: {_words(error)}; install a franky-control that does") from None
+        raise RobotError(
+            f"{host} runs firmware that this libfranka does not speak: {_words(error)}; install a franky-control that does"
+        ) from None
     except franky.NetworkException as error:
         raise RobotError(f"{host} does not answer: {_words(error)}; is it on, is the cable in, is FCI active in Desk?") from None
     except (franky.CommandException, franky.ControlException, franky.InvalidOperationException, RuntimeError) as error:

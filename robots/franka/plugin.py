@@ -20,7 +20,7 @@ _ANSWER_S = 2.0
 def read_cell(location: str) -> Cell:
     """Raises CellError."""
     if location.startswith(SHIPPED):
-        return cell_file.load(cell_file.CELLS / f"{location[len(SHIPPED):]}.yaml")
+        return cell_file.load(cell_file.CELLS / f"{location[len(SHIPPED) :]}.yaml")
     return cell_file.load(Path(location).expanduser())
 
 

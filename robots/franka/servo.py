@@ -13,9 +13,9 @@ import numpy as np
 
 from rlinf_vla.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
 
+from .. import rotations
 from ..cell import Cell
 from ..folder import Journal, Latch
-from .. import rotations
 from ..safety import SafetyFilter
 from ..watch import STANDING_RAD_S
 from .driver import Measured
@@ -110,7 +110,8 @@ class Servo:
         """A person looked, and the cause is gone: the arm stands wherever it stands."""
         self._journal.write("acknowledged", fault=self.fault, person=person, durable=True)
         self._latch.clear()
-        self.fault, self._commanded, self._expired = None, None, 0
+        self._leave_springs()
+        self.fault, self._expired = None, 0
 
     def home(self) -> None:
         if self.fault is None and not self.arm.homing:

@@ -8,7 +8,7 @@ Motions in torques, joint positions and joint velocities; Cartesian motions are 
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET  # noqa: S405  (we change franky-sim's own XML)
+import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from typing import Any
 

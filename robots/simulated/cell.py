@@ -34,7 +34,6 @@ WRENCH_SMOOTHING = 0.8
 """Of the old estimate, at each publication: a time constant of about 25 ms."""
 
 
-
 class SimulatedCell:
     def __init__(self, folder: Path) -> None:
         self._simulator, robot = scene.build()

@@ -20,6 +20,11 @@ GL_BACKENDS = ("egl", "osmesa")
 ANSWER_S = 2.0
 
 
+def frames_path(folder: Path, camera: str) -> Path:
+    """Where its pictures are."""
+    return folder / f"camera-{camera}.frames"
+
+
 class SimulatedCell:
     """One cell in one folder. Whoever starts its processes takes them along when it ends."""
 
@@ -96,4 +101,6 @@ def _cameras(options: dict[str, Any], deadline: float, python: str | None) -> Ch
             return child
         except RobotError as error:
             reasons.append(f"{backend}: {error}")
-    raise RobotError(f"no OpenGL that renders without a screen: apt-get install libegl1 libgl1-mesa-dri, or libosmesa6 ({'; '.join(reasons)})")
+    raise RobotError(
+        f"no OpenGL that renders without a screen: apt-get install libegl1 libgl1-mesa-dri, or libosmesa6 ({'; '.join(reasons)})"
+    )

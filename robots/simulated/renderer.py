@@ -21,13 +21,7 @@ from ..channel import Channel, ChannelClosed, Listener, Message
 from ..frames import FrameRecord
 from ..record import Record
 from . import scene
-from .client import CAMERA_ORDERS
-
-
-
-
-def frames_path(folder: Path, camera: str) -> Path:
-    return folder / f"camera-{camera}.frames"
+from .client import CAMERA_ORDERS, frames_path
 
 
 class SimulatedCameras:

@@ -5,7 +5,7 @@ Metres and radians in the base's frame. franky-sim and MuJoCo are imported when 
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET  # noqa: S405  (we write this XML, and read none)
+import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from typing import Any
 

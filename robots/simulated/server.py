@@ -50,7 +50,9 @@ class _Recovery(AutomaticErrorRecoveryCommand):
         stopped = server.mode is RobotMode.kUserStopped
         if not stopped:
             server.recover()
-        status = AutomaticErrorRecoveryStatus.kCommandRejectedDueToActivatedSafetyFunctions if stopped else AutomaticErrorRecoveryStatus.kSuccess
+        status = (
+            AutomaticErrorRecoveryStatus.kCommandRejectedDueToActivatedSafetyFunctions if stopped else AutomaticErrorRecoveryStatus.kSuccess
+        )
         self.reply(status)
 
 
