@@ -36,6 +36,11 @@ def of_arm(name: str) -> Path:
     return path
 
 
+def arms() -> list[Path]:
+    """Of all arms that this user's processes have driven since the machine was started."""
+    return sorted(path for path in root().iterdir() if path.is_dir())
+
+
 class Lock:
     """One process per arm. Given up when the process ends, however it ends."""
 

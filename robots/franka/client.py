@@ -34,8 +34,10 @@ class FrankaRobot:
         journal: str | None = None,
         python: str | None = None,
     ) -> None:
-        self.spec = cell.spec
-        self._cell, self._folder = cell, folder
+        self.spec, self.cell = cell.spec, cell
+        self._folder = folder
+        self.found: dict[str, str] = {}
+        """About the arm, when it was connected: ``host``, ``versions``, and the hand's ``widest`` opening in metres."""
         self._find_host, self._leave = find_host, leave
         self._journal, self._python = journal, python
         self._child: Child | None = None
@@ -54,13 +56,13 @@ class FrankaRobot:
             child.channel.send(
                 {
                     "host": host,
-                    "cell": self._cell.name,
-                    "limits": cell_file.as_json(self._cell),
+                    "cell": self.cell.name,
+                    "limits": cell_file.as_json(self.cell),
                     "folder": str(self._folder),
                     "journal": self._journal,
                 }
             )
-            child.wait_ready(deadline)
+            self.found = child.wait_ready(deadline)["found"]
         except BaseException:
             child.kill()
             self._leave()

@@ -30,6 +30,7 @@ class FrankyGripper:
         except (franky.NetworkException, franky.IncompatibleVersionException) as error:
             raise RobotError(f"the hand at {host} does not answer: {error}; is it switched on in Desk?") from None
         state = self._gripper.state
+        self.server_version: int = self._gripper.server_version
         self.widest: float = state.max_width
         self.width: float = state.width
         """Metres between the fingers, measured lately."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf_vla.robot import Camera, RobotError
+from rlinf_vla.robot import Camera, Finding, RobotError
 
 from .. import cell_file, folder
 from ..cell import Cell
 from ..channel import ask
 from ..simulated.client import SimulatedCell
+from .check import findings
 from .client import FrankaRobot
 from .config import FrankaConfig, FrankaSimConfig
 
@@ -38,6 +40,12 @@ class Franka:
 
         return [device(name, camera) for name, camera in config.cameras.items()]
 
+    def check(self, config: FrankaConfig) -> Iterator[Finding]:
+        return findings(self.make(config), self.cameras(config))
+
+    def order(self, config: FrankaConfig | None, order: str, person: str) -> list[str]:
+        return _order(folder.arms() if config is None else [self.folder(config)], order, person)
+
     def folder(self, config: FrankaConfig) -> Path:
         return folder.of_arm(config.host)
 
@@ -61,19 +69,24 @@ class FrankaSim:
 
         return [SimulatedCamera(name, self.folder(config), config.max_age_s, config.frozen_s) for name in config.cameras]
 
+    def check(self, config: FrankaSimConfig) -> Iterator[Finding]:
+        return findings(self.make(config), self.cameras(config))
+
+    def order(self, config: FrankaSimConfig | None, order: str, person: str) -> list[str]:
+        return _order(folder.arms() if config is None else [self.folder(config)], order, person)
+
     def folder(self, config: FrankaSimConfig) -> Path:
         path = folder.of_arm("franka_sim") if config.folder is None else Path(config.folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
         return path
 
 
-def order(where: Path, message: dict[str, str]) -> str | None:
-    """``{"stop": WHY}`` or ``{"acknowledge": PERSON}`` to the process that drives the arm now. Returns its fault. Raises RobotError where none does."""
-    answer = ask(where / folder.ORDERS, message, _ANSWER_S)
-    if answer is None:
-        raise RobotError(f"no process drives an arm in {where}")
-    fault: str | None = answer["fault"]
-    return fault
+def _order(where: list[Path], order: str, person: str) -> list[str]:
+    message = {"stop": f"stopped by {person}"} if order == "stop" else {"acknowledge": person}
+    answers = [answer for each in where if (answer := ask(each / folder.ORDERS, message, _ANSWER_S)) is not None]
+    if not answers:
+        raise RobotError(f"nothing to {order}: no process drives an arm in {' or '.join(map(str, where)) or folder.root()}")
+    return [f"{answer['host']} (process {answer['pid']}): {answer['fault'] or 'no fault'}" for answer in answers]
 
 
 franka, franka_sim = Franka(), FrankaSim()

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,7 +62,8 @@ class ArmProcess:
         """Until the owner is gone, or a signal came; the arm stands then."""
         period = 1 / self._cell.servo_hz
         self._publish(time.monotonic())
-        self._owner.send({"ready": True, "pid": os.getpid(), "widest": self._gripper.widest})
+        versions = f"franky-control {version('franky-control')}, hand's server version {self._gripper.server_version}"
+        self._owner.send({"ready": True, "found": {"host": self._host, "versions": versions, "widest": str(self._gripper.widest)}})
         due = time.monotonic()
         leaving = None
         now = due
