@@ -24,6 +24,10 @@ TOOL_M = 0.1034
 FRICTION_N_M = 0.05
 """That the compensation leaves in a joint."""
 
+_STIFFNESS = np.array([3000.0, 3000.0, 3000.0, 3000.0, 2000.0, 2000.0, 2000.0])
+_DAMPING = np.array([150.0, 150.0, 120.0, 120.0, 60.0, 60.0, 60.0])
+"""Of the arm's own controller, N m / rad and N m s / rad. franky-sim's damping, three times as much, chatters at 1 kHz once the friction is gone."""
+
 _FLOATS = (
     ("O_T_EE", 16), ("O_T_EE_d", 16), ("F_T_EE", 16), ("EE_T_K", 16), ("F_T_NE", 16), ("NE_T_EE", 16), ("m_ee", 1), ("I_ee", 9), ("F_x_Cee", 3),
     ("m_load", 1), ("I_load", 9), ("F_x_Cload", 3), ("elbow", 2), ("elbow_d", 2), ("tau_J", 7), ("tau_J_d", 7), ("dtau_J", 7), ("q", 7), ("q_d", 7),
@@ -81,11 +85,11 @@ class Arm(FrankaMujocoRobot):
 
     def joint_position_control(self, target_q: Sequence[float], has_new_command: bool = True) -> None:
         self._desired = np.asarray(target_q)
-        self._push(self.kp * (self._desired - self._data.qpos[self._q]) - self.kv * self._data.qvel[self._v])
+        self._push(_STIFFNESS * (self._desired - self._data.qpos[self._q]) - _DAMPING * self._data.qvel[self._v])
 
     def joint_velocity_control(self, target_dq: Sequence[float], has_new_command: bool = True) -> None:
         self._desired = self._data.qpos[self._q]
-        self._push(self.kv * (np.asarray(target_dq) - self._data.qvel[self._v]))
+        self._push(_DAMPING * (np.asarray(target_dq) - self._data.qvel[self._v]))
 
     def cartesian_position_control(self, *arguments: Any, **named: Any) -> None:
         raise NotImplementedError("Cartesian motions")
