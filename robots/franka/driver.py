@@ -115,7 +115,7 @@ class FrankyArm:
                 self._motion.set_reference(reference)
 
     def home(self) -> None:
-        """Move the joints to the cell's rest position, the fastest at most ``home_speed_rad_s``, once the springs are off; ``homing`` until there."""
+        """Move the joints to the rest position, the fastest at most ``home_speed_rad_s``, once the springs are off; ``homing`` until there."""
         self._homing = self._home_next = True
 
     def rest(self) -> None:
@@ -134,7 +134,7 @@ class FrankyArm:
                     self._robot.move(franky.JointStopMotion(), asynchronous=True)
 
     def recover(self, timeout: float) -> None:
-        """What the arm latched is cleared. Only for a person's acknowledgement. Raises RobotError; LineDead where only a new connection helps."""
+        """Clear what the arm latched. Only for a person's acknowledgement. Raises RobotError; LineDead where only a new connection helps."""
         deadline = time.monotonic() + timeout
         with _explained(self._robot.fci_hostname):
             if self._robot.state.robot_mode == franky.RobotMode.UserStopped:
@@ -257,7 +257,7 @@ def _explained(host: str) -> Iterator[None]:
         yield
     except franky.RealtimeException:
         raise RobotError(
-            "this kernel has no real time, which a real arm wants: boot one with PREEMPT_RT (or say `realtime: ignore` in the cell of a simulated arm)"
+            "this kernel has no real time, which a real arm wants: boot one with PREEMPT_RT (a simulated arm's cell says `realtime: ignore`)"
         ) from None
     except franky.IncompatibleVersionException as error:
         raise RobotError(

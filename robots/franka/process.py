@@ -1,8 +1,8 @@
 """The arm's process: numpy and franky alone. It holds the arm's lock, connects, ticks the servo, and obeys two sources of orders.
 
-From the policy's process, whose end of the channel is its life line: ``{"goal": [x, y, z, qw, qx, qy, qz, width], "until": s}``, ``{}`` (still here),
-``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": PERSON}``. From anyone of this user, at the socket in the arm's folder: the last three
-and ``{}``. It says there ``{"ready": ...}`` or ``{"error": ...}`` once, then ``{"interventions": [[time, rule, before, after], ...]}``,
+From the policy's process, whose end of the channel is its life line: ``{"goal": [x, y, z, qw, qx, qy, qz, width], "until": s}``, ``{}`` for
+"still here", ``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": PERSON}``. From anyone of this user, at the socket in the arm's
+folder: all but goals. It says there ``{"ready": ...}`` or ``{"error": ...}`` once, then ``{"interventions": [[time, rule, before, after], ...]}``,
 ``{"homed": true}``, and ``{"recovered": null}`` or why not.
 """
 
@@ -88,7 +88,7 @@ class ArmProcess:
         self._journal.close()
 
     def _within(self, connect: Callable[[], Result]) -> Result:
-        """Raises RobotError, also where the host takes the connection and is silent; the thread that waits for it then ends with this process."""
+        """Raises RobotError, also where the host takes the connection and is silent; what waits for it then ends with this process."""
         future = begin(connect)
         try:
             return future.result(self._cell.connect_timeout_s)

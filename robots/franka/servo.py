@@ -21,7 +21,7 @@ from ..watch import STANDING_RAD_S
 from .driver import Measured
 
 POLICY = "policy: "
-"""Begins the faults of the policy's process. They do not outlive the arm's process: whoever starts another session has seen that one end."""
+"""Begins the faults of the policy's process. They do not outlive the arm's: whoever starts another session has seen that one end."""
 
 
 _STANDING = 1e-4

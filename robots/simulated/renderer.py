@@ -1,4 +1,4 @@
-"""The process that draws what the simulated cameras see. It looks at the truth that the cell publishes, and never disturbs the cell's clock.
+"""The process that draws what the simulated cameras see. It looks at the truth that the cell publishes, never disturbing its clock.
 
 Orders, JSON: ``{"freeze": CAMERA}``, ``{"lose": CAMERA}``, ``{"mend": CAMERA}``. Answer: ``{}``.
 """

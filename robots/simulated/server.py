@@ -1,5 +1,5 @@
-"""franky-sim's server of one arm with the faults of a real one: what a real controller does when the line fails, a joint hits something, the
-user stop is pressed. Used in the simulator's process only.
+"""franky-sim's server of one arm with the faults of a real one: what a real controller does when the line fails, a joint hits something,
+the user stop is pressed. Used in the simulator's process only.
 
 franky-sim itself never refuses a motion. Here, as on the arm (Franka Control Interface documentation, "Robot modes"): without commands for
 ``COMMUNICATION_S`` in a motion the arm stops by itself; after a reflex or a user stop motions are refused until an error recovery.

@@ -20,6 +20,8 @@ from rlinf_vla.robot import RobotError, ToolPose, ToolTarget
 from rlinf_vla.robots.folder import JOURNAL
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
 
+pytestmark = pytest.mark.simulator
+
 STANDS_S = 4.0
 """The simulator's second may be longer than ours on a machine with other work."""
 
