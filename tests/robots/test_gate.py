@@ -12,7 +12,7 @@ from rlinf_vla.robot import ToolPose, ToolTarget
 from rlinf_vla.robots import cell_file, rotations
 from rlinf_vla.robots.gate import Gate
 
-CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
+CELL = dataclasses.replace(cell_file.load(cell_file.CELLS / "franka_sim.yaml"), servo_hz=100.0)
 HOME = CELL.home
 
 
