@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
         _home(plugin, config)
         console.print("the arm is at its rest position")
         return 0
-    found: list[Finding] = []
+    found = list[Finding]()
     with console.status("connecting"):
         found.extend(plugin.check(config))
     console.print(_table(found))
