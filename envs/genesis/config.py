@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
 BACKENDS = ("auto", "cpu", "gpu")
@@ -16,6 +16,7 @@ class GenesisConfig:
     """Genesis.
 
     task: a built-in scene, one that ``plugin.tasks()`` lists.
+    tasks: what an evaluation sweep plays, one after the other; empty: ``task`` or ``scene`` alone.
     scene: a scene file of your own (YAML, docs/genesis.md), instead of ``task``.
     num_envs: environments in all, over all groups; those of a group and process are stepped together.
     episode_limit: control steps after which an episode is truncated; null takes the scene's own.
@@ -35,6 +36,7 @@ class GenesisConfig:
 
     name: str = "genesis"
     task: str = "PickCube"
+    tasks: List[str] = field(default_factory=list)  # noqa: UP006
     scene: Optional[str] = None  # noqa: UP045
     num_envs: int = 16
     episode_limit: Optional[int] = None  # noqa: UP045
