@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,9 @@ class GenesisBatch:
         self.images: dict[str, tuple[int, int]] = dict.fromkeys(views, (size[0], size[1]))
         self.tool: ToolUnits | None = ToolUnits(TRANSLATION_M, ROTATION_RAD * options["rotations"])
         versions = {name: version(name) for name in ("genesis-world", "torch", "numpy")}
-        self.stack = versions | {"physics": backend, "robot_visuals": "low_poly" if options["low_poly"] else "stock"}
+        renderer = os.environ.get("PYOPENGL_PLATFORM") or "egl"  # Genesis sets it where it has to take OSMesa
+        visuals = "low_poly" if options["low_poly"] else "stock"
+        self.stack = versions | {"physics": backend, "renderer": renderer, "robot_visuals": visuals}
         self._drawn = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._progress = torch.zeros(num_envs, device=self.device)
         self._now = self._world.read()

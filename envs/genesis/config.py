@@ -25,7 +25,7 @@ class GenesisConfig:
     control_mode: ``ee_delta_pos`` is (dx, dy, dz, gripper), ``ee_delta_pose`` (dx, dy, dz, rx, ry, rz, gripper); 1 is 0.05 m or
         0.25 rad of the tool's target, gripper 1 opens and -1 closes.
     image_size: pixels, both height and width of each image.
-    cameras: of the scene, those whose images a policy gets; null takes all.
+    cameras: of the scene, those whose images a policy gets; null takes all, [] none: nothing is drawn but films.
     robot_visuals: ``low_poly`` draws the robot by its collision meshes, several times faster on a CPU; the physics is the same.
     reward: per control step; ``sparse`` is 1 on success, else 0; ``progress`` is what a step changes of how much is done (the way to the
         object, grasping it, the way to its place), so that an episode's sum is the progress it made.

@@ -83,6 +83,7 @@ class Genesis:
         return [
             Baseline(name, images, (*program, json.dumps(work | {"images": images})), environment(folder))
             for name, images in (("scene.step, camera.render", True), ("scene.step", False))
+            if options["cameras"] or not images
         ]
 
     def variants(self, config: GenesisConfig) -> dict[str, GenesisConfig]:
@@ -116,8 +117,6 @@ def simulator_options(config: GenesisConfig) -> tuple[Scene, dict[str, Any]]:
     cameras = list(scene.cameras) if config.cameras is None else list(config.cameras)
     for name in cameras:
         one_of(name, scene.cameras, f"env.cameras: {name}")
-    if not cameras:
-        raise UserError("env.cameras=[] names no camera: null takes all of the scene")
     return scene, {
         "scene": document,
         "path": str(path),
