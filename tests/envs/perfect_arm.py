@@ -16,7 +16,7 @@ MISTAKES = (
         "mirrored base",
         "turns about the tool's own axes",
         "four times the control rate",
-        "a fifth of the control rate",
+        "a tenth of the control rate",
         "state of the last reset",
     ),
 )
@@ -44,7 +44,7 @@ class PerfectArm:
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         actions = actions.clamp(-1, 1)
-        times = {"four times the control rate": 4.0, "a fifth of the control rate": 0.2, "actions in millimetres": 0.001}.get(
+        times = {"four times the control rate": 4.0, "a tenth of the control rate": 0.1, "actions in millimetres": 0.001}.get(
             self.mistake, 1.0
         )
         move = 0.05 * times * actions[:, :3]
