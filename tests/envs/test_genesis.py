@@ -19,6 +19,8 @@ from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.types import UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 
+SCENE = Path(__file__).with_name("fixtures") / "everything.yaml"
+
 real = [
     pytest.mark.simulator,
     pytest.mark.genesis,
@@ -175,3 +177,19 @@ def test_the_tasks_are_listed() -> None:
         "PutOnPlate": (True, True),
     }
     assert "red cube" in {task.name: task.instruction for task in plugin.tasks()}["PutOnPlate"]
+
+
+def test_a_sweep_has_a_part_per_task() -> None:
+    config = GenesisConfig(tasks=["PickCube", "PutOnPlate"], image_size=80)
+    parts = plugin.parts(config)
+    assert [(part.tasks, part.config.task, part.config.image_size) for part in parts] == [((task,), task, 80) for task in config.tasks]
+    assert [part.tasks for part in plugin.parts(GenesisConfig(scene=str(SCENE)))] == [("everything",)]
+    for wrong, words in (
+        ({"tasks": ["PickCube", "PickCube"]}, "twice"),
+        ({"tasks": ["PickCub"]}, "did you mean PickCube"),
+        ({"tasks": ["PickCube"], "scene": str(SCENE)}, "cannot be played in one sweep"),
+    ):
+        with pytest.raises(UserError, match=words):
+            plugin.parts(GenesisConfig(**wrong))
+    with pytest.raises(UserError, match="choose one with"):
+        plugin.create(config, 1)
