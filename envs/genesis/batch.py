@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from . import goals, rotations
 from .experts import expert_actions
 from .loading import scene_from
 from .scene import Camera, draw
-from .world import FINGERS, PHYSICS_DT_S, POINTING_DOWN, World
+from .world import ARM, FINGERS, PHYSICS_DT_S, POINTING_DOWN, World
 
 CONTROL_HZ = 20.0
 TRANSLATION_M, ROTATION_RAD = 0.05, 0.25
@@ -45,11 +46,18 @@ class GenesisBatch:
         self.images: dict[str, tuple[int, int]] = dict.fromkeys(views, (size[0], size[1]))
         self.tool: ToolUnits | None = ToolUnits(TRANSLATION_M, ROTATION_RAD * options["rotations"])
         versions = {name: version(name) for name in ("genesis-world", "torch", "numpy")}
-        self.stack = versions | {"physics": backend, "robot_visuals": "low_poly" if options["low_poly"] else "stock"}
+        renderer = os.environ.get("PYOPENGL_PLATFORM") or "egl"  # Genesis sets it where it has to take OSMesa
+        visuals = "low_poly" if options["low_poly"] else "stock"
+        self.stack = versions | {"physics": backend, "renderer": renderer, "robot_visuals": visuals}
         self._drawn = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._progress = torch.zeros(num_envs, device=self.device)
-        self._position, self._quaternion = self._world.tool()
-        self._joints = self._world.joints()
+        self._now = self._world.read()
+        self._position, self._quaternion = self._now.tool.clone(), self._now.tool_quaternion.clone()
+        self._joints = self._now.joints.clone()
+        """Targets of the joints."""
+        self._shapes = goals.Shapes.of(self._scene, self.device)
+        self._rest_matters = goals.asks_for_rest(self._scene)
+        self._still = torch.zeros(num_envs, len(self._scene.things), device=self.device)
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         layouts = [draw(self._scene, seeds[row]) for row in rows]
@@ -57,26 +65,27 @@ class GenesisBatch:
         index = torch.tensor(rows, device=self.device)
         self._drawn[index] = torch.tensor([layout.target for layout in layouts], device=self.device)
         # The arm starts a little crooked; it is to hold the tool there, but pointing down.
-        position, _ = self._world.tool()
-        self._position[index] = position[index]
+        self._now = self._world.read()
+        self._position[index] = self._now.tool[index]
         self._quaternion[index] = self._quaternion.new_tensor(POINTING_DOWN)
-        self._joints[index] = self._world.joints()[index]
+        self._joints[index] = self._now.joints[index]
         self._progress[index] = goals.progress(self._scene, self._state())[index]
         return [self._scene.told(target) for target in self._drawn.tolist()]
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         actions = actions.clamp(-1, 1)
-        position, quaternion = self._world.tool()
+        position, quaternion = self._now.tool, self._now.tool_quaternion
         ahead = self._position + TRANSLATION_M * actions[:, :3] - position
         self._position = position + rotations.limited(ahead, LEASH_M)
         if self.action_dim == 7:
             asked = rotations.product(rotations.from_vector(ROTATION_RAD * actions[:, 3:6]), self._quaternion)
             turn = rotations.to_vector(rotations.product(asked, rotations.conjugate(quaternion)))
             self._quaternion = rotations.product(rotations.from_vector(rotations.limited(turn, LEASH_RAD)), quaternion)
-        self._joints = self._world.joints_for(self._position, self._quaternion, self._joints)
+        arm = self._world.towards(self._position, self._quaternion, self._now, self._joints[:, ARM])
         opening = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (actions[:, -1:] + 1) / 2
-        self._joints[:, FINGERS] = opening
+        self._joints = torch.cat([arm, opening, opening], dim=1)
         self._world.step(self._joints, round(1 / (CONTROL_HZ * PHYSICS_DT_S)))
+        self._now = self._world.read()
         state = self._state()
         success = goals.success(self._scene, state)
         if self._options["reward"] == "sparse":
@@ -86,9 +95,8 @@ class GenesisBatch:
         return reward, success, success
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        position, quaternion = self._world.tool()
-        finger = self._world.joints()[:, FINGERS].mean(1, keepdim=True)
-        state = torch.cat([position, quaternion, finger], dim=1)[rows]
+        finger = self._now.joints[:, FINGERS].mean(1, keepdim=True)
+        state = torch.cat([self._now.tool, self._now.tool_quaternion, finger], dim=1)[rows]
         return state, {name: torch.stack([self._image(name, row) for row in rows]).to(self.device) for name in self.images}
 
     def expert(self) -> Tensor:
@@ -110,14 +118,15 @@ class GenesisBatch:
         return torch.from_numpy(self._world.image(camera, row).copy())
 
     def _state(self) -> goals.State:
-        joints, speeds = self._world.joints(), self._world.joint_speeds()
-        centre, quaternion, speed = self._world.things()
+        now = self._now
         return goals.State(
-            tool=self._world.tool()[0],
-            finger=joints[:, FINGERS].mean(1),
-            finger_speed=speeds[:, FINGERS].mean(1),
-            centre=centre,
-            quaternion=quaternion,
-            speed=speed,
+            tool=now.tool,
+            finger=now.joints[:, FINGERS].mean(1),
+            finger_speed=now.joint_speeds[:, FINGERS].mean(1),
+            centre=now.centre,
+            quaternion=now.quaternion,
+            up=now.up,
+            speed=self._world.speeds() if self._rest_matters else self._still,
             target=self._drawn,
+            shapes=self._shapes,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
 BACKENDS = ("auto", "cpu", "gpu")
@@ -16,6 +16,7 @@ class GenesisConfig:
     """Genesis.
 
     task: a built-in scene, one that ``plugin.tasks()`` lists.
+    tasks: what an evaluation sweep plays, one after the other; empty: ``task`` or ``scene`` alone.
     scene: a scene file of your own (YAML, docs/genesis.md), instead of ``task``.
     num_envs: environments in all, over all groups; those of a group and process are stepped together.
     episode_limit: control steps after which an episode is truncated; null takes the scene's own.
@@ -24,7 +25,7 @@ class GenesisConfig:
     control_mode: ``ee_delta_pos`` is (dx, dy, dz, gripper), ``ee_delta_pose`` (dx, dy, dz, rx, ry, rz, gripper); 1 is 0.05 m or
         0.25 rad of the tool's target, gripper 1 opens and -1 closes.
     image_size: pixels, both height and width of each image.
-    cameras: of the scene, those whose images a policy gets; null takes all.
+    cameras: of the scene, those whose images a policy gets; null takes all, [] none: nothing is drawn but films.
     robot_visuals: ``low_poly`` draws the robot by its collision meshes, several times faster on a CPU; the physics is the same.
     reward: per control step; ``sparse`` is 1 on success, else 0; ``progress`` is what a step changes of how much is done (the way to the
         object, grasping it, the way to its place), so that an episode's sum is the progress it made.
@@ -35,6 +36,7 @@ class GenesisConfig:
 
     name: str = "genesis"
     task: str = "PickCube"
+    tasks: List[str] = field(default_factory=list)  # noqa: UP006
     scene: Optional[str] = None  # noqa: UP045
     num_envs: int = 16
     episode_limit: Optional[int] = None  # noqa: UP045

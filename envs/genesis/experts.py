@@ -42,7 +42,7 @@ def expert_actions(scene: Scene, state: State, translation_m: float) -> Tensor:
 
 
 def _pursue(scene: Scene, state: State, predicate: Predicate, unit: float) -> Tensor:
-    thing, place = body(scene, state, subject(predicate)), goal(scene, state, predicate)
+    thing, place = body(state, subject(predicate)), goal(scene, state, predicate)
     grasped = held(state, thing)
     if isinstance(predicate, Lifted):
         up = state.tool + torch.stack([torch.zeros_like(thing.rise)] * 2 + [place[:, 2] + 0.02 - thing.centre[:, 2]], dim=1)

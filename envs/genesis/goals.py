@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import rotations
-from .scene import TARGET, Cylinder, Lifted, On, Predicate, Scene, Sphere, Thing
+from .scene import TARGET, Cylinder, Lifted, On, Predicate, Scene, Sphere
 
 STILL_M_S = 0.03
 TOUCH_M = 0.006
@@ -20,6 +21,34 @@ HALF_WAY = 0.5
 """The progress of having the object in hand, of 1 for success."""
 REACHED = 0.25
 """The progress of having the tool at the object."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Of ``K`` objects."""
+
+    names: tuple[str, ...]
+    half: Tensor
+    """``[K, 3]`` half length, width and height, m."""
+    cylinder: Tensor
+    """bool ``[K]``"""
+    sphere: Tensor
+    """bool ``[K]``"""
+    kinds: frozenset[type]
+    chosen: Tensor
+    """int64: the objects that ``Scene.target`` names."""
+
+    @classmethod
+    def of(cls, scene: Scene, device: torch.device) -> Shapes:
+        names, things = tuple(scene.things), scene.things.values()
+        return cls(
+            names,
+            torch.tensor([thing.half_m.tolist() for thing in things], dtype=torch.float32, device=device),
+            torch.tensor([isinstance(thing.shape, Cylinder) for thing in things], device=device),
+            torch.tensor([isinstance(thing.shape, Sphere) for thing in things], device=device),
+            frozenset(type(thing.shape) for thing in things),
+            torch.tensor([names.index(name) for name in scene.target], dtype=torch.int64, device=device),
+        )
 
 
 @dataclass(frozen=True)
@@ -36,10 +65,25 @@ class State:
     """``[N, K, 3]``"""
     quaternion: Tensor
     """``[N, K, 4]``"""
+    up: Tensor
+    """``[N, K, 3]``: the vertical in each object's own frame."""
     speed: Tensor
-    """``[N, K]`` m/s"""
+    """``[N, K]`` m/s; matters where ``asks_for_rest``."""
     target: Tensor
     """int64 ``[N]``: index into ``Scene.target`` of what the episode drew."""
+    shapes: Shapes
+
+    @cached_property
+    def rise(self) -> Tensor:
+        """``[N, K]``: half the height of each object as it now lies."""
+        half, up = self.shapes.half, self.up
+        rise = (half * up.abs()).sum(-1)
+        if Cylinder in self.shapes.kinds:
+            lying = half[:, 0] * (1 - up[..., 2].square()).clamp(min=0).sqrt() + half[:, 2] * up[..., 2].abs()
+            rise = torch.where(self.shapes.cylinder, lying, rise)
+        if Sphere in self.shapes.kinds:
+            rise = torch.where(self.shapes.sphere, half[:, 2], rise)
+        return rise
 
 
 class Body(NamedTuple):
@@ -60,31 +104,34 @@ class Body(NamedTuple):
         return self.centre[:, 2] - self.rise
 
 
-def body(scene: Scene, state: State, name: str) -> Body:
-    names = list(scene.things)
+def body(state: State, name: str) -> Body:
+    half, everyone = state.shapes.half, len(state.target)
     if name != TARGET:
-        index = names.index(name)
-        half = state.tool.new_tensor(scene.things[name].half_m).expand(len(state.tool), 3)
-        return Body(state.centre[:, index], state.speed[:, index], half, _rise(scene.things[name], state.quaternion[:, index]))
-    chosen = [body(scene, state, each) for each in scene.target]
-    row = torch.arange(len(state.target), device=state.target.device)
-    return Body(*(torch.stack(parts)[state.target, row] for parts in zip(*chosen, strict=True)))
+        index = state.shapes.names.index(name)
+        return Body(state.centre[:, index], state.speed[:, index], half[index].expand(everyone, 3), state.rise[:, index])
+    drawn, row = state.shapes.chosen[state.target], torch.arange(everyone, device=state.target.device)
+    return Body(state.centre[row, drawn], state.speed[row, drawn], half[drawn], state.rise[row, drawn])
 
 
 def holds(scene: Scene, state: State, predicate: Predicate) -> Tensor:
     """bool ``[N]``"""
     if isinstance(predicate, Lifted):
-        return body(scene, state, predicate.object).low >= predicate.height_m
+        return body(state, predicate.object).low >= predicate.height_m
     if isinstance(predicate, On):
-        above, below = body(scene, state, predicate.above), body(scene, state, predicate.below)
+        above, below = body(state, predicate.above), body(state, predicate.below)
         touches = (above.low - below.centre[:, 2] - below.rise).abs() < TOUCH_M
         return touches & _over(scene, state, predicate, above) & _at_rest(state, above)
-    thing, region = body(scene, state, predicate.object), predicate.region
+    thing, region = body(state, predicate.object), predicate.region
     inside = torch.ones_like(thing.speed, dtype=torch.bool)
     for axis, interval in enumerate((region.x_m, region.y_m, region.z_m)):
         if interval is not None:
             inside &= (thing.centre[:, axis] >= interval[0]) & (thing.centre[:, axis] <= interval[1])
     return inside if region.z_m is not None else inside & _at_rest(state, thing)
+
+
+def asks_for_rest(scene: Scene) -> bool:
+    """Whether a predicate looks at speeds."""
+    return not all(isinstance(predicate, Lifted) for predicate in scene.success)
 
 
 def success(scene: Scene, state: State) -> Tensor:
@@ -99,7 +146,7 @@ def progress(scene: Scene, state: State) -> Tensor:
     """
     done = []
     for predicate in scene.success:
-        thing = body(scene, state, subject(predicate))
+        thing = body(state, subject(predicate))
         reach = REACHED * _near(state.tool - thing.centre)
         carried = HALF_WAY * (1 + _near(goal(scene, state, predicate) - thing.centre)) * 0.9
         part = torch.where(held(state, thing), carried, reach)
@@ -114,9 +161,9 @@ def subject(predicate: Predicate) -> str:
 
 def goal(scene: Scene, state: State, predicate: Predicate) -> Tensor:
     """``[N, 3]``: where the centre of the subject belongs."""
-    thing = body(scene, state, subject(predicate))
+    thing = body(state, subject(predicate))
     if isinstance(predicate, On):
-        below = body(scene, state, predicate.below)
+        below = body(state, predicate.below)
         return torch.cat([below.centre[:, :2], (below.centre[:, 2] + below.rise + thing.rise)[:, None]], dim=1)
     if isinstance(predicate, Lifted):
         return torch.cat([thing.centre[:, :2], (predicate.height_m + thing.rise)[:, None]], dim=1)
@@ -151,17 +198,6 @@ def _over(scene: Scene, state: State, predicate: On, above: Body) -> Tensor:
     if isinstance(thing.shape, Cylinder):
         return offset[:, :2].norm(dim=1) < half[0]
     return (offset[:, :2].abs() < half[:2]).all(1)
-
-
-def _rise(thing: Thing, quaternion: Tensor) -> Tensor:
-    """``[N]``: half its height as it lies."""
-    half = quaternion.new_tensor(thing.half_m)
-    if isinstance(thing.shape, Sphere):
-        return half[2].expand(len(quaternion))
-    up = rotations.turned(rotations.conjugate(quaternion), quaternion.new_tensor([0.0, 0.0, 1.0]).expand(len(quaternion), 3))
-    if isinstance(thing.shape, Cylinder):
-        return half[0] * (1 - up[:, 2].square()).clamp(min=0).sqrt() + half[2] * up[:, 2].abs()
-    return (half * up.abs()).sum(1)
 
 
 def _near(offset: Tensor) -> Tensor:

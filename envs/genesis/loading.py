@@ -126,14 +126,17 @@ def _thing(node: Node, folder: Path) -> Thing:
         raise node.error("needs either position_m or region")
     place = _region(node["region"]) if "region" in node else node["position_m"].numbers((2, 3), -REACH_M, REACH_M)
     plain = Thing(make(node, folder), place)
+    collision = node["collision"].flag() if "collision" in node else plain.collision
+    if not collision and "fixed" in node and not node["fixed"].flag():
+        raise node.error("would fall through the table: what does not collide must be fixed")
     return Thing(
         plain.shape,
         place,
         colour=_colour(node["colour"]) if "colour" in node else plain.colour,
         mass_kg=node["mass_kg"].number(0.001, 100) if "mass_kg" in node else plain.mass_kg,
         yaw_deg=_yaw(node["yaw_deg"]) if "yaw_deg" in node else plain.yaw_deg,
-        fixed=node["fixed"].flag() if "fixed" in node else plain.fixed,
-        collision=node["collision"].flag() if "collision" in node else plain.collision,
+        fixed=node["fixed"].flag() if "fixed" in node else not collision,
+        collision=collision,
     )
 
 

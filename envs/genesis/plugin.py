@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
+from rlinf_vla.protocols import Baseline, Diagnosis, Part, Task, VectorEnv
 from rlinf_vla.types import UserError
 
 from ..batched import BatchedVectorEnv, takes_gpu, why_not_on_gpu
-from ..options import check_image_size, check_limits, divide, one_of
+from ..options import check_image_size, check_limits, divide, one_each, one_of, refuse_several
 from ..processes import SimulatorPool
 from ..serving import Unusable
 from ..vector_env import environments
@@ -35,6 +36,7 @@ class Genesis:
     Config = GenesisConfig
 
     def create(self, config: GenesisConfig, groups: int) -> list[VectorEnv]:
+        refuse_several(config.tasks)
         scene, options = simulator_options(config)
         per_group = divide(config.num_envs, groups, "env.num_envs")
         processes = 1 if config.processes is None else divide(config.processes, groups, "env.processes")
@@ -64,6 +66,26 @@ class Genesis:
         ]
         return environments(pools, (scene.name,), why_no_expert(scene))
 
+    def parts(self, config: GenesisConfig) -> list[Part]:
+        if config.tasks and config.scene is not None:
+            raise UserError("env.tasks and env.scene cannot be played in one sweep: give one of them")
+        alone = one_each(config)
+        return [Part(self.name, (simulator_options(each)[0].name,), each) for each in alone]
+
+    def baselines(self, config: GenesisConfig, episodes: int) -> list[Baseline]:
+        """The same scene and batch, its joints sent to random places by Genesis' own loop, without and with all its cameras."""
+        scene, options = simulator_options(config)
+        folder = cache_dir(config.cache_dir)
+        compile_once(options, config.num_envs, folder)
+        limit = scene.episode_limit if config.episode_limit is None else config.episode_limit
+        work = {"options": options, "num_envs": config.num_envs, "episode_limit": limit, "episodes": episodes}
+        program = "-m", "rlinf_vla.envs.genesis.stock"
+        return [
+            Baseline(name, images, (*program, json.dumps(work | {"images": images})), environment(folder))
+            for name, images in (("scene.step, camera.render", True), ("scene.step", False))
+            if options["cameras"] or not images
+        ]
+
     def variants(self, config: GenesisConfig) -> dict[str, GenesisConfig]:
         return {
             f"{visuals} robot, {size} x {size}": replace(config, robot_visuals=visuals, image_size=size, backend="cpu")
@@ -90,11 +112,11 @@ def simulator_options(config: GenesisConfig) -> tuple[Scene, dict[str, Any]]:
     check_limits(config.episode_limit, config.step_timeout_s)
     path = Path(config.scene).expanduser().absolute() if config.scene else FOLDER / f"{SCENES[config.task]}.yaml"
     scene, document = read_scene(path)
+    if not config.scene:
+        scene = replace(scene, name=config.task)
     cameras = list(scene.cameras) if config.cameras is None else list(config.cameras)
     for name in cameras:
         one_of(name, scene.cameras, f"env.cameras: {name}")
-    if not cameras:
-        raise UserError("env.cameras=[] names no camera: null takes all of the scene")
     return scene, {
         "scene": document,
         "path": str(path),

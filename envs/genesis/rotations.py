@@ -5,20 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_PLACES = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2], [2, 3, 0, 1], [3, 2, 1, 0]])
+_SIGNS = torch.tensor([[1.0, -1.0, -1.0, -1.0], [1.0, 1.0, 1.0, -1.0], [1.0, -1.0, 1.0, 1.0], [1.0, 1.0, -1.0, 1.0]])
+"""Of ``b`` in Hamilton's product: what w, x, y, z of ``a`` are multiplied with for w, x, y, z of ``a b``."""
+_THIRD_AXES = torch.zeros(2, 3, 4, 4)
+for _row, _sign in enumerate((1.0, -1.0)):  # R e3 = (2 (x z + w y), 2 (y z - w x), w w - x x - y y + z z), and of the inverse with - w
+    _THIRD_AXES[_row, 0, 1, 3] = _THIRD_AXES[_row, 1, 2, 3] = 2.0
+    _THIRD_AXES[_row, 0, 0, 2], _THIRD_AXES[_row, 1, 0, 1] = 2.0 * _sign, -2.0 * _sign
+    _THIRD_AXES[_row, 2] = torch.diag(torch.tensor([1.0, -1.0, -1.0, 1.0]))
+_THIRD_AXES = _THIRD_AXES.flatten(-2)
+
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """``[..., 4]``: the rotation ``b``, then ``a``."""
-    aw, ax, ay, az = a.unbind(-1)
-    bw, bx, by, bz = b.unbind(-1)
-    return torch.stack(
-        [
-            aw * bw - ax * bx - ay * by - az * bz,
-            aw * bx + ax * bw + ay * bz - az * by,
-            aw * by - ax * bz + ay * bw + az * bx,
-            aw * bz + ax * by - ay * bx + az * bw,
-        ],
-        dim=-1,
-    )
+    turned_b = b[..., _PLACES] * _SIGNS.to(b)  # [..., 4, 4]; four operations, where sixteen products would be thirty
+    return (turned_b * a[..., None, :]).sum(-1)
 
 
 def conjugate(q: Tensor) -> Tensor:
@@ -30,6 +31,12 @@ def turned(q: Tensor, v: Tensor) -> Tensor:
     w, u = q[..., :1], q[..., 1:]
     twice = 2 * torch.linalg.cross(u, v)
     return v + w * twice + torch.linalg.cross(u, twice)
+
+
+def third_axes(q: Tensor) -> Tensor:
+    """``[..., 2, 3]`` of a body: the axis that is its own third, and the third axis of the world as the body sees it."""
+    squares = (q[..., :, None] * q[..., None, :]).flatten(-2)
+    return (squares[..., None, None, :] * _THIRD_AXES.to(q)).sum(-1)
 
 
 def from_vector(v: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import rotations
+from .arm import joint_targets, pose_error
 from .scene import Box, Camera, Cylinder, Layout, Mesh, Scene, Sphere, Thing
 
 PHYSICS_DT_S = 0.01
-TOOL_OFFSET_M = (0.0, 0.0, 0.1034)
-"""Of the point between a Panda's fingertips from the frame of its hand."""
+TOOL_OFFSET_M = 0.1034
+"""Of the point between a Panda's fingertips from the frame of its hand, along its third axis."""
 POINTING_DOWN = (0.0, 1.0, 0.0, 0.0)
 PANDA = "xml/franka_emika_panda/panda.xml"
 """In Genesis' own assets (MuJoCo Menagerie)."""
@@ -39,6 +40,25 @@ def start(backend: str) -> Any:
     return genesis
 
 
+class Reading(NamedTuple):
+    """All of ``N`` environments that anybody asks for, ``K`` objects."""
+
+    joints: Tensor
+    """``[N, 9]``: of the arm (rad) and the fingers (m)."""
+    joint_speeds: Tensor
+    """``[N, 9]`` rad/s and m/s."""
+    tool: Tensor
+    """Tool centre point ``[N, 3]``."""
+    tool_quaternion: Tensor
+    """``[N, 4]`` (w x y z)"""
+    centre: Tensor
+    """Of the objects, ``[N, K, 3]``"""
+    quaternion: Tensor
+    """``[N, K, 4]``"""
+    up: Tensor
+    """``[N, K, 3]``: the vertical in each object's own frame."""
+
+
 class World:
     """All tensors are float32 on ``device``; positions in metres, in the frame of the robot's base."""
 
@@ -48,41 +68,33 @@ class World:
         """cameras: name -> camera and (height, width)."""
         gs = start(backend)
         self.device, self.num_envs = torch.device(gs.device), num_envs
-        self._scene = gs.Scene(
-            sim_options=gs.options.SimOptions(dt=PHYSICS_DT_S),
-            # One environment is drawn at a time, whichever is asked for; so no image can depend on the others.
-            vis_options=gs.options.VisOptions(rendered_envs_idx=(0,), shadow=False, ambient_light=(0.35, 0.35, 0.35)),
-            show_viewer=False,
-        )
-        self._scene.add_entity(gs.morphs.Plane(), surface=gs.surfaces.Default(color=(0.62, 0.6, 0.57)))
-        self._robot = self._scene.add_entity(
-            gs.morphs.MJCF(file=PANDA),
-            material=gs.materials.Rigid(gravity_compensation=1.0),
-            vis_mode="collision" if low_poly else "visual",
-        )
-        if low_poly:
-            for geom in self._robot.geoms:
-                geom.mesh.set_color(ROBOT_COLOUR)  # Genesis draws collision meshes in random colours
-        self._things = [_add(gs, self._scene, thing) for thing in scene.things.values()]
-        self._cameras = {
-            name: self._scene.add_camera(
-                res=(width, height), pos=camera.eye_m, lookat=camera.target_m, fov=camera.fov_deg, near=0.02, env_idx=0
-            )
-            for name, (camera, (height, width)) in cameras.items()
-        }
-        self._scene.build(n_envs=num_envs)
-        self._robot.set_dofs_kp(STIFFNESS)
-        self._robot.set_dofs_kv(DAMPING)
-        self._robot.set_dofs_force_range([-force for force in FORCE_LIMIT], FORCE_LIMIT)
+        # One environment is drawn at a time, whichever is asked for; so no image can depend on the others.
+        self._scene, self._robot, self._things = assemble(gs, scene, low_poly, rendered_envs_idx=(0,))
+        self._cameras = {name: add_camera(self._scene, camera, size, env_idx=0) for name, (camera, size) in cameras.items()}
+        build(self._scene, self._robot, num_envs)
+        low, high = self._robot.get_dofs_limit()
+        self._limits = low[..., ARM], high[..., ARM]
+        first = self._robot.get_joint("joint1").idx
+        self._arm_joints = slice(first, first + 7)
         self._hand = self._robot.get_link("hand")
-        self._offset = torch.tensor([TOOL_OFFSET_M], device=self.device)
-        self._links = [thing.base_link_idx for thing in self._things]
+        last = self._things[-1].base_link_idx  # each object is one link, and they follow upon the robot
+        self._links = slice(self._hand.idx, last + 1)
+        self._own = slice(last + 1 - len(self._things) - self._hand.idx, None)
+        """Of those links, the objects; the first is the hand."""
         middles = [thing.shape.middle_m if isinstance(thing.shape, Mesh) else (0.0, 0.0, 0.0) for thing in scene.things.values()]
         self._middle = torch.tensor([middles], device=self.device)
         """``[1, K, 3]``: of each object in its own frame."""
-        tool = torch.tensor([scene.robot.tool_m], device=self.device).expand(num_envs, 3)
-        down = torch.tensor([POINTING_DOWN], device=self.device).expand(num_envs, 4)
-        self._home = self.joints_for(tool, down, torch.tensor([POSTURE_RAD], device=self.device).expand(num_envs, 9))
+        self._off_centre = bool(self._middle.any())
+        hand = torch.tensor(scene.robot.tool_m, device=self.device) + torch.tensor([0.0, 0.0, TOOL_OFFSET_M], device=self.device)
+        down, posture = (torch.tensor(values, device=self.device) for values in (POINTING_DOWN, POSTURE_RAD))
+        # One start and no random restarts, so that the solution does not depend on chance.
+        self._home = self._robot.inverse_kinematics(
+            link=self._hand,
+            pos=hand.expand(num_envs, 3),
+            quat=down.expand(num_envs, 4),
+            init_qpos=posture.expand(num_envs, 9),
+            max_samples=1,
+        ).clone()
         self._home[:, FINGERS] = POSTURE_RAD[-1]
 
     def reset(self, rows: list[int], layouts: list[Layout]) -> None:
@@ -99,41 +111,34 @@ class World:
             thing.set_pos(centre - rotations.turned(quaternion, self._middle[:, index]), envs_idx=rows)
             thing.set_quat(quaternion, envs_idx=rows)
 
-    def joints(self) -> Tensor:
-        """``[N, 9]``: of the arm (rad) and the fingers (m)."""
-        joints: Tensor = self._robot.get_qpos().clone()
-        return joints
+    def read(self) -> Reading:
+        solver = self._scene.rigid_solver
+        places, quaternions = solver.get_links_pos(self._links, relative=True), solver.get_links_quat(self._links, relative=True)
+        axes = rotations.third_axes(quaternions)
+        centre, quaternion = places[:, self._own], quaternions[:, self._own]
+        if self._off_centre:
+            centre = centre + rotations.turned(quaternion, self._middle)
+        return Reading(
+            joints=self._robot.get_qpos().clone(),
+            joint_speeds=self._robot.get_dofs_velocity().clone(),
+            tool=places[:, 0] + TOOL_OFFSET_M * axes[:, 0, 0],
+            tool_quaternion=quaternions[:, 0],
+            centre=centre,
+            quaternion=quaternion,
+            up=axes[:, self._own, 1],
+        )
 
-    def joint_speeds(self) -> Tensor:
-        """``[N, 9]`` rad/s and m/s."""
-        speeds: Tensor = self._robot.get_dofs_velocity().clone()
+    def speeds(self) -> Tensor:
+        """``[N, K]`` m/s, of the objects."""
+        speeds: Tensor = self._scene.rigid_solver.get_links_vel(self._links)[:, self._own].square().sum(-1).sqrt()
         return speeds
 
-    def tool(self) -> tuple[Tensor, Tensor]:
-        """Tool centre point ``[N, 3]`` and quaternion ``[N, 4]`` (w x y z)."""
-        quaternion = self._hand.get_quat().clone()
-        return self._hand.get_pos() + rotations.turned(quaternion, self._offset), quaternion
-
-    def things(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Centres ``[N, K, 3]``, quaternions ``[N, K, 4]`` and speeds ``[N, K]`` (m/s) of the objects."""
+    def towards(self, position: Tensor, quaternion: Tensor, now: Reading, targets: Tensor) -> Tensor:
+        """``[N, 7]``: what follows the last ``targets`` of the arm's joints, so that the tool comes to a pose."""
         solver = self._scene.rigid_solver
-        quaternion = solver.get_links_quat(self._links, relative=True).clone()
-        centre = solver.get_links_pos(self._links, relative=True) + rotations.turned(quaternion, self._middle)
-        return centre, quaternion, solver.get_links_vel(self._links).square().sum(-1).sqrt()
-
-    def joints_for(self, position: Tensor, quaternion: Tensor, near: Tensor) -> Tensor:
-        """``[N, 9]``: joints that bring the tool to a pose, or as close as they can, found from the joints ``near``. Nothing moves.
-
-        One start and no random restarts, so that the solution neither jumps nor depends on chance.
-        """
-        found: Tensor = self._robot.inverse_kinematics(
-            link=self._hand,
-            pos=position - rotations.turned(quaternion, self._offset),
-            quat=quaternion,
-            init_qpos=near,
-            max_samples=1,
-        )
-        return found.clone()
+        anchors, axes = solver.get_joints_anchor_pos(self._arm_joints), solver.get_joints_anchor_axis(self._arm_joints)
+        error = pose_error(position, quaternion, now.tool, now.tool_quaternion)
+        return joint_targets(anchors, axes, now.tool, error, now.joints[:, ARM], targets).clamp(*self._limits)
 
     def step(self, joints: Tensor, times: int) -> None:
         """``times`` physics steps towards ``joints`` ``[N, 9]``."""
@@ -152,6 +157,37 @@ class World:
 
     def _tensor(self, array: NDArray[np.float64]) -> Tensor:
         return torch.from_numpy(array.astype(np.float32)).to(self.device)
+
+
+def assemble(gs: Any, scene: Scene, low_poly: bool, **looks: Any) -> tuple[Any, Any, list[Any]]:
+    """Genesis' scene, its robot and its objects, not yet built. looks: of Genesis' VisOptions."""
+    made = gs.Scene(
+        sim_options=gs.options.SimOptions(dt=PHYSICS_DT_S),
+        vis_options=gs.options.VisOptions(shadow=False, ambient_light=(0.35, 0.35, 0.35), **looks),
+        show_viewer=False,
+    )
+    made.add_entity(gs.morphs.Plane(), surface=gs.surfaces.Default(color=(0.62, 0.6, 0.57)))
+    robot = made.add_entity(
+        gs.morphs.MJCF(file=PANDA),
+        material=gs.materials.Rigid(gravity_compensation=1.0),
+        vis_mode="collision" if low_poly else "visual",
+    )
+    if low_poly:
+        for geom in robot.geoms:
+            geom.mesh.set_color(ROBOT_COLOUR)  # Genesis draws collision meshes in random colours
+    return made, robot, [_add(gs, made, thing) for thing in scene.things.values()]
+
+
+def add_camera(scene: Any, camera: Camera, size: tuple[int, int], **whose: Any) -> Any:
+    """size: (height, width)."""
+    return scene.add_camera(res=(size[1], size[0]), pos=camera.eye_m, lookat=camera.target_m, fov=camera.fov_deg, near=0.02, **whose)
+
+
+def build(scene: Any, robot: Any, num_envs: int) -> None:
+    scene.build(n_envs=num_envs)
+    robot.set_dofs_kp(STIFFNESS)
+    robot.set_dofs_kv(DAMPING)
+    robot.set_dofs_force_range([-force for force in FORCE_LIMIT], FORCE_LIMIT)
 
 
 def _add(gs: Any, scene: Any, thing: Thing) -> Any:

@@ -129,7 +129,9 @@ class Scene:
         import mujoco
 
         self._mujoco = mujoco
-        self._seed, self._cameras, self._size, self._exact = seed, cameras, size, rendering == "exact"
+        self.seed, self._cameras, self._size = seed, cameras, size
+        self.exact = rendering == "exact"
+        """Render at every control step."""
         with np.load(init_states, allow_pickle=False) as stored:
             self.init_states: NDArray[np.float64] = stored["states"]
         make = import_libero()
@@ -158,7 +160,7 @@ class Scene:
         episode = Episode(data, seen)
         self._put_in_place(episode)
         self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)  # robosuite's soft reset forgets it
-        with drawn_from(self._seed):
+        with drawn_from(self.seed):
             until_placed(env.reset)
         env.sim.set_state_from_flattened(self.init_states[number])
         env.sim.forward()
@@ -238,7 +240,7 @@ class Scene:
         for name in LOOKED_AT:  # (mj_copyData is not in MuJoCo 2.3.7's Python)
             getattr(episode.seen, name)[:] = getattr(episode.data, name)
         episode.seen_sites = self._model.site_rgba.copy()
-        if self._exact and self._cameras:
+        if self.exact and self._cameras:
             episode.images = None
             episode.images = self.images(episode)
 

@@ -1,4 +1,5 @@
-"""What the cameras see at the beginning of some tasks, to compare Python environments with. Runs in any that has LIBERO, by bootstrap:
+"""What the cameras see at the beginning of some tasks, to compare Python environments with, and whether lazy rendering is exact there. Runs
+in any that has LIBERO, by bootstrap:
 
 MUJOCO_GL=egl python envs/bootstrap.py libero.snapshots OUTPUT.npz < tasks.json
 """
@@ -9,13 +10,24 @@ import json
 import sys
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .scene import Scene
 from .simulator import stack
 
 SIZE = 256
+CHUNK = 8
 CAMERAS = {"base": "agentview", "wrist": "robot0_eye_in_hand"}
 OPTIONS = {"renderer": "", "rendering": "exact", "convention": "", "wait_steps": 10}
+
+
+def looked_at(scene: Scene, exact: bool) -> list[NDArray[np.uint8]]:
+    """The images after a chunk of random actions."""
+    scene.exact = exact
+    episode = scene.begin(0, 10)
+    for action in np.random.RandomState(0).uniform(-1, 1, (CHUNK, 7)):
+        scene.step(episode, action)
+    return [image.copy() for image in scene.images(episode).values()]
 
 
 def main() -> None:
@@ -26,6 +38,9 @@ def main() -> None:
         for name, image in scene.images(episode).items():
             arrays[f"{task['name']}/{name}"] = image[::-1]
         arrays[f"{task['name']}/qpos"] = episode.seen.qpos.copy()
+        if task["chunk"]:
+            lazy, exact = looked_at(scene, False), looked_at(scene, True)
+            arrays[f"{task['name']}/lazy_is_exact"] = np.array(all(map(np.array_equal, lazy, exact)))
         scene.close()
     np.savez(sys.argv[1], **arrays)  # type: ignore[arg-type]
 

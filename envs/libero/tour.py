@@ -1,12 +1,13 @@
-"""``make libero-all``: every task made, begun in its first and last stored state, and stepped; writes a table in Markdown.
+"""``make libero-all`` and ``libero-pro``: every task made, begun in its first and last stored state, and stepped; writes a table.
 
-python -m rlinf_vla.envs.libero.tour OUTPUT [SUITE ...]
+python -m rlinf_vla.envs.libero.tour OUTPUT libero|pro [TASKS]: all suites of LIBERO or LIBERO-PRO, of each the first TASKS tasks
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,12 +17,11 @@ from rlinf_vla.types import Episodes
 
 from .config import LiberoConfig
 from .plugin import Libero
-from .suites import LIMITS
+from .suites import LIMITS, SUITES
 
-HEAD = """# All of LIBERO
-
-`make libero-all` wrote this page: each task made, begun in its stored states 0 and 49, stepped 5 times each.
-"""
+SUITES_OF = {"libero": tuple(LIMITS), "pro": tuple(suite for suite in SUITES if suite not in LIMITS)}
+HEADS = {"libero": "# All of LIBERO\n\n`make libero-all`", "pro": "# LIBERO-PRO\n\n`make libero-pro`"}
+HEAD = "wrote this page: each task made, begun in its stored states 0 and 49, stepped 5 times each."
 STEPS = 5
 FIRST, LAST = 0, 49
 
@@ -43,14 +43,14 @@ def visit(env: VectorEnv, tasks: list[int]) -> list[str]:
     return wrong
 
 
-def tour(suites: list[str]) -> tuple[str, int]:
-    """The table, and how many tasks are wrong."""
+def tour(suites: Sequence[str], most: int | None) -> tuple[str, int]:
+    """The table, and how many tasks are wrong. most: tasks of each suite."""
     lines = ["| suite | tasks | made, begun twice and stepped | seconds |", "|---|---|---|---|"]
     failures: list[str] = []
     for suite in suites:
         begin = time.monotonic()
         (env,) = Libero().create(LiberoConfig(suite=suite, cameras=[], num_envs=2, processes=2, scenes=0), 1)
-        names, wrong = env.spec.tasks, 0
+        names, wrong = env.spec.tasks[:most], 0
         for first in range(0, len(names), 2):
             tasks = [first, min(first + 1, len(names) - 1)]
             for task, reason in dict(zip(tasks, visit(env, tasks), strict=True)).items():
@@ -69,6 +69,7 @@ def tour(suites: list[str]) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    text, failed = tour(sys.argv[2:] or list(LIMITS))
-    Path(sys.argv[1]).write_text(f"{HEAD}\n{text}")
+    which, most = sys.argv[2], int(sys.argv[3]) if sys.argv[3:] else None
+    text, failed = tour(SUITES_OF[which], most)
+    Path(sys.argv[1]).write_text(f"{HEADS[which]} {HEAD}\n\n{text}")
     sys.exit(failed > 0)

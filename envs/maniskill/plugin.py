@@ -12,7 +12,7 @@ from rlinf_vla.types import UserError
 
 from .. import batched
 from ..batched import BatchedVectorEnv, takes_gpu
-from ..options import check_image_size, check_limits, divide, one_of, processes_per_group
+from ..options import check_image_size, check_limits, divide, one_each, one_of, processes_per_group, refuse_several
 from ..processes import SimulatorPool
 from ..serving import Unusable
 from ..vector_env import environments
@@ -30,8 +30,7 @@ class ManiSkill:
     Config = ManiSkillConfig
 
     def create(self, config: ManiSkillConfig, groups: int) -> list[VectorEnv]:
-        if config.tasks:
-            raise UserError("env.tasks is for evaluation sweeps (rlinf-vla eval with sweep.policies): choose one with env.task")
+        refuse_several(config.tasks)
         options = simulator_options(config)
         per_group = divide(config.num_envs, groups, "env.num_envs")
         if find_spec("mani_skill") is None:
@@ -67,9 +66,7 @@ class ManiSkill:
         return environments(pools, (config.task,), why_no_expert(config))
 
     def parts(self, config: ManiSkillConfig) -> list[Part]:
-        if twice := sorted({task for task in config.tasks if config.tasks.count(task) > 1}):
-            raise UserError(f"env.tasks names {twice[0]} twice")
-        alone = [replace(config, task=task, tasks=[]) for task in config.tasks or [config.task]]
+        alone = one_each(config)
         for each in alone:
             simulator_options(each)
         return [Part(self.name, (each.task,), each) for each in alone]

@@ -57,14 +57,7 @@ class Measured:
 
 
 def run(arguments: Sequence[str]) -> None:
-    names = [argument.removeprefix("env=") for argument in arguments if argument.startswith("env=")]
-    if any(argument.startswith("-") for argument in arguments):  # Hydra's own, such as --help
-        compose.compose_and_run("bench_env", arguments, lambda config: None)
-        return
-    if len(names) != 1 or not names[0]:
-        raise UserError(f"bench env wants to know which simulators: {USAGE}")
-    others = [argument for argument in arguments if not argument.startswith("env=")]
-    configs = {name: compose.load("bench_env", [f"env={name}", *others]) for name in names[0].split(",")}
+    configs = simulators(arguments, USAGE)
     console, document = Console(highlight=False), dict[str, Any]()
     for name, config in configs.items():
         with console.status(f"starting {name}") as status:
@@ -73,9 +66,23 @@ def run(arguments: Sequence[str]) -> None:
         document[name] = {"env": OmegaConf.to_container(config.env), "measured": [asdict(each) for each in found], "ratios": _ratios(found)}
         for what, ratio in document[name]["ratios"].items():
             console.print(f"{what}: {ratio:.2f}")
+    if not configs:
+        return
     path = run_directory.for_evaluation(next(iter(configs.values())), None) / "bench_env.json"
     write_json(path, document | {"environment": fingerprint()})
     console.print(f"numbers: {session.relative(path)}")
+
+
+def simulators(arguments: Sequence[str], usage: str) -> dict[str, DictConfig]:
+    """The recipe of each simulator that ``env=NAME,NAME`` names; empty where Hydra has answered itself. Raises UserError."""
+    names = [argument.removeprefix("env=") for argument in arguments if argument.startswith("env=")]
+    if any(argument.startswith("-") for argument in arguments):  # Hydra's own, such as --help
+        compose.compose_and_run("bench_env", arguments, lambda config: None)
+        return {}
+    if len(names) != 1 or not names[0]:
+        raise UserError(f"it must be said which simulators: {usage}")
+    others = [argument for argument in arguments if not argument.startswith("env=")]
+    return {name: compose.load("bench_env", [f"env={name}", *others]) for name in names[0].split(",")}
 
 
 def _simulator(env: Any, say: Callable[[str], None]) -> list[Measured]:

@@ -18,7 +18,7 @@ from rlinf_vla.flow.runtime import LocalFlow
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
-from rlinf_vla.rollout.from_dataset import dataset_transitions
+from rlinf_vla.rollout.from_dataset import dataset_transitions, refuse_another_pace
 from rlinf_vla.rollout.scripted import Expert
 from rlinf_vla.rollout.transitions import Recorded, collect_transitions, transition_metrics
 from rlinf_vla.telemetry.timeline import Timeline
@@ -65,6 +65,7 @@ class OffPolicyFlow(LocalFlow):
 
     def _demonstrations(self, episodes: int) -> Iterable[Recorded]:
         if self.config.dataset is not None:
+            refuse_another_pace(self.config.dataset, self.groups)
             return dataset_transitions(self.policy, self.config)
         if self.policy.spec.chunk != 1:
             raise UserError(f"demonstrations of single actions do not fit chunks of {self.policy.spec.chunk}: use a policy with chunk 1")

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
 from rlinf_vla.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
-from rlinf_vla.rollout.from_dataset import dataset_demonstrations
+from rlinf_vla.rollout.from_dataset import dataset_demonstrations, refuse_another_pace
 from rlinf_vla.rollout.listed import play_listed
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.rollout.player import Call, Prepares
@@ -36,6 +36,7 @@ def demonstrate(
     Also returns the share of episodes that succeeded, None where a dataset does not say.
     """
     if config.dataset is not None:
+        refuse_another_pace(config.dataset, groups)
         return dataset_demonstrations(policy, config, progress)
     inputs: list[list[Inputs]] = [[] for _ in range(config.episodes)]
     labels: list[list[Tensor]] = [[] for _ in inputs]

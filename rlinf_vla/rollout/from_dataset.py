@@ -16,7 +16,7 @@ from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
 from rlinf_vla.datasets import lerobot_format as form
 from rlinf_vla.datasets.lerobot_reader import Episode, LeRobotReader
-from rlinf_vla.protocols import Learner, Policy, RewardModel
+from rlinf_vla.protocols import Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.transitions import Recorded
 from rlinf_vla.types import Inputs, Observation, UserError
 
@@ -24,6 +24,17 @@ _AT_ONCE = 32
 """Frames that a policy prepares together: an episode's images need not lie in memory whole."""
 _UNITS = 1 + 1e-3
 """Actions of SAC lie in [-1, 1]; so far a rounding error may lead."""
+
+
+def refuse_another_pace(path: str, groups: Sequence[VectorEnv]) -> None:
+    """Raises UserError where a step of the dataset is not as long as one of the environments: the same actions would do something else."""
+    fps = LeRobotReader(Path(path).expanduser()).fps
+    for env in groups:
+        if abs(env.spec.control_hz - fps) > 0.01 * fps:
+            raise UserError(
+                f"{path} has {fps:g} steps per second, the environment {env.spec.control_hz:g}: what is learnt at one pace fails at "
+                "the other; use an environment of that control rate, or a dataset recorded at this one"
+            )
 
 
 def dataset_demonstrations(

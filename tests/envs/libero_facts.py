@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
+from contextlib import nullcontext, redirect_stdout
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
+from rlinf_vla.envs.libero import scene as libero_scene
 from rlinf_vla.envs.libero.scene import Episode, Scene, import_libero
 from rlinf_vla.envs.libero.suites import LiberoTask, of_suite
 
@@ -90,9 +92,39 @@ def against_stock() -> dict[str, bool]:
         expected = stock(task, 3, joint, cameras)
         here = scene(task, cameras=cameras)
         for rendering in renderings:
-            here._exact = rendering == "exact"
+            here.exact = rendering == "exact"
             found[f"{task.name} {rendering}"] = same(ours(here, 3, joint), expected)
         here.close()
+    return found
+
+
+def mistakes() -> dict[str, bool]:
+    """Whether all numbers are still those of robosuite's own environment when a known mistake is made; ``none``: when none is."""
+    task, none = of_suite("libero_spatial")[0], nullcontext()
+    expected, here = stock(task, 3, None, {}), scene(task, cameras={})
+    gripper, reset = here.env.robots[0].gripper, here.env.reset
+
+    def remembering() -> None:
+        gripper.current_action = np.ones(gripper.dof)
+        reset()
+
+    made: dict[str, Any] = {
+        "none": none,
+        "the gripper's command outlives a soft reset": patch.object(here.env, "reset", remembering),
+        "fixtures drawn from another seed": patch.object(here, "seed", 7),
+        "no waiting": patch.dict(globals(), {"WAIT_STEPS": 0}),
+        "the gripper closes while waiting": patch.object(libero_scene, "WAIT", -libero_scene.WAIT),
+        "a quarter of the control rate": patch.object(libero_scene, "SUBSTEPS", 4 * libero_scene.SUBSTEPS),
+        "observed at every substep": patch.object(libero_scene.SamplingClock, "tick", lambda clock: True),
+    }
+    found = {}
+    for name, mistake in made.items():
+        with mistake:
+            found[name] = same(ours(here, 3), expected)
+    # robosuite refuses its 1001st step; a policy that waits and then has 520 steps, twice, would meet that
+    here.env.timestep, here.env.done = 5000, True
+    found["plays on"] = np.isfinite(ours(here, 3)[-1][0]).all().item()
+    here.close()
     return found
 
 
@@ -148,6 +180,7 @@ def main() -> dict[str, Any]:
     one, other = scene(of_suite("libero_spatial")[0]), scene(of_suite("libero_object")[0])
     return {
         "against_stock": compared,
+        "mistakes": mistakes(),
         "interleaved": interleaved(one, other),
         "projected": projected(other),
         "random_state_is_untouched": random_state_is_untouched(one),
@@ -155,6 +188,6 @@ def main() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    with contextlib.redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr):
         facts = main()
     print(json.dumps(facts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_vla.envs.genesis import goals
+from rlinf_vla.envs.genesis import goals, rotations
 from rlinf_vla.envs.genesis.experts import expert_actions, why_no_expert
 from rlinf_vla.envs.genesis.loading import read_scene, scene_from
 from rlinf_vla.envs.genesis.plugin import FOLDER, SCENES
@@ -28,6 +29,7 @@ GOOD: dict[str, Any] = {
         "red_cube": {"shape": "box", "size_m": [0.04, 0.04, 0.04], "colour": "red", "region": {"x_m": [0.3, 0.6], "y_m": [-0.3, 0.0]}},
         "ball": {"shape": "sphere", "radius_m": 0.02, "colour": [0, 0, 1], "region": {"x_m": [0.3, 0.6], "y_m": [-0.3, 0.0]}},
         "tray": {"shape": "cylinder", "radius_m": 0.1, "height_m": 0.02, "position_m": [0.5, 0.2], "fixed": True},
+        "picture": {"shape": "box", "size_m": [0.1, 0.1, 0.001], "position_m": [0.5, -0.2], "collision": False},
     },
     "cameras": {"base": {"eye_m": [1, 0, 0.5], "target_m": [0.4, 0, 0], "fov_deg": 45}},
     "target": ["red_cube", "ball"],
@@ -86,6 +88,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (["objects", "red_cube", "size_m", 2], "4 cm", "my.yaml: objects.red_cube.size_m[2]=4 cm must be a number between 0.001 and 2"),
         (["objects", "red_cube", "region"], None, "my.yaml: objects.red_cube needs either position_m or region"),
         (["objects", "red_cube", "region", "x_m"], [0.6, 0.3], "my.yaml: objects.red_cube.region.x_m=[0.6, 0.3] must be [low, high]"),
+        (["objects", "ball"], GOOD["objects"]["ball"] | {"collision": False, "fixed": False}, "my.yaml: objects.ball would fall through"),
+        (["success", 0, "on", 0], "picture", "my.yaml: success[0].on[0]=picture must be something that is not fixed"),
         (["objects", "target"], GOOD["objects"]["ball"], "my.yaml: objects.target is no name: letters, digits and _, and not target"),
         (["objects"], {}, "my.yaml: objects names no object"),
         (["objects"], [1], "my.yaml: objects=[1] must be a mapping of keys to values"),
@@ -184,8 +188,10 @@ def state(found: Scene, **centres: list[float]) -> goals.State:
         finger_speed=torch.zeros(1),
         centre=centre[None],
         quaternion=upright,
+        up=rotations.third_axes(upright)[..., 1, :],
         speed=torch.tensor([centres.get("speed", [0.0] * len(centre))]),
         target=torch.zeros(1, dtype=torch.int64),
+        shapes=goals.Shapes.of(found, torch.device("cpu")),
     )
 
 
@@ -230,7 +236,7 @@ def test_an_object_that_lies_on_its_side_is_as_high_as_it_lies() -> None:
     standing = state(found, red_cube=[0.4, 0.0, 0.09])
     assert goals.success(found, standing).tolist() == [False]
     lying = torch.tensor([[[0.5**0.5, 0.5**0.5, 0.0, 0.0]]]).expand(1, 3, 4)
-    assert goals.success(found, goals.State(**{**vars(standing), "quaternion": lying})).tolist() == [True]
+    assert goals.success(found, replace(standing, quaternion=lying, up=rotations.third_axes(lying)[..., 1, :])).tolist() == [True]
 
 
 def test_an_expert_says_what_it_cannot_grasp() -> None:

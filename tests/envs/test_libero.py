@@ -33,6 +33,11 @@ REFERENCE = Path(__file__).parents[2] / ".venv-libero-reference" / "bin" / "pyth
 TABLE = [line.split(maxsplit=3) for line in Path(__file__).with_name("fixtures").joinpath("libero_tasks.txt").read_text().splitlines()]
 """Suite, number, length of an initial state, instruction."""
 
+MISTAKES = (
+    *("the gripper's command outlives a soft reset", "fixtures drawn from another seed", "no waiting", "the gripper closes while waiting"),
+    *("a quarter of the control rate", "observed at every substep"),
+)
+
 
 def create(groups: int = 1, **config: Any) -> list[VectorEnv]:
     return plugin.create(LiberoConfig(**{"num_envs": NUM_ENVS * groups, "processes": groups, **config}), groups)
@@ -141,6 +146,14 @@ class TestFacts:
     def test_every_number_and_pixel_is_that_of_robosuites_own_hard_reset_and_step(self, facts: dict[str, Any]) -> None:
         assert all(facts["against_stock"].values()), facts["against_stock"]
         assert len(facts["against_stock"]) == 4
+
+    @pytest.mark.parametrize("mistake", MISTAKES)
+    def test_a_known_mistake_would_be_seen(self, facts: dict[str, Any], mistake: str) -> None:
+        """By the same comparison: docs/pitfalls.md."""
+        assert facts["mistakes"]["none"] and not facts["mistakes"][mistake]
+
+    def test_an_episode_may_be_longer_than_robosuites_horizon(self, facts: dict[str, Any]) -> None:
+        assert facts["mistakes"]["plays on"]
 
     def test_episodes_that_share_a_process_do_not_see_each_other(self, facts: dict[str, Any]) -> None:
         assert facts["interleaved"]

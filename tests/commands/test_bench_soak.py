@@ -1,0 +1,67 @@
+"""``rlinf-vla bench soak`` on counter world, and on one that leaks."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_vla import plugins
+from rlinf_vla.commands.bench_soak import Sample, Soaked
+from rlinf_vla.protocols import VectorEnv
+from tests.commands.conftest import CommandLine, Counting
+from tests.rollout.fake_env import CounterPlugin
+
+
+class Leaking(CounterPlugin):
+    """Resets keep ``rate`` bytes per second."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate, self.kept, self.begin = rate, list[bytes](), time.monotonic()
+
+    def create(self, config: Any, groups: int) -> list[VectorEnv]:
+        envs = super().create(config, groups)
+        for env in envs:
+            begin = env.reset_async
+
+            def reset_async(*arguments: Any, begin: Any = begin) -> None:
+                self.kept.append(b"x" * max(0, int(self.rate * (time.monotonic() - self.begin)) - sum(map(len, self.kept))))
+                begin(*arguments)
+
+            env.reset_async = reset_async  # type: ignore[method-assign]
+        return envs
+
+
+@pytest.mark.parametrize(("rate", "code"), [(0.0, 0), (1e8, 1)])
+def test_growth_is_seen(
+    rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rate: float, code: int
+) -> None:
+    monkeypatch.setattr(plugins, "envs", lambda: {"counter": Leaking(rate)})
+    found = rlinf_vla("bench", "soak", "env=counter", "seconds=4", "page=soak.md", "run_dir=out")
+    assert found.code == code, found.out + found.err
+    document = json.loads((tmp_path / "out" / "bench_soak.json").read_text())["counter"]
+    assert document["episodes"] > 5 and document["steps"] >= document["episodes"]
+    assert len(document["samples"]) > 5 and (document["growth"] >= 0.02) == bool(code)
+    first = (tmp_path / "soak.md").read_text()
+    assert first.startswith("# Memory over time") and first.count("| counter (") == 1
+    rlinf_vla("bench", "soak", "env=counter", "seconds=3", "page=soak.md", "run_dir=again")
+    assert (tmp_path / "soak.md").read_text().startswith(first), "a line is added"
+
+
+def test_warming_up_does_not_count_and_one_peak_neither() -> None:
+    held = [1, 50, *[100] * 10]
+    held[7] = 300
+    soaked = Soaked(12.0, 1, 1, [Sample(float(second), memory) for second, memory in enumerate(held)])
+    assert soaked.growth == 0
+    rising = Soaked(12.0, 1, 1, [Sample(float(second), 100 + second) for second in range(12)])
+    assert rising.levels == (102.5, 110.5)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [(["env=counter", "seconds=soon"], "seconds=soon must be"), ([], "which simulators")])
+def test_bad_lines(rlinf_vla: CommandLine, counting: Counting, arguments: list[str], words: str) -> None:
+    found = rlinf_vla("bench", "soak", *arguments)
+    assert found.code == 2 and words in found.err and len(found.err.splitlines()) == 1

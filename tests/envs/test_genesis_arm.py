@@ -1,0 +1,120 @@
+"""Differential inverse kinematics and rotations, beside plain loops; nothing here needs Genesis."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.envs.genesis import rotations
+from rlinf_vla.envs.genesis.arm import DAMPING, FASTEST_RAD, joint_targets, pose_error
+
+
+def matrix(q: np.ndarray) -> np.ndarray:
+    """The textbook's rotation matrix of a unit quaternion (w, x, y, z)."""
+    w, x, y, z = q
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+def quaternions(number: int, seed: int) -> Tensor:
+    drawn = torch.randn(number, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return drawn / drawn.norm(dim=1, keepdim=True)
+
+
+def test_products_third_axes_and_turned_vectors_are_those_of_matrices() -> None:
+    a, b, vectors = quaternions(20, 0), quaternions(20, 1), torch.randn(20, 3, dtype=torch.float64)
+    product, axes, turned = rotations.product(a, b), rotations.third_axes(a), rotations.turned(a, vectors)
+    for i in range(20):
+        left, right = matrix(a[i].numpy()), matrix(b[i].numpy())
+        assert np.allclose(matrix(product[i].numpy()), left @ right)
+        assert np.allclose(axes[i].numpy(), [left[:, 2], left[2]])
+        assert np.allclose(turned[i].numpy(), left @ vectors[i].numpy())
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_error_of_a_pose_is_the_way_and_the_turn(sign: float) -> None:
+    """A quaternion and its negative are the same orientation: the error does not go the long way round."""
+    turn = torch.tensor([[0.02, -0.03, 0.01]], dtype=torch.float64)
+    now = quaternions(1, 2)
+    wanted = sign * rotations.product(rotations.from_vector(turn), now)
+    error = pose_error(torch.tensor([[0.1, 0.2, 0.3]]), wanted, torch.tensor([[0.0, 0.2, 0.4]]), now)
+    assert torch.allclose(error, torch.cat([torch.tensor([[0.1, 0.0, -0.1]]), turn], dim=1), atol=1e-5)
+
+
+def planar(joints: Tensor, lengths: tuple[float, ...] = (0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.05)) -> tuple[Tensor, Tensor, Tensor]:
+    """Seven hinges about z, one behind the other: their places and axes ``[N, 7, 3]``, and the last one's end ``[N, 3]``."""
+    angles = joints.cumsum(1)
+    links = torch.stack([angles.cos(), angles.sin(), torch.zeros_like(angles)], dim=-1) * torch.tensor(lengths)[:, None]
+    ends = links.cumsum(1)
+    anchors = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], dim=1)
+    return anchors, torch.tensor([0.0, 0.0, 1.0]).expand_as(anchors), ends[:, -1]
+
+
+def follow(joints: Tensor, goal: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Joints that go 0.6 of the way to their targets at every step, the point held at ``goal``; where they and the point end."""
+    targets = joints.clone()
+    for _ in range(steps):
+        anchors, axes, point = planar(joints)
+        turn = torch.zeros(len(joints), 3)
+        targets = joint_targets(anchors, axes, point, torch.cat([goal - point, turn], dim=1), joints, targets)
+        joints = joints + 0.6 * (targets - joints)
+    return joints, planar(joints)[2]
+
+
+def test_the_tool_comes_to_rest_where_it_is_sent() -> None:
+    joints = torch.tensor([[0.4, 0.5, 0.3, -0.2, 0.3, 0.2, 0.1]])
+    goal = planar(joints)[2] + torch.tensor([[-0.05, 0.06, 0.0]])
+    found, end = follow(joints, goal, 40)
+    assert (end - goal).norm() < 1e-4
+    later, _ = follow(found, goal, 40)
+    assert (later - found).abs().max() < 1e-3, "what the goal leaves free stands still"
+
+
+def test_one_step_is_the_damped_least_squares_of_the_textbook() -> None:
+    generator = torch.Generator().manual_seed(3)
+    anchors, axes, targets, joints = (torch.randn(shape, generator=generator) for shape in ((5, 7, 3), (5, 7, 3), (5, 7), (5, 7)))
+    point, error = torch.randn(5, 3, generator=generator), 0.01 * torch.randn(5, 6, generator=generator)
+    joints = targets + 0.01 * joints
+    found = joint_targets(anchors, axes, point, error, joints, targets).double().numpy()
+    for i in range(5):
+        columns = [
+            np.r_[np.cross(axis, point[i].numpy() - anchor), axis] for anchor, axis in zip(anchors[i].numpy(), axes[i].numpy(), strict=True)
+        ]
+        jacobian = np.stack(columns, axis=1).astype(np.float64)
+        rest = error[i].numpy() - jacobian @ (targets[i] - joints[i]).numpy()
+        change = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + DAMPING**2 * np.eye(6), rest)
+        assert np.allclose(found[i] - targets[i].numpy(), change, atol=1e-4)
+
+
+def test_no_joint_is_thrown() -> None:
+    """Stretched out, the last millimetre would need any angle."""
+    joints = torch.full((1, 7), 1e-3)
+    anchors, axes, point = planar(joints)
+    error = torch.tensor([[0.08, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    change = joint_targets(anchors, axes, point, error, joints, joints) - joints
+    assert change.abs().max() <= FASTEST_RAD + 1e-6
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7, 20])
+def test_no_row_depends_on_the_others_or_on_its_place(number: int) -> None:
+    """Bit for bit, else an episode would depend on who is played beside it."""
+    generator = torch.Generator().manual_seed(4)
+    drawn = [torch.randn(number, *shape, generator=generator) for shape in ((7, 3), (7, 3), (3,), (6,), (7,), (7,))]
+    whole = joint_targets(*drawn)
+    order = torch.randperm(number, generator=generator)
+    assert torch.equal(joint_targets(*(each[order] for each in drawn)), whole[order])
+    for row in range(number):
+        assert torch.equal(joint_targets(*(each[row : row + 1] for each in drawn))[0], whole[row])
+
+
+def test_a_full_turn_is_none() -> None:
+    assert rotations.to_vector(rotations.from_vector(torch.tensor([[0.0, 2 * math.pi, 0.0]]))).abs().max() < 1e-5
