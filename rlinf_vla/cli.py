@@ -24,7 +24,7 @@ VERBS = {
     "verify": "play part of an evaluation again: rlinf-vla verify RESULT.json --episodes 20",
     "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",
     "plan": "who does what where, and how long it will take: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
-    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control} recipe=NAME, bench {env|soak} env=NAME, bench load",
+    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control} recipe=NAME, {env|soak} env=NAME, load",
     "robot": "an arm: rlinf-vla robot {check|home|stop|acknowledge} robot=franka_sim",
     "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
     "list": "what there is: rlinf-vla list [recipes|presets|models|envs|tasks|rewards|robots]",
