@@ -140,7 +140,8 @@ def check_fit(policy: Policy, env: VectorEnv) -> None:
         )
     for name, size in policy.spec.images.items():
         if name not in env.spec.images:
-            raise UserError(f"the policy looks at image {name!r}, the environment has {sorted(env.spec.images)}: set model.options.image")
+            shown = sorted(env.spec.images) or "none"
+            raise UserError(f"the policy looks at image {name!r}, the environment shows {shown}: set env.cameras or model.options.image")
         height, width = env.spec.images[name]
         if height < size[0] or width < size[1]:
             raise UserError(

@@ -325,7 +325,7 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str], secon
 
 def test_killed_and_gone_on_with_in_parallel(spawned: Callable[..., subprocess.Popen[str]], sweep: Eval, tmp_path: Path) -> None:
     """kill -9 of a process that plays, then of the command; what is made in the end is what one process makes undisturbed."""
-    work = ("sweep.policies=[start,random]", "episodes=30", "sweep.block=1")
+    work = ("sweep.policies=[start,random]", "episodes=8", "sweep.block=1")
     blocks = tmp_path / "out" / "blocks"
     process = spawned("run_dir=out", *work, "sweep.parallel=2")
     try:
@@ -345,7 +345,7 @@ def test_killed_and_gone_on_with_in_parallel(spawned: Callable[..., subprocess.P
     kept = len(list(blocks.glob("*.json")))
     again = spawned("run_dir=out", *work, "sweep.parallel=2")
     said = again.communicate(timeout=280)[0]
-    assert again.returncode == 0 and f"found {kept} of 360 episodes" in said, said
+    assert again.returncode == 0 and f"found {kept} of 96 episodes" in said, said
     assert told(tmp_path / "out") == told(sweep("whole", *work, "evaluation.filmed=0"))
 
 

@@ -140,6 +140,7 @@ def test_what_trains_is_a_small_share_of_the_full_weights(make: Any, share: floa
     assert found == pytest.approx((share, exact), abs=5e-6) and found[0] <= BOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "lora", "share", "exact"),
     [

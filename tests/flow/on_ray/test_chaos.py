@@ -20,7 +20,7 @@ from rlinf_vla.flow.on_ray.runtime import RayFlow
 from rlinf_vla.flow.on_ray.training import TrainerLost
 from tests.flow.on_ray.counting import GRPO_CONFIG, PATIENCE, PPO_CONFIG, Recipe, algorithm, in_process, iterate, on_ray, trained
 
-KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
+KILLS = int(os.environ.get("CHAOS_KILLS", "8"))
 """``make chaos`` makes it 100."""
 RECIPES = {
     "ppo": Recipe(PPO_CONFIG, rollout_workers=2, reference_workers=1, shaped=True, reward_workers=1),
