@@ -23,13 +23,13 @@ VERBS = {
     "verify": "play part of an evaluation again: rlinf-vla verify RESULT.json --episodes 20",
     "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",
     "plan": "who does what where, and how long it will take: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
-    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update} recipe=NAME, bench load, bench env env=maniskill",
+    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control} recipe=NAME, bench load, bench env env=NAME",
     "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
     "list": "what there is: rlinf-vla list [recipes|presets|models|envs|tasks|rewards]",
 }
 PLAIN = ("doctor", "list", "verify", "bench_env")
 """Verbs without a recipe."""
-BENCHES = ("rollout", "throughput", "policy", "update", "load", "env")
+BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "env")
 
 
 def main() -> None:

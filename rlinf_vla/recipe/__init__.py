@@ -22,6 +22,7 @@ from rlinf_vla.algorithms.sft import SFTConfig
 from rlinf_vla.recipe.checks import NO_ALGORITHM, NO_MODEL, check
 from rlinf_vla.recipe.cluster import ClusterConfig
 from rlinf_vla.recipe.evaluation import EvaluationConfig, NoAlgorithmConfig, SweepConfig
+from rlinf_vla.rollout.control_config import ControlConfig
 from rlinf_vla.training.lora import LoraOptions
 from rlinf_vla.types import UserError
 
@@ -122,6 +123,7 @@ class Recipe:
     model: ModelConfig = field(default_factory=ModelConfig)
     algorithm: Any = MISSING
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,10 @@ from rlinf_vla.protocols import ActsOnto, Policy
 from rlinf_vla.rollout.actor import Actor, Settings, noise_step
 from rlinf_vla.rollout.chunks import Chunk, Committed, Request
 from rlinf_vla.rollout.clock import Clock
+from rlinf_vla.rollout.control_config import ControlConfig
 from rlinf_vla.rollout.noise import CounterNoise
+from rlinf_vla.rollout.sensing import STATE
+from rlinf_vla.rollout.tool_target import DIMENSIONS
 from rlinf_vla.types import ActionSample, Episodes, Inputs, Observation, Tensors, UserError
 
 
@@ -71,7 +75,15 @@ class ControlActor(Actor):
         return found
 
 
-def require_real_time_chunking(policy: Policy) -> None:
-    """Raises UserError where ``policy`` cannot continue a chunk."""
-    if not isinstance(policy, ActsOnto):
+def require_fit(policy: Policy, cameras: Collection[str], config: ControlConfig) -> None:
+    """Raises UserError where ``policy`` cannot drive a robot that has these cameras."""
+    spec = policy.spec
+    if spec.action_dim not in DIMENSIONS or spec.state_dim not in (0, STATE):
+        raise UserError(
+            f"the policy's actions have {spec.action_dim} numbers and its state {spec.state_dim}; a robot's are 4 or 7, and {STATE} "
+            "(docs/conventions.md): choose another model.checkpoint"
+        )
+    if blind := spec.images.keys() - cameras:
+        raise UserError(f"the policy looks at image {min(blind)!r}, the robot's cameras are {sorted(cameras)}: set model.options.images")
+    if config.real_time_chunking and not isinstance(policy, ActsOnto):
         raise UserError(f"control.real_time_chunking=true: model={policy.name} is no flow policy: set it to false, or take model=pi0")

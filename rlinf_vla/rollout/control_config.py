@@ -9,7 +9,7 @@ from rlinf_vla.types import UserError
 
 @dataclass
 class ControlConfig:
-    """Recipe node ``control``. A control step, or tick, is one period of the robot's control rate."""
+    """Of the loop that drives a robot (docs/control_loop.md). A control step, or tick, is one period of the robot's control rate."""
 
     asynchronous: bool | None = None
     """true: the arm goes on with its chunk while the policy infers the next. false: it infers, then executes. null: true where a chunk has
@@ -53,8 +53,9 @@ def timing(config: ControlConfig, control_hz: float, chunk: int) -> Timing:
         raise UserError("control.asynchronous=true: the policy's chunk has one action, which is past when it comes: set it to false")
     if config.real_time_chunking and not asynchronous:
         raise UserError("control.real_time_chunking=true continues a chunk that is being executed: set control.asynchronous=true")
-    if not 1 <= horizon <= chunk:
-        raise UserError(f"control.execution_horizon={config.execution_horizon}: must be from 1 to the policy's chunk of {chunk}")
+    most = chunk - 1 if asynchronous else chunk
+    if not 1 <= horizon <= most:
+        raise UserError(f"control.execution_horizon={horizon}: must be from 1 to {most}, as the policy's chunk has {chunk} actions")
     if config.reserve_ms >= 1e3 * period:
         raise UserError(f"control.reserve_ms={config.reserve_ms:g} is no less than the control period of {1e3 * period:g} ms")
     last = (horizon - (0 if asynchronous else 1)) * period
@@ -64,3 +65,15 @@ def timing(config: ControlConfig, control_hz: float, chunk: int) -> Timing:
             "their observation or later: allow more, or set a smaller control.execution_horizon"
         )
     return Timing(period, asynchronous, horizon, config.max_observation_age_s, config.reserve_ms / 1e3)
+
+
+def inference_budget(timing: Timing, chunk: int) -> float:
+    """Seconds that every inference may take without a miss, where sensors and commands take none and no observation gets too old.
+
+    Asynchronous, with chunks of ``C``: one that was begun in the period after its observation, and the one that follows it, are both over
+    before the chunk of the former is: ``2 d <= (C - 1) p``. Where they are shorter than the ``h`` periods between two: ``d <= (C - h) p``.
+    """
+    if not timing.asynchronous:
+        return timing.period - timing.reserve
+    left = chunk - timing.horizon
+    return timing.period * (left if left < timing.horizon else max(timing.horizon, (chunk - 1) / 2))

@@ -12,6 +12,9 @@ from rlinf_vla.robot import Camera, Frame, Robot, RobotState
 from rlinf_vla.rollout.clock import Clock
 from rlinf_vla.types import Observation
 
+STATE = 8
+"""Numbers of a policy's state: tool position, quaternion, one finger (docs/conventions.md)."""
+
 
 @dataclass(frozen=True)
 class Seen:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlinf_vla.robot import RobotSpec, ToolPose, ToolTarget, Vector
-from rlinf_vla.types import UserError
 
 DIMENSIONS = (4, 7)
 """Of an action: (dx, dy, dz, gripper), with (rx, ry, rz) before the gripper or without."""
@@ -42,14 +41,6 @@ class TrackedTarget:
         quaternion = turned(measured.quaternion, limited(lead, self._max_lead * spec.rotation_rad))
         self._pose = ToolPose(position, quaternion)
         return ToolTarget(self._pose, spec.gripper_width_m * float(unit[-1] + 1) / 2)
-
-
-def require_tool_actions(dimensions: int) -> None:
-    """Raises UserError where a policy's actions cannot move a tool."""
-    if dimensions not in DIMENSIONS:
-        raise UserError(
-            f"the policy's actions have {dimensions} numbers, a robot's 4 or 7: choose another model.checkpoint (docs/conventions.md)"
-        )
 
 
 def limited(vector: Vector, length: float) -> Vector:

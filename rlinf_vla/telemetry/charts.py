@@ -109,6 +109,21 @@ def success_curve(
         return _svg(figure, label)
 
 
+def histogram(edges: Sequence[float], counts: Sequence[int], limit: float, label: str, size: Size) -> str:
+    """Counts from each edge to the next, on a scale that shows a single one beside thousands; a line marks ``limit``."""
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _axes(size)
+        width = edges[1] - edges[0]
+        colours = [_COLOUR["accent"] if edge < limit else _COLOUR["series-3"] for edge in edges]
+        axes.bar(edges, counts, width=0.9 * width, align="edge", color=colours)
+        axes.axvline(limit, color=_COLOUR["ink"], linewidth=0.8, linestyle="--")
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.set_xlabel(label)
+        return _svg(figure, label)
+
+
 def timeline(bars: Sequence[Bar], colours: Mapping[str, str], label: str, width: float) -> str:
     """One row per track, in order of first appearance, with the share of the time in which it was busy.
 

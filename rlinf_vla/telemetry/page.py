@@ -15,6 +15,15 @@ def section(heading: str, body: str, remark: str = "") -> str:
     return f"<section><h2>{escape(heading)}</h2>{paragraph(remark) if remark else ''}{body}</section>\n"
 
 
+def panel(title: str, remark: str, drawn: str, narrow: str = "", legend: str = "") -> str:
+    """A chart on a card; with ``narrow``, across the whole page, and that drawing instead on a phone."""
+    if narrow:
+        drawn = f'<div class="wide">{drawn}</div><div class="narrow">{narrow}</div>'
+    heading = f'<div class="title"><h3>{escape(title)}</h3><span>{escape(remark)}</span></div>'
+    legend = f'<div class="legend">{legend}</div>' if legend else ""
+    return f'<figure class="card{" whole" if narrow else ""}">{heading}{drawn}{legend}</figure>'
+
+
 def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from rlinf_vla.telemetry import charts
 from rlinf_vla.telemetry.console import duration
-from rlinf_vla.telemetry.page import folded, page, paragraph, section
+from rlinf_vla.telemetry.control_panel import control_panel
+from rlinf_vla.telemetry.page import folded, page, panel, paragraph, section
 from rlinf_vla.telemetry.run_directory import Run, read_run, read_video
 from rlinf_vla.telemetry.success_panel import success_panel
 
@@ -38,7 +39,7 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     # Videos first: one that cannot be read is told among the problems.
     videos = _videos(run)
-    body = _header(run) + success_panel(run) + _curves(run) + _timeline(run) + videos + _details(run)
+    body = _header(run) + success_panel(run) + control_panel(run.control) + _curves(run) + _timeline(run) + videos + _details(run)
     path = run_dir / "report.html"
     unfinished = run_dir / ".report.html.unfinished"
     unfinished.write_text(page(f"{run.name}: training report", body), encoding="utf-8", errors="replace")
@@ -92,26 +93,17 @@ def _curves(run: Run) -> str:
         label = "success rate over the iterations"
         drawn = [charts.success_curve(steps, rates, evaluations, label, size) for size in (_WIDE, _NARROW)]
         remark = "rollouts, and their mean over 5 iterations" + ("; dots: evaluations with 95 % intervals" if evaluations else "")
-        figures.append(_panel("Success", remark, drawn[0], drawn[1]))
+        figures.append(panel("Success", remark, drawn[0], drawn[1]))
     for name, title in CURVES.items():
         steps, values = run.series(name)
         if steps:
             last = f"{values[-1]:,.0f}" if abs(values[-1]) >= 100 else f"{values[-1]:.3g}"
-            figures.append(_panel(title, f"last {last}", charts.curve(steps, values, title, _PANEL)))
+            figures.append(panel(title, f"last {last}", charts.curve(steps, values, title, _PANEL)))
     return section(
         "Learning curves",
         f'<div class="panels">{"".join(figures)}</div>',
         "Everything that was logged is in metrics.jsonl and tensorboard/.",
     )
-
-
-def _panel(title: str, remark: str, drawn: str, narrow: str = "", legend: str = "") -> str:
-    """A chart on a card; with ``narrow``, across the whole page, and that drawing instead on a phone."""
-    if narrow:
-        drawn = f'<div class="wide">{drawn}</div><div class="narrow">{narrow}</div>'
-    heading = f'<div class="title"><h3>{escape(title)}</h3><span>{escape(remark)}</span></div>'
-    legend = f'<div class="legend">{legend}</div>' if legend else ""
-    return f'<figure class="card{" whole" if narrow else ""}">{heading}{drawn}{legend}</figure>'
 
 
 def _evaluation_points(run: Run) -> list[charts.Evaluation]:
@@ -142,9 +134,9 @@ def _timeline(run: Run) -> str:
         legend.append((f"{len(names) - len(shown)} others", charts.SERIES[-1]))
     swatches = "".join(f'<span><i style="background:var(--{colour})"></i>{escape(name)}</span>' for name, colour in legend)
     length = duration(max(bar.end for bar in run.timeline))
-    panel = _panel(f"Iteration {run.iteration}", length, drawn[0], drawn[1], swatches)
+    chart = panel(f"Iteration {run.iteration}", length, drawn[0], drawn[1], swatches)
     remark = "One iteration; percentages say how much of it each row was busy. To zoom in, open timeline.json in ui.perfetto.dev."
-    return section("Who did what when", panel, remark)
+    return section("Who did what when", chart, remark)
 
 
 def _videos(run: Run) -> str:

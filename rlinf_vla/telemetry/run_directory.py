@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from rlinf_vla.telemetry.charts import Bar
 from rlinf_vla.telemetry.metrics import METRICS_FILE, read_metrics
 
+CONTROL_FILE = "control.json"
 MODES = ("greedy", "sampled")
 """The two ways to play a policy; the first that was evaluated both before and after is the headline."""
 
@@ -38,6 +39,8 @@ class Run:
     """before, after and step_XXXXXX -> mode -> block."""
     comparison: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Mode -> the paired comparison of before and after."""
+    control: dict[str, Any] = field(default_factory=dict)
+    """Of a run on a robot: what its control loop did with its time."""
     timeline: list[Bar] = field(default_factory=list)
     iteration: int = 0
     """Which iteration ``timeline`` shows."""
@@ -87,6 +90,7 @@ def read_run(run_dir: Path) -> Run:
             run.comparison = read(path, _read_comparison, {})
         elif re.fullmatch(r"before|after|step_\d+", path.stem):
             run.evaluations[path.stem] = read(path, _read_evaluation, {})
+    run.control = read(run_dir / CONTROL_FILE, _read_control, {})
     no_timeline: tuple[int, list[Bar]] = (0, [])
     run.iteration, run.timeline = read(run_dir / "timeline.json", _read_timeline, no_timeline)
     for path in sorted((run_dir / "videos").glob("*.mp4")):
@@ -131,6 +135,16 @@ def _blocks(path: Path, *keys: str) -> dict[str, Any]:
             if key not in block:
                 raise ValueError(f"{mode} has no {key}")
     return blocks
+
+
+def _read_control(path: Path) -> dict[str, Any]:
+    document = _read_json(path)
+    absent = {"control_hz", "seconds", "steps", "missed", "chunks", "interventions", "sections_ms", "ages_ms", "left_per_tenth"} - set(
+        document
+    )
+    if absent:
+        raise ValueError(f"no {min(absent)} in it")
+    return document
 
 
 def _read_timeline(path: Path) -> tuple[int, list[Bar]]:

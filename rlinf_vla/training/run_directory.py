@@ -19,8 +19,8 @@ RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = "recipe.yaml", "checkpoints", "repla
 
 # What may change between a run and its continuation: everything else would make it another run.
 _FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "record", "sweep"}
-_FREE |= {"rollout.pipeline_depth", "env.processes"}
-FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes"}
+_FREE |= {"rollout.pipeline_depth", "env.processes", "control"}
+FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes", "control"}
 """The same for a sweep."""
 
 

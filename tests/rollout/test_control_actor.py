@@ -1,23 +1,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.background import Scheduled
 from rlinf_vla.rollout.chunks import Committed, Request
 from rlinf_vla.rollout.clock import VirtualClock
-from rlinf_vla.rollout.control_actor import ControlActor, Decision, require_real_time_chunking
+from rlinf_vla.rollout.control_actor import ControlActor, Decision, require_fit
 from rlinf_vla.rollout.control_config import ControlConfig
 from rlinf_vla.rollout.control_loop import ControlLoop
 from rlinf_vla.rollout.sensing import Seen, Sensors
 from rlinf_vla.rollout.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.types import Episodes, UserError
-from tests.models.test_pi0 import small
+from tests.models.test_pi0 import TINY
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 
@@ -48,12 +48,10 @@ def test_it_acts_as_rollouts_do_with_noise_of_episode_and_tick() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_flow_policy_continues_what_is_committed(tmp_path: Path, temperature: float) -> None:
-    clock, policy = VirtualClock(), small(tmp_path / "pi0")
-    require_real_time_chunking(policy)
-    state_of_five = policy.prepare
-    policy.prepare = lambda obs: state_of_five(replace(obs, state=obs.state[:, :5]))  # type: ignore[method-assign]
+def test_a_flow_policy_continues_what_is_committed(temperature: float) -> None:
+    clock, policy = VirtualClock(), Pi0Policy.load(TINY, Pi0Options(random_weights=True, denoise_steps=3))
     shown, actor = seen(clock), ControlActor(policy, Settings(3, temperature, 1), clock)
+    require_fit(policy, list(policy.spec.images), ControlConfig(real_time_chunking=True))
     first = actor(Request(shown, "push the cube", 0, 0))
     left = first.actions[1:]
     second = actor(Request(shown, "push the cube", 1, 1, Committed(left, 2)))
@@ -61,9 +59,17 @@ def test_a_flow_policy_continues_what_is_committed(tmp_path: Path, temperature: 
     assert second.sections.keys() == {"prepare", "encode", "act"}
 
 
-def test_only_flow_policies_do() -> None:
+def test_policies_that_cannot_drive_a_robot_are_refused() -> None:
+    policy = LinearPolicy(LinearOptions())
+    require_fit(policy, ["base", "wrist"], ControlConfig())
     with pytest.raises(UserError, match="real_time_chunking"):
-        require_real_time_chunking(LinearPolicy(LinearOptions()))
+        require_fit(policy, ["base"], ControlConfig(real_time_chunking=True))
+    with pytest.raises(UserError, match=r"'base'.*wrist"):
+        require_fit(policy, ["wrist"], ControlConfig())
+    for change in ({"action_dim": 14}, {"state_dim": 5}):
+        policy.spec = replace(LinearPolicy(LinearOptions()).spec, **change)
+        with pytest.raises(UserError, match=str(*change.values())):
+            require_fit(policy, ["base"], ControlConfig())
 
 
 def test_a_policy_drives_a_robot() -> None:

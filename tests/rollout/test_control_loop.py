@@ -16,12 +16,12 @@ from rlinf_vla.robot import CameraError, RobotError
 from rlinf_vla.rollout.background import Threaded
 from rlinf_vla.rollout.chunks import Chunk
 from rlinf_vla.rollout.clock import MonotonicClock
-from rlinf_vla.rollout.control_config import ControlConfig, timing
+from rlinf_vla.rollout.control_config import ControlConfig, inference_budget, timing
 from rlinf_vla.rollout.control_loop import ControlLoop
 from rlinf_vla.rollout.control_step import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, Ended, Step
 from rlinf_vla.rollout.synthetic_cell import SyntheticRobot
 from rlinf_vla.types import UserError
-from tests.rollout.control import MS, Cell, expected
+from tests.rollout.control import HZ, MS, Cell, expected
 
 LENIENT = {"warmup": 0, "max_misses": 1000}
 
@@ -44,7 +44,8 @@ def test_a_slow_inference_costs_exactly_the_periods_that_it_takes(delay: int, mi
     age=st.integers(110, 1200),
 )
 def test_random_delays_against_brute_force(delays: list[int], chunk: int, asynchronous: bool, horizon: int, age: int) -> None:
-    asynchronous, horizon = asynchronous and chunk > 1, min(horizon, chunk)
+    asynchronous = asynchronous and chunk > 1
+    horizon = min(horizon, chunk - asynchronous)
     age = max(age, 100 * horizon + 1)
     config = ControlConfig(asynchronous, horizon, max_observation_age_s=age * MS, reserve_ms=10e3 * MS, **LENIENT)
     cell = Cell(delays, chunk, config)
@@ -229,6 +230,7 @@ def test_what_a_policy_continues_is_what_the_arm_will_do() -> None:
         (1, {"asynchronous": True}, "control.asynchronous=true"),
         (1, {"real_time_chunking": True}, "control.real_time_chunking=true"),
         (4, {"execution_horizon": 5}, "control.execution_horizon=5"),
+        (4, {"execution_horizon": 4}, "control.execution_horizon=4"),
         (4, {"execution_horizon": -1}, "control.execution_horizon=-1"),
         (4, {"max_misses": 0}, "control.max_misses=0"),
         (4, {"reserve_ms": 100}, "control.reserve_ms=100"),
@@ -257,3 +259,17 @@ def test_the_wall_clock_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.monotonic() - began >= 20 / 50
     whens = [when for when, *_ in robot.commands]
     assert whens == sorted(whens) and all(until - when <= 1.5 / 50 for when, _, until in robot.commands)
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.booleans())
+def test_within_the_budget_there_is_no_miss(chunk: int, horizon: int, asynchronous: bool) -> None:
+    asynchronous = asynchronous and chunk > 1
+    horizon = min(horizon, chunk - asynchronous)
+    config = ControlConfig(asynchronous, horizon, max_observation_age_s=9, reserve_ms=10e3 * MS, **LENIENT)
+    budget = inference_budget(timing(config, HZ, chunk), chunk) / MS
+    within, beyond = Cell([budget], chunk, config), Cell([budget + 1], chunk, config)
+    for cell in (within, beyond):
+        cell.run(60)
+    assert within.loop.accounting.missed == 0
+    if not asynchronous and horizon == chunk:  # else one may be luckier than the worst, or has an older chunk to go on with
+        assert beyond.loop.accounting.missed > 0
