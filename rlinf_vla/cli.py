@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from rlinf_vla import __version__
+from rlinf_vla.robot import CellError, RobotError
 from rlinf_vla.types import UserError
 
 VERBS = {
@@ -24,10 +25,11 @@ VERBS = {
     "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",
     "plan": "who does what where, and how long it will take: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
     "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control} recipe=NAME, bench load, bench env env=NAME",
+    "robot": "an arm: rlinf-vla robot {check|home|stop|acknowledge} robot=franka_sim",
     "doctor": "check this machine, and mend what can be mended: rlinf-vla doctor [--fix]",
-    "list": "what there is: rlinf-vla list [recipes|presets|models|envs|tasks|rewards]",
+    "list": "what there is: rlinf-vla list [recipes|presets|models|envs|tasks|rewards|robots]",
 }
-PLAIN = ("doctor", "list", "verify", "bench_env")
+PLAIN = ("doctor", "list", "verify", "bench_env", "robot")
 """Verbs without a recipe."""
 BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "env")
 
@@ -43,8 +45,10 @@ def run(arguments: Sequence[str]) -> int:
     raise_at_once()
     try:
         return _dispatch(arguments)
-    except UserError as error:
+    except (UserError, CellError) as error:
         return _fail(str(error), 2)
+    except RobotError as error:
+        return _fail(str(error), 1)
     except Interrupted as interruption:
         return _fail(f"interrupted by {interruption.args[0]}", 128 + interruption.signum)
     except KeyboardInterrupt:  # a library's own; a real Ctrl-C arrives as Interrupted

@@ -20,7 +20,7 @@ from rlinf_vla import recipe as recipes
 from rlinf_vla.types import UserError
 
 CONFIG_MODULE = "rlinf_vla.recipes"
-CHOICES = ("recipe", "preset", "env", "model", "algorithm", "reward", "cluster")
+CHOICES = ("recipe", "preset", "env", "robot", "model", "algorithm", "reward", "cluster")
 
 
 def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[DictConfig], object]) -> int:

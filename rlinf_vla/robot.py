@@ -5,6 +5,7 @@ SI units everywhere, axes and signs of docs/conventions.md; times are ``time.mon
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -194,8 +195,17 @@ class PersonPlugin(Protocol):
         """``device``: its path, None where it is to be found. ``dimensions``: of actions. Raises RobotError where there is none."""
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One line of ``rlinf-vla robot check``."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
 class RobotPlugin(Protocol):
-    """Entry point group ``rlinf_vla.robots``."""
+    """Entry point group ``rlinf_vla.robots``. Cheap to import: drivers are imported when first used."""
 
     Config: type
     """Dataclass: the typed ``robot`` node of a recipe; has at least ``name``."""
@@ -204,6 +214,17 @@ class RobotPlugin(Protocol):
 
     def make(self, config: Any) -> Robot: ...
 
-    def cameras(self, config: Any) -> list[Camera]: ...
+    def cameras(self, config: Any) -> list[Camera]:
+        """Of a simulated cell they see something once the robot is connected."""
 
-    def scene(self, config: Any) -> Scene: ...
+    def scene(self, config: Any) -> Scene:
+        """Raises UserError where there is none of the name that ``config`` gives."""
+
+    def check(self, config: Any) -> Iterator[Finding]:
+        """Connects, looks at everything, and moves nothing. Raises RobotError where it cannot go on, CellError."""
+
+    def order(self, config: Any, order: str, person: str) -> list[str]:
+        """``stop`` or ``acknowledge``, from anywhere on the arm's machine to the process that drives it; ``config`` None: to all that run here.
+
+        Returns a line for each arm. Raises RobotError where none runs.
+        """

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "recipe": ALGORITHMS | SIBLINGS | {"flow", "plugins"},
     "compose": {"recipe", "plugins", "types"},
     "commands": ALGORITHMS | SIBLINGS | {"flow", "recipe", "plugins", "compose"},
-    "cli": {"commands", "compose", "plugins", "types"},
+    "cli": {"commands", "compose", "plugins", "robot", "types"},
 }
 """commands -> flow -> {rollout, training, evaluation, telemetry} -> {algorithms, datasets} -> {protocols, types}, and never back up."""
 

@@ -1,4 +1,4 @@
-"""``rlinf-vla list``: recipes, presets, models, environments, tasks and rewards that are installed here."""
+"""``rlinf-vla list``: recipes, presets, models, environments, tasks, rewards and robots that are installed here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_vla.types import UserError
 
 
 def run(arguments: Sequence[str]) -> None:
-    tables = {"recipes": _recipes, "presets": _presets, "models": _models, "envs": _envs, "tasks": _tasks, "rewards": _rewards}
+    tables = {"recipes": _recipes, "presets": _presets, "models": _models, "envs": _envs, "tasks": _tasks, "rewards": _rewards, "robots": _robots}
     for word in arguments or list(tables):
         if word not in tables:
             raise UserError(f"list {word}: nothing of that name{plugins.nearest(word, list(tables))} (lists: {', '.join(tables)})")
@@ -53,6 +53,11 @@ def _rewards() -> Table:
     pages = {name: sys.modules[type(reward).__module__].__doc__ or "" for name, reward in plugins.rewards().items()}
     rows = ((name, page.split("\n")[0].replace("``", "")) for name, page in pages.items())
     return _table("rewards", ("reward=", "what it is"), rows)
+
+
+def _robots() -> Table:
+    rows = ((name, (robot.Config.__doc__ or "").split("\n")[0]) for name, robot in plugins.robots().items())
+    return _table("robots", ("robot=", "what it is"), rows)
 
 
 def _tasks() -> Table:

@@ -119,6 +119,8 @@ class Recipe:
     """Of plan: for GPUs that were never measured, suppose that they do the policy's part so many times as fast as the profile's device."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     env: Any = MISSING
+    robot: Any = None
+    """Of what runs on an arm instead of in simulators."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     algorithm: Any = MISSING
@@ -143,6 +145,8 @@ def register() -> None:
         store.store(group="algorithm", name=name, node=preset)
     for name, env in plugins.envs().items():
         store.store(group="env", name=name, node=env.Config)
+    for name, robot in plugins.robots().items():
+        store.store(group="robot", name=name, node=robot.Config)
     for name, reward in plugins.rewards().items():
         store.store(group="reward", name=name, node=RewardConfig(name=name, options=reward.Config()))
     store.store(group="model", name=NO_MODEL, node=ModelConfig(name=NO_MODEL, checkpoint=NO_MODEL, options=None))
@@ -161,6 +165,7 @@ def keys() -> list[str]:
     """Every key that some recipe may have."""
     nodes = [("", Recipe), *(("algorithm.", config) for config in ALGORITHMS.values())]
     nodes += [("env.", env.Config) for env in plugins.envs().values()]
+    nodes += [("robot.", robot.Config) for robot in plugins.robots().values()]
     nodes += [("reward.options.", reward.Config) for reward in plugins.rewards().values()]
     nodes += [("model.options.", model.Config) for model in plugins.models().values()]
     return sorted({prefix + key for prefix, node in nodes for key in _keys(OmegaConf.structured(node))})

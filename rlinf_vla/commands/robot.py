@@ -1,0 +1,99 @@
+"""``rlinf-vla robot check | home | stop | acknowledge``: an arm, real or simulated, without a policy."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla import plugins
+from rlinf_vla.robot import Finding, RobotError, RobotPlugin
+from rlinf_vla.types import UserError
+
+VERBS = ("check", "home", "stop", "acknowledge")
+ORDERS = ("stop", "acknowledge")
+USAGE = "rlinf-vla robot {check|home|stop|acknowledge} robot=NAME [robot.KEY=VALUE ...] [person=NAME]"
+CONNECT_S, HOME_S = 60.0, 60.0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """``stop`` and ``acknowledge`` go to the process that drives the arm, whoever started it; without ``robot=`` to all on this machine."""
+    verb, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
+    if verb not in VERBS:
+        raise UserError(f"robot wants to know what to do{plugins.nearest(verb, list(VERBS)) if verb else ''}: {USAGE}")
+    person = next((word.removeprefix("person=") for word in rest if word.startswith("person=")), "")
+    chosen = [word for word in rest if not word.startswith("person=")]
+    console = Console(highlight=False)
+    if verb in ORDERS:
+        if verb == "acknowledge" and not person:
+            raise UserError("robot acknowledge wants person=NAME: who has looked at the arm and lets it move again")
+        _order(verb, person or getpass.getuser(), chosen, console)
+        return 0
+    plugin, config = _choose(chosen)
+    if verb == "home":
+        _home(plugin, config)
+        console.print("the arm is at its rest position")
+        return 0
+    found = []
+    with console.status("connecting"):
+        found.extend(plugin.check(config))
+    console.print(_table(found))
+    return 0 if all(each.ok for each in found) else 1
+
+
+def _choose(overrides: Sequence[str]) -> tuple[RobotPlugin, Any]:
+    from omegaconf import OmegaConf
+
+    from rlinf_vla import compose, recipe
+
+    if not any(word.startswith("robot=") for word in overrides):
+        raise UserError(f"which robot? robot={' or robot='.join(plugins.robots()) or '... (none is installed)'}: {USAGE}")
+    composed = compose.load("robot", overrides)
+    missing = sorted(key for key in OmegaConf.missing_keys(composed) if key.startswith("robot."))
+    if missing:
+        raise UserError(f"{missing[0]} has no value: give {missing[0]}=...")
+    config = recipe.read_node(composed, "robot")
+    return plugins.choose("robot", config.name, plugins.robots()), config
+
+
+def _order(order: str, person: str, chosen: Sequence[str], console: Console) -> None:
+    if chosen:
+        plugin, config = _choose(chosen)
+        lines = plugin.order(config, order, person)
+    else:
+        lines = _order_all(order, person)
+    for line in lines:
+        console.print(line)
+
+
+def _order_all(order: str, person: str) -> list[str]:
+    lines, nothing = [], None
+    for plugin in plugins.robots().values():
+        try:
+            lines += plugin.order(None, order, person)
+        except RobotError as error:
+            nothing = error
+    if not lines:
+        raise nothing or RobotError("no robot plug-in is installed")
+    return sorted(set(lines))
+
+
+def _home(plugin: RobotPlugin, config: Any) -> None:
+    robot = plugin.make(config)
+    try:
+        robot.connect(CONNECT_S)
+        robot.home(HOME_S)
+    finally:
+        robot.close()
+
+
+def _table(found: Sequence[Finding]) -> Table:
+    table = Table(show_edge=False)
+    for column in ("", "what", "found"):
+        table.add_column(column)
+    for each in found:
+        table.add_row("ok" if each.ok else "WRONG", each.name, each.detail)
+    return table

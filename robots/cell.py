@@ -1,0 +1,217 @@
+"""What one arm may do where it stands: its cell. Every limit is named in a file (``cell_file.py``), none has a default.
+
+Largest values that a cell may ask for are those of the Franka Research 3, where Franka documents them (frankarobotics.github.io/docs: robot
+limits, impedance ranges, Franka Hand), and ours elsewhere: see each key's bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlinf_vla.robot import CellError, RobotSpec, ToolPose
+
+from . import kinematics, rotations
+from .smoothing import Windows
+
+
+def _number(low: float, high: float) -> Any:
+    return field(metadata={"low": low, "high": high, "length": None})
+
+
+def _numbers(length: int, low: float, high: float) -> Any:
+    return field(metadata={"low": low, "high": high, "length": length})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A field is a key of the file. Lengths of vectors and bounds of numbers stand with the fields; ``check`` does the rest."""
+
+    name: str
+    """The file's, without its ending."""
+
+    realtime: str
+    """enforce: refuse a kernel without real time. ignore: for simulated arms."""
+    servo_hz: float = _number(20, 1000)
+    """Commands to the arm."""
+    control_hz: float = _number(1, 100)
+    """Goals of the policy; divides servo_hz."""
+    connect_timeout_s: float = _number(0.1, 60)
+    heartbeat_timeout_s: float = _number(0.02, 2)
+    """Nothing heard from the policy's process for so long: stop and latch."""
+    max_goal_validity_s: float = _number(0.02, 2)
+    """No goal is pursued for longer, whatever ``valid_until`` says."""
+    expired_goals_to_stop: float = _number(1, 100)
+    """So many goals in a row that expired without a successor: stop and latch."""
+    max_state_age_s: float = _number(0.002, 0.5)
+    """A measured state older than this is a fault."""
+
+    action_translation_m: float = _number(1e-4, 0.1)
+    """What 1 means in dx, dy, dz of an action."""
+    action_rotation_rad: float = _number(1e-3, 0.5)
+
+    tool_position_m: tuple[float, ...] = _numbers(3, -0.5, 0.5)
+    """Tool centre point in the flange's frame; must agree with Desk."""
+    tool_quaternion_wxyz: tuple[float, ...] = _numbers(4, -1, 1)
+    home_joints_rad: tuple[float, ...] = _numbers(7, -4, 5)
+    home_speed_rad_s: float = _number(0.01, 1)
+    """Of the fastest joint."""
+
+    workspace_x_m: tuple[float, ...] = _numbers(2, -1.5, 1.5)
+    workspace_y_m: tuple[float, ...] = _numbers(2, -1.5, 1.5)
+    workspace_z_m: tuple[float, ...] = _numbers(2, -1.0, 2.0)
+    orientation_axis: tuple[float, ...] = _numbers(3, -1, 1)
+    """Where the tool's z axis points, in the base's frame, in the middle of its cone."""
+    max_tilt_deg: float = _number(1, 90)
+    """Half the cone's angle."""
+    max_twist_deg: float = _number(1, 150)
+    """About the axis, each way from home. Under 180, so that no goal is ever reached the long way round."""
+
+    max_translation_per_step_m: float = _number(1e-4, 0.3)
+    max_rotation_per_step_rad: float = _number(1e-3, 1)
+    max_translation_per_second_m: float = _number(1e-3, 3)
+    max_rotation_per_second_rad: float = _number(1e-2, 2.5)
+    max_speed_m_s: float = _number(1e-3, 3)
+    max_acceleration_m_s2: float = _number(1e-2, 9)
+    max_jerk_m_s3: float = _number(0.1, 4500)
+    max_rotation_speed_rad_s: float = _number(1e-2, 2.5)
+    max_rotation_acceleration_rad_s2: float = _number(0.1, 17)
+    max_rotation_jerk_rad_s3: float = _number(1, 8500)
+
+    joint_margin_rad: float = _number(0.02, 0.5)
+    max_joint_speed_rad_s: float = _number(0.01, 2.62)
+    max_lead_m: float = _number(0.005, 0.2)
+    """Of the goal before the measured tool."""
+    max_lead_rad: float = _number(0.02, 0.8)
+    max_force_n: float = _number(1, 100)
+    max_torque_n_m: float = _number(0.5, 30)
+    stiffness_n_m: float = _number(10, 3000)
+    rotation_stiffness_n_m_rad: float = _number(1, 300)
+
+    gripper_width_m: tuple[float, ...] = _numbers(2, 0, 0.08)
+    """Narrowest and widest."""
+    gripper_speed_m_s: float = _number(0.001, 0.1)
+    gripper_force_n: float = _number(1, 70)
+
+    @property
+    def spec(self) -> RobotSpec:
+        return RobotSpec(self.name, self.control_hz, self.action_translation_m, self.action_rotation_rad, self.gripper_width_m[1])
+
+    @property
+    def ticks_per_step(self) -> int:
+        """Servo ticks in a control period."""
+        return round(self.servo_hz / self.control_hz)
+
+    @property
+    def arm(self) -> kinematics.Arm:
+        return kinematics.Arm(self.tool_position_m, self.tool_quaternion_wxyz)
+
+    @property
+    def home(self) -> ToolPose:
+        return self.arm.pose(np.array(self.home_joints_rad))
+
+    @property
+    def reference(self) -> rotations.Quaternion:
+        """The orientation in the middle of cone and twist: home, turned by the shortest way until the tool points along the axis."""
+        home = self.home.quaternion.tolist()
+        return rotations.multiply(rotations.between(rotations.matrix(home)[:, 2].tolist(), self.orientation_axis), home)
+
+    @property
+    def step_m(self) -> float:
+        """The furthest that one goal may be, by the step's limit and by the speed's."""
+        return min(self.max_translation_per_step_m, self.max_speed_m_s / self.control_hz)
+
+    @property
+    def step_rad(self) -> float:
+        return min(self.max_rotation_per_step_rad, self.max_rotation_speed_rad_s / self.control_hz)
+
+    @property
+    def windows(self) -> Windows:
+        """Of the two averages that keep acceleration and jerk within their limits. Raises ValueError where no length of them does."""
+        return Windows.of(
+            1 / self.servo_hz,
+            (self.step_m * self.control_hz, self.max_acceleration_m_s2, self.max_jerk_m_s3),
+            (self.step_rad * self.control_hz, self.max_rotation_acceleration_rad_s2, self.max_rotation_jerk_rad_s3),
+        )
+
+    @property
+    def stop_time_s(self) -> float:
+        """From the last goal to standstill of the command, at most."""
+        return self.windows.length / self.servo_hz
+
+    @property
+    def stop_distance_m(self) -> float:
+        """What the command still moves after the last goal is given up, at most."""
+        return self.step_m * self.control_hz * self.stop_time_s / 2
+
+
+SLOWEST_STOP_S = 1.0
+"""A stop that takes longer protects nothing."""
+
+
+def check(cell: Cell) -> None:
+    """Raises CellError, ``key: what is wrong; the mend``, where limits contradict each other or the arm."""
+    if cell.realtime not in ("enforce", "ignore"):
+        raise CellError(f"realtime: {cell.realtime!r} is not known; one of enforce, ignore")
+    if abs(cell.servo_hz / cell.control_hz - cell.ticks_per_step) > 1e-9:
+        raise CellError(f"servo_hz: {cell.servo_hz:g} is no multiple of control_hz {cell.control_hz:g}; each goal lasts whole servo ticks")
+    if cell.expired_goals_to_stop % 1:
+        raise CellError(f"expired_goals_to_stop: {cell.expired_goals_to_stop:g} is a number of goals; write a whole number")
+    if cell.max_goal_validity_s < 1 / cell.control_hz:
+        raise CellError(
+            f"max_goal_validity_s: {cell.max_goal_validity_s:g} s is under a control period, {1 / cell.control_hz:g} s; raise it"
+        )
+    for key in ("orientation_axis", "tool_quaternion_wxyz"):
+        if abs(math.hypot(*getattr(cell, key)) - 1) > 1e-3:
+            raise CellError(f"{key}: {list(getattr(cell, key))} is not of length 1; divide it by its length")
+    _check_steps(cell)
+    _check_space(cell)
+    try:
+        seconds = cell.stop_time_s
+    except ValueError as error:
+        raise CellError(f"max_rotation_acceleration_rad_s2: {error}; raise it, or lower max_rotation_speed_rad_s") from None
+    if seconds > SLOWEST_STOP_S:
+        raise CellError(
+            f"max_acceleration_m_s2: with these accelerations and jerks a stop takes {seconds:.1f} s, longer than {SLOWEST_STOP_S:g} s; "
+            "raise them (or the rotation's), or lower max_speed_m_s"
+        )
+
+
+def _check_steps(cell: Cell) -> None:
+    for key, limit in (
+        ("action_translation_m", "max_translation_per_step_m"),
+        ("max_translation_per_step_m", "max_translation_per_second_m"),
+        ("action_rotation_rad", "max_rotation_per_step_rad"),
+        ("max_rotation_per_step_rad", "max_rotation_per_second_rad"),
+    ):
+        if getattr(cell, key) > getattr(cell, limit):
+            raise CellError(f"{key}: {getattr(cell, key):g} is above {limit} {getattr(cell, limit):g}; lower it")
+
+
+def _check_space(cell: Cell) -> None:
+    boxes = {key: getattr(cell, key) for key in ("workspace_x_m", "workspace_y_m", "workspace_z_m", "gripper_width_m")}
+    for key, (low, high) in boxes.items():
+        if low >= high:
+            raise CellError(f"{key}: [{low:g}, {high:g}] is upside down; the smaller number first")
+    reach = kinematics.REACH_M + math.hypot(*cell.tool_position_m)
+    for key, middle in (("workspace_x_m", 0.0), ("workspace_y_m", 0.0), ("workspace_z_m", kinematics.SHOULDER_M)):
+        (low, high), nearest, furthest = boxes[key], middle - reach, middle + reach
+        if low < nearest or high > furthest:
+            raise CellError(f"{key}: [{low:g}, {high:g}] is beyond the arm's reach, [{nearest:.2f}, {furthest:.2f}]; tighten it")
+    lower, upper = kinematics.LOWER + cell.joint_margin_rad, kinematics.UPPER - cell.joint_margin_rad
+    for joint, (angle, low, high) in enumerate(zip(cell.home_joints_rad, lower, upper, strict=True), 1):
+        if not low <= angle <= high:
+            raise CellError(
+                f"home_joints_rad: joint {joint} at {angle:g} is outside [{low:.4f}, {high:.4f}], its limits less joint_margin_rad; move it"
+            )
+    for key, at in zip(boxes, cell.home.position, strict=False):
+        low, high = boxes[key]
+        if not low <= at <= high:
+            raise CellError(f"home_joints_rad: they put the tool at {at:.3f} m, outside {key} [{low:g}, {high:g}]; move home or the box")
+    points = rotations.matrix(cell.home.quaternion.tolist())[:, 2]
+    tilt = math.degrees(math.acos(min(1.0, float(points @ np.array(cell.orientation_axis)))))
+    if tilt > cell.max_tilt_deg:
+        raise CellError(f"home_joints_rad: the tool then is {tilt:.1f} deg off orientation_axis, above max_tilt_deg {cell.max_tilt_deg:g}")

@@ -1,0 +1,105 @@
+"""Cell files: YAML to :class:`Cell`, with one clear line for each mistake."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.robot import CellError
+
+from .cell import Cell, check
+
+CELLS = Path(__file__).parent / "cells"
+"""Those that we ship. franka_sim.yaml says what each key is for."""
+
+
+def load(path: Path) -> Cell:
+    """Raises CellError: the file, the key, what is wrong, and the mend, in one line."""
+    import yaml  # not in the robot's process, which is given the cell as JSON
+
+    class Strict(yaml.SafeLoader):
+        """A key that stands twice is an error, not the second's victory."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in seen:
+                        raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice; keep one", problem_mark=key.start_mark)
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    try:
+        with path.open(encoding="utf-8") as file:
+            values = Strict(file).get_single_data()
+    except FileNotFoundError:
+        shipped = ", ".join(sorted(str(each) for each in CELLS.glob("*.yaml")))
+        raise CellError(f"{path}: no such cell file; copy one of ours and make it yours: {shipped}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CellError(f"{path}: cannot be read: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise CellError(f"{path}{line}: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise CellError(f"{path}: is no YAML: {' '.join(str(error).split())}") from None
+    try:
+        if not isinstance(values, dict):
+            raise CellError("is no list of keys and values; write lines like max_speed_m_s: 0.2")
+        return of(values, path.stem)
+    except CellError as error:
+        raise CellError(f"{path}: {error}") from None
+
+
+def of(values: Mapping[Any, Any], name: str) -> Cell:
+    """A checked cell. Raises CellError, which names the key but not the file."""
+    keys = {field.name: field for field in fields(Cell) if field.name != "name"}
+    for key in values:
+        if key not in keys:
+            close = difflib.get_close_matches(str(key), list(keys), n=1, cutoff=0.5)
+            raise CellError(f"{key}: no such key; {f'did you mean {close[0]}?' if close else 'remove it'}")
+    missing = [key for key in keys if key not in values]
+    if missing:
+        raise CellError(f"{', '.join(missing)}: missing; a cell names every limit, cells/franka_sim.yaml says what each is for")
+    read: dict[str, Any] = {
+        key: values[key] if field.metadata == {} else _read(key, values[key], **field.metadata) for key, field in keys.items()
+    }
+    cell = Cell(name=name, **read)
+    check(cell)
+    return cell
+
+
+def as_json(cell: Cell) -> dict[str, Any]:
+    """What ``of`` takes, beside the name, after a journey as JSON."""
+    return {key: value for key, value in asdict(cell).items() if key != "name"}
+
+
+def _read(key: str, value: Any, low: float, high: float, length: int | None) -> float | tuple[float, ...]:
+    if length is None:
+        return _number(key, value, low, high)
+    if not isinstance(value, list | tuple) or len(value) != length:
+        raise CellError(f"{key}: {value!r} is no list of {length} numbers; write [{', '.join(['…'] * length)}]")
+    return tuple(_number(key, each, low, high) for each in value)
+
+
+def _number(key: str, value: Any, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        hint = "; YAML wants a point in 1.0e-3" if isinstance(value, str) and _is_number(value) else "; write one"
+        raise CellError(f"{key}: {value!r} is no number{hint}")
+    if not math.isfinite(value):
+        raise CellError(f"{key}: {value} is not finite; write a number between {low:g} and {high:g}")
+    if not low <= value <= high:
+        mend = "lower" if value > high else "raise"
+        raise CellError(f"{key}: {value:g} is not between {low:g} and {high:g}, the most that a cell may ask for; {mend} it")
+    return float(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,85 @@
+"""A process of ours beside this one, which has a channel to it and hears its last words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlinf_vla import robot
+from rlinf_vla.robot import RobotError
+
+from .bootstrap import __file__ as bootstrap
+from .channel import Channel, ChannelClosed, Message
+
+
+class Child:
+    """``module`` (relative to this folder) in a process of its own; it finds its end of ``channel`` in the file descriptor that its first argument names.
+
+    It ends, by its own decision, when the channel closes, however this process ends.
+    """
+
+    def __init__(self, name: str, module: str, python: str | None = None, environment: Mapping[str, str] | None = None) -> None:
+        """name: what errors call it. python: of another Python environment; None takes this one's."""
+        self._name = name
+        self.channel, theirs = Channel.pair()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (nameless, and open as long as the process)
+        program = [python or sys.executable, bootstrap, str(Path(robot.__file__).parent), module, str(theirs.fileno())]
+        with theirs:
+            self._popen = subprocess.Popen(
+                program,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+                start_new_session=True,  # Ctrl-C reaches this process only
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def wait_ready(self, deadline: float) -> Message:
+        """Its first message. Raises RobotError where it says ``error``, dies, or is silent until ``deadline`` (monotonic); it is killed then."""
+        try:
+            message = self.channel.receive(max(deadline - time.monotonic(), 1e-3))
+        except ChannelClosed:
+            raise RobotError(self.obituary()) from None
+        if message is None:
+            self.kill()
+            raise RobotError(f"{self._name} did not get ready in time")
+        if "error" in message:
+            self.end(1.0)
+            raise RobotError(message["error"])
+        return message
+
+    def end(self, timeout: float) -> None:
+        """Let it end by itself, else kill it after ``timeout`` seconds. Idempotent."""
+        self.channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout)
+        self.kill()
+
+    def kill(self) -> None:
+        self.channel.close()
+        self._popen.kill()
+        self._popen.wait()
+
+    def obituary(self) -> str:
+        """One line: that it is dead, how it died, and the last thing that it said."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(0.1)  # its end of the channel closes a moment before
+        size = os.fstat(self._output.fileno()).st_size
+        lines = os.pread(self._output.fileno(), 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
+        words = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return f"{self._name} (process {self.pid}) is gone with exit code {self._popen.poll()}: {words}"

@@ -1,0 +1,114 @@
+"""Where the processes around one arm meet: a folder of this user and machine, with the arm's lock, its latched fault, its journal and its sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.robot import RobotError
+
+ORDERS = "arm.socket"
+STATE = "arm.state"
+JOURNAL = "journal.jsonl"
+_LOCK, _LATCH = "lock", "latched.json"
+
+
+def root() -> Path:
+    """The parent of all arms' folders, readable to this user only. Raises RobotError where another owns it."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    path = Path(runtime) / "rlinf-vla" if runtime else Path(f"/tmp/rlinf-vla-{os.getuid()}")  # noqa: S108  (owner and mode are checked)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise RobotError(f"{path} is open to other users: remove it")
+    return path
+
+
+def of_arm(name: str) -> Path:
+    path = root() / re.sub(r"[^\w.-]", "_", name)
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def arms() -> list[Path]:
+    """Of all arms that this user's processes have driven since the machine was started."""
+    return sorted(path for path in root().iterdir() if path.is_dir())
+
+
+class Lock:
+    """One process per arm. Given up when the process ends, however it ends."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Raises RobotError where another process drives the arm ``name``."""
+        self._file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._file, 32, 0).decode() or "unknown"
+            os.close(self._file)
+            raise RobotError(
+                f"{name} is driven by process {holder} already: end that session first (`rlinf-vla robot stop` makes the arm stand still)"
+            ) from None
+        os.truncate(self._file, 0)
+        os.pwrite(self._file, str(os.getpid()).encode(), 0)
+
+
+class Latch:
+    """A fault that only a person may clear, kept on disk: a process that is started again finds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _LATCH
+
+    def read(self) -> str | None:
+        try:
+            return str(json.loads(self._path.read_text())["fault"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError):
+            return f"{self._path} cannot be read"
+
+    def write(self, fault: str) -> None:
+        _write_durably(self._path, json.dumps({"fault": fault, "time": time.time()}))
+
+    def clear(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    aside = path.with_suffix(".new")
+    with aside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
+
+
+class Journal:
+    """What happened to the arm, one JSON object a line, only ever appended to."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1 << 16)
+        self._flushed = time.monotonic()
+
+    def write(self, event: str, *, durable: bool = False, **values: Any) -> None:
+        """``durable``: on the disk when this returns."""
+        self._file.write(json.dumps({"wall_time": time.time(), "time": time.monotonic(), "event": event, **values}) + "\n")
+        if durable:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def flush(self) -> None:
+        """To the system, about once a second."""
+        if time.monotonic() - self._flushed > 1.0:
+            self._file.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._file.close()

@@ -1,0 +1,63 @@
+"""The ``robot`` node of a recipe for a Franka, real or simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
+
+
+@dataclass
+class CameraConfig:
+    """driver: opencv or realsense. device: of OpenCV an index or a path (/dev/v4l/by-id/... survives a reboot), of a RealSense its serial number;
+    null takes the first. width, height: pixels that the camera is asked for. hz: pictures per second. max_age_s: an older picture is an error.
+    frozen_s: a picture that has not changed by one bit for so long is one, too."""
+
+    driver: str = "realsense"
+    device: Optional[str] = None  # noqa: UP045
+    width: int = 640
+    height: int = 480
+    hz: int = 30
+    max_age_s: float = 0.2
+    frozen_s: float = 1.0
+
+
+@dataclass
+class FrankaConfig:
+    """A Franka Research 3 with a Franka Hand.
+
+    host: name or address of the arm's control.
+    cell: file with its limits (docs/robot_safety.md); ``cell://NAME`` is one that comes with the package.
+    cameras: name -> camera.
+    journal: file to which interventions, faults and acknowledgements are appended; null: beside the arm's lock.
+    python: interpreter of another environment, with numpy, PyYAML and franky-control, for the arm's process; null: this one.
+    """
+
+    name: str = "franka"
+    host: str = "???"
+    cell: str = "???"
+    cameras: Dict[str, CameraConfig] = field(default_factory=dict)  # noqa: UP006
+    journal: Optional[str] = None  # noqa: UP045
+    python: Optional[str] = None  # noqa: UP045
+
+
+@dataclass
+class FrankaSimConfig:
+    """The same through franky-sim on loopback: an FR3 at a table with a cube and a target.
+
+    cell, journal, python: as of ``franka``.
+    folder: which simulated cell; whoever names the same one shares it. null: one for each user.
+    cameras: of ``front`` and ``wrist``. image_size: pixels, both ways. camera_hz: pictures per second. max_age_s, frozen_s: as of a real camera.
+    start_timeout_s: until simulator and cameras are up.
+    """
+
+    name: str = "franka_sim"
+    cell: str = "cell://franka_sim"
+    folder: Optional[str] = None  # noqa: UP045
+    cameras: List[str] = field(default_factory=lambda: ["front", "wrist"])  # noqa: UP006
+    image_size: int = 128
+    camera_hz: float = 20.0
+    max_age_s: float = 0.4
+    frozen_s: float = 1.0
+    start_timeout_s: float = 60.0
+    journal: Optional[str] = None  # noqa: UP045
+    python: Optional[str] = None  # noqa: UP045

@@ -1,0 +1,253 @@
+"""The arm through franky. Nothing here waits but ``connect``, ``recover`` and ``close``, which are given threads of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import franky
+import numpy as np
+
+from rlinf_vla.robot import RobotError, ToolPose, Vector
+
+from ..cell import Cell
+
+_REFLEX_MARGIN = 1.5
+"""The arm's own reflexes stand behind our thresholds of force: ours stop it gently, its own at once."""
+_REACH_M = 0.855
+_LEAST_JOINT_THRESHOLD_N_M = 20.0
+"""Franka's default."""
+_JOINT_SPEED_LIMIT_RAD_S = 2.62
+"""Of the slowest joints (Franka Research 3, joint limits)."""
+_DAMPING = np.array([2.0, 2.0, 2.0, 1.0, 1.0, 1.0])
+"""Times 2 sqrt(stiffness), which is critical for 1 kg and 1 kg m^2: the arm seems some 4 kg heavy at its tool. Against franky-sim, 1 swings
+for a second after a stop, and 3 in rotations becomes unstable."""
+_POSTURE_N_M_RAD, _POSTURE_DAMPING = 10.0, 8.0
+"""Of the elbow, which the tool leaves free: weakly towards the rest position, and damped (N m s / rad)."""
+_FADE_S = 0.2
+"""Over which the last torques fade when tracking ends."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    time: float
+    pose: ToolPose
+    joints: Vector
+    joint_velocities: Vector
+    wrench: Vector
+
+
+class FrankyArm:
+    """One connection. A thread reads the state, so that a line that has gone dead holds nobody up but that thread."""
+
+    def __init__(self, host: str, cell: Cell) -> None:
+        """Connects, which lasts for ever where a server takes the connection and stays silent. Raises RobotError."""
+        self._cell = cell
+        realtime = franky.RealtimeConfig.Enforce if cell.realtime == "enforce" else franky.RealtimeConfig.Ignore
+        force, torque = _REFLEX_MARGIN * cell.max_force_n, _REFLEX_MARGIN * cell.max_torque_n_m
+        joint = max(_LEAST_JOINT_THRESHOLD_N_M, force * _REACH_M)
+        with _explained(host):
+            self._robot = franky.Robot(
+                host, relative_dynamics_factor=cell.home_speed_rad_s / _JOINT_SPEED_LIMIT_RAD_S, realtime_config=realtime
+            )
+            state = self._robot.state
+            if state.robot_mode == franky.RobotMode.Idle:
+                self._configure(joint, [force] * 3 + [torque] * 3, state)
+        self._motion: franky.CartesianImpedanceTrackingMotion | None = None
+        self._homing = self._home_next = False
+        self._problem = _trouble(state)
+        self._measured = _measure(state)
+        self._clock = state.time
+        self._closed = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _configure(self, joint: float, wrench: list[float], state: Any) -> None:
+        self._robot.set_collision_behavior([joint] * 7, wrench)
+        tool = franky.Affine(self._cell.tool_position_m, _xyzw(np.array(self._cell.tool_quaternion_wxyz)))
+        self._robot.set_ee((state.F_T_NE.inverse * tool).matrix.flatten(order="F").tolist())
+
+    @property
+    def measured(self) -> Measured:
+        return self._measured
+
+    @property
+    def problem(self) -> str | None:
+        """What stands in the way of motions; of the arm, of its safety functions or of the line."""
+        return self._problem
+
+    @property
+    def lost(self) -> bool:
+        """The line is dead: only a new connection helps."""
+        return not self._reader.is_alive()
+
+    @property
+    def homing(self) -> bool:
+        return self._homing
+
+    def track(self, pose: ToolPose, velocity: Vector) -> None:
+        """The tool is drawn to ``pose`` by springs; at the first call they are put on. velocity: metres and radians per second ``[6]``."""
+        reference = franky.CartesianReference(_affine(pose), franky.Twist(velocity[:3], velocity[3:]))
+        with self._noted():
+            if self._motion is None:
+                cell = self._cell
+                motion = franky.CartesianImpedanceTrackingMotion(
+                    translational_stiffness=cell.stiffness_n_m,
+                    rotational_stiffness=cell.rotation_stiffness_n_m_rad,
+                    translational_error_clip=np.full(3, _REFLEX_MARGIN * cell.max_force_n / cell.stiffness_n_m),
+                    rotational_error_clip=np.full(3, _REFLEX_MARGIN * cell.max_torque_n_m / cell.rotation_stiffness_n_m_rad),
+                    posture_task=franky.PostureTask(np.array(cell.home_joints_rad), _POSTURE_N_M_RAD, _POSTURE_DAMPING),
+                )
+                gains = motion.get_gains()
+                gains.damping = np.diag(2 * _DAMPING * np.sqrt(np.diag(gains.stiffness)))
+                motion.set_gains(gains)
+                motion.set_reference(reference)
+                self._robot.move(motion, asynchronous=True)
+                self._motion = motion
+            else:
+                self._motion.set_reference(reference)
+
+    def home(self) -> None:
+        """Move the joints to the cell's rest position, the fastest at most ``home_speed_rad_s``, once the springs are off; ``homing`` until there."""
+        self._homing = self._home_next = True
+
+    def rest(self) -> None:
+        """Take the springs off; the arm's own brake of torques, then its own controller, hold it."""
+        if self._motion is not None:
+            self._motion = None
+            with self._noted():
+                self._robot.move(franky.TorqueStopMotion(ramp_duration=_FADE_S), asynchronous=True)
+
+    def halt(self) -> None:
+        """Break a homing off."""
+        if self._homing:
+            self._home_next = False
+            with self._noted():
+                if self._robot.current_control_signal_type == franky.ControlSignalType.JointPositions:
+                    self._robot.move(franky.JointStopMotion(), asynchronous=True)
+
+    def recover(self, timeout: float) -> None:
+        """What the arm latched is cleared. Only for a person's acknowledgement. Raises RobotError."""
+        deadline = time.monotonic() + timeout
+        with _explained(self._robot.fci_hostname):
+            if self._robot.state.robot_mode == franky.RobotMode.UserStopped:
+                raise RobotError("user stop: release it, then acknowledge again")
+            while self._robot.has_errors or self._robot.state.robot_mode == franky.RobotMode.Reflex:
+                self._robot.recover_from_errors()
+                if time.monotonic() > deadline:
+                    raise RobotError(f"the arm does not recover: {_trouble(self._robot.state)}")
+                time.sleep(0.01)
+        self._problem = None
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _read(self) -> None:
+        period = 0.5 / self._cell.servo_hz
+        while not self._closed:
+            time.sleep(period)
+            try:
+                state = self._robot.state
+                if state.time != self._clock:
+                    self._clock = state.time
+                    self._measured = _measure(state)
+                if self._problem is None:
+                    self._problem = _trouble(state)
+                self._robot.poll_motion()
+                if self._homing and not self._robot.is_in_control:
+                    self._go_home()
+            except Exception as error:
+                self._fail(error)
+                if _is_dead(error):
+                    return
+
+    def _go_home(self) -> None:
+        """Nothing moves the arm: begin, or it is there."""
+        if self._home_next:
+            self._home_next = False
+            self._robot.move(franky.JointMotion([float(angle) for angle in self._cell.home_joints_rad]), asynchronous=True)
+        else:
+            self._homing = False
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._homing, self._home_next, self._motion = False, False, None
+        if self._problem is None:
+            with contextlib.suppress(Exception):
+                self._problem = _trouble(self._robot.state) if isinstance(error, franky.ControlException) else None
+            self._problem = self._problem or _words(error)
+
+
+def _measure(state: Any) -> Measured:
+    pose = state.O_T_EE
+    x, y, z, w = pose.quaternion
+    # x, y, z, w and -x, -y, -z, -w are one orientation; the hand points down, so w is about 0 and would flicker: x is kept positive.
+    quaternion = np.array([w, x, y, z]) * (1.0 if x >= 0 else -1.0)
+    return Measured(
+        time.monotonic(), ToolPose(pose.translation.copy(), quaternion), state.q.copy(), state.dq.copy(), state.O_F_ext_hat_K.copy()
+    )
+
+
+def _trouble(state: Any) -> str | None:
+    if state.robot_mode == franky.RobotMode.UserStopped:
+        return "user stop: pressed at the arm, or activated in Desk"
+    if state.robot_mode == franky.RobotMode.Reflex:
+        return f"reflex: {', '.join(_errors(state.current_errors)) or 'the arm does not say which'}"
+    if state.robot_mode == franky.RobotMode.Guiding:
+        return "guided by hand"
+    if state.robot_mode == franky.RobotMode.Other:
+        return "the arm is not ready: unlock its joints and activate FCI in Desk"
+    return None
+
+
+def _errors(errors: Any) -> list[str]:
+    return [name for name in dir(type(errors)) if not name.startswith("_") and getattr(errors, name) is True]
+
+
+def _affine(pose: ToolPose) -> Any:
+    return franky.Affine(pose.position, _xyzw(pose.quaternion))
+
+
+def _xyzw(quaternion: Vector) -> Vector:
+    return np.roll(quaternion, -1)
+
+
+def _is_dead(error: Exception) -> bool:
+    """Reading a state from a dead line raises a bare RuntimeError."""
+    return isinstance(error, franky.NetworkException) or "Net Exception" in str(error)
+
+
+def _words(error: Exception) -> str:
+    text = " ".join(str(error).replace("libfranka:", "").split())
+    return f"network: the line to the arm is dead ({text})" if _is_dead(error) else f"franky: {text or type(error).__name__}"
+
+
+@contextlib.contextmanager
+def _explained(host: str) -> Iterator[None]:
+    """franky's exceptions become RobotErrors of one line."""
+    try:
+        yield
+    except franky.RealtimeException:
+        raise RobotError(
+            "this kernel has no real time, which a real arm wants: boot one with PREEMPT_RT (or say `realtime: ignore` in the cell of a simulated arm)"
+        ) from None
+    except franky.IncompatibleVersionException as error:
+        raise RobotError(
+            f"{host} runs firmware that this libfranka does not speak: {_words(error)}; install a franky-control that does"
+        ) from None
+    except franky.NetworkException as error:
+        raise RobotError(f"{host} does not answer: {_words(error)}; is it on, is the cable in, is FCI active in Desk?") from None
+    except (franky.CommandException, franky.ControlException, franky.InvalidOperationException, RuntimeError) as error:
+        if isinstance(error, RobotError):
+            raise
+        raise RobotError(f"{host}: {_words(error)}") from None

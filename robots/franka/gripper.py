@@ -1,0 +1,92 @@
+"""The hand, in a thread of its own: its commands last for seconds, and nobody waits for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import franky
+
+from rlinf_vla.robot import RobotError
+
+from ..cell import Cell
+
+_PERIOD_S = 0.02
+_TOLERANCE_M = 0.002
+"""Between a wish and the last one that was sent: nearer is the same."""
+_ANY_M = 0.1
+"""A grasp succeeds on whatever is between the fingers."""
+
+
+class FrankyGripper:
+    """Pursues the newest wish. What goes wrong is kept in ``problem`` until ``mend``."""
+
+    def __init__(self, host: str, cell: Cell) -> None:
+        """Connects. Raises RobotError."""
+        self._cell = cell
+        try:
+            self._gripper = franky.Gripper(host)
+        except (franky.NetworkException, franky.IncompatibleVersionException) as error:
+            raise RobotError(f"the hand at {host} does not answer: {error}; is it switched on in Desk?") from None
+        state = self._gripper.state
+        self.server_version: int = self._gripper.server_version
+        self.widest: float = state.max_width
+        self.width: float = state.width
+        """Metres between the fingers, measured lately."""
+        self.problem: str | None = None
+        self._wish: float | None = None
+        self._sent: float | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def pursue(self, width: float) -> None:
+        """Metres; at once, whatever the hand is doing."""
+        self._wish = width
+
+    @property
+    def lost(self) -> bool:
+        """The line is dead: only a new connection helps."""
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Forget the wish; the fingers stay as they are, and keep what they hold."""
+        self._wish = self._sent
+
+    def mend(self) -> None:
+        self.problem, self._wish, self._sent = None, None, None
+
+    def close(self) -> None:
+        self._closed = True
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        underway: Any = None
+        while not self._closed:
+            time.sleep(_PERIOD_S)
+            try:
+                if underway is not None and underway.wait(0):
+                    if not underway.get():
+                        raise RuntimeError("a command failed")
+                    underway = None
+                self.width = self._gripper.width
+                wish = self._wish
+                if wish is None or self.problem or (self._sent is not None and abs(wish - self._sent) < _TOLERANCE_M):
+                    continue
+                if underway is not None:
+                    self._gripper.stop()
+                underway, self._sent = self._begin(wish), wish
+            except Exception as error:
+                underway = None
+                self._wish = self._sent
+                self.problem = self.problem or f"gripper: {' '.join(str(error).replace('libfranka gripper:', '').split())}"
+                if isinstance(error, franky.NetworkException):
+                    return
+
+    def _begin(self, width: float) -> Any:
+        """Opening moves the fingers; closing keeps pressing on what it meets."""
+        speed = self._cell.gripper_speed_m_s
+        if width > self.width:
+            return self._gripper.move_async(width, speed)
+        return self._gripper.grasp_async(width, speed, self._cell.gripper_force_n, _ANY_M, _ANY_M)

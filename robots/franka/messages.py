@@ -1,0 +1,47 @@
+"""What the arm's process publishes at each tick of its servo, as bytes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from rlinf_vla.robot import RobotState, ToolPose, ToolTarget, Vector
+
+_NUMBERS = 38
+"""time 1, position 3, quaternion 4, joints 7, joint velocities 7, wrench 6, gripper 1; commanded: there 1, position 3, quaternion 4, gripper 1."""
+CAPACITY = 8 * _NUMBERS + 1024
+_FAULT_BYTES = 1000
+
+
+def pack(state: RobotState) -> bytes:
+    numbers = np.zeros(_NUMBERS)
+    numbers[0] = state.time
+    numbers[1:4], numbers[4:8] = state.pose.position, state.pose.quaternion
+    numbers[8:15], numbers[15:22], numbers[22:28], numbers[28] = state.joints, state.joint_velocities, state.wrench, state.gripper_width
+    if state.commanded is not None:
+        numbers[29] = 1.0
+        numbers[30:33], numbers[33:37] = state.commanded.pose.position, state.commanded.pose.quaternion
+        numbers[37] = math.nan if state.commanded.gripper_width is None else state.commanded.gripper_width
+    return numbers.tobytes() + (state.fault or "").encode()[:_FAULT_BYTES]
+
+
+def unpack(data: bytes) -> RobotState:
+    numbers: Vector = np.frombuffer(data, count=_NUMBERS)
+    commanded = None
+    if numbers[29]:
+        commanded = ToolTarget(ToolPose(numbers[30:33], numbers[33:37]), None if math.isnan(numbers[37]) else float(numbers[37]))
+    fault = data[8 * _NUMBERS :].decode(errors="replace") or None
+    pose = ToolPose(numbers[1:4], numbers[4:8])
+    return RobotState(
+        float(numbers[0]), pose, numbers[8:15], numbers[15:22], numbers[22:28], float(numbers[28]), commanded=commanded, fault=fault
+    )
+
+
+def pack_target(target: ToolTarget) -> list[float | None]:
+    return [*target.pose.position.tolist(), *target.pose.quaternion.tolist(), target.gripper_width]
+
+
+def unpack_target(values: list[float | None]) -> ToolTarget:
+    numbers: Vector = np.array(values[:7], dtype=np.float64)
+    return ToolTarget(ToolPose(numbers[:3], numbers[3:]), values[7])

@@ -1,0 +1,92 @@
+"""The plug-ins ``franka`` and ``franka_sim``: from a recipe's ``robot`` node to an arm and its cameras. Cheap to import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlinf_vla.robot import Camera, Finding, RobotError
+
+from .. import cell_file, folder
+from ..cell import Cell
+from ..channel import ask
+from ..simulated.client import SimulatedCell
+from .check import findings
+from .client import FrankaRobot
+from .config import FrankaConfig, FrankaSimConfig
+
+SHIPPED = "cell://"
+_ANSWER_S = 2.0
+
+
+def read_cell(location: str) -> Cell:
+    """Raises CellError."""
+    if location.startswith(SHIPPED):
+        return cell_file.load(cell_file.CELLS / f"{location[len(SHIPPED) :]}.yaml")
+    return cell_file.load(Path(location).expanduser())
+
+
+class Franka:
+    """Implements ``RobotPlugin``."""
+
+    Config = FrankaConfig
+
+    def make(self, config: FrankaConfig) -> FrankaRobot:
+        host = config.host
+        return FrankaRobot(read_cell(config.cell), self.folder(config), lambda timeout: host, journal=config.journal, python=config.python)
+
+    def cameras(self, config: FrankaConfig) -> list[Camera]:
+        from ..cameras import device
+
+        return [device(name, camera) for name, camera in config.cameras.items()]
+
+    def check(self, config: FrankaConfig) -> Iterator[Finding]:
+        return findings(self.make(config), self.cameras(config))
+
+    def order(self, config: FrankaConfig | None, order: str, person: str) -> list[str]:
+        return _order(folder.arms() if config is None else [self.folder(config)], order, person)
+
+    def folder(self, config: FrankaConfig) -> Path:
+        return folder.of_arm(config.host)
+
+
+class FrankaSim:
+    """Implements ``RobotPlugin``."""
+
+    Config = FrankaSimConfig
+
+    def make(self, config: FrankaSimConfig) -> FrankaRobot:
+        where, size = self.folder(config), config.image_size
+        simulated = SimulatedCell(where)
+
+        def find_host(timeout: float) -> str:
+            return simulated.start(timeout, config.cameras, size, size, config.camera_hz)
+
+        return FrankaRobot(read_cell(config.cell), where, find_host, simulated.close, config.journal, config.python)
+
+    def cameras(self, config: FrankaSimConfig) -> list[Camera]:
+        from ..cameras import SimulatedCamera
+
+        return [SimulatedCamera(name, self.folder(config), config.max_age_s, config.frozen_s) for name in config.cameras]
+
+    def check(self, config: FrankaSimConfig) -> Iterator[Finding]:
+        return findings(self.make(config), self.cameras(config))
+
+    def order(self, config: FrankaSimConfig | None, order: str, person: str) -> list[str]:
+        return _order(folder.arms() if config is None else [self.folder(config)], order, person)
+
+    def folder(self, config: FrankaSimConfig) -> Path:
+        path = folder.of_arm("franka_sim") if config.folder is None else Path(config.folder).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _order(where: list[Path], order: str, person: str) -> list[str]:
+    message = {"stop": f"stopped by {person}"} if order == "stop" else {"acknowledge": person}
+    answers = [answer for each in where if (answer := ask(each / folder.ORDERS, message, _ANSWER_S)) is not None]
+    if not answers:
+        raise RobotError(f"nothing to {order}: no process drives an arm in {' or '.join(map(str, where)) or folder.root()}")
+    return [f"{answer['host']} (process {answer['pid']}): {answer['fault'] or 'no fault'}" for answer in answers]
+
+
+franka, franka_sim = Franka(), FrankaSim()

@@ -1,0 +1,200 @@
+"""The arm's process: numpy and franky alone. It holds the arm's lock, connects, ticks the servo, and obeys two sources of orders.
+
+From the policy's process, whose end of the channel is its life line: ``{"goal": [x, y, z, qw, qx, qy, qz, width], "until": s}``, ``{}`` (still here),
+``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": PERSON}``. From anyone of this user, at the socket in the arm's folder: the last three
+and ``{}``. It says there ``{"ready": ...}`` or ``{"error": ...}`` once, then ``{"interventions": [[time, rule, before, after], ...]}``,
+``{"homed": true}``, and ``{"recovered": null}`` or why not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, TimeoutError
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeVar
+
+from rlinf_vla.robot import CellError, RobotError
+
+from .. import cell_file
+from ..cell import Cell
+from ..channel import Channel, ChannelClosed, Listener, Message
+from ..folder import JOURNAL, ORDERS, STATE, Journal, Latch, Lock
+from ..record import Record
+from . import messages
+from .driver import FrankyArm
+from .gripper import FrankyGripper
+from .servo import STOPPED, Servo
+
+Result = TypeVar("Result")
+
+OWNER_LOST = "policy: its process is gone"
+_SOONEST = 0.6
+"""Of a period; safety.EARLIEST and a little."""
+_FAREWELL_S = 3.0
+"""The arm stands long before; then this process ends whatever else it waits for."""
+
+
+class ArmProcess:
+    def __init__(self, owner: Channel, options: Message, cell: Cell) -> None:
+        self._owner, self._cell, self._host = owner, cell, str(options["host"])
+        folder = Path(options["folder"])
+        self._lock = Lock(folder, self._host)
+        self._journal = Journal(Path(options["journal"]) if options["journal"] else folder / JOURNAL)
+        self._arm, self._gripper = self._connect()
+        self._servo = Servo(cell, self._arm, self._gripper, Latch(folder), self._journal)
+        self._record = Record(folder / STATE, messages.CAPACITY)
+        self._listener = Listener(folder / ORDERS)
+        self._recovery: tuple[Future[tuple[FrankyArm, FrankyGripper]], str] | None = None
+        """And who acknowledged."""
+        self._homing = False
+        self._asked_to_end: str | None = None
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda number, _: self._end(f"signal: {signal.Signals(number).name}"))
+
+    def run(self) -> None:
+        """Until the owner is gone, or a signal came; the arm stands then."""
+        period = 1 / self._cell.servo_hz
+        self._publish(time.monotonic())
+        versions = f"franky-control {version('franky-control')}, hand's server version {self._gripper.server_version}"
+        self._owner.send({"ready": True, "found": {"host": self._host, "versions": versions, "widest": str(self._gripper.widest)}})
+        due = time.monotonic()
+        leaving = None
+        now = due
+        while leaving is None or not (self._servo.standing or time.monotonic() > leaving):
+            # A late tick is followed by one that is on time again, but never sooner than the filter takes one.
+            due = max(due + period, now + _SOONEST * period)
+            time.sleep(max(0.0, due - time.monotonic()))
+            now = time.monotonic()
+            if leaving is None:
+                self._listen(now)
+            if self._asked_to_end is not None and leaving is None:
+                self._servo.stop(self._asked_to_end, now)
+                leaving = now + _FAREWELL_S
+            self._look_at_recovery()
+            self._publish(now)
+            self._journal.flush()
+
+    def close(self) -> None:
+        self._listener.close()
+        self._journal.write("end", fault=self._servo.fault, durable=True)
+        self._journal.close()
+
+    def _connect(self) -> tuple[FrankyArm, FrankyGripper]:
+        """Raises RobotError, also where the host takes the connection and is silent; the thread that waits for it then ends with this process."""
+        future = begin(lambda: (FrankyArm(self._host, self._cell), FrankyGripper(self._host, self._cell)))
+        try:
+            return future.result(self._cell.connect_timeout_s)
+        except TimeoutError:
+            seconds = self._cell.connect_timeout_s
+            raise RobotError(f"{self._host} took the connection and said nothing for {seconds:g} s: restart the arm's control") from None
+
+    def _end(self, why: str) -> None:
+        self._asked_to_end = why
+
+    def _publish(self, now: float) -> None:
+        state, interventions = self._servo.tick(now)
+        self._record.write(messages.pack(state))
+        if self._homing and not self._servo.arm.homing:
+            self._homing = False
+            self._tell({"homed": True})
+        if interventions:
+            rows = [[each.time, each.rule, each.before, each.after] for each in interventions]
+            self._journal.write("interventions", rows=[row[1:] for row in rows])
+            self._tell({"interventions": rows})
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self._owner.send(message)
+        except (ChannelClosed, BlockingIOError):  # it is noticed where we listen; or it has not read for long
+            return
+
+    def _listen(self, now: float) -> None:
+        try:
+            while (message := self._owner.receive(0)) is not None:
+                self._servo.hear(now)
+                self._obey(message, now)
+        except ChannelClosed:
+            self._end(OWNER_LOST)
+        for caller, message in self._listener.messages():
+            self._obey({key: value for key, value in message.items() if key != "goal"}, now)
+            try:
+                caller.send({"host": self._host, "pid": os.getpid(), "fault": self._servo.fault})
+            except (ChannelClosed, BlockingIOError):
+                continue
+
+    def _obey(self, message: Message, now: float) -> None:
+        if "goal" in message:
+            self._servo.pursue(messages.unpack_target(message["goal"]), float(message["until"]), now)
+        if "stop" in message:
+            self._servo.stop(str(message["stop"]) or STOPPED, now)
+        if "home" in message:
+            self._servo.home()
+            self._homing = True
+        if "acknowledge" in message and self._recovery is None and self._servo.fault is not None:
+            self._recovery = begin(self._recover), str(message["acknowledge"])
+
+    def _recover(self) -> tuple[FrankyArm, FrankyGripper]:
+        """While the servo goes on with the old ones: it may have to connect anew."""
+        arm, gripper = self._arm, self._gripper
+        if arm.lost or gripper.lost:
+            arm.close()
+            gripper.close()
+            arm, gripper = self._connect()
+        arm.recover(self._cell.connect_timeout_s)
+        gripper.mend()
+        return arm, gripper
+
+    def _look_at_recovery(self) -> None:
+        if self._recovery is None or not self._recovery[0].done():
+            return
+        future, person = self._recovery
+        self._recovery = None
+        try:
+            self._arm, self._gripper = self._servo.arm, self._servo.gripper = future.result()
+        except RobotError as error:
+            self._journal.write("not recovered", person=person, error=str(error), durable=True)
+            self._tell({"recovered": str(error)})
+        else:
+            self._servo.acknowledge(person)
+            self._tell({"recovered": None})
+
+
+def begin(work: Callable[[], Result]) -> Future[Result]:
+    """``work()`` in a thread that nobody has to wait for."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def main() -> None:
+    owner = Channel(socket.socket(fileno=int(sys.argv[1])))
+    options = owner.receive(10.0) or {}
+    try:
+        process = ArmProcess(owner, options, cell_file.of(options["limits"], options["cell"]))
+    except (RobotError, CellError) as error:
+        owner.send({"error": str(error)})
+        os._exit(1)  # a connection that hangs would keep this process
+    try:
+        process.run()
+    finally:
+        process.close()
+        sys.stdout.flush()
+        os._exit(0)  # so would its thread
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Where a Franka Research 3 has its tool, and how its joints move it.
+
+Lengths: Franka's Denavit-Hartenberg parameters in Craig's convention, frankarobotics.github.io/docs/robot_specifications.html. Limits: the
+same page, "Limits for Franka Research 3". Older arms (Panda, FER) have the same lengths and other limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_vla.robot import ToolPose, Vector
+
+from . import rotations
+
+LOWER = np.array([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159])
+UPPER = np.array([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159])
+"""Of the joints, radians ``[7]``."""
+
+REACH_M = 0.855
+"""Of the flange, from the shoulder, which is SHOULDER_M above the base."""
+SHOULDER_M = 0.333
+
+_LINKS = ((0, 0.0, 0.333), (-1, 0.0, 0.0), (1, 0.0, 0.316), (1, 0.0825, 0.0), (-1, -0.0825, 0.384), (1, 0.0, 0.0), (1, 0.088, 0.0))
+"""Of each joint: alpha in quarter turns, a and d in metres."""
+_FLANGE_M = 0.107
+
+_DAMPING = 0.01
+"""Of the least squares: at singularities joints stay finite."""
+
+
+Axis = tuple[float, float, float]
+
+
+class Arm:
+    """A Franka Research 3 that holds a tool."""
+
+    def __init__(self, tool_position: Sequence[float], tool_quaternion: Sequence[float]) -> None:
+        """The tool centre point in the flange's frame, metres and w, x, y, z."""
+        x, y, z = (float(each) for each in tool_position)
+        self._offset = (x, y, z + _FLANGE_M)
+        self._rotation = rotations.matrix(rotations.unit(tool_quaternion))
+
+    def pose(self, joints: Vector) -> ToolPose:
+        """Of the tool in the base's frame, with ``joints`` in radians ``[7]``."""
+        _, _, flange, position = self._chain(joints)
+        return ToolPose(np.array(position), np.array(rotations.from_matrix(np.array(flange).T @ self._rotation)))
+
+    def jacobian(self, joints: Vector) -> NDArray[np.float64]:
+        """``[6, 7]``: metres and radians per second of the tool, in the base's axes, for each radian per second of a joint."""
+        axes, origins, _, tool = self._chain(joints)
+        return _jacobian(axes, origins, tool)
+
+    def reach(self, joints: Vector, pose: ToolPose, tolerance: float, attempts: int) -> Vector | None:
+        """The joints nearby that put the tool at ``pose``, to ``tolerance`` in metres and radians; None after so many ``attempts``.
+
+        Damped least squares (Nakamura and Hanafusa 1986), the smallest motion of all: the elbow does not move for its own sake. Limits of
+        joints are not looked at. At singularities, and out of reach, there is no answer.
+        """
+        wanted = (rotations.matrix(pose.quaternion.tolist()) @ self._rotation.T).T.tolist()  # axes of the flange
+        x, y, z = pose.position.tolist()
+        for _ in range(attempts):
+            axes, origins, flange, tool = self._chain(joints)
+            turn = [_cross(is_, shall) for is_, shall in zip(flange, wanted, strict=True)]
+            error = [x - tool[0], y - tool[1], z - tool[2], *((a + b + c) / 2 for a, b, c in zip(*turn, strict=True))]
+            if max(map(abs, error)) <= tolerance:
+                return joints
+            jacobian = _jacobian(axes, origins, tool)
+            square = jacobian @ jacobian.T
+            square.flat[::7] += _DAMPING**2
+            joints = joints + jacobian.T @ np.linalg.solve(square, np.array(error))
+        return None
+
+    def _chain(self, joints: Vector) -> tuple[list[Axis], list[Axis], tuple[Axis, Axis, Axis], Axis]:
+        """Axis and origin of each joint; the flange's axes x, y, z; the tool centre point. In floats, at a third of what numpy takes."""
+        x0, x1, x2, y0, y1, y2, z0, z1, z2, o0, o1, o2 = 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0
+        axes, origins = [], []
+        for (turn, a, d), angle in zip(_LINKS, joints.tolist(), strict=True):
+            o0, o1, o2 = o0 + a * x0, o1 + a * x1, o2 + a * x2
+            if turn > 0:  # about x: y becomes z, z becomes -y
+                y0, y1, y2, z0, z1, z2 = z0, z1, z2, -y0, -y1, -y2
+            elif turn < 0:
+                y0, y1, y2, z0, z1, z2 = -z0, -z1, -z2, y0, y1, y2
+            c, s = math.cos(angle), math.sin(angle)
+            x0, x1, x2, y0, y1, y2 = c * x0 + s * y0, c * x1 + s * y1, c * x2 + s * y2, c * y0 - s * x0, c * y1 - s * x1, c * y2 - s * x2
+            o0, o1, o2 = o0 + d * z0, o1 + d * z1, o2 + d * z2
+            axes.append((z0, z1, z2))
+            origins.append((o0, o1, o2))
+        x, y, z = self._offset
+        tool = (o0 + x * x0 + y * y0 + z * z0, o1 + x * x1 + y * y1 + z * z1, o2 + x * x2 + y * y2 + z * z2)
+        return axes, origins, ((x0, x1, x2), (y0, y1, y2), (z0, z1, z2)), tool
+
+
+def _cross(a: Sequence[float], b: Sequence[float]) -> Axis:
+    return (a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0])
+
+
+def _jacobian(axes: list[Axis], origins: list[Axis], tool: Axis) -> NDArray[np.float64]:
+    x, y, z = tool
+    return np.array([(*_cross(axis, (x - o[0], y - o[1], z - o[2])), *axis) for axis, o in zip(axes, origins, strict=True)]).T

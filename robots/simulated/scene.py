@@ -1,0 +1,75 @@
+"""What stands in the simulated cell: an FR3 with a hand, a table, a cube that can be pushed and grasped, a disc as a target, two cameras.
+
+Metres and radians in the base's frame. franky-sim and MuJoCo are imported when used.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HOME = (0.0, -0.7854, 0.0, -2.3562, 0.0, 1.5708, 0.7854)
+"""Joints at the start."""
+TABLE_Z = 0.002
+"""Its top; franky-sim's floor is at 0."""
+CUBE_M = 0.04
+CUBE, TARGET = "cube", "target"
+CAMERAS = ("front", "wrist")
+PREFIX = "robot0_"
+
+
+def build() -> tuple[Any, Any]:
+    """franky-sim's simulator, not yet started, and its robot."""
+    from franky_sim import mujoco_simulator
+
+    from . import arm
+
+    mujoco_simulator.FrankaMujocoRobot = arm.Arm  # what add_robot makes
+    simulator = mujoco_simulator.MujocoSimulator()
+    robot = simulator.add_robot(initial_q=HOME, initial_hand_width=0.08)
+    world = simulator.worldbody
+    arm.compensate(world)
+    _add(world, "geom", name="table", type="box", size="0.35 0.5 0.01", pos=f"0.55 0 {TABLE_Z - 0.01}", rgba="0.75 0.68 0.58 1")
+    cube = _add(world, "body", name=CUBE, pos=f"0.5 -0.1 {TABLE_Z + CUBE_M / 2}")
+    _add(cube, "freejoint", name=CUBE)
+    half = f"{CUBE_M / 2} {CUBE_M / 2} {CUBE_M / 2}"
+    _add(cube, "geom", type="box", size=half, mass="0.05", rgba="0.85 0.1 0.1 1", friction="1 0.005 0.0001", condim="4")
+    target = _add(world, "body", name=TARGET, mocap="true", pos=f"0.5 0.1 {TABLE_Z + 0.001}")
+    _add(target, "geom", type="cylinder", size="0.04 0.001", rgba="0.1 0.7 0.2 1", contype="0", conaffinity="0")
+    _add(world, "camera", name="front", pos="1.35 0 0.75", xyaxes="0 1 0 -0.466 0 0.885", fovy="45")
+    # The hand's z points along the fingers, its x forward: the picture's top is away from the base.
+    hand = next(body for body in world.iter("body") if body.get("name") == f"{PREFIX}hand")
+    _add(hand, "camera", name="wrist", pos="0.07 0 0.03", xyaxes="0 1 0 1 0 0", fovy="70")
+    return simulator, robot
+
+
+def _add(parent: ET.Element, tag: str, **attributes: str) -> ET.Element:
+    return ET.SubElement(parent, tag, attributes)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """How it really is in the simulator."""
+
+    time: float
+    """Monotonic, seconds."""
+    joint_velocities: NDArray[np.float64]
+    """Radians per second ``[7]``."""
+    positions: NDArray[np.float64]
+    """MuJoCo's ``qpos``."""
+    target: NDArray[np.float64]
+    """Position of the disc ``[3]``."""
+    cube: NDArray[np.float64]
+    """Position of the cube ``[3]``."""
+
+    def pack(self) -> bytes:
+        return np.concatenate([[self.time], self.joint_velocities, self.target, self.cube, self.positions]).tobytes()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Truth:
+        numbers = np.frombuffer(data)
+        return cls(float(numbers[0]), numbers[1:8], numbers[14:], numbers[8:11], numbers[11:14])

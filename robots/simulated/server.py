@@ -1,0 +1,187 @@
+"""franky-sim's server of one arm with the faults of a real one: what a real controller does when the line fails, a joint hits something, the
+user stop is pressed. Used in the simulator's process only.
+
+franky-sim itself never refuses a motion. Here, as on the arm (Franka Control Interface documentation, "Robot modes"): without commands for
+``COMMUNICATION_S`` in a motion the arm stops by itself; after a reflex or a user stop motions are refused until an error recovery.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from franky_sim import franka_robot_server
+from franky_sim.franka_gripper_protocol import GripperCommand, GripperCommandStatus
+from franky_sim.franka_gripper_server import FrankaGripperServer
+from franky_sim.franka_robot_protocol import (
+    AutomaticErrorRecoveryCommand,
+    AutomaticErrorRecoveryStatus,
+    BaseCommand,
+    MoveCommand,
+    MoveStatus,
+    RobotCommand,
+    RobotMode,
+    StateControllerMode,
+    StateMotionGeneratorMode,
+)
+from franky_sim.franka_robot_server import FrankaRobotServer
+from numpy.typing import NDArray
+
+COMMUNICATION_S = 0.1
+"""The real arm allows 0.02 s; no realtime kernel stands between client and simulator here."""
+ERRORS = {"joint_reflex": 6, "cartesian_reflex": 7, "communication_constraints_violation": 25}
+"""Bits of ``franka::Errors`` (libfranka, errors.h)."""
+FAULTS = ("udp_silence", "tcp_close", "silent", "reflex", "user_stop", "gripper")
+
+
+class _Move(MoveCommand):
+    def handle(self, server: ArmServer) -> None:
+        refusal = server.refusal
+        if refusal is None:
+            super().handle(server)
+        else:
+            self.reply(refusal)
+
+
+class _Recovery(AutomaticErrorRecoveryCommand):
+    def handle(self, server: ArmServer) -> None:
+        stopped = server.mode is RobotMode.kUserStopped
+        if not stopped:
+            server.recover()
+        status = (
+            AutomaticErrorRecoveryStatus.kCommandRejectedDueToActivatedSafetyFunctions if stopped else AutomaticErrorRecoveryStatus.kSuccess
+        )
+        self.reply(status)
+
+
+class _Hand(FrankaGripperServer):
+    broken = False
+    _ticks = 0
+
+    def send_state(self) -> None:
+        """At 50 Hz; the real hand is slower."""
+        self._ticks += 1
+        if self._ticks % 20 == 0:
+            super().send_state()
+
+    def _start_motion(self, motion_state: Any, command_type: GripperCommand, command_id: int, tcp_socket: Any) -> None:
+        if not self.broken:
+            super()._start_motion(motion_state, command_type, command_id, tcp_socket)
+            return
+        self._robot.set_hand_goal(self._robot.hand_width, 0.05, 70.0)
+        formats = {"command_type_struct": "H", "status_type_struct": "H"}
+        BaseCommand.send_response(tcp_socket, command_type, command_id, GripperCommandStatus.kAborted, **formats)
+
+
+# The server looks its parts up under these names.
+franka_robot_server.MoveCommand = _Move
+franka_robot_server.AutomaticErrorRecoveryCommand = _Recovery
+franka_robot_server.FrankaGripperServer = _Hand
+
+
+class ArmServer(FrankaRobotServer):
+    def __init__(self, robot: Any, hostnames: Iterable[str]) -> None:
+        self.mode: RobotMode | None = None
+        """Reflex or UserStopped; None: nothing is wrong."""
+        self.errors: set[int] = set()
+        self.wrench: NDArray[np.float64] = np.zeros(6)
+        """What the hand feels, in the base's frame: newtons, newton metres."""
+        self._active: set[str] = set()
+        self._heard = 0.0
+        self._arm = robot
+        self._modes = StateMotionGeneratorMode.kIdle, StateControllerMode.kOther
+        super().__init__(robot, hostnames)
+
+    def inject(self, fault: str) -> None:
+        """One of FAULTS."""
+        if fault == "tcp_close":
+            self._halt(MoveStatus.kAborted)
+            self.reset_state()
+        elif fault == "reflex":
+            self._reflex("joint_reflex")
+        elif fault == "user_stop":
+            self.mode = RobotMode.kUserStopped
+            self._halt(MoveStatus.kPreemptedDueToActivatedSafetyFunctions)
+        elif fault == "gripper":
+            self.gripper_server.broken = True
+        else:
+            self._active.add(fault)
+
+    def end(self, fault: str) -> None:
+        """The cause is gone; what the arm latched stays."""
+        self._active.discard(fault)
+        if fault == "gripper":
+            self.gripper_server.broken = False
+        elif fault == "user_stop" and self.mode is RobotMode.kUserStopped:
+            self.mode = None
+
+    def recover(self) -> None:
+        self.mode, self.errors = None, set()
+
+    @property
+    def refusal(self) -> MoveStatus | None:
+        """Why no motion may start."""
+        if self.mode is RobotMode.kUserStopped:
+            return MoveStatus.kCommandRejectedDueToActivatedSafetyFunctions
+        return MoveStatus.kCommandNotPossibleRejected if self.mode is RobotMode.kReflex else None
+
+    def process_commands(self) -> None:
+        if "silent" in self._active:
+            self._watch()
+            self._post_process_commands()
+        else:
+            super().process_commands()
+
+    def send_state(self) -> None:
+        if not self._active & {"silent", "udp_silence"}:
+            super().send_state()
+
+    def start_motion(self, *arguments: Any, **named: Any) -> None:
+        self._heard = time.monotonic()
+        super().start_motion(*arguments, **named)
+        self._note_modes()
+
+    def stop_motion(self, send_preemption_signal: bool = True) -> None:
+        super().stop_motion(send_preemption_signal)
+        self._note_modes()
+
+    def _handle_udp_command(self, command_data: bytes) -> None:
+        if "udp_silence" not in self._active:
+            self._heard = time.monotonic()
+            super()._handle_udp_command(command_data)
+
+    def _post_process_commands(self) -> None:
+        self._watch()
+        super()._post_process_commands()
+
+    def _get_state_bytes(self) -> bytes:
+        record = self._arm.record()
+        record["motion_generator_mode"], record["controller_mode"] = self._modes
+        record["robot_mode"] = self.mode or (RobotMode.kMove if self.current_motion_id else RobotMode.kIdle)
+        record["errors"] = 0
+        record["errors"][list(self.errors)] = 1
+        record["O_F_ext_hat_K"] = record["K_F_ext_hat_K"] = self.wrench
+        return bytes(record.tobytes())
+
+    def _note_modes(self) -> None:
+        state = self.robot_state
+        self._modes = state.motion_generator_mode, state.controller_mode
+
+    def _watch(self) -> None:
+        if self.current_motion_id and time.monotonic() - self._heard > COMMUNICATION_S:
+            self._reflex("communication_constraints_violation")
+
+    def _reflex(self, error: str) -> None:
+        self.mode = RobotMode.kReflex
+        self.errors.add(ERRORS[error])
+        self._halt(MoveStatus.kReflexAborted)
+
+    def _halt(self, status: MoveStatus) -> None:
+        """The arm holds where it is, and the client's motion, if any, ends with ``status``."""
+        motion = self.current_motion_id
+        self.stop_motion(send_preemption_signal=False)
+        if motion:
+            BaseCommand.send_response(self._tcp_socket, RobotCommand.kMove, motion, status)
+            self.reset_current_motion_id()
