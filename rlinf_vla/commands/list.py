@@ -14,7 +14,15 @@ from rlinf_vla.types import UserError
 
 
 def run(arguments: Sequence[str]) -> None:
-    tables = {"recipes": _recipes, "presets": _presets, "models": _models, "envs": _envs, "tasks": _tasks, "rewards": _rewards, "robots": _robots}
+    tables = {
+        "recipes": _recipes,
+        "presets": _presets,
+        "models": _models,
+        "envs": _envs,
+        "tasks": _tasks,
+        "rewards": _rewards,
+        "robots": _robots,
+    }
     for word in arguments or list(tables):
         if word not in tables:
             raise UserError(f"list {word}: nothing of that name{plugins.nearest(word, list(tables))} (lists: {', '.join(tables)})")

@@ -113,17 +113,19 @@ class RobotPlayer:
             try:
                 ended = self._loop.run(instruction, self._after_step)
             except BaseException as error:
-                keep(self._take.episode(f"{type(error).__name__}: {error}", True, weights))
+                if self._take.seen_something:
+                    keep(self._take.episode(f"{type(error).__name__}: {error}", True, weights))
                 raise
             problem = ended.detail if ended.kind != FINISHED else None
             paused = ended.detail == PAUSE
             whole = problem is None and not paused and self._leaving is None
             self._consents = 0 if whole else self._consents
-            if (whole or job.kind == TRAINING) and self._take.seen_something:
+            done = (whole or job.kind == TRAINING) and self._take.seen_something
+            if done:
                 keep(self._take.episode(ended.detail, problem is not None, weights))
             if paused:
                 self._wait_for(RESUME, f"paused by {self._cell.person.name}")
-            if whole or job.kind == TRAINING:
+            if done:
                 return
 
     def _lay_out(self, job: Job) -> str:
@@ -206,15 +208,22 @@ class RobotPlayer:
             problem = None
             try:
                 if self._lost:
-                    robot.close()
-                    robot.connect(self._rules.connect_s)
-                    self._lost = False
+                    self._connect_anew()
                 robot.acknowledge("a script" if self._rules.scripted_consent else person.name)
                 until = self._clock.now() + RECOVERY_S
                 while self._latched() is not None and not self._lost and self._clock.now() < until:
                     self._sleep(POLL_S)
             except RobotError as error:
                 problem = str(error)
+
+    def _connect_anew(self) -> None:
+        robot, cameras = self._cell.robot, self._cell.cameras
+        for each in (*cameras, robot):
+            each.close()
+        robot.connect(self._rules.connect_s)
+        for camera in cameras:
+            camera.start()
+        self._lost = False
 
     def _wait_for(self, word: str, why: str) -> None:
         """Until a person says it; or, where a fault is latched, until somebody acknowledged it elsewhere. Raises Left."""
