@@ -66,7 +66,7 @@ class Take:
             images={name: torch.cat([each.images[name] for each in seen]) for name in seen[0].images},
             state=torch.cat([each.state for each in seen]),
             tick=torch.tensor([step.tick for step in steps]),
-            action=torch.from_numpy(np.stack([step.action for step in done])) if done else torch.zeros(0, 0),
+            action=torch.from_numpy(np.array([step.action for step in done], np.float32)) if done else torch.zeros(0, 0),
             human=torch.tensor([step.human for step in done], dtype=torch.bool),
             reward=torch.tensor(self._rewards[: len(done)]),
             terminated=self.terminated and not fault,
