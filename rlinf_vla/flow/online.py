@@ -90,9 +90,6 @@ class OnlineFlow(OffPolicyFlow):
         if len(self.replay):
             self._updates.submit(super().improve, updates).result()
 
-    def save(self) -> dict[str, Any]:
-        return super().save() | {"iteration_played": self.iteration}
-
     def saved(self, states: Sequence[dict[str, Any]]) -> None:
         """Episodes that no checkpoint's continuation would ask for are in the replay, and needed no more."""
         super().saved(states)
