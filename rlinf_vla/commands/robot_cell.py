@@ -14,13 +14,14 @@ from safetensors import safe_open
 from rlinf_vla import plugins
 from rlinf_vla.commands import session
 from rlinf_vla.protocols import EnvSpec, Policy, ToolUnits
-from rlinf_vla.recipe import Recipe
-from rlinf_vla.recipe.robot import NOBODY
+from rlinf_vla.recipe import Recipe, RewardConfig
+from rlinf_vla.recipe.robot import NOBODY, ROBOT
 from rlinf_vla.robot import Action, Camera, CellError, Person, RobotSpec
 from rlinf_vla.rollout.background import Threaded
 from rlinf_vla.rollout.chunks import Chunk, Request
 from rlinf_vla.rollout.clock import MonotonicClock
 from rlinf_vla.rollout.control_actor import ControlActor, require_fit
+from rlinf_vla.rollout.rewarded import own_reward
 from rlinf_vla.rollout.robot_episode import Job
 from rlinf_vla.rollout.robot_player import Cell, RobotPlayer, Rules, Tell
 from rlinf_vla.rollout.sensing import STATE
@@ -93,6 +94,13 @@ class Inference:
 class RobotCell:
     player: RobotPlayer
     inference: Inference
+    spec: EnvSpec
+
+
+def require_robot(recipe: Recipe, verb: str) -> None:
+    """Raises UserError where the recipe is for simulators."""
+    if recipe.env.name != ROBOT:
+        raise UserError(f"robot {verb} wants a recipe for a robot, recipe={recipe.name} has env={recipe.env.name}: recipe=franka_rlpd")
 
 
 def build_policy(recipe: Recipe) -> Policy:
@@ -104,8 +112,8 @@ def build_policy(recipe: Recipe) -> Policy:
 
 
 @contextmanager
-def opened(recipe: Recipe, tell: Tell) -> Iterator[RobotCell]:
-    """Connected, everything started. Raises UserError, CellError and RobotError."""
+def opened(recipe: Recipe, tell: Tell, person: Person | None = None, limit: int | None = None) -> Iterator[RobotCell]:
+    """Connected, everything started. ``person``, ``limit``: instead of the recipe's. Raises UserError, CellError and RobotError."""
     plugin, settings = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.session
     by_script = settings.acknowledge == "script"
     if (by_script or settings.patience_s is not None) and not plugin.simulated:
@@ -116,7 +124,7 @@ def opened(recipe: Recipe, tell: Tell) -> Iterator[RobotCell]:
     require_fit(policy, [camera.name for camera in cameras], recipe.control)
     cameras = [camera for camera in cameras if camera.name in policy.spec.images]
     rules = Rules(
-        limit=recipe.env.episode_limit,
+        limit=limit or recipe.env.episode_limit,
         dimensions=policy.spec.action_dim,
         patience_s=settings.patience_s,
         scripted_consent=by_script,
@@ -127,7 +135,7 @@ def opened(recipe: Recipe, tell: Tell) -> Iterator[RobotCell]:
     with ExitStack() as stack:
         stack.enter_context(session.threads(recipe.cluster.rollout_threads))
         inference.warm_up()
-        person = _person(recipe, policy.spec.action_dim)
+        person = person or _person(recipe, policy.spec.action_dim)
         stack.callback(person.close)
         stack.callback(robot.close)
         robot.connect(settings.connect_s)
@@ -137,9 +145,10 @@ def opened(recipe: Recipe, tell: Tell) -> Iterator[RobotCell]:
         _check_pictures(policy, cameras)
         background = Threaded(inference, clock)
         stack.callback(background.close)
-        worth = session.build_worth(recipe, env_spec(recipe, robot.spec, policy))
+        spec = env_spec(recipe, robot.spec, policy)
+        score = own_reward if recipe.reward == RewardConfig() else session.build_worth(recipe, spec)
         cell = Cell(robot, cameras, scene, person)
-        yield RobotCell(RobotPlayer(cell, background, recipe.control, rules, clock, worth, tell), inference)
+        yield RobotCell(RobotPlayer(cell, background, recipe.control, rules, clock, score, tell), inference, spec)
 
 
 def env_spec(recipe: Recipe, spec: RobotSpec, policy: Policy) -> EnvSpec:
