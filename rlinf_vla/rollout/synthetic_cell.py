@@ -22,10 +22,13 @@ class SyntheticRobot:
         self.state = RobotState(clock.now(), REST, zeros, zeros, np.zeros(6), self.spec.gripper_width_m)
         self.commands: list[tuple[float, ToolTarget, float]] = []
         """(when, target, valid until)."""
+        self.observed: list[float] = []
+        """When it was looked at."""
 
     def connect(self, timeout_s: float) -> None: ...
 
     def observe(self) -> RobotState:
+        self.observed.append(self._clock.now())
         pass_time(self._clock, self._cost)
         return replace(self.state, time=self._clock.now())
 
