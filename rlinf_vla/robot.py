@@ -224,7 +224,7 @@ class RobotPlugin(Protocol):
         """Connects, looks at everything, and moves nothing. Raises RobotError where it cannot go on, CellError."""
 
     def order(self, config: Any, order: str, person: str) -> list[str]:
-        """``stop`` or ``acknowledge``, from anywhere on the arm's machine to the process that drives it; ``config`` None: to all that run here.
+        """``stop`` or ``acknowledge``, from anywhere on the arm's machine to the process that drives it; ``config`` None: to all.
 
         Returns a line for each arm. Raises RobotError where none runs.
         """

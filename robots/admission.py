@@ -14,9 +14,11 @@ from .cell import Cell
 from .rotations import Triple
 from .space import TOLERANCE, Place, Refused, Space, along, numbers, part_within
 
-_REACHED = 5e-4
+_REACHED = 1e-4
 """Metres or radians: joints are foretold to this."""
-_ATTEMPTS, _CUTS = 4, 4
+_ATTEMPTS, _CUTS = 7, 4
+_SHY = 0.9
+"""Joints are no straight function of the way: a little less than the part that would be allowed if they were."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Admission:
             if joints is not None and allowed == 1:
                 self.joints = joints
                 return
-            part *= allowed
+            part *= _SHY * allowed
             self.end = along(begin, whole, part), along(begin_turn, whole_turn, part)
         self.end = self._start.place
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from pathlib import Path
@@ -79,10 +80,8 @@ class Listener:
 
     def messages(self) -> list[tuple[Channel, Message]]:
         """Who said what since the last look."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             self._callers.append(Channel(self._socket.accept()[0]))
-        except BlockingIOError:
-            pass
         heard = []
         for caller in list(self._callers):
             try:

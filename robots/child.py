@@ -19,7 +19,7 @@ from .channel import Channel, ChannelClosed, Message
 
 
 class Child:
-    """``module`` (relative to this folder) in a process of its own; it finds its end of ``channel`` in the file descriptor that its first argument names.
+    """``module`` (relative to this folder) in a process of its own, which finds its end of ``channel`` by the number in its first argument.
 
     It ends, by its own decision, when the channel closes, however this process ends.
     """
@@ -50,7 +50,7 @@ class Child:
         return self._popen.poll() is None
 
     def wait_ready(self, deadline: float) -> Message:
-        """Its first message. Raises RobotError where it says ``error``, dies, or is silent until ``deadline`` (monotonic); it is killed then."""
+        """Its first message. Raises RobotError where it says ``error``, dies, or is silent until ``deadline`` (monotonic)."""
         try:
             message = self.channel.receive(max(deadline - time.monotonic(), 1e-3))
         except ChannelClosed:

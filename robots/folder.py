@@ -1,4 +1,4 @@
-"""Where the processes around one arm meet: a folder of this user and machine, with the arm's lock, its latched fault, its journal and its sockets."""
+"""Where the processes around one arm meet: a folder of this user and machine with the arm's lock, latched fault, journal and sockets."""
 
 from __future__ import annotations
 

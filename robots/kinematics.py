@@ -28,6 +28,9 @@ _LINKS = ((0, 0.0, 0.333), (-1, 0.0, 0.0), (1, 0.0, 0.316), (1, 0.0825, 0.0), (-
 """Of each joint: alpha in quarter turns, a and d in metres."""
 _FLANGE_M = 0.107
 
+_SAME = 3
+"""Corrections with one Jacobian, which costs more than they."""
+
 _DAMPING = 0.01
 """Of the least squares: at singularities joints stay finite."""
 
@@ -62,16 +65,19 @@ class Arm:
         """
         wanted = (rotations.matrix(pose.quaternion.tolist()) @ self._rotation.T).T.tolist()  # axes of the flange
         x, y, z = pose.position.tolist()
-        for _ in range(attempts):
-            axes, origins, flange, tool = self._chain(joints)
-            turn = [_cross(is_, shall) for is_, shall in zip(flange, wanted, strict=True)]
-            error = [x - tool[0], y - tool[1], z - tool[2], *((a + b + c) / 2 for a, b, c in zip(*turn, strict=True))]
-            if max(map(abs, error)) <= tolerance:
+        inverse = np.zeros((7, 6))
+        for attempt in range(attempts):
+            axes, origins, (fx, fy, fz), tool = self._chain(joints)
+            (a0, a1, a2), (b0, b1, b2), (c0, c1, c2) = _cross(fx, wanted[0]), _cross(fy, wanted[1]), _cross(fz, wanted[2])
+            error = (x - tool[0], y - tool[1], z - tool[2], (a0 + b0 + c0) / 2, (a1 + b1 + c1) / 2, (a2 + b2 + c2) / 2)
+            if max(error) <= tolerance and min(error) >= -tolerance:
                 return joints
-            jacobian = _jacobian(axes, origins, tool)
-            square = jacobian @ jacobian.T
-            square.flat[::7] += _DAMPING**2
-            joints = joints + jacobian.T @ np.linalg.solve(square, np.array(error))
+            if attempt % _SAME == 0:
+                jacobian = _jacobian(axes, origins, tool)
+                square = jacobian @ jacobian.T
+                square.flat[::7] += _DAMPING**2
+                inverse[:] = np.linalg.solve(square, jacobian).T
+            joints = joints + inverse @ error
         return None
 
     def _chain(self, joints: Vector) -> tuple[list[Axis], list[Axis], tuple[Axis, Axis, Axis], Axis]:

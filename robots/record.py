@@ -21,7 +21,7 @@ class Record:
     """
 
     def __init__(self, path: Path, capacity: int | None = None) -> None:
-        """Opens the file ``path``; the writer gives its ``capacity`` in bytes, which makes it anew. Raises OSError where there is none to read."""
+        """Opens the file ``path``; the writer gives its ``capacity`` in bytes, which makes it anew. Raises OSError where there is none."""
         if capacity is not None:
             path.unlink(missing_ok=True)  # readers of an earlier one keep theirs
             with path.open("xb") as file:

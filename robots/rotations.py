@@ -99,24 +99,3 @@ def between(a: Sequence[float], b: Sequence[float]) -> Quaternion:
         aside = np.cross(first, np.eye(3)[int(np.argmin(np.abs(first)))])
         return unit([0.0, *aside.tolist()])
     return unit([1 + cosine, *np.cross(first, second).tolist()])
-
-
-def left_jacobian(vector: Sequence[float]) -> NDArray[np.float64]:
-    """What turns a small change of a rotation vector into a small rotation in the fixed frame ``[3, 3]``.
-
-    Solà et al. 2018, "A micro Lie theory for state estimation in robotics", equation 145. Never longer than what it is applied to.
-    """
-    x, y, z = vector
-    square = x * x + y * y + z * z
-    if square < 1e-12:
-        first, second = 0.5, 1 / 6
-    else:
-        angle = math.sqrt(square)
-        first, second = (1 - math.cos(angle)) / square, (angle - math.sin(angle)) / (square * angle)
-    return np.array(
-        [
-            [1 - second * (y * y + z * z), second * x * y - first * z, second * x * z + first * y],
-            [second * x * y + first * z, 1 - second * (x * x + z * z), second * y * z - first * x],
-            [second * x * z - first * y, second * y * z + first * x, 1 - second * (x * x + y * y)],
-        ]
-    )

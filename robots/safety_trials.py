@@ -46,7 +46,7 @@ class Follower:
         if self._pose is command.pose:
             return
         self._pose = command.pose
-        joints = self._arm.reach(self.joints, command.pose, 1e-7, 20)
+        joints = self._arm.reach(self.joints, command.pose, 1e-5, 20)
         self.joints = self.joints if joints is None else joints
 
     def state(self, wrench: Vector | None = None) -> RobotState:
@@ -56,7 +56,7 @@ class Follower:
 
 def goals(draw: Draw, cell: Cell, admitted: Callable[[], ToolTarget]) -> Iterator[ToolTarget | None]:
     """For ever, in bouts of one kind; ``admitted`` is where the last goal's way ended."""
-    kinds = (_policy, _push, _extremes, _jump, _corner, _malformed)
+    kinds = (policy, _push, _extremes, _jump, _corner, _malformed)
     while True:
         kind, bout = kinds[draw.integers(len(kinds))], draw.normal(size=7)
         for number in range(draw.integers(1, 120)):
@@ -68,7 +68,7 @@ def _moved(from_: ToolTarget, step: Vector, turn: Vector, width: float | None = 
     return ToolTarget(ToolPose(from_.pose.position + step, np.array(quaternion)), width)
 
 
-def _policy(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
+def policy(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
     action = np.clip(draw.normal(size=7) + bout, -1, 1)
     width = float(np.clip(0.04 + 0.04 * action[6], 0, 0.08))
     return _moved(from_, action[:3] * cell.action_translation_m, action[3:6] * cell.action_rotation_rad, width)

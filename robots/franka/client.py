@@ -93,7 +93,7 @@ class FrankaRobot:
     def stop(self) -> None:
         if self._child is not None:  # a process that is gone has stopped the arm
             with contextlib.suppress(RobotError):
-                self._send({"stop": "stopped by the policy's process"})
+                self._send({"stop": "policy: it stopped the arm"})
 
     def acknowledge(self, person: str) -> None:
         """Begins the recovery, which may take seconds: done when ``observe().fault`` is None, failed when ``refusal`` says why."""

@@ -8,9 +8,11 @@ from typing import Dict, List, Optional  # noqa: UP035  (OmegaConf reads these s
 
 @dataclass
 class CameraConfig:
-    """driver: opencv or realsense. device: of OpenCV an index or a path (/dev/v4l/by-id/... survives a reboot), of a RealSense its serial number;
-    null takes the first. width, height: pixels that the camera is asked for. hz: pictures per second. max_age_s: an older picture is an error.
-    frozen_s: a picture that has not changed by one bit for so long is one, too."""
+    """driver: opencv or realsense.
+    device: of OpenCV an index or a path (/dev/v4l/by-id/... survives a reboot), of a RealSense its serial number; null takes the first.
+    width, height: pixels that the camera is asked for. hz: pictures per second.
+    max_age_s: an older picture is an error. frozen_s: a picture that has not changed by one bit for so long is one, too.
+    """
 
     driver: str = "realsense"
     device: Optional[str] = None  # noqa: UP045
@@ -48,7 +50,8 @@ class FrankaSimConfig:
 
     cell, journal, python: as of ``franka``.
     folder: which simulated cell; whoever names the same one shares it. null: one for each user.
-    cameras: of ``front`` and ``wrist``. image_size: pixels, both ways. camera_hz: pictures per second. max_age_s, frozen_s: as of a real camera.
+    cameras: of ``front`` and ``wrist``. image_size: pixels, both ways. camera_hz: pictures per second.
+    max_age_s, frozen_s: as of a real camera.
     start_timeout_s: until simulator and cameras are up.
     """
 

@@ -28,8 +28,14 @@ _DAMPING = np.array([2.0, 2.0, 2.0, 1.0, 1.0, 1.0])
 for a second after a stop, and 3 in rotations becomes unstable."""
 _POSTURE_N_M_RAD, _POSTURE_DAMPING = 10.0, 8.0
 """Of the elbow, which the tool leaves free: weakly towards the rest position, and damped (N m s / rad)."""
+_ENDING_S = 1.0
+"""For which a motion may be refused because the one before has not quite ended."""
 _FADE_S = 0.2
 """Over which the last torques fade when tracking ends."""
+
+
+class LineDead(RobotError):
+    """The connection is of no use any more."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,11 @@ class FrankyArm:
                 self._configure(joint, [force] * 3 + [torque] * 3, state)
         self._motion: franky.CartesianImpedanceTrackingMotion | None = None
         self._homing = self._home_next = False
+        self._begun = self._tried = 0.0
+        """When a motion was to begin, first of several tries and last."""
         self._problem = _trouble(state)
         self._measured = _measure(state)
-        self._clock = state.time
+        self._clock: int = state.time.to_msec()
         self._closed = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -79,11 +87,6 @@ class FrankyArm:
     def problem(self) -> str | None:
         """What stands in the way of motions; of the arm, of its safety functions or of the line."""
         return self._problem
-
-    @property
-    def lost(self) -> bool:
-        """The line is dead: only a new connection helps."""
-        return not self._reader.is_alive()
 
     @property
     def homing(self) -> bool:
@@ -106,13 +109,13 @@ class FrankyArm:
                 gains.damping = np.diag(2 * _DAMPING * np.sqrt(np.diag(gains.stiffness)))
                 motion.set_gains(gains)
                 motion.set_reference(reference)
-                self._robot.move(motion, asynchronous=True)
+                self._begin(motion)
                 self._motion = motion
             else:
                 self._motion.set_reference(reference)
 
     def home(self) -> None:
-        """Move the joints to the cell's rest position, the fastest at most ``home_speed_rad_s``, once the springs are off; ``homing`` until there."""
+        """Move the joints to the rest position, the fastest at most ``home_speed_rad_s``, once the springs are off; ``homing`` until there."""
         self._homing = self._home_next = True
 
     def rest(self) -> None:
@@ -131,7 +134,7 @@ class FrankyArm:
                     self._robot.move(franky.JointStopMotion(), asynchronous=True)
 
     def recover(self, timeout: float) -> None:
-        """What the arm latched is cleared. Only for a person's acknowledgement. Raises RobotError."""
+        """Clear what the arm latched. Only for a person's acknowledgement. Raises RobotError; LineDead where only a new connection helps."""
         deadline = time.monotonic() + timeout
         with _explained(self._robot.fci_hostname):
             if self._robot.state.robot_mode == franky.RobotMode.UserStopped:
@@ -152,8 +155,9 @@ class FrankyArm:
             time.sleep(period)
             try:
                 state = self._robot.state
-                if state.time != self._clock:
-                    self._clock = state.time
+                clock = state.time.to_msec()
+                if clock != self._clock:  # the same state is read again where none came
+                    self._clock = clock
                     self._measured = _measure(state)
                 if self._problem is None:
                     self._problem = _trouble(state)
@@ -169,9 +173,15 @@ class FrankyArm:
         """Nothing moves the arm: begin, or it is there."""
         if self._home_next:
             self._home_next = False
-            self._robot.move(franky.JointMotion([float(angle) for angle in self._cell.home_joints_rad]), asynchronous=True)
+            self._begin(franky.JointMotion([float(angle) for angle in self._cell.home_joints_rad]))
         else:
             self._homing = False
+
+    def _begin(self, motion: Any) -> None:
+        if time.monotonic() - self._tried > _ENDING_S:
+            self._begun = time.monotonic()
+        self._tried = time.monotonic()
+        self._robot.move(motion, asynchronous=True)
 
     @contextlib.contextmanager
     def _noted(self) -> Iterator[None]:
@@ -181,6 +191,9 @@ class FrankyArm:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
+        if _is_ending(error) and time.monotonic() - self._begun < _ENDING_S:
+            self._motion, self._home_next = None, self._homing  # the next tick tries again
+            return
         self._homing, self._home_next, self._motion = False, False, None
         if self._problem is None:
             with contextlib.suppress(Exception):
@@ -222,6 +235,11 @@ def _xyzw(quaternion: Vector) -> Vector:
     return np.roll(quaternion, -1)
 
 
+def _is_ending(error: Exception) -> bool:
+    """A motion was begun while libfranka was still at the last breath of the one before."""
+    return isinstance(error, franky.InvalidMotionTypeException) or "multiple motions" in str(error)
+
+
 def _is_dead(error: Exception) -> bool:
     """Reading a state from a dead line raises a bare RuntimeError."""
     return isinstance(error, franky.NetworkException) or "Net Exception" in str(error)
@@ -239,15 +257,15 @@ def _explained(host: str) -> Iterator[None]:
         yield
     except franky.RealtimeException:
         raise RobotError(
-            "this kernel has no real time, which a real arm wants: boot one with PREEMPT_RT (or say `realtime: ignore` in the cell of a simulated arm)"
+            "this kernel has no real time, which a real arm wants: boot one with PREEMPT_RT (a simulated arm's cell says `realtime: ignore`)"
         ) from None
     except franky.IncompatibleVersionException as error:
         raise RobotError(
             f"{host} runs firmware that this libfranka does not speak: {_words(error)}; install a franky-control that does"
         ) from None
     except franky.NetworkException as error:
-        raise RobotError(f"{host} does not answer: {_words(error)}; is it on, is the cable in, is FCI active in Desk?") from None
+        raise LineDead(f"{host} does not answer: {_words(error)}; is it on, is the cable in, is FCI active in Desk?") from None
     except (franky.CommandException, franky.ControlException, franky.InvalidOperationException, RuntimeError) as error:
         if isinstance(error, RobotError):
             raise
-        raise RobotError(f"{host}: {_words(error)}") from None
+        raise (LineDead if _is_dead(error) else RobotError)(f"{host}: {_words(error)}") from None

@@ -80,7 +80,8 @@ class FrankyGripper:
             except Exception as error:
                 underway = None
                 self._wish = self._sent
-                self.problem = self.problem or f"gripper: {' '.join(str(error).replace('libfranka gripper:', '').split())}"
+                text = " ".join(str(error).replace("libfranka gripper:", "").replace("libfranka:", "").split())
+                self.problem = self.problem or f"gripper: {text}"
                 if isinstance(error, franky.NetworkException):
                     return
 

@@ -1,8 +1,8 @@
 """The arm's process: numpy and franky alone. It holds the arm's lock, connects, ticks the servo, and obeys two sources of orders.
 
-From the policy's process, whose end of the channel is its life line: ``{"goal": [x, y, z, qw, qx, qy, qz, width], "until": s}``, ``{}`` (still here),
-``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": PERSON}``. From anyone of this user, at the socket in the arm's folder: the last three
-and ``{}``. It says there ``{"ready": ...}`` or ``{"error": ...}`` once, then ``{"interventions": [[time, rule, before, after], ...]}``,
+From the policy's process, whose end of the channel is its life line: ``{"goal": [x, y, z, qw, qx, qy, qz, width], "until": s}``, ``{}`` for
+"still here", ``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": PERSON}``. From anyone of this user, at the socket in the arm's
+folder: all but goals. It says there ``{"ready": ...}`` or ``{"error": ...}`` once, then ``{"interventions": [[time, rule, before, after], ...]}``,
 ``{"homed": true}``, and ``{"recovered": null}`` or why not.
 """
 
@@ -28,13 +28,13 @@ from ..channel import Channel, ChannelClosed, Listener, Message
 from ..folder import JOURNAL, ORDERS, STATE, Journal, Latch, Lock
 from ..record import Record
 from . import messages
-from .driver import FrankyArm
+from .driver import FrankyArm, LineDead
 from .gripper import FrankyGripper
-from .servo import STOPPED, Servo
+from .servo import POLICY, Servo
 
 Result = TypeVar("Result")
 
-OWNER_LOST = "policy: its process is gone"
+OWNER_LOST = f"{POLICY}its process is gone"
 _SOONEST = 0.6
 """Of a period; safety.EARLIEST and a little."""
 _FAREWELL_S = 3.0
@@ -47,7 +47,8 @@ class ArmProcess:
         folder = Path(options["folder"])
         self._lock = Lock(folder, self._host)
         self._journal = Journal(Path(options["journal"]) if options["journal"] else folder / JOURNAL)
-        self._arm, self._gripper = self._connect()
+        self._arm = self._within(lambda: FrankyArm(self._host, cell))
+        self._gripper = self._within(lambda: FrankyGripper(self._host, cell))
         self._servo = Servo(cell, self._arm, self._gripper, Latch(folder), self._journal)
         self._record = Record(folder / STATE, messages.CAPACITY)
         self._listener = Listener(folder / ORDERS)
@@ -56,7 +57,7 @@ class ArmProcess:
         self._homing = False
         self._asked_to_end: str | None = None
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda number, _: self._end(f"signal: {signal.Signals(number).name}"))
+            signal.signal(signum, lambda number, _: self._end(f"{POLICY}the arm's process got {signal.Signals(number).name}"))
 
     def run(self) -> None:
         """Until the owner is gone, or a signal came; the arm stands then."""
@@ -86,9 +87,9 @@ class ArmProcess:
         self._journal.write("end", fault=self._servo.fault, durable=True)
         self._journal.close()
 
-    def _connect(self) -> tuple[FrankyArm, FrankyGripper]:
-        """Raises RobotError, also where the host takes the connection and is silent; the thread that waits for it then ends with this process."""
-        future = begin(lambda: (FrankyArm(self._host, self._cell), FrankyGripper(self._host, self._cell)))
+    def _within(self, connect: Callable[[], Result]) -> Result:
+        """Raises RobotError, also where the host takes the connection and is silent; what waits for it then ends with this process."""
+        future = begin(connect)
         try:
             return future.result(self._cell.connect_timeout_s)
         except TimeoutError:
@@ -133,7 +134,7 @@ class ArmProcess:
         if "goal" in message:
             self._servo.pursue(messages.unpack_target(message["goal"]), float(message["until"]), now)
         if "stop" in message:
-            self._servo.stop(str(message["stop"]) or STOPPED, now)
+            self._servo.stop(str(message["stop"]), now)
         if "home" in message:
             self._servo.home()
             self._homing = True
@@ -143,11 +144,15 @@ class ArmProcess:
     def _recover(self) -> tuple[FrankyArm, FrankyGripper]:
         """While the servo goes on with the old ones: it may have to connect anew."""
         arm, gripper = self._arm, self._gripper
-        if arm.lost or gripper.lost:
+        try:
+            arm.recover(self._cell.connect_timeout_s)
+        except LineDead:
             arm.close()
+            arm = self._within(lambda: FrankyArm(self._host, self._cell))
+            arm.recover(self._cell.connect_timeout_s)
+        if gripper.lost:
             gripper.close()
-            arm, gripper = self._connect()
-        arm.recover(self._cell.connect_timeout_s)
+            gripper = self._within(lambda: FrankyGripper(self._host, self._cell))
         gripper.mend()
         return arm, gripper
 

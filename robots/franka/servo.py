@@ -20,7 +20,12 @@ from ..safety import SafetyFilter
 from ..watch import STANDING_RAD_S
 from .driver import Measured
 
-STOPPED = "stopped"
+POLICY = "policy: "
+"""Begins the faults of the policy's process. They do not outlive the arm's: whoever starts another session has seen that one end."""
+
+
+_STANDING = 1e-4
+"""Metres or radians per second of a command that stands."""
 
 
 class Arm(Protocol):
@@ -91,7 +96,7 @@ class Servo:
         late = self._armed and self._goal is None
         self._expired = self._expired + 1 if late else 0
         if self._expired >= self._cell.expired_goals_to_stop:
-            self.stop(f"late: {self._expired} goals in a row came after the one before had expired", now)
+            self.stop(f"{POLICY}late, {self._expired} goals in a row came after the one before had expired", now)
             return
         self._goal, self._armed = goal, True
         self._valid_until = min(valid_until, now + self._cell.max_goal_validity_s)
@@ -103,7 +108,8 @@ class Servo:
         self.gripper.stop()
         if self.fault is None:
             self.fault = fault
-            self._latch.write(fault)
+            if not fault.startswith(POLICY):
+                self._latch.write(fault)
             self._journal.write("fault", fault=fault, at=now, durable=True)
 
     def acknowledge(self, person: str) -> None:
@@ -157,13 +163,13 @@ class Servo:
         if fault is not None:
             self.stop(fault, now)
         velocity = _velocity(before.pose, command.pose, self._cell.servo_hz)
-        self._still = 0 if velocity.any() else self._still + 1
+        self._still = 0 if np.abs(velocity).max() > _STANDING else self._still + 1
         self.arm.track(command.pose, velocity)
         if command.gripper_width is not None and self.fault is None:
             self.gripper.pursue(command.gripper_width)
         self._commanded = command
-        if self.fault is not None and self.standing:
-            self._leave_springs()
+        if self._goal is None and self.standing:
+            self._leave_springs()  # the arm's own controller holds better than springs, which swing
         return interventions
 
     def _leave_springs(self) -> None:
@@ -181,7 +187,7 @@ class Servo:
         elif self.gripper.problem is not None:
             self.stop(self.gripper.problem, now)
         elif self._armed and now - self._heard > self._cell.heartbeat_timeout_s:
-            self.stop(f"policy: its process has said nothing for {now - self._heard:.2f} s", now)
+            self.stop(f"{POLICY}its process has said nothing for {now - self._heard:.2f} s", now)
 
     def _state(self) -> RobotState:
         found = self.arm.measured

@@ -1,9 +1,9 @@
-"""franky-sim's FR3 at a tenth of its cost: at 1 kHz on a shared core, what is computed at each step decides whether a second lasts a second.
+"""franky-sim's FR3 at half its cost: at 1 kHz on a shared core, what each step computes decides whether a second lasts a second.
 
 franky-sim computes with Pinocchio what MuJoCo knows already, and writes every field of the state with a call of its own. Here gravity is
-compensated by MuJoCo (``gravcomp``), poses are MuJoCo's, and the state is one array. As on the real arm, the controller compensates the joints'
-friction, too (Franka Control Interface: commanded torques are without gravity and friction); franky-sim leaves it to whoever commands torques.
-Motions in torques, joint positions and joint velocities; Cartesian motions are refused.
+compensated by MuJoCo (``gravcomp``), poses are MuJoCo's, and the state is one array. As on the real arm, the controller compensates the
+joints' friction, too (Franka Control Interface: commanded torques are without gravity and friction); franky-sim leaves it to whoever commands
+torques. Motions in torques, joint positions and joint velocities; Cartesian motions are refused.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ TOOL_M = 0.1034
 FRICTION_N_M = 0.05
 """That the compensation leaves in a joint."""
 
+_STIFFNESS = np.array([3000.0, 3000.0, 3000.0, 3000.0, 2000.0, 2000.0, 2000.0])
+_DAMPING = np.array([150.0, 150.0, 120.0, 120.0, 60.0, 60.0, 60.0])
+"""Of the arm's own controller, N m / rad and N m s / rad. With franky-sim's damping, three times as much, it chatters without friction."""
+
 _FLOATS = (
-    ("O_T_EE", 16), ("O_T_EE_d", 16), ("F_T_EE", 16), ("EE_T_K", 16), ("F_T_NE", 16), ("NE_T_EE", 16), ("m_ee", 1), ("I_ee", 9), ("F_x_Cee", 3),
-    ("m_load", 1), ("I_load", 9), ("F_x_Cload", 3), ("elbow", 2), ("elbow_d", 2), ("tau_J", 7), ("tau_J_d", 7), ("dtau_J", 7), ("q", 7), ("q_d", 7),
-    ("dq", 7), ("dq_d", 7), ("ddq_d", 7), ("joint_contact", 7), ("cartesian_contact", 6), ("joint_collision", 7), ("cartesian_collision", 6),
-    ("tau_ext_hat_filtered", 7), ("O_F_ext_hat_K", 6), ("K_F_ext_hat_K", 6), ("O_dP_EE_d", 6), ("O_ddP_O", 3), ("elbow_c", 2), ("delbow_c", 2),
-    ("ddelbow_c", 2), ("O_T_EE_c", 16), ("O_dP_EE_c", 6), ("O_ddP_EE_c", 6), ("theta", 7), ("dtheta", 7), ("accelerometer_top", 18),
-    ("accelerometer_bottom", 18),
+    ("O_T_EE", 16), ("O_T_EE_d", 16), ("F_T_EE", 16), ("EE_T_K", 16), ("F_T_NE", 16), ("NE_T_EE", 16), ("m_ee", 1), ("I_ee", 9),
+    ("F_x_Cee", 3), ("m_load", 1), ("I_load", 9), ("F_x_Cload", 3), ("elbow", 2), ("elbow_d", 2), ("tau_J", 7), ("tau_J_d", 7),
+    ("dtau_J", 7), ("q", 7), ("q_d", 7), ("dq", 7), ("dq_d", 7), ("ddq_d", 7), ("joint_contact", 7), ("cartesian_contact", 6),
+    ("joint_collision", 7), ("cartesian_collision", 6), ("tau_ext_hat_filtered", 7), ("O_F_ext_hat_K", 6), ("K_F_ext_hat_K", 6),
+    ("O_dP_EE_d", 6), ("O_ddP_O", 3), ("elbow_c", 2), ("delbow_c", 2), ("ddelbow_c", 2), ("O_T_EE_c", 16), ("O_dP_EE_c", 6),
+    ("O_ddP_EE_c", 6), ("theta", 7), ("dtheta", 7), ("accelerometer_top", 18), ("accelerometer_bottom", 18),
 )  # fmt: skip
 STATE = np.dtype(
     [(name, "<f4", (size,)) for name, size in _FLOATS]
@@ -81,11 +85,11 @@ class Arm(FrankaMujocoRobot):
 
     def joint_position_control(self, target_q: Sequence[float], has_new_command: bool = True) -> None:
         self._desired = np.asarray(target_q)
-        self._push(self.kp * (self._desired - self._data.qpos[self._q]) - self.kv * self._data.qvel[self._v])
+        self._push(_STIFFNESS * (self._desired - self._data.qpos[self._q]) - _DAMPING * self._data.qvel[self._v])
 
     def joint_velocity_control(self, target_dq: Sequence[float], has_new_command: bool = True) -> None:
         self._desired = self._data.qpos[self._q]
-        self._push(self.kv * (np.asarray(target_dq) - self._data.qvel[self._v]))
+        self._push(_DAMPING * (np.asarray(target_dq) - self._data.qvel[self._v]))
 
     def cartesian_position_control(self, *arguments: Any, **named: Any) -> None:
         raise NotImplementedError("Cartesian motions")

@@ -1,6 +1,7 @@
-"""The process of the simulated cell: physics at 1 kHz of the wall clock, the arm's and the hand's servers on loopback, and a socket for orders.
+"""The process of the simulated cell: physics at 1 kHz of the wall clock, servers of arm and hand on loopback, a socket for orders.
 
-Orders, JSON: ``{"fault": NAME}`` and ``{"end": NAME}`` (server.FAULTS), ``{"place": {"cube": [x, y, yaw], "target": [x, y]}}``, ``{}``. Answer: who is there.
+Orders, JSON: ``{"fault": NAME}`` and ``{"end": NAME}`` (server.FAULTS), ``{"place": {"cube": [x, y, yaw], "target": [x, y]}}``, ``{}``.
+Answer: who is there.
 """
 
 from __future__ import annotations

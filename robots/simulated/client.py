@@ -29,20 +29,21 @@ class SimulatedCell:
     """One cell in one folder. Whoever starts its processes takes them along when it ends."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._children: list[Child] = []
 
     def start(self, timeout: float, cameras: list[str], height: int, width: int, hz: float, python: str | None = None) -> str:
         """The name of its host, on loopback; processes are started where none answer yet. Raises RobotError."""
         deadline = time.monotonic() + timeout
-        if ask(self._folder / ORDERS, {}, ANSWER_S) is None:
+        if ask(self.folder / ORDERS, {}, ANSWER_S) is None:
+            (self.folder / TRUTH).unlink(missing_ok=True)  # of an earlier cell; the cameras wait for the new one
             cell = Child("the simulated cell", "simulated.cell", python)
             self._children.append(cell)
-            cell.channel.send({"folder": str(self._folder)})
-            cell.wait_ready(deadline)
+            cell.channel.send({"folder": str(self.folder)})
             if cameras:
-                options = {"folder": str(self._folder), "truth": TRUTH, "cameras": cameras, "height": height, "width": width, "hz": hz}
+                options = {"folder": str(self.folder), "cameras": cameras, "height": height, "width": width, "hz": hz}
                 self._children.append(_cameras(options, deadline, python))
+            cell.wait_ready(deadline)
         return str(self._ask({})["host"])
 
     def fault(self, fault: str) -> None:
@@ -60,11 +61,11 @@ class SimulatedCell:
     def truth(self) -> scene.Truth:
         """How it really is now: for scripted humans, rewards and tests."""
         try:
-            data = Record(self._folder / TRUTH).read()
+            data = Record(self.folder / TRUTH).read()
         except OSError:
             data = None
         if data is None:
-            raise RobotError(f"no simulated cell in {self._folder}")
+            raise RobotError(f"no simulated cell in {self.folder}")
         return scene.Truth.unpack(data)
 
     def close(self) -> None:
@@ -81,9 +82,9 @@ class SimulatedCell:
             self._ask({verb: fault})
 
     def _ask(self, order: dict[str, Any], socket: str = ORDERS) -> dict[str, Any]:
-        answer = ask(self._folder / socket, order, ANSWER_S)
+        answer = ask(self.folder / socket, order, ANSWER_S)
         if answer is None:
-            raise RobotError(f"no simulated cell answers in {self._folder}")
+            raise RobotError(f"no simulated cell answers in {self.folder}")
         if "error" in answer:
             raise RobotError(f"the simulated cell refuses: {answer['error']}")
         return answer

@@ -1,4 +1,4 @@
-"""The process that draws what the simulated cameras see. It looks at the truth that the cell publishes, and never disturbs the cell's clock.
+"""The process that draws what the simulated cameras see. It looks at the truth that the cell publishes, never disturbing its clock.
 
 Orders, JSON: ``{"freeze": CAMERA}``, ``{"lose": CAMERA}``, ``{"mend": CAMERA}``. Answer: ``{}``.
 """
@@ -21,11 +21,11 @@ from ..channel import Channel, ChannelClosed, Listener, Message
 from ..frames import FrameRecord
 from ..record import Record
 from . import scene
-from .client import CAMERA_ORDERS, frames_path
+from .client import CAMERA_ORDERS, TRUTH, frames_path
 
 
 class SimulatedCameras:
-    def __init__(self, folder: Path, truth: str, cameras: list[str], height: int, width: int) -> None:
+    def __init__(self, folder: Path, cameras: list[str], height: int, width: int) -> None:
         simulator, _ = scene.build()
         simulator.init()
         simulator.start()
@@ -35,7 +35,7 @@ class SimulatedCameras:
         # Without shadows, and with the 3200 triangles that collide instead of the 242000 that are for the eye: 30 times as fast on a CPU.
         self._option = mujoco.MjvOption()
         self._option.geomgroup[2], self._option.geomgroup[3] = 0, 1
-        self._truth = Record(folder / truth)
+        self._truth = _wait_for(folder / TRUTH)
         self._frames = {name: FrameRecord(frames_path(folder, name), (height, width)) for name in cameras}
         self._frozen: dict[str, NDArray[np.uint8]] = {}
         self._lost: set[str] = set()
@@ -90,11 +90,23 @@ class SimulatedCameras:
                 self._frozen.pop(name, None)
 
 
+def _wait_for(path: Path) -> Record:
+    """The cell starts at the same time. Whoever waits for us has a deadline."""
+    while True:
+        try:
+            record = Record(path)
+            if record.read() is not None:
+                return record
+        except (OSError, ValueError):  # not there, or still empty
+            pass
+        time.sleep(0.05)
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     owner = Channel(socket.socket(fileno=int(sys.argv[1])))
     options = owner.receive(10.0) or {}
-    cameras = SimulatedCameras(Path(options["folder"]), options["truth"], options["cameras"], options["height"], options["width"])
+    cameras = SimulatedCameras(Path(options["folder"]), options["cameras"], options["height"], options["width"])
     cameras.draw()
     owner.send({"ready": True})
     cameras.run(owner, options["hz"])

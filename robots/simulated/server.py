@@ -1,5 +1,5 @@
-"""franky-sim's server of one arm with the faults of a real one: what a real controller does when the line fails, a joint hits something, the
-user stop is pressed. Used in the simulator's process only.
+"""franky-sim's server of one arm with the faults of a real one: what a real controller does when the line fails, a joint hits something,
+the user stop is pressed. Used in the simulator's process only.
 
 franky-sim itself never refuses a motion. Here, as on the arm (Franka Control Interface documentation, "Robot modes"): without commands for
 ``COMMUNICATION_S`` in a motion the arm stops by itself; after a reflex or a user stop motions are refused until an error recovery.
@@ -29,8 +29,8 @@ from franky_sim.franka_robot_protocol import (
 from franky_sim.franka_robot_server import FrankaRobotServer
 from numpy.typing import NDArray
 
-COMMUNICATION_S = 0.1
-"""The real arm allows 0.02 s; no realtime kernel stands between client and simulator here."""
+COMMUNICATION_S = 0.3
+"""The real arm allows 0.02 s; here client and simulator share cores that are no one's own."""
 ERRORS = {"joint_reflex": 6, "cartesian_reflex": 7, "communication_constraints_violation": 25}
 """Bits of ``franka::Errors`` (libfranka, errors.h)."""
 FAULTS = ("udp_silence", "tcp_close", "silent", "reflex", "user_stop", "gripper")
@@ -146,6 +146,10 @@ class ArmServer(FrankaRobotServer):
     def stop_motion(self, send_preemption_signal: bool = True) -> None:
         super().stop_motion(send_preemption_signal)
         self._note_modes()
+
+    def _reset_state(self) -> None:
+        super()._reset_state()
+        self._modes = StateMotionGeneratorMode.kIdle, StateControllerMode.kOther
 
     def _handle_udp_command(self, command_data: bytes) -> None:
         if "udp_silence" not in self._active:

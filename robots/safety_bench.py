@@ -1,0 +1,130 @@
+"""``python -m rlinf_vla.robots.safety_bench [--actions N] [--seed N] OUTPUT``: what a filter let out under fire, what a step costs."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from rlinf_vla.robot import ToolTarget
+
+from . import safety_trials
+from .cell import Cell
+from .cell_file import CELLS, load
+from .safety import SafetyFilter
+from .safety_trials import Follower, Played
+
+TRIAL = 2000
+"""Actions from one start to the next."""
+
+TICKS = (1, 1, 1, 1, 1, 1, 2, 4)
+"""For how long an action is held, drawn from these."""
+
+
+class Bench:
+    """What came of all trials in one cell."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.filter = cell, SafetyFilter(cell)
+        self.used: dict[str, float] = {}
+        self.faults: Counter[str] = Counter()
+        self.actions = self.ticks = 0
+
+    def trial(self, draw: np.random.Generator, actions: int) -> None:
+        played = safety_trials.play(self.cell, self.filter, self._sent(draw, actions))
+        self._add(played)
+
+    def _sent(self, draw: np.random.Generator, actions: int) -> Iterator[tuple[ToolTarget | None, int]]:
+        for goal in itertools.islice(safety_trials.goals(draw, self.cell, lambda: self.filter.admitted), actions):
+            self.actions += 1
+            yield goal, int(draw.choice(TICKS))
+        yield None, self.cell.windows.length + 1
+
+    def _add(self, played: Played) -> None:
+        self.ticks += len(played.commands)
+        if played.fault is not None:
+            self.faults[played.fault.split(":")[0]] += 1
+        for key, value in safety_trials.usage(self.cell, played).items():
+            self.used[key] = max(self.used.get(key, 0.0), value)
+
+
+def latency(cell: Cell, ticks: int = 20_000) -> dict[str, list[float]]:
+    """Microseconds of a step, goals coming at control_hz. By kind of tick: median, 99 %, median of the run's quietest hundredth."""
+    filter_, follower, draw = SafetyFilter(cell), Follower(cell), np.random.default_rng(0)
+    filter_.start(follower.state())
+    took = np.empty(ticks)
+    goal: ToolTarget | None = None
+    for tick in range(ticks):
+        if tick % cell.ticks_per_step == 0:
+            goal = safety_trials.policy(draw, cell, filter_.admitted, np.zeros(7), 0)
+        state = follower.state()
+        begin = time.perf_counter()
+        filtered = filter_.step(goal, state, 1 / cell.servo_hz)
+        took[tick] = 1e6 * (time.perf_counter() - begin)
+        follower.follow(filtered.command)
+    brings = np.arange(ticks) % cell.ticks_per_step == 0
+    groups = {"all": took, "with a new goal": took[brings], "between goals": took[~brings]}
+    quietest = {name: min(np.median(block) for block in np.array_split(each, 100)) for name, each in groups.items()}
+    return {name: [*np.percentile(each, [50, 99]).tolist(), float(quietest[name])] for name, each in groups.items()}
+
+
+def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str) -> str:
+    actions, ticks = sum(each.actions for each in benches.values()), sum(each.ticks for each in benches.values())
+    faults = sum((each.faults for each in benches.values()), Counter[str]())
+    worst = max(value for each in benches.values() for value in each.used.values())
+    keys, columns = list(next(iter(benches.values())).used), " | ".join(benches)
+    lines = [
+        "# The safety filter under fire",
+        "",
+        f"`{command}` wrote this page: {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python "
+        f"{platform.python_version()}, numpy {np.__version__}.",
+        "",
+        f"{actions} actions (a policy's, pushing against limits, alternating extremes, jumps of metres, corners of the workspace, NaN, "
+        f"infinity, 1e300, denormals, wrong shapes) became {ticks} commands to an arm that follows exactly. "
+        f"Faults: {dict(faults) or 'none'}. Every command was measured again, by finite differences; "
+        f"the most that was used of any limit is {worst:.6f} of it.",
+        "",
+        f"| part of the limit that was used, at most | {columns} |",
+        "|---|" + "---|" * len(benches),
+        *(f"| {key} | " + " | ".join(f"{each.used[key]:.4f}" for each in benches.values()) + " |" for key in keys),
+        "",
+        "joint_margin_rad: how far the joints came into their margin; at 0.5 the arm is stopped, at 1 they are at their end.",
+        "",
+        f"| interventions, by rule | {columns} |",
+        "|---|" + "---|" * len(benches),
+    ]
+    rules = sorted(set().union(*(each.filter.counts for each in benches.values())))
+    lines += [f"| {rule} | " + " | ".join(str(each.filter.counts[rule]) for each in benches.values()) + " |" for rule in rules]
+    lines += ["", "| µs of a step | median | 99 % | median of the quietest hundredth |", "|---|---|---|---|"]
+    lines += [f"| {name} | " + " | ".join(f"{value:.0f}" for value in values) + " |" for name, values in times.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--actions", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    cell = load(CELLS / "franka_sim.yaml")
+    benches = {"franka_sim": Bench(cell), "the same, with all the room there is": Bench(safety_trials.roomy(cell))}
+    draw = np.random.default_rng(options.seed)
+    command = f"python -m rlinf_vla.robots.safety_bench --actions {options.actions} --seed {options.seed} {options.output}"
+    times = latency(cell)
+    for begun in range(0, options.actions, TRIAL):
+        bench = list(benches.values())[begun // TRIAL % len(benches)]
+        bench.trial(draw, min(TRIAL, options.actions - begun))
+        if begun // TRIAL % 10 == 1 or begun + TRIAL >= options.actions:
+            options.output.write_text(page(benches, times, command), encoding="utf-8")  # so far
+            print(f"{begun + TRIAL} of {options.actions}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

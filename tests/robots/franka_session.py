@@ -1,0 +1,89 @@
+"""A robot of a policy's process at the simulated cell, and the truth about its arm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlinf_vla.robot import RobotState, ToolPose, ToolTarget
+from rlinf_vla.robots.folder import Latch
+from rlinf_vla.robots.franka.plugin import franka_sim
+from rlinf_vla.robots.simulated.client import SimulatedCell
+
+STILL_RAD_S = 0.05
+CELL_YAML = (
+    (Path(__file__).parents[2] / "robots/cells/franka_sim.yaml")
+    .read_text()
+    .replace("heartbeat_timeout_s: 0.5 ", "heartbeat_timeout_s: 1.5 ")
+    .replace("max_state_age_s: 0.3 ", "max_state_age_s: 0.5 ")
+)
+"""More patient than the shipped one: tests share the machine with anything."""
+
+
+def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> float:
+    """How long it took."""
+    begun = time.monotonic()
+    while not condition():
+        if time.monotonic() - begun > seconds:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
+        time.sleep(0.01)
+    return time.monotonic() - begun
+
+
+class Session:
+    """A robot of a policy's process, and the truth about its arm."""
+
+    def __init__(self, cell: SimulatedCell) -> None:
+        self.cell, self.folder = cell, cell.folder
+        Latch(self.folder).clear()
+        (self.folder / "patient.yaml").write_text(CELL_YAML)
+        self.config = franka_sim.Config(folder=str(self.folder), cell=str(self.folder / "patient.yaml"), cameras=[])
+        self.robot = franka_sim.make(self.config)
+        self.robot.connect(30)
+
+    @property
+    def speed(self) -> float:
+        """Of the fastest joint, by the simulator's own account."""
+        return float(np.abs(self.cell.truth().joint_velocities).max())
+
+    def move(self, seconds: float, *, by: tuple[float, float, float] = (0.01, 0.005, -0.01), width: float | None = None) -> RobotState:
+        """Goals at 10 Hz, as a policy gives them."""
+        state = self.robot.observe()
+        position = state.pose.position.copy()
+        for _ in range(round(10 * seconds)):
+            position = position + np.array(by)
+            self.robot.command(ToolTarget(ToolPose(position, state.pose.quaternion), width), time.monotonic() + 0.25)
+            time.sleep(0.1)
+            self.robot.observe()
+        return self.robot.observe()
+
+    def wait_still(self, seconds: float) -> float:
+        """For a tenth of a second, so that no turning point is taken for rest."""
+        since = [time.monotonic()]
+
+        def still() -> bool:
+            if self.speed > STILL_RAD_S:
+                since[0] = time.monotonic()
+            return time.monotonic() - since[0] > 0.1
+
+        return wait_until(still, seconds, "the arm stands still")
+
+    def wait_fault(self, seconds: float) -> str:
+        wait_until(lambda: self.robot.observe().fault, seconds, "a fault is latched")
+        return str(self.robot.observe().fault)
+
+    def acknowledge(self) -> None:
+        """Until it helps: a person presses again, too."""
+
+        def sound() -> bool:
+            if self.robot.observe().fault is not None and self.robot.refusal is not None:
+                print("refused:", self.robot.refusal)
+                self.robot.acknowledge("tester")
+            return self.robot.observe().fault is None
+
+        self.robot.acknowledge("tester")
+        wait_until(sound, 15, f"the arm recovers from {self.robot.observe().fault}")

@@ -1,0 +1,223 @@
+"""Real franky and libfranka against franky-sim, with the faults of a real cell: each is named and latched, and the arm stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from franka_session import CELL_YAML, Session, wait_until
+
+from rlinf_vla.robot import RobotError, ToolPose, ToolTarget
+from rlinf_vla.robots.folder import JOURNAL
+from rlinf_vla.robots.franka.plugin import franka, franka_sim
+
+pytestmark = pytest.mark.simulator
+
+STANDS_S = 4.0
+"""The simulator's second may be longer than ours on a machine with other work."""
+
+
+def test_it_goes_where_it_is_told(session: Session) -> None:
+    before = session.robot.observe()
+    after = session.move(1.5, width=0.0)
+    moved = after.pose.position - before.pose.position
+    assert moved[0] > 0.03 and moved[1] > 0.01 and moved[2] < -0.03, moved
+    assert after.commanded is not None and after.fault is None
+    wait_until(lambda: session.robot.observe().gripper_width < 0.01, 5, "the fingers close")
+    session.wait_still(STANDS_S)
+
+
+def test_home_is_where_the_cell_says(session: Session) -> None:
+    session.move(1.0)
+    session.robot.home(30)
+    np.testing.assert_allclose(session.robot.observe().joints, session.robot.cell.home_joints_rad, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        ("reflex", "reflex: joint_reflex"),
+        ("user_stop", "user stop"),
+        ("udp_silence", "network: no state of the arm"),
+        ("tcp_close", "network: "),
+        ("silent", "network: no state of the arm"),
+        ("gripper", "gripper: "),
+    ],
+)
+def test_a_fault_of_the_arm_is_latched_until_a_person_acknowledges(session: Session, fault: str, name: str) -> None:
+    session.move(0.5)
+    session.cell.fault(fault)
+    if fault == "gripper":
+        session.move(0.1, width=0.0)
+    assert session.wait_fault(3).startswith(name)
+    session.wait_still(STANDS_S)
+    with pytest.raises(RobotError, match="robot acknowledge"):
+        session.move(0.1)
+    session.cell.mend(fault)
+    time.sleep(0.3)
+    assert session.robot.observe().fault is not None, "code never clears it"
+    session.acknowledge()
+    assert session.move(0.5, by=(-0.01, 0.0, 0.01)).fault is None
+
+
+def test_a_fault_outlives_the_arms_process(session: Session) -> None:
+    session.cell.fault("reflex")
+    fault = session.wait_fault(3)
+    session.robot.close()
+    session.robot = franka_sim.make(session.config)
+    session.robot.connect(30)
+    assert session.robot.observe().fault == fault
+    session.acknowledge()
+
+
+def test_a_user_stop_that_is_still_pressed_is_not_acknowledged(session: Session) -> None:
+    session.cell.fault("user_stop")
+    session.wait_fault(3)
+    session.robot.acknowledge("tester")
+    wait_until(lambda: session.robot.observe().fault and session.robot.refusal, 5, "the acknowledgement is refused")
+    assert "release it" in str(session.robot.refusal)
+    session.cell.mend("user_stop")
+    session.acknowledge()
+
+
+def test_a_policy_that_stalls_is_a_fault(session: Session) -> None:
+    session.move(0.5)
+    begun = time.monotonic()
+    took = session.wait_still(STANDS_S)
+    time.sleep(max(0.0, 2.0 - (time.monotonic() - begun)))
+    assert "policy: its process has said nothing" in str(session.robot.observe().fault), took
+
+
+def test_goals_that_cease_make_it_hold(session: Session) -> None:
+    session.move(0.5)
+
+    def hold() -> bool:
+        assert session.robot.observe().fault is None
+        return session.speed < 0.02
+
+    wait_until(hold, STANDS_S, "it holds while the policy's process lives")
+
+
+def test_the_arm_stands_when_the_policys_process_is_killed(session: Session) -> None:
+    session.robot.close()
+    program = """
+import sys, time
+from rlinf_vla.robots.franka.plugin import franka_sim
+from rlinf_vla.robot import ToolPose, ToolTarget
+robot = franka_sim.make(franka_sim.Config(folder=sys.argv[1], cell=sys.argv[2], cameras=[]))
+robot.connect(30)
+state = robot.observe()
+position = state.pose.position.copy()
+while True:
+    position[0] += 0.005
+    robot.command(ToolTarget(ToolPose(position, state.pose.quaternion)), time.monotonic() + 0.25)
+    time.sleep(0.1)
+    robot.observe()
+    print("moving", flush=True)
+"""
+    policy = subprocess.Popen([sys.executable, "-c", program, str(session.folder), session.config.cell], stdout=subprocess.PIPE)
+    assert policy.stdout is not None
+    for _ in range(6):
+        assert policy.stdout.readline() == b"moving\n"
+    policy.kill()
+    policy.wait()
+    session.wait_still(STANDS_S)
+    wait_until(lambda: _events(session.folder)[-1]["event"] == "end", 5, "the arm's process ends")
+    assert _events(session.folder)[-1]["fault"] == "policy: its process is gone"
+    session.robot = franka_sim.make(session.config)
+    session.robot.connect(30)
+    assert session.move(0.5).fault is None, "a restart goes on"
+
+
+def test_the_arm_stands_when_its_process_is_killed(session: Session) -> None:
+    session.move(0.5)
+    os.kill(session.robot.pid, signal.SIGKILL)
+    session.wait_still(STANDS_S)
+    with pytest.raises(RobotError, match=r"the arm's process .* is gone with exit code -9"):
+        session.robot.observe()
+
+
+def test_a_signal_makes_it_stand_and_end(session: Session) -> None:
+    session.move(0.5)
+    os.kill(session.robot.pid, signal.SIGTERM)
+    session.wait_still(STANDS_S)
+    wait_until(lambda: _events(session.folder)[-1]["event"] == "end", 5, "the arm's process ends")
+    assert "SIGTERM" in _events(session.folder)[-1]["fault"]
+
+
+def test_anyone_may_stop_it_from_beside(session: Session) -> None:
+    session.move(0.5)
+    assert len(franka_sim.order(session.config, "stop", "tester")) == 1
+    assert session.wait_fault(1) == "stopped by tester"
+    session.wait_still(STANDS_S)
+    franka_sim.order(session.config, "acknowledge", "tester")
+    wait_until(lambda: session.robot.observe().fault is None, 5, "it is let go")
+
+
+def test_one_process_drives_an_arm(session: Session) -> None:
+    other = franka_sim.make(session.config)
+    with pytest.raises(RobotError, match=f"driven by process {session.robot.pid} already"):
+        other.connect(30)
+    assert session.robot.observe().fault is None
+
+
+def test_malformed_goals_move_nothing(session: Session) -> None:
+    before = session.robot.observe().pose
+    session.robot.command(ToolTarget(ToolPose(np.full(3, np.nan), before.quaternion)), time.monotonic() + 0.25)
+    wait_until(lambda: [each.rule for each in session.robot.interventions()] == ["not_finite"], 2, "it is told")
+    assert np.abs(session.robot.observe().pose.position - before.position).max() < 0.002
+
+
+@pytest.fixture
+def real_cell(tmp_path: Path) -> str:
+    """A cell file as of a real arm, but impatient."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(CELL_YAML.replace("connect_timeout_s: 10 ", "connect_timeout_s: 1 "))
+    return str(path)
+
+
+def connect(host: str, cell: str) -> None:
+    pytest.importorskip("franky")
+    robot = franka.make(franka.Config(host=host, cell=cell))
+    try:
+        robot.connect(30)
+    finally:
+        robot.close()
+
+
+def test_a_silent_host_is_given_up(real_cell: str) -> None:
+    taken: list[object] = []
+    with socket.socket() as server:
+        server.bind(("127.9.9.9", 1337))
+        server.listen()
+        threading.Thread(target=lambda: taken.append(server.accept()), daemon=True).start()
+        with pytest.raises(RobotError, match=r"127.9.9.9 took the connection and said nothing for 1 s"):
+            connect("127.9.9.9", real_cell)
+
+
+def test_a_host_that_is_off_is_named(real_cell: str) -> None:
+    with pytest.raises(RobotError, match=r"127.9.9.8 does not answer.*FCI"):
+        connect("127.9.9.8", real_cell)
+
+
+def test_a_kernel_without_real_time_is_refused(session: Session, real_cell: str) -> None:
+    if Path("/sys/kernel/realtime").exists():
+        pytest.skip("this kernel has real time")
+    host = session.robot.found["host"]
+    session.robot.close()
+    Path(real_cell).write_text(Path(real_cell).read_text().replace("realtime: ignore", "realtime: enforce"))
+    with pytest.raises(RobotError, match="PREEMPT_RT"):
+        connect(host, real_cell)
+
+
+def _events(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines()]
