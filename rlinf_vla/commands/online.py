@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,7 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
             side,
             recipe.iterations,
             recipe.session.learner_nice,
+            60 * (recipe.session.minutes or math.inf),
             policy=trainer.policy,
             trainer=trainer,
             settings=session.actor_settings(recipe, recipe.rollout.temperature),

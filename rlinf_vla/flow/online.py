@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,8 +40,9 @@ class Player(Protocol):
 class OnlineFlow(OffPolicyFlow):
     """While an iteration updates, the robot plays the next one's episodes, with weights that are one iteration old."""
 
-    def __init__(self, player: Player, iterations: int, nice: int = 0, **options: Any) -> None:
-        """``iterations``: after which nothing more is played. ``nice``: of the updates, beside which a control loop runs."""
+    def __init__(self, player: Player, iterations: int, nice: int = 0, seconds: float = math.inf, **options: Any) -> None:
+        """``iterations``: after which nothing more is played. ``seconds``: after which no iteration begins. ``nice``: of the updates, beside
+        which a control loop runs."""
         super().__init__(groups=(), **options)
         self.player, self.iterations = player, iterations
         self._published = -1
@@ -48,6 +50,15 @@ class OnlineFlow(OffPolicyFlow):
         # a thread has a nice value of its own, and so have the threads that it starts; the robot's process keeps ours
         self._updates = ThreadPoolExecutor(1, "updates", partial(os.nice, nice))
         self._forgotten = 0
+        self._seconds, self._first = seconds, math.inf
+        """When the first iteration began."""
+
+    def begin(self, iteration: int) -> None:
+        super().begin(iteration)
+        self._first = min(self._first, time.monotonic())
+
+    def enough(self) -> bool:
+        return time.monotonic() - self._first >= self._seconds
 
     def share(self) -> int:
         """The present weights are for the robot's policy, too; returns their version."""

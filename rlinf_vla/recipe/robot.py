@@ -31,6 +31,8 @@ class SessionConfig:
     """Who lets the arm go on after a fault: a person, by the device or with `rlinf-vla robot acknowledge`; script, of a simulated robot."""
     patience_s: float | None = None
     """Of a simulated robot: the scene's expert takes over in a training episode without success after so many seconds; null: never."""
+    minutes: float | None = None
+    """After which no further iteration begins, evaluations not counted in; null: as many as ``iterations`` says."""
     connect_s: float = 60.0
     """Until the robot must be there."""
     home_s: float = 30.0
