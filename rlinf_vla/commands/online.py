@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from rlinf_vla.commands import session
 from rlinf_vla.commands.evaluate import Sweep, evaluate, headline
-from rlinf_vla.commands.robot_cell import build_policy, spec_of
+from rlinf_vla.commands.robot_cell import build_policy, check, spec_of
 from rlinf_vla.commands.robot_side import RobotSide
 from rlinf_vla.commands.runtimes import Runtime
 from rlinf_vla.evaluation.sweep import EpisodeResult
@@ -36,6 +36,7 @@ FILM_PIXELS = 256
 @contextmanager
 def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Callable[[str], None]) -> Iterator[Runtime]:
     """``directory`` holds the recipe: the process beside the robot reads it there."""
+    check(recipe)
     policy = build_policy(recipe)
     if recipe.checkpoint is not None:
         load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -15,7 +14,7 @@ from rlinf_vla import plugins
 from rlinf_vla.commands import session
 from rlinf_vla.protocols import EnvSpec, Policy, ToolUnits
 from rlinf_vla.recipe import Recipe, RewardConfig
-from rlinf_vla.recipe.robot import NOBODY, ROBOT
+from rlinf_vla.recipe.robot import BY_SCRIPT, NOBODY, ROBOT
 from rlinf_vla.robot import Action, Camera, CellError, Person, RobotSpec
 from rlinf_vla.rollout.background import Threaded
 from rlinf_vla.rollout.chunks import Chunk, Request
@@ -103,6 +102,17 @@ def require_robot(recipe: Recipe, verb: str) -> None:
         raise UserError(f"robot {verb} wants a recipe for a robot, recipe={recipe.name} has env={recipe.env.name}: recipe=franka_rlpd")
 
 
+def check(recipe: Recipe) -> None:
+    """Raises UserError where the session's settings do not fit the robot or what is installed."""
+    plugin, settings = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.session
+    by_script = settings.acknowledge == BY_SCRIPT
+    if (by_script or settings.patience_s is not None) and not plugin.simulated:
+        key = "session.acknowledge=script" if by_script else "session.patience_s"
+        raise UserError(f"{key} is for simulated robots, robot={recipe.robot.name} can hurt people: leave it out")
+    if settings.person != NOBODY:
+        plugins.choose("session.person", settings.person, dict(plugins.people()))
+
+
 def build_policy(recipe: Recipe) -> Policy:
     """The recipe's, where it can drive a robot whose episodes SAC learns from. Raises UserError."""
     policy = session.build_policy(recipe)
@@ -115,10 +125,7 @@ def build_policy(recipe: Recipe) -> Policy:
 def opened(recipe: Recipe, tell: Tell, person: Person | None = None, limit: int | None = None) -> Iterator[RobotCell]:
     """Connected, everything started. ``person``, ``limit``: instead of the recipe's. Raises UserError, CellError and RobotError."""
     plugin, settings = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.session
-    by_script = settings.acknowledge == "script"
-    if (by_script or settings.patience_s is not None) and not plugin.simulated:
-        key = "session.acknowledge=script" if by_script else "session.patience_s"
-        raise UserError(f"{key} is for simulated robots, robot={recipe.robot.name} can hurt people: leave it out")
+    check(recipe)
     policy = build_policy(recipe)
     robot, cameras, scene = plugin.make(recipe.robot), plugin.cameras(recipe.robot), plugin.scene(recipe.robot)
     require_fit(policy, [camera.name for camera in cameras], recipe.control)
@@ -127,7 +134,7 @@ def opened(recipe: Recipe, tell: Tell, person: Person | None = None, limit: int 
         limit=limit or recipe.env.episode_limit,
         dimensions=policy.spec.action_dim,
         patience_s=settings.patience_s,
-        scripted_consent=by_script,
+        scripted_consent=settings.acknowledge == BY_SCRIPT,
         connect_s=settings.connect_s,
         home_s=settings.home_s,
     )
@@ -180,9 +187,7 @@ def _person(recipe: Recipe, dimensions: int) -> Person:
     settings = recipe.session
     if settings.person == NOBODY:
         return Nobody()
-    known: dict[str, Callable[..., Any]] = dict(plugins.people())
-    person: Person = plugins.choose("session.person", settings.person, known)(settings.device, dimensions)
-    return person
+    return plugins.people()[settings.person](settings.device, dimensions)
 
 
 def _check_pictures(policy: Policy, cameras: list[Camera]) -> None:

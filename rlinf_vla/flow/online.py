@@ -41,8 +41,8 @@ class OnlineFlow(OffPolicyFlow):
     """While an iteration updates, the robot plays the next one's episodes, with weights that are one iteration old."""
 
     def __init__(self, player: Player, iterations: int, nice: int = 0, seconds: float = math.inf, **options: Any) -> None:
-        """``iterations``: after which nothing more is played. ``seconds``: after which no iteration begins. ``nice``: of the updates, beside
-        which a control loop runs."""
+        """``iterations``: after which nothing more is played. ``seconds``: after which no iteration begins. ``nice``: of the updates,
+        beside which a control loop runs."""
         super().__init__(groups=(), **options)
         self.player, self.iterations = player, iterations
         self._published = -1

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 ROBOT = "robot"
 NOBODY = "nobody"
-ACKNOWLEDGED_BY = ("person", "script")
+BY_SCRIPT = "script"
+ACKNOWLEDGED_BY = ("person", BY_SCRIPT)
 
 
 @dataclass
@@ -35,7 +36,7 @@ class SessionConfig:
     """After which no further iteration begins, evaluations not counted in; null: as many as ``iterations`` says."""
     connect_s: float = 60.0
     """Until the robot must be there."""
-    home_s: float = 30.0
+    home_s: float = 60.0
     """Until it must be at its rest position."""
     silence_s: float = 60.0
     """After which a process beside the robot that says nothing counts as hung, and is replaced."""

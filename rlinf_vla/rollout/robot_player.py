@@ -15,7 +15,7 @@ from rlinf_vla.rollout.background import Background
 from rlinf_vla.rollout.clock import Clock
 from rlinf_vla.rollout.control_config import ControlConfig
 from rlinf_vla.rollout.control_loop import ControlLoop
-from rlinf_vla.rollout.control_step import FINISHED, Step
+from rlinf_vla.rollout.control_step import CAMERA, FINISHED, Step
 from rlinf_vla.rollout.rewarded import own_reward
 from rlinf_vla.rollout.robot_episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
 from rlinf_vla.rollout.robot_take import Take
@@ -117,6 +117,7 @@ class RobotPlayer:
                     keep(self._take.episode(f"{type(error).__name__}: {error}", True, weights))
                 raise
             problem = ended.detail if ended.kind != FINISHED else None
+            self._lost |= ended.kind == CAMERA
             paused = ended.detail == PAUSE
             whole = problem is None and not paused and self._leaving is None
             self._consents = 0 if whole else self._consents

@@ -155,7 +155,7 @@ def compose_with(folder: str, overrides: list[str]) -> object:
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("robot=null", "env=robot wants to know which"),
+        ("env.num_envs=2", "there is one robot"),
         ("session.acknowledge=nobody", "session.acknowledge=nobody: one of person, script"),
         ("session.person=keybord", "did you mean keyboard"),
         ("session.patience_s=-1", "must not be negative"),
