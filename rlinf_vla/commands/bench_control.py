@@ -6,10 +6,11 @@ Robot and cameras take a stated time, and every so many inferences stall. Nothin
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,8 @@ def _measure(recipe: Recipe, policy: Policy, actor: ControlActor, hz: float) -> 
     background = Threaded(Stalling(actor, STALL_PERIODS / hz), clock)
     robot = SyntheticRobot(clock, hz, ROBOT_S)
     cameras = [SyntheticCamera(clock, name, size, CAMERA_S) for name, size in policy.spec.images.items()]
-    loop = ControlLoop(robot, cameras, background, policy.spec.chunk, recipe.control, clock)
+    counted = replace(recipe.control, max_misses=sys.maxsize)  # how many there are is what is asked
+    loop = ControlLoop(robot, cameras, background, policy.spec.chunk, counted, clock)
     sensors, inline = Sensors(robot, cameras, clock), Stalling(actor, STALL_PERIODS / hz)
     loop.warm_up(INSTRUCTION)
     ticks = round(SECONDS * hz)

@@ -18,7 +18,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_both_loops_run_and_the_budget_is_told(rlinf_vla: CommandLine, counting: Counting) -> None:
-    _, *rest = counting.arguments("bench", "counting_ppo", "run_dir=bench", "control.max_misses=1000")
+    _, *rest = counting.arguments("bench", "counting_ppo", "run_dir=bench", "control.max_misses=1")
     found = rlinf_vla("bench", "control", *rest)
     assert found.code == 0, found.err
     assert counting.plugin.created == [], "no simulator is started"
