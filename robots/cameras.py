@@ -51,7 +51,7 @@ class Watch:
             raise CameraError(
                 f"camera {self._name}: its newest picture is {age:.2f} s old, {self._max_age_s:g} s are allowed; is it plugged in?"
             )
-        digest = zlib.crc32(np.ascontiguousarray(frame.image))
+        digest = zlib.crc32(frame.image.tobytes())
         if digest != self._digest:
             self._digest, self._changed = digest, frame.time
         elif frame.time - self._changed > self._frozen_s:
@@ -170,8 +170,7 @@ class OpenCVCamera(CapturingCamera):
         there, image = self._device.read()
         if not there:
             raise RuntimeError("it gives no more pictures")
-        converted: NDArray[np.uint8] = self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB)
-        return converted
+        return np.asarray(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB), np.uint8)
 
     def _release(self) -> None:
         self._device.release()

@@ -6,6 +6,8 @@ import getpass
 from collections.abc import Sequence
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
@@ -65,19 +67,28 @@ def _with_recipe(verb: str, rest: Sequence[str]) -> int:
     return compose_and_run("robot_replay", overrides, lambda config: robot_replay.run(config, int(episode)))
 
 
-def _choose(overrides: Sequence[str]) -> tuple[RobotPlugin, Any]:
-    from omegaconf import OmegaConf
-
-    from rlinf_vla import compose, recipe
-
-    if not any(word.startswith("robot=") for word in overrides):
+def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:
+    """Without Hydra and the models that its schemas name: whoever wants to stop an arm is in a hurry."""
+    chosen = [word.removeprefix("robot=") for word in words if word.startswith("robot=")]
+    if len(chosen) != 1:
         raise UserError(f"which robot? robot={' or robot='.join(plugins.robots()) or '... (none is installed)'}: {USAGE}")
-    composed = compose.load("robot", overrides)
-    missing = sorted(key for key in OmegaConf.missing_keys(composed) if key.startswith("robot."))
+    plugin = plugins.choose("robot", chosen[0], plugins.robots())
+    config = OmegaConf.structured(plugin.Config)
+    for word in words:
+        if word.startswith("robot="):
+            continue
+        key, equals, _ = word.partition("=")
+        known = [f"robot.{name}" for name in config]
+        if not equals or key.split(".")[:2] not in [name.split(".") for name in known]:
+            raise UserError(f"{word}: not a key of robot={chosen[0]}{plugins.nearest(key, known)} (keys: {', '.join(known)})")
+        try:
+            config.merge_with(OmegaConf.from_dotlist([word.removeprefix("robot.")]))
+        except OmegaConfBaseException as error:
+            raise UserError(f"{word}: {str(error).splitlines()[0]}") from None
+    missing = sorted(OmegaConf.missing_keys(config))
     if missing:
-        raise UserError(f"{missing[0]} has no value: give {missing[0]}=...")
-    config = recipe.read_node(composed, "robot")
-    return plugins.choose("robot", config.name, plugins.robots()), config
+        raise UserError(f"robot.{missing[0]} has no value: give robot.{missing[0]}=...")
+    return plugin, OmegaConf.to_object(config)
 
 
 def _order(order: str, person: str, chosen: Sequence[str], console: Console) -> None:

@@ -43,7 +43,8 @@ def _limits(cell: Cell) -> Iterator[Finding]:
         "limits",
         True,
         f"{cell.max_speed_m_s:g} m/s, {cell.max_acceleration_m_s2:g} m/s2, {cell.max_force_n:g} N; a stop takes at most "
-        f"{cell.stop_time_s:.2f} s and {100 * cell.stop_distance_m:.1f} cm; goals at {cell.control_hz:g} Hz, commands at {cell.servo_hz:g} Hz",
+        f"{cell.stop_time_s:.2f} s and {100 * cell.stop_distance_m:.1f} cm; goals at "
+        f"{cell.control_hz:g} Hz, commands at {cell.servo_hz:g} Hz",
     )
 
 

@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import franky
@@ -15,6 +14,7 @@ import numpy as np
 from rlinf_vla.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
+from .measured import Measured
 
 _REFLEX_MARGIN = 1.5
 """The arm's own reflexes stand behind our thresholds of force: ours stop it gently, its own at once."""
@@ -36,15 +36,6 @@ _FADE_S = 0.2
 
 class LineDead(RobotError):
     """The connection is of no use any more."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    time: float
-    pose: ToolPose
-    joints: Vector
-    joint_velocities: Vector
-    wrench: Vector
 
 
 class FrankyArm:
@@ -115,7 +106,7 @@ class FrankyArm:
                 self._motion.set_reference(reference)
 
     def home(self) -> None:
-        """Move the joints to the rest position, the fastest at most ``home_speed_rad_s``, once the springs are off; ``homing`` until there."""
+        """Move the joints to the rest position, the fastest at most ``home_speed_rad_s``, with the springs off; ``homing`` until there."""
         self._homing = self._home_next = True
 
     def rest(self) -> None:
@@ -134,7 +125,7 @@ class FrankyArm:
                     self._robot.move(franky.JointStopMotion(), asynchronous=True)
 
     def recover(self, timeout: float) -> None:
-        """Clear what the arm latched. Only for a person's acknowledgement. Raises RobotError; LineDead where only a new connection helps."""
+        """Clear what the arm latched. Only for a person's acknowledgement. Raises RobotError; LineDead where a new connection is needed."""
         deadline = time.monotonic() + timeout
         with _explained(self._robot.fci_hostname):
             if self._robot.state.robot_mode == franky.RobotMode.UserStopped:
@@ -257,7 +248,7 @@ def _explained(host: str) -> Iterator[None]:
         yield
     except franky.RealtimeException:
         raise RobotError(
-            "this kernel has no real time, which a real arm wants: boot one with PREEMPT_RT (a simulated arm's cell says `realtime: ignore`)"
+            "this kernel has no real time, which a real arm wants: boot one with PREEMPT_RT (a simulated cell says `realtime: ignore`)"
         ) from None
     except franky.IncompatibleVersionException as error:
         raise RobotError(

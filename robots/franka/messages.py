@@ -9,7 +9,7 @@ import numpy as np
 from rlinf_vla.robot import RobotState, ToolPose, ToolTarget, Vector
 
 _NUMBERS = 38
-"""time 1, position 3, quaternion 4, joints 7, their velocities 7, wrench 6, gripper 1; commanded: there 1, position 3, quaternion 4, gripper 1."""
+"""time, position 3, quaternion 4, joints 7, their velocities 7, wrench 6, gripper; commanded: there, position 3, quaternion 4, gripper."""
 CAPACITY = 8 * _NUMBERS + 1024
 _FAULT_BYTES = 1000
 

@@ -1,9 +1,9 @@
 """The arm's process: numpy and franky alone. It holds the arm's lock, connects, ticks the servo, and obeys two sources of orders.
 
 From the policy's process, whose end of the channel is its life line: ``{"goal": [x, y, z, qw, qx, qy, qz, width], "until": s}``, ``{}`` for
-"still here", ``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": PERSON}``. From anyone of this user, at the socket in the arm's
-folder: all but goals. It says there ``{"ready": ...}`` or ``{"error": ...}`` once, then ``{"interventions": [[time, rule, before, after], ...]}``,
-``{"homed": true}``, and ``{"recovered": null}`` or why not.
+"still here", ``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": PERSON}``. From anyone of this user, at the socket in its
+folder: all but goals. To the policy's process: ``{"ready": ...}`` or ``{"error": ...}`` once, then
+``{"interventions": [[time, rule, before, after], ...]}``, ``{"homed": true}``, and ``{"recovered": null}`` or why not.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ..cell import Cell
 from ..folder import Journal, Latch
 from ..safety import SafetyFilter
 from ..watch import STANDING_RAD_S
-from .driver import Measured
+from .measured import Measured
 
 POLICY = "policy: "
 """Begins the faults of the policy's process. They do not outlive the arm's: whoever starts another session has seen that one end."""

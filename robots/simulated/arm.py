@@ -2,7 +2,7 @@
 
 franky-sim computes with Pinocchio what MuJoCo knows already, and writes every field of the state with a call of its own. Here gravity is
 compensated by MuJoCo (``gravcomp``), poses are MuJoCo's, and the state is one array. As on the real arm, the controller compensates the
-joints' friction, too (Franka Control Interface: commanded torques are without gravity and friction); franky-sim leaves it to whoever commands
+joints' friction, too (Franka Control Interface: commanded torques are without both); franky-sim leaves it to whoever commands
 torques. Motions in torques, joint positions and joint velocities; Cartesian motions are refused.
 """
 

@@ -1,0 +1,189 @@
+"""Cameras: old, frozen and missing pictures are errors, never pictures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from franka_session import wait_until
+from numpy.typing import NDArray
+
+from rlinf_vla.robot import CameraError, Frame
+from rlinf_vla.robots.cameras import CapturingCamera, RealSenseCamera, SimulatedCamera, Watch, device
+from rlinf_vla.robots.franka.config import CameraConfig
+from rlinf_vla.robots.simulated.client import SimulatedCell
+
+
+def frame(time: float, seed: int) -> Frame:
+    return Frame(time, 0, np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8))
+
+
+def test_an_old_picture_is_refused() -> None:
+    watch = Watch("front", max_age_s=0.2, frozen_s=1.0)
+    watch.check(frame(10.0, 0), 10.19)
+    with pytest.raises(CameraError, match=r"camera front: its newest picture is 0.30 s old"):
+        watch.check(frame(10.0, 0), 10.3)
+
+
+def test_a_frozen_picture_is_refused_though_its_time_goes_on() -> None:
+    watch = Watch("front", max_age_s=0.2, frozen_s=1.0)
+    for tick in range(11):
+        watch.check(frame(10.0 + tick / 10, 0), 10.0 + tick / 10)
+    with pytest.raises(CameraError, match="frozen"):
+        watch.check(frame(11.1, 0), 11.1)
+    watch.check(frame(11.2, 1), 11.2)
+
+
+class Scripted(CapturingCamera):
+    """A device that shows, waits or breaks as told."""
+
+    def _open(self) -> None:
+        self.pictures: list[NDArray[np.uint8] | Exception] = [frame(0, 0).image]
+        self.more = threading.Event()
+        self.more.set()
+        self.released = False
+
+    def _read(self) -> NDArray[np.uint8]:
+        self.more.wait()
+        self.more.clear()
+        picture = self.pictures[-1]
+        if isinstance(picture, Exception):
+            raise picture
+        return picture
+
+    def _release(self) -> None:
+        self.released = True
+
+
+@pytest.fixture
+def scripted() -> Iterator[Scripted]:
+    camera = Scripted("wrist", CameraConfig(max_age_s=0.3))
+    camera.start()
+    yield camera
+    camera.more.set()
+    camera.close()
+
+
+def test_the_newest_picture_is_there_at_once_and_ages(scripted: Scripted) -> None:
+    assert scripted.latest().number == 1
+    time.sleep(0.4)
+    with pytest.raises(CameraError, match="camera wrist: its newest picture is"):
+        scripted.latest()
+
+
+def test_a_device_that_breaks_is_named(scripted: Scripted) -> None:
+    scripted.pictures.append(RuntimeError("unplugged"))
+    scripted.more.set()
+    wait_until(lambda: scripted._failure, 2, "it is noticed")
+    with pytest.raises(CameraError, match="camera wrist: unplugged"):
+        scripted.latest()
+
+
+def test_a_camera_is_started_first() -> None:
+    with pytest.raises(CameraError, match="has not been started"):
+        Scripted("wrist", CameraConfig()).latest()
+
+
+def test_an_unknown_driver_is_one_line() -> None:
+    with pytest.raises(CameraError, match=r"robot.cameras.front.driver=gopro: one of opencv, realsense"):
+        device("front", CameraConfig(driver="gopro"))
+
+
+def test_opencv_shows_a_film_and_says_when_it_ends(tmp_path: Path) -> None:
+    cv2 = pytest.importorskip("cv2")
+    writer = cv2.VideoWriter(str(tmp_path / "film.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 30, (64, 48))
+    for _ in range(3):
+        writer.write(np.full((48, 64, 3), (0, 0, 200), np.uint8))  # BGR: red
+    writer.release()
+    camera = device("film", CameraConfig(driver="opencv", device=str(tmp_path / "film.avi"), max_age_s=10.0, frozen_s=10.0))
+    camera.start()
+    assert camera._newest is not None
+    red, green, blue = camera._newest.image[24, 32].astype(int)
+    assert red > 150 and green < 60 and blue < 60
+    wait_until(lambda: camera._failure, 5, "the film ends")
+    with pytest.raises(CameraError, match="gives no more pictures"):
+        camera.latest()
+    camera.close()
+
+
+def test_opencv_names_a_device_that_is_not_there() -> None:
+    pytest.importorskip("cv2")
+    with pytest.raises(CameraError, match="OpenCV finds nothing at device '97'"):
+        device("front", CameraConfig(driver="opencv", device="97")).start()
+
+
+def test_a_missing_realsense_is_named_at_once() -> None:
+    pytest.importorskip("pyrealsense2", exc_type=ImportError)
+    with pytest.raises(CameraError, match="camera front: no RealSense 123 here"):
+        device("front", CameraConfig(device="123")).start()
+
+
+def test_realsense_pictures_are_read_as_the_driver_gives_them() -> None:
+    """A software device of librealsense stands in for the sensor."""
+    rs = pytest.importorskip("pyrealsense2", exc_type=ImportError)
+    image = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+
+    class OnSoftware(RealSenseCamera):
+        def _serials(self, rs: Any) -> list[str]:
+            return ["123"]
+
+        def _stream(self, rs: Any, serial: str) -> Any:
+            self._software = rs.software_device()
+            sensor = self._software.add_sensor("colour")
+            stream = rs.video_stream()
+            stream.type, stream.uid, stream.width, stream.height, stream.fps, stream.bpp = rs.stream.color, 0, 64, 48, 30, 3
+            stream.fmt = rs.format.rgb8
+            profile = sensor.add_video_stream(stream)
+            sensor.open(profile)
+            sensor.start(self._queue)
+            picture = rs.software_video_frame()
+            picture.stride, picture.bpp, picture.pixels, picture.profile = 64 * 3, 3, image, profile.as_video_stream_profile()
+            sensor.on_video_frame(picture)
+            return sensor
+
+    camera = OnSoftware("front", CameraConfig(device="123", max_age_s=10.0))
+    camera.start()
+    np.testing.assert_array_equal(camera.latest().image, image)
+    camera.close()
+    assert rs is not None
+
+
+@pytest.mark.simulator
+def test_simulated_cameras_see_the_table_and_freeze_and_fall_silent(tmp_path: Path) -> None:
+    for package in ("franky", "franky_sim"):
+        pytest.importorskip(package)
+    early = SimulatedCamera("front", tmp_path, 2.0, 1.0)
+    with pytest.raises(CameraError, match="connect the robot first"):
+        early.start()
+    cell = SimulatedCell(tmp_path)
+    try:
+        cell.start(120, ["front"], 96, 96, 10)
+        camera = SimulatedCamera("front", tmp_path, 2.0, 1.0)
+        camera.start()
+        first = camera.latest()
+        assert first.image.shape == (96, 96, 3)
+        red = (first.image[..., 0] > 120) & (first.image[..., 1] < 80) & (first.image[..., 2] < 80)
+        green = (first.image[..., 1] > 120) & (first.image[..., 0] < 100)
+        assert 5 < red.sum() < 500 and 5 < green.sum() < 700, "a red cube and a green disc"
+        wait_until(lambda: camera.latest().number > first.number + 2, 5, "pictures go on")
+        cell.fault("freeze front")
+        wait_until(lambda: "frozen" in _error(camera), 6, "it is seen to be frozen")
+        cell.mend("freeze front")
+        wait_until(lambda: not _error(camera), 5, "it is well again")
+        cell.fault("lose front")
+        wait_until(lambda: " s old" in _error(camera), 6, "it is missed")
+    finally:
+        cell.close()
+
+
+def _error(camera: SimulatedCamera) -> str:
+    try:
+        camera.latest()
+    except CameraError as error:
+        return str(error)
+    return ""

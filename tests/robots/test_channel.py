@@ -1,0 +1,56 @@
+"""Messages between processes: whole, never waited for, and of dead peers noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_vla.robots.channel import Channel, ChannelClosed, Listener, ask
+
+
+def pair() -> tuple[Channel, Channel]:
+    ours, theirs = Channel.pair()
+    return ours, Channel(theirs)
+
+
+def test_messages_come_whole_and_in_order() -> None:
+    ours, theirs = pair()
+    for number in range(3):
+        ours.send({"number": number, "text": "x" * 5000})
+    assert [theirs.receive(1.0)["number"] for _ in range(3)] == [0, 1, 2]  # type: ignore[index]
+    assert theirs.receive(0) is None
+
+
+def test_a_peer_that_is_gone_is_noticed() -> None:
+    ours, theirs = pair()
+    theirs.close()
+    with pytest.raises(ChannelClosed):
+        ours.receive(1.0)
+    with pytest.raises(ChannelClosed):
+        ours.send({})
+
+
+def test_sending_never_waits_for_a_peer_that_does_not_read() -> None:
+    ours, _theirs = pair()
+    with pytest.raises(BlockingIOError):
+        for _ in range(10_000):
+            ours.send({"text": "x" * 1000})
+
+
+def test_a_listener_hears_several_callers_and_survives_nonsense(tmp_path: Path) -> None:
+    listener = Listener(tmp_path / "socket")
+    first, second = Channel.dial(tmp_path / "socket"), Channel.dial(tmp_path / "socket")
+    first.send({"from": 1})
+    second._socket.send(b"not JSON")
+    heard = [message for _ in range(4) for _, message in listener.messages()]
+    assert heard == [{"from": 1}]
+    first.send({"from": 1})
+    assert [message for _, message in listener.messages()] == [{"from": 1}]
+    listener.close()
+
+
+def test_asking_nobody_gives_nothing(tmp_path: Path) -> None:
+    assert ask(tmp_path / "nobody", {}, 0.1) is None
+    Listener(tmp_path / "mute")
+    assert ask(tmp_path / "mute", {}, 0.1) is None

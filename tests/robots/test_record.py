@@ -1,0 +1,106 @@
+"""Shared records and frames: the newest whole writing, whatever happens to the writer."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_vla.robot import Frame, RobotState, ToolPose, ToolTarget
+from rlinf_vla.robots.frames import FrameRecord
+from rlinf_vla.robots.franka import messages
+from rlinf_vla.robots.record import Record
+
+
+def test_readers_see_the_newest(tmp_path: Path) -> None:
+    writer = Record(tmp_path / "it", 100)
+    reader = Record(tmp_path / "it")
+    assert reader.read() is None
+    for text in (b"first", b"second, longer", b""):
+        writer.write(text)
+        assert reader.read() == text
+
+
+def test_there_must_be_a_writer(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        Record(tmp_path / "it")
+
+
+def test_a_writer_that_dies_in_the_middle_leaves_the_last_whole_writing(tmp_path: Path) -> None:
+    writer, reader = Record(tmp_path / "it", 100), Record(tmp_path / "it")
+    writer.write(b"one")
+    writer.write(b"two")
+    begin = 8 + 1 * writer._slot  # the third goes where the first was
+    writer._memory[begin : begin + 50] = b"?" * 50
+    assert reader.read() == b"two"
+
+
+def _write(path: str, seconds: float) -> None:
+    writer = Record(Path(path))
+    until, number = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        number = (number + 1) % 256
+        writer.write(bytes([number]) * 5000)
+
+
+def test_no_torn_writing_is_ever_read(tmp_path: Path) -> None:
+    Record(tmp_path / "it", 5000)
+    process = multiprocessing.get_context("spawn").Process(target=_write, args=(str(tmp_path / "it"), 0.5))
+    process.start()
+    reader, seen = Record(tmp_path / "it"), set()
+    while process.is_alive():
+        data = reader.read()
+        if data is not None:
+            assert len(set(data)) == 1
+            seen.add(data[0])
+    assert len(seen) > 5
+
+
+def test_frames_keep_their_size_and_time(tmp_path: Path) -> None:
+    writer, reader = FrameRecord(tmp_path / "frames", (4, 6)), FrameRecord(tmp_path / "frames")
+    image = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    writer.write(Frame(12.5, 7, image))
+    frame = reader.read()
+    assert frame is not None and (frame.time, frame.number) == (12.5, 7)
+    np.testing.assert_array_equal(frame.image, image)
+
+
+numbers = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(numbers, min_size=29, max_size=29), st.none() | numbers, st.booleans(), st.none() | st.text(min_size=1, max_size=300))
+def test_a_state_survives_its_journey(values: list[float], width: float | None, commanded: bool, fault: str | None) -> None:
+    array = np.array(values)
+    pose = ToolPose(array[1:4], array[4:8])
+    state = RobotState(
+        array[0],
+        pose,
+        array[8:15],
+        array[15:22],
+        array[22:28],
+        array[28],
+        ToolTarget(pose, width) if commanded else None,
+        None if fault is None else fault.replace("\x00", ""),
+    )
+    read = messages.unpack(messages.pack(state))
+    for name in ("time", "joints", "joint_velocities", "wrench", "gripper_width"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(state, name))
+    np.testing.assert_array_equal(read.pose.quaternion, pose.quaternion)
+    assert (read.commanded is None) == (not commanded)
+    if read.commanded is not None:
+        assert read.commanded.gripper_width == width
+        np.testing.assert_array_equal(read.commanded.pose.position, pose.position)
+    assert (read.fault or "") == (state.fault or "")
+
+
+def test_a_target_survives_its_journey() -> None:
+    target = ToolTarget(ToolPose(np.array([1.0, 2.0, 3.0]), np.array([1.0, 0.0, 0.0, 0.0])), None)
+    read = messages.unpack_target(messages.pack_target(target))
+    np.testing.assert_array_equal(read.pose.position, target.pose.position)
+    np.testing.assert_array_equal(read.pose.quaternion, target.pose.quaternion)
+    assert read.gripper_width is None

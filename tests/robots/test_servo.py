@@ -1,0 +1,201 @@
+"""The servo on a virtual clock, with an arm that does at once what it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlinf_vla.robot import RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.robots import cell_file
+from rlinf_vla.robots.folder import Journal, Latch
+from rlinf_vla.robots.franka.measured import Measured
+from rlinf_vla.robots.franka.servo import Servo
+
+CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
+
+
+class ObedientArm:
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.homing = False
+        self.on_springs = False
+        self.halted = 0
+        self.stale_s = 0.0
+        self.now = 0.0
+        self.wrench: Vector = np.zeros(6)
+        self.pose = CELL.home
+
+    @property
+    def measured(self) -> Measured:
+        joints = np.array(CELL.home_joints_rad)
+        return Measured(self.now - self.stale_s, self.pose, joints, np.zeros(7), self.wrench)
+
+    def track(self, pose: ToolPose, velocity: Vector) -> None:
+        self.pose, self.on_springs = pose, True
+
+    def home(self) -> None:
+        self.homing = True
+
+    def rest(self) -> None:
+        self.on_springs = False
+
+    def halt(self) -> None:
+        self.halted += 1
+
+
+class ObedientGripper:
+    width = 0.08
+    problem: str | None = None
+
+    def pursue(self, width: float) -> None:
+        self.width = width
+
+    def stop(self) -> None: ...
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.arm, self.gripper, self.now = folder, ObedientArm(), ObedientGripper(), 100.0
+        self.servo = self.make()
+
+    def make(self) -> Servo:
+        return Servo(CELL, self.arm, self.gripper, Latch(self.folder), Journal(self.folder / "journal"))
+
+    def run(self, seconds: float, *, heard: bool = True) -> RobotState:
+        for _ in range(round(seconds * CELL.servo_hz)):
+            self.now += 1 / CELL.servo_hz
+            self.arm.now = self.now
+            if heard:
+                self.servo.hear(self.now)
+            state, _ = self.servo.tick(self.now)
+        return state
+
+    def goal(self, dx: float, valid_s: float = 0.25, width: float | None = None) -> None:
+        target = ToolPose(self.arm.pose.position + np.array([dx, 0.0, 0.0]), CELL.home.quaternion)
+        self.servo.pursue(ToolTarget(target, width), self.now + valid_s, self.now)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_nothing_moves_before_the_first_goal(bench: Bench) -> None:
+    state = bench.run(1.0)
+    assert state.commanded is None and not bench.arm.on_springs
+
+
+def test_a_goal_is_reached_and_then_held_by_the_arms_own_controller(bench: Bench) -> None:
+    begin = bench.arm.pose.position[0]
+    bench.run(0.1)
+    bench.goal(0.01, width=0.03)
+    bench.run(0.2)
+    assert bench.arm.on_springs
+    state = bench.run(1.5)
+    assert bench.arm.pose.position[0] == pytest.approx(begin + 0.01, abs=1e-6)
+    assert bench.gripper.width == 0.03
+    assert state.fault is None and state.commanded is None and not bench.arm.on_springs
+
+
+def test_a_goal_expires(bench: Bench) -> None:
+    begin = bench.arm.pose.position[0]
+    bench.goal(0.02, valid_s=0.02)
+    bench.run(2.0)
+    assert bench.arm.pose.position[0] < begin + 0.015
+
+
+def test_no_goal_is_valid_for_longer_than_the_cell_says(bench: Bench) -> None:
+    bench.goal(0.01, valid_s=1e9)
+    bench.run(CELL.max_goal_validity_s + 2 * CELL.stop_time_s + 0.1)
+    assert not bench.arm.on_springs
+
+
+def test_goals_that_come_too_late_are_counted(bench: Bench) -> None:
+    bench.goal(0.001, valid_s=0.02)
+    for late in range(int(CELL.expired_goals_to_stop)):
+        assert bench.run(0.1).fault is None, late
+        bench.goal(0.001, valid_s=0.02)
+    assert "late" in str(bench.run(0.1).fault)
+
+
+def test_goals_in_time_are_not(bench: Bench) -> None:
+    for _ in range(3 * int(CELL.expired_goals_to_stop)):
+        bench.goal(0.001)
+        assert bench.run(0.1).fault is None
+
+
+def test_silence_of_the_policys_process_is_a_fault_only_while_it_moves_the_arm(bench: Bench) -> None:
+    assert bench.run(2.0, heard=False).fault is None
+    bench.servo.hear(bench.now)
+    bench.goal(0.001)
+    assert bench.run(CELL.heartbeat_timeout_s - 0.05, heard=False).fault is None
+    assert "has said nothing" in str(bench.run(0.1, heard=False).fault)
+
+
+@pytest.mark.parametrize("cause", ["problem", "gripper", "stale", "force"])
+def test_each_cause_is_latched_and_stops_the_arm(bench: Bench, cause: str) -> None:
+    bench.goal(0.004)
+    bench.run(0.1)
+    if cause == "problem":
+        bench.arm.problem = "reflex: joint_reflex"
+    elif cause == "gripper":
+        bench.gripper.problem = "gripper: stuck"
+    elif cause == "stale":
+        bench.arm.stale_s = 1.0
+    else:
+        bench.arm.wrench = np.array([CELL.max_force_n + 1, 0, 0, 0, 0, 0])
+    state = bench.run(1.0)
+    expected = {"problem": "reflex", "gripper": "gripper: stuck", "stale": "network", "force": "max_force_n"}[cause]
+    assert str(state.fault).startswith(expected)
+    assert bench.servo.standing and (cause == "problem" or not bench.arm.on_springs)
+    bench.arm.problem, bench.gripper.problem, bench.arm.stale_s, bench.arm.wrench = None, None, 0.0, np.zeros(6)
+    at = bench.arm.pose
+    bench.goal(0.004)
+    assert bench.run(0.5).fault == state.fault and bench.arm.pose is at, "it is latched, and goals are refused"
+    bench.servo.acknowledge("tester")
+    bench.goal(0.004)
+    assert bench.run(0.2).fault is None and bench.arm.pose is not at
+
+
+def test_the_first_fault_keeps_its_name(bench: Bench) -> None:
+    bench.servo.stop("stopped by tester", bench.now)
+    bench.arm.problem = "reflex: joint_reflex"
+    assert bench.run(0.1).fault == "stopped by tester"
+
+
+def test_faults_of_the_arm_outlive_the_process_and_those_of_the_policy_do_not(bench: Bench) -> None:
+    bench.servo.stop("policy: its process is gone", bench.now)
+    assert bench.make().fault is None
+    bench.servo.acknowledge("tester")
+    bench.servo.stop("stopped by tester", bench.now)
+    assert bench.make().fault == "stopped by tester"
+    bench.make().acknowledge("tester")
+    assert bench.make().fault is None
+
+
+def test_it_does_not_begin_where_it_must_not(bench: Bench) -> None:
+    bench.arm.pose = ToolPose(np.array([0.3, 0.0, 2.0]), CELL.home.quaternion)
+    bench.goal(0.001)
+    assert bench.run(0.1).fault is not None
+
+
+def test_home_refuses_goals_on_the_way(bench: Bench) -> None:
+    bench.servo.home()
+    at = bench.arm.pose
+    bench.goal(0.01)
+    bench.run(0.2)
+    assert bench.arm.pose is at
+
+
+def test_commands_are_within_the_cells_speed(bench: Bench) -> None:
+    """By finite differences of what reaches the arm."""
+    before, fastest = bench.arm.pose.position, 0.0
+    for _ in range(20):
+        bench.goal(1.0)
+        for _ in range(CELL.ticks_per_step):
+            bench.run(1 / CELL.servo_hz)
+            fastest = max(fastest, float(np.linalg.norm(bench.arm.pose.position - before)) * CELL.servo_hz)
+            before = bench.arm.pose.position
+    assert 0 < fastest <= CELL.max_speed_m_s * 1.0001
