@@ -21,8 +21,9 @@ from rlinf_vla.rollout.chunks import Chunk, Request
 from rlinf_vla.rollout.clock import MonotonicClock
 from rlinf_vla.rollout.control_actor import ControlActor, require_fit
 from rlinf_vla.rollout.rewarded import own_reward
+from rlinf_vla.rollout.robot_attendant import Cell, Rules, Tell
 from rlinf_vla.rollout.robot_episode import Job
-from rlinf_vla.rollout.robot_player import Cell, RobotPlayer, Rules, Tell
+from rlinf_vla.rollout.robot_player import RobotPlayer
 from rlinf_vla.rollout.sensing import STATE
 from rlinf_vla.training.lora import copy_all
 from rlinf_vla.types import Episodes, Observation, UserError

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.robot import CellError, RobotError
+from rlinf_vla.rollout.robot_attendant import Left
 from rlinf_vla.rollout.robot_episode import Job, RobotEpisode
-from rlinf_vla.rollout.robot_player import Left
 from rlinf_vla.types import UserError
 
 EPISODES, WEIGHTS = "episodes", "weights.safetensors"

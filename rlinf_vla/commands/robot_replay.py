@@ -12,6 +12,7 @@ from rlinf_vla.commands.robot_cell import opened, require_robot
 from rlinf_vla.commands.robot_record import say
 from rlinf_vla.datasets import lerobot_format as form
 from rlinf_vla.datasets.lerobot_reader import LeRobotReader
+from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
 from rlinf_vla.rollout.robot_dataset import Again
 from rlinf_vla.rollout.robot_episode import DEMONSTRATION, Job, RobotEpisode
 from rlinf_vla.types import UserError
@@ -32,7 +33,7 @@ def run(config: DictConfig, number: int) -> None:
     with opened(recipe, say, person=again, limit=len(recorded[form.ACTION])) as cell:
         if recorded[form.ACTION].shape[1] != cell.spec.action_dim:
             raise UserError(f"its actions have {recorded[form.ACTION].shape[1]} numbers, the policy's {cell.spec.action_dim}")
-        job = Job(DEMONSTRATION, number, number)
+        job = Job(DEMONSTRATION, number, DEMONSTRATION_SEEDS[number])  # the layout it was recorded in, where `robot record` kept all
         cell.inference.begin(job)
         cell.player.play(job, found.append)
     (episode,) = found

@@ -111,6 +111,24 @@ def test_a_session_from_its_beginning_to_its_report(toy: Arguments, rlinf_vla: C
 
 
 @pytest.mark.timeout(300)
+def test_demonstrations_are_recorded_learnt_from_and_done_again(toy: Arguments, rlinf_vla: CommandLine, tmp_path: Path) -> None:
+    found = rlinf_vla("robot", *toy("record", "output=data", "record.video=false"))
+    assert found.code == 0 and "2 episodes, 2 with success" in found.out, found.out + found.err
+    shown = ("algorithm.demonstrations=0", "algorithm.dataset=data")
+    found = rlinf_vla(*toy("train", "run_dir=run", "iterations=1", "evaluation.before_and_after=false", *shown))
+    assert found.code == 0 and read_metrics(tmp_path / "run")[0]["demonstrations/success"] == 1, found.out + found.err
+    found = rlinf_vla("robot", *toy("replay", "episode=1", *shown))
+    assert found.code == 0 and "actions: success" in found.out and "0.0 mm from where it had been, at most 0.0" in found.out, (
+        found.out + found.err
+    )
+    assert "episodes 0 to 1" in rlinf_vla("robot", *toy("replay", "episode=2", *shown)).complaint
+    assert "algorithm.dataset=DIR" in rlinf_vla("robot", *toy("replay")).complaint
+    assert "wants a recipe for a robot" in rlinf_vla("robot", "record", "recipe=maniskill_rlpd", "output=data").complaint
+    for word in ("algorithm.demonstrations=0", "output=data"):
+        assert rlinf_vla("robot", *toy("record", word)).code == 2
+
+
+@pytest.mark.timeout(300)
 def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Arguments, tmp_path: Path) -> None:
     _, _, folder, *overrides = toy("train")
     config = compose_with(folder, [*overrides, "env.episode_limit=40"])

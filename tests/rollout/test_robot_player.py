@@ -9,8 +9,8 @@ import torch
 
 from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError
+from rlinf_vla.rollout.robot_attendant import CONSENTS, Left
 from rlinf_vla.rollout.robot_episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode, prepared, recorded, shown_by_a_person
-from rlinf_vla.rollout.robot_player import CONSENTS, Left
 from rlinf_vla.rollout.synthetic_cell import REST
 from rlinf_vla.types import Observation, StepResult, Tensors, UserError
 from tests.rollout.toy_cell import NEAR_M, Toy

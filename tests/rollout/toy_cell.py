@@ -12,8 +12,10 @@ from rlinf_vla.rollout.background import Scheduled
 from rlinf_vla.rollout.chunks import Chunk, Request
 from rlinf_vla.rollout.clock import VirtualClock
 from rlinf_vla.rollout.control_config import ControlConfig
+from rlinf_vla.rollout.rewarded import own_reward
+from rlinf_vla.rollout.robot_attendant import Cell, Rules
 from rlinf_vla.rollout.robot_episode import RobotEpisode
-from rlinf_vla.rollout.robot_player import Cell, RobotPlayer, Rules, Score, own_reward
+from rlinf_vla.rollout.robot_player import RobotPlayer, Score
 from rlinf_vla.rollout.synthetic_cell import REST, SyntheticCamera, SyntheticRobot
 from tests.rollout.control import HZ, MS
 
