@@ -85,8 +85,9 @@ class Attendant:
 
     def _connect_anew(self) -> None:
         robot, cameras = self._cell.robot, self._cell.cameras
-        for each in (*cameras, robot):
-            each.close()
+        for camera in cameras:
+            camera.close()
+        robot.close()
         robot.connect(self._rules.connect_s)
         for camera in cameras:
             camera.start()
