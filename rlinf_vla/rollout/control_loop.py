@@ -141,7 +141,10 @@ class ControlLoop:
         human = self._takeover()
         if human is None and not self._timing.asynchronous:
             self._await(tick, due + self._timing.period - self._timing.reserve)
-        chosen = self._chunks.next(self._clock.now(), self._executed) if human is None else None
+        now = self._clock.now()
+        if over := now >= due + self._timing.period:  # whatever was slow: this step is past, and so is its action
+            human = None
+        chosen = self._chunks.next(now, self._executed) if human is None and not over else None
         action = human if human is not None else chosen.action if chosen is not None else None
         if action is not None and not np.isfinite(action).all():
             return self._failed(INVALID, f"{'the person' if human is not None else 'the policy'} asked for {action.tolist()}")

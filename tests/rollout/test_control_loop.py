@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_vla.robot import CameraError, RobotError
+from rlinf_vla.robot import CameraError, Frame, RobotError
 from rlinf_vla.rollout.background import Threaded
 from rlinf_vla.rollout.chunks import Chunk
 from rlinf_vla.rollout.clock import MonotonicClock
@@ -77,6 +77,22 @@ def test_periods_that_pass_during_a_tick_are_skipped_and_counted() -> None:
     assert [step.time / MS for step in cell.steps[3:6]] == [300, 530, 600], "at once, then on time again"
     account = cell.loop.accounting
     assert (account.steps["skipped"], account.missed, account.steps["policy"]) == (1, 1, 9)
+
+
+def test_a_step_whose_sensors_outlast_it_is_not_executed_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell([0])
+    look = cell.camera.latest
+
+    def slow() -> Frame:
+        if len(cell.steps) == 3:
+            cell.clock.sleep_until(cell.clock.now() + 230 * MS)
+        return look()
+
+    monkeypatch.setattr(cell.camera, "latest", slow)
+    cell.run(10)
+    assert cell.by == "ppphppppp" and [step.tick for step in cell.steps[3:5]] == [3, 5]
+    assert all(when < until for when, _, until in cell.robot.commands)
+    assert cell.loop.accounting.missed == 2
 
 
 def test_after_so_many_misses_the_robot_is_stopped() -> None:
