@@ -75,10 +75,15 @@ def latency(cell: Cell, ticks: int = 20_000) -> dict[str, list[float]]:
     return {name: [*np.percentile(each, [50, 99]).tolist(), float(quietest[name])] for name, each in groups.items()}
 
 
-def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str) -> str:
+def most_used(benches: dict[str, Bench]) -> float:
+    """Of any limit, 1 being all of it."""
+    return max(value for each in benches.values() for value in each.used.values())
+
+
+def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str, asked: int) -> str:
     actions, ticks = sum(each.actions for each in benches.values()), sum(each.ticks for each in benches.values())
     faults = sum((each.faults for each in benches.values()), Counter[str]())
-    worst = max(value for each in benches.values() for value in each.used.values())
+    worst = most_used(benches)
     keys, columns = list(next(iter(benches.values())).used), " | ".join(benches)
     lines = [
         "# The safety filter under fire",
@@ -86,8 +91,8 @@ def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str)
         f"`{command}` wrote this page: {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python "
         f"{platform.python_version()}, numpy {np.__version__}.",
         "",
-        f"{actions} actions (a policy's, pushing against limits, alternating extremes, jumps of metres, corners of the workspace, NaN, "
-        f"infinity, 1e300, denormals, wrong shapes) became {ticks} commands to an arm that follows exactly. "
+        f"{actions} of {asked} actions (a policy's, pushing against limits, alternating extremes, jumps of metres, corners of the "
+        f"workspace, NaN, infinity, 1e300, denormals, wrong shapes) became {ticks} commands to an arm that follows exactly. "
         f"Faults: {dict(faults) or 'none'}. Every command was measured again, by finite differences; "
         f"the most that was used of any limit is {worst:.6f} of it.",
         "",
@@ -122,8 +127,10 @@ def main() -> None:
         bench = list(benches.values())[begun // TRIAL % len(benches)]
         bench.trial(draw, min(TRIAL, options.actions - begun))
         if begun // TRIAL % 10 == 1 or begun + TRIAL >= options.actions:
-            options.output.write_text(page(benches, times, command), encoding="utf-8")  # so far
+            options.output.write_text(page(benches, times, command, options.actions), encoding="utf-8")  # so far
             print(f"{begun + TRIAL} of {options.actions}", flush=True)
+    if most_used(benches) > 1 + 1e-6:
+        raise SystemExit(f"a command left outside the limits: {options.output}")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
         _home(plugin, config)
         console.print("the arm is at its rest position")
         return 0
-    found = []
+    found = list[Finding]()
     with console.status("connecting"):
         found.extend(plugin.check(config))
     console.print(_table(found))

@@ -15,6 +15,7 @@ from rlinf_vla.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
 from .measured import Measured
+from .troubles import explained, is_dead, is_ending, trouble, words
 
 _REFLEX_MARGIN = 1.5
 """The arm's own reflexes stand behind our thresholds of force: ours stop it gently, its own at once."""
@@ -30,12 +31,10 @@ _POSTURE_N_M_RAD, _POSTURE_DAMPING = 10.0, 8.0
 """Of the elbow, which the tool leaves free: weakly towards the rest position, and damped (N m s / rad)."""
 _ENDING_S = 1.0
 """For which a motion may be refused because the one before has not quite ended."""
+_CLOSE_S = 3.0
+"""libfranka waits 1 s for a state that does not come."""
 _FADE_S = 0.2
 """Over which the last torques fade when tracking ends."""
-
-
-class LineDead(RobotError):
-    """The connection is of no use any more."""
 
 
 class FrankyArm:
@@ -47,18 +46,18 @@ class FrankyArm:
         realtime = franky.RealtimeConfig.Enforce if cell.realtime == "enforce" else franky.RealtimeConfig.Ignore
         force, torque = _REFLEX_MARGIN * cell.max_force_n, _REFLEX_MARGIN * cell.max_torque_n_m
         joint = max(_LEAST_JOINT_THRESHOLD_N_M, force * _REACH_M)
-        with _explained(host):
-            self._robot = franky.Robot(
+        with explained(host):
+            self._robot: Any = franky.Robot(
                 host, relative_dynamics_factor=cell.home_speed_rad_s / _JOINT_SPEED_LIMIT_RAD_S, realtime_config=realtime
             )
             state = self._robot.state
             if state.robot_mode == franky.RobotMode.Idle:
                 self._configure(joint, [force] * 3 + [torque] * 3, state)
-        self._motion: franky.CartesianImpedanceTrackingMotion | None = None
+        self._motion: Any = None
         self._homing = self._home_next = False
         self._begun = self._tried = 0.0
         """When a motion was to begin, first of several tries and last."""
-        self._problem = _trouble(state)
+        self._problem = trouble(state)
         self._measured = _measure(state)
         self._clock: int = state.time.to_msec()
         self._closed = False
@@ -127,18 +126,21 @@ class FrankyArm:
     def recover(self, timeout: float) -> None:
         """Clear what the arm latched. Only for a person's acknowledgement. Raises RobotError; LineDead where a new connection is needed."""
         deadline = time.monotonic() + timeout
-        with _explained(self._robot.fci_hostname):
+        with explained(self._robot.fci_hostname):
             if self._robot.state.robot_mode == franky.RobotMode.UserStopped:
                 raise RobotError("user stop: release it, then acknowledge again")
             while self._robot.has_errors or self._robot.state.robot_mode == franky.RobotMode.Reflex:
                 self._robot.recover_from_errors()
                 if time.monotonic() > deadline:
-                    raise RobotError(f"the arm does not recover: {_trouble(self._robot.state)}")
+                    raise RobotError(f"the arm does not recover: {trouble(self._robot.state)}")
                 time.sleep(0.01)
         self._problem = None
 
     def close(self) -> None:
+        """Give the connection up. Idempotent."""
         self._closed = True
+        self._reader.join(_CLOSE_S)
+        self._robot = self._motion = None
 
     def _read(self) -> None:
         period = 0.5 / self._cell.servo_hz
@@ -151,13 +153,13 @@ class FrankyArm:
                     self._clock = clock
                     self._measured = _measure(state)
                 if self._problem is None:
-                    self._problem = _trouble(state)
+                    self._problem = trouble(state)
                 self._robot.poll_motion()
                 if self._homing and not self._robot.is_in_control:
                     self._go_home()
             except Exception as error:
                 self._fail(error)
-                if _is_dead(error):
+                if is_dead(error):
                     return
 
     def _go_home(self) -> None:
@@ -182,14 +184,14 @@ class FrankyArm:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        if _is_ending(error) and time.monotonic() - self._begun < _ENDING_S:
+        if is_ending(error) and time.monotonic() - self._begun < _ENDING_S:
             self._motion, self._home_next = None, self._homing  # the next tick tries again
             return
         self._homing, self._home_next, self._motion = False, False, None
         if self._problem is None:
             with contextlib.suppress(Exception):
-                self._problem = _trouble(self._robot.state) if isinstance(error, franky.ControlException) else None
-            self._problem = self._problem or _words(error)
+                self._problem = trouble(self._robot.state) if isinstance(error, franky.ControlException) else None
+            self._problem = self._problem or words(error)
 
 
 def _measure(state: Any) -> Measured:
@@ -202,61 +204,9 @@ def _measure(state: Any) -> Measured:
     )
 
 
-def _trouble(state: Any) -> str | None:
-    if state.robot_mode == franky.RobotMode.UserStopped:
-        return "user stop: pressed at the arm, or activated in Desk"
-    if state.robot_mode == franky.RobotMode.Reflex:
-        return f"reflex: {', '.join(_errors(state.current_errors)) or 'the arm does not say which'}"
-    if state.robot_mode == franky.RobotMode.Guiding:
-        return "guided by hand"
-    if state.robot_mode == franky.RobotMode.Other:
-        return "the arm is not ready: unlock its joints and activate FCI in Desk"
-    return None
-
-
-def _errors(errors: Any) -> list[str]:
-    return [name for name in dir(type(errors)) if not name.startswith("_") and getattr(errors, name) is True]
-
-
 def _affine(pose: ToolPose) -> Any:
     return franky.Affine(pose.position, _xyzw(pose.quaternion))
 
 
 def _xyzw(quaternion: Vector) -> Vector:
     return np.roll(quaternion, -1)
-
-
-def _is_ending(error: Exception) -> bool:
-    """A motion was begun while libfranka was still at the last breath of the one before."""
-    return isinstance(error, franky.InvalidMotionTypeException) or "multiple motions" in str(error)
-
-
-def _is_dead(error: Exception) -> bool:
-    """Reading a state from a dead line raises a bare RuntimeError."""
-    return isinstance(error, franky.NetworkException) or "Net Exception" in str(error)
-
-
-def _words(error: Exception) -> str:
-    text = " ".join(str(error).replace("libfranka:", "").split())
-    return f"network: the line to the arm is dead ({text})" if _is_dead(error) else f"franky: {text or type(error).__name__}"
-
-
-@contextlib.contextmanager
-def _explained(host: str) -> Iterator[None]:
-    """franky's exceptions become RobotErrors of one line."""
-    try:
-        yield
-    except franky.RealtimeException:
-        raise RobotError(
-            "this kernel has no real time, which a real arm wants: boot one with PREEMPT_RT (a simulated cell says `realtime: ignore`)"
-        ) from None
-    except franky.IncompatibleVersionException as error:
-        raise RobotError(
-            f"{host} runs firmware that this libfranka does not speak: {_words(error)}; install a franky-control that does"
-        ) from None
-    except franky.NetworkException as error:
-        raise LineDead(f"{host} does not answer: {_words(error)}; is it on, is the cable in, is FCI active in Desk?") from None
-    except (franky.CommandException, franky.ControlException, franky.InvalidOperationException, RuntimeError) as error:
-        if isinstance(error, RobotError):
-            raise
-        raise (LineDead if _is_dead(error) else RobotError)(f"{host}: {_words(error)}") from None

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf_vla.robot import Camera, Finding, RobotError, Scene
+from rlinf_vla.robot import Camera, Finding, Scene
 
-from .. import cell_file, folder
+from .. import cell_file, folder, orders
 from ..by_hand import ByHand
 from ..cell import Cell
-from ..channel import ask
 from ..simulated.client import SimulatedCell
 from ..simulated.touch import Touch
 from .check import findings
@@ -18,7 +17,6 @@ from .client import FrankaRobot
 from .config import FrankaConfig, FrankaSimConfig
 
 SHIPPED = "cell://"
-_ANSWER_S = 2.0
 
 
 def read_cell(location: str) -> Cell:
@@ -49,7 +47,7 @@ class Franka:
         return findings(self.make(config), self.cameras(config))
 
     def order(self, config: FrankaConfig | None, order: str, person: str) -> list[str]:
-        return _order(folder.arms() if config is None else [self.folder(config)], order, person)
+        return orders.give(folder.arms() if config is None else [self.folder(config)], order, person)
 
     def folder(self, config: FrankaConfig) -> Path:
         return folder.of_arm(config.host)
@@ -81,20 +79,12 @@ class FrankaSim:
         return findings(self.make(config), self.cameras(config))
 
     def order(self, config: FrankaSimConfig | None, order: str, person: str) -> list[str]:
-        return _order(folder.arms() if config is None else [self.folder(config)], order, person)
+        return orders.give(folder.arms() if config is None else [self.folder(config)], order, person)
 
     def folder(self, config: FrankaSimConfig) -> Path:
         path = folder.of_arm("franka_sim") if config.folder is None else Path(config.folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
         return path
-
-
-def _order(where: list[Path], order: str, person: str) -> list[str]:
-    message = {"stop": f"stopped by {person}"} if order == "stop" else {"acknowledge": person}
-    answers = [answer for each in where if (answer := ask(each / folder.ORDERS, message, _ANSWER_S)) is not None]
-    if not answers:
-        raise RobotError(f"nothing to {order}: no process drives an arm in {' or '.join(map(str, where)) or folder.root()}")
-    return [f"{answer['host']} (process {answer['pid']}): {answer['fault'] or 'no fault'}" for answer in answers]
 
 
 franka, franka_sim = Franka(), FrankaSim()

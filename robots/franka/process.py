@@ -28,9 +28,10 @@ from ..channel import Channel, ChannelClosed, Listener, Message
 from ..folder import JOURNAL, ORDERS, STATE, Journal, Latch, Lock
 from ..record import Record
 from . import messages
-from .driver import FrankyArm, LineDead
+from .driver import FrankyArm
 from .gripper import FrankyGripper
-from .servo import POLICY, Servo
+from .servo import NETWORK, POLICY, Servo
+from .troubles import LineDead
 
 Result = TypeVar("Result")
 
@@ -145,10 +146,12 @@ class ArmProcess:
         """While the servo goes on with the old ones: it may have to connect anew."""
         arm, gripper = self._arm, self._gripper
         try:
+            if (self._servo.fault or "").startswith(NETWORK):
+                raise LineDead
             arm.recover(self._cell.connect_timeout_s)
         except LineDead:
-            arm.close()
-            arm = self._within(lambda: FrankyArm(self._host, self._cell))
+            arm.close()  # the arm takes one connection at a time
+            arm = self._arm = self._within(lambda: FrankyArm(self._host, self._cell))
             arm.recover(self._cell.connect_timeout_s)
         if gripper.lost:
             gripper.close()

@@ -20,8 +20,9 @@ from ..safety import SafetyFilter
 from ..watch import STANDING_RAD_S
 from .measured import Measured
 
-POLICY = "policy: "
-"""Begins the faults of the policy's process. They do not outlive the arm's: whoever starts another session has seen that one end."""
+NETWORK, POLICY = "network: ", "policy: "
+"""Begin faults of the line to the arm, and of the policy's process. The latter do not outlive the arm's process: whoever starts another
+session has seen that one end."""
 
 
 _STANDING = 1e-4
@@ -183,7 +184,7 @@ class Servo:
         if self.arm.problem is not None:
             self.stop(self.arm.problem, now)
         elif age > self._cell.max_state_age_s:
-            self.stop(f"network: no state of the arm for {age:.2f} s", now)
+            self.stop(f"{NETWORK}no state of the arm for {age:.2f} s", now)
         elif self.gripper.problem is not None:
             self.stop(self.gripper.problem, now)
         elif self._armed and now - self._heard > self._cell.heartbeat_timeout_s:

@@ -18,7 +18,7 @@ STILL_RAD_S = 0.05
 CELL_YAML = (
     (Path(__file__).parents[2] / "robots/cells/franka_sim.yaml")
     .read_text()
-    .replace("heartbeat_timeout_s: 0.5 ", "heartbeat_timeout_s: 1.5 ")
+    .replace("heartbeat_timeout_s: 0.5 ", "heartbeat_timeout_s: 2 ")
     .replace("max_state_age_s: 0.3 ", "max_state_age_s: 0.5 ")
 )
 """More patient than the shipped one: tests share the machine with anything."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from rlinf_vla.robot import RobotError
-from rlinf_vla.robots import folder
+from rlinf_vla.robots import folder, orders
+from rlinf_vla.robots.channel import Listener
 
 
 def test_an_arm_has_one_process_and_a_dead_one_holds_nothing(tmp_path: Path) -> None:
@@ -56,3 +58,24 @@ def test_the_folders_are_this_users_alone(tmp_path: Path, monkeypatch: pytest.Mo
     made.parent.chmod(0o755)
     with pytest.raises(RobotError, match="open to other users"):
         folder.of_arm("172.16.0.2")
+
+
+def test_stop_finds_every_arm_that_is_driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(SystemExit, match="nothing to stop"):
+        orders.main()
+    folder.of_arm("idle")
+    listener = Listener(folder.of_arm("172.16.0.2") / folder.ORDERS)
+    heard: list[dict[str, str]] = []
+
+    def answer() -> None:
+        while not heard:
+            for caller, message in listener.messages():
+                heard.append(message)
+                caller.send({"host": "172.16.0.2", "pid": 7, "fault": message["stop"]})
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    orders.main()
+    thread.join()
+    assert capsys.readouterr().out.startswith("172.16.0.2 (process 7): stopped by ")

@@ -22,7 +22,7 @@ from rlinf_vla.robots.franka.plugin import franka, franka_sim
 
 pytestmark = pytest.mark.simulator
 
-STANDS_S = 4.0
+STANDS_S = 8.0
 """The simulator's second may be longer than ours on a machine with other work."""
 
 
@@ -58,7 +58,7 @@ def test_a_fault_of_the_arm_is_latched_until_a_person_acknowledges(session: Sess
     session.cell.fault(fault)
     if fault == "gripper":
         session.move(0.1, width=0.0)
-    assert session.wait_fault(3).startswith(name)
+    assert session.wait_fault(10).startswith(name)
     session.wait_still(STANDS_S)
     with pytest.raises(RobotError, match="robot acknowledge"):
         session.move(0.1)
@@ -71,7 +71,7 @@ def test_a_fault_of_the_arm_is_latched_until_a_person_acknowledges(session: Sess
 
 def test_a_fault_outlives_the_arms_process(session: Session) -> None:
     session.cell.fault("reflex")
-    fault = session.wait_fault(3)
+    fault = session.wait_fault(10)
     session.robot.close()
     session.robot = franka_sim.make(session.config)
     session.robot.connect(30)
@@ -81,7 +81,7 @@ def test_a_fault_outlives_the_arms_process(session: Session) -> None:
 
 def test_a_user_stop_that_is_still_pressed_is_not_acknowledged(session: Session) -> None:
     session.cell.fault("user_stop")
-    session.wait_fault(3)
+    session.wait_fault(10)
     session.robot.acknowledge("tester")
     wait_until(lambda: session.robot.observe().fault and session.robot.refusal, 5, "the acknowledgement is refused")
     assert "release it" in str(session.robot.refusal)
@@ -93,7 +93,7 @@ def test_a_policy_that_stalls_is_a_fault(session: Session) -> None:
     session.move(0.5)
     begun = time.monotonic()
     took = session.wait_still(STANDS_S)
-    time.sleep(max(0.0, 2.0 - (time.monotonic() - begun)))
+    time.sleep(max(0.0, 2.5 - (time.monotonic() - begun)))
     assert "policy: its process has said nothing" in str(session.robot.observe().fault), took
 
 
@@ -157,7 +157,7 @@ def test_a_signal_makes_it_stand_and_end(session: Session) -> None:
 def test_anyone_may_stop_it_from_beside(session: Session) -> None:
     session.move(0.5)
     assert len(franka_sim.order(session.config, "stop", "tester")) == 1
-    assert session.wait_fault(1) == "stopped by tester"
+    assert session.wait_fault(5) == "stopped by tester"
     session.wait_still(STANDS_S)
     franka_sim.order(session.config, "acknowledge", "tester")
     wait_until(lambda: session.robot.observe().fault is None, 5, "it is let go")
