@@ -90,7 +90,7 @@ def _evaluation(episodes: int, flow: OnlineFlow, side: RobotSide) -> Sweep:
         for job in jobs:
             side.forget(job)  # of an evaluation that was interrupted
             side.begin(job)
-        results = []
+        results: list[EpisodeResult] = []
         for job in jobs:
             episode = side.episode(job, lambda: progress(len(results) / episodes))
             results.append(_result(episode, job.number < filmed))
