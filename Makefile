@@ -8,7 +8,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-slow lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference clean
+.PHONY: install quickstart test test-slow lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference clean
 
 install: $(VENV)/.installed
 
@@ -59,6 +59,22 @@ cluster-test: install
 prove-sac: install
 	for seed in 0 1; do for recipe in maniskill_rlpd maniskill_sac; do \
 		$(BIN)/rlinf-vla train recipe=$$recipe seed=$$seed run_dir=runs/$@/$$recipe-seed-$$seed resume=auto || exit; done; done
+
+# A session at the simulated Franka, from check to report; nobody touches a robot. Needs EXTRAS=franka,dev, as the next.
+SECONDS ?= 600
+DEMO := runs/robot-demo
+FRANKA := $(BIN)/rlinf-vla robot
+
+robot-demo: install
+	$(FRANKA) check robot=franka_sim robot.cameras=[front] robot.image_size=64
+	test -d $(DEMO)/demonstrations || $(FRANKA) record recipe=franka_rlpd output=$(DEMO)/demonstrations algorithm.demonstrations=5 record.video=false
+	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=$(DEMO)/run resume=auto iterations=100000 episodes=5 \
+		session.minutes=$$(awk 'BEGIN { print $(SECONDS) / 60 }') session.patience_s=4 \
+		algorithm.demonstrations=0 algorithm.dataset=$(DEMO)/demonstrations algorithm.dataset_cameras=[front:front]
+
+# Learning in real time: 50 evaluation episodes before and after 30 minutes, in 40 together.
+prove-franka: install
+	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=runs/$@/seed-0 resume=auto iterations=100000 episodes=50 session.minutes=30
 
 # How assets/openvla_oft_tiny_putonplate was made.
 sft-putonplate: install

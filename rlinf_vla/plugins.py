@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from rlinf_vla.protocols import EnvPlugin, Policy, RewardPlugin
-from rlinf_vla.robot import RobotPlugin
+from rlinf_vla.robot import PersonPlugin, RobotPlugin
 from rlinf_vla.types import UserError
 
 
@@ -25,6 +25,10 @@ def rewards() -> dict[str, RewardPlugin]:
 
 def robots() -> dict[str, RobotPlugin]:
     return _load("rlinf_vla.robots")
+
+
+def people() -> dict[str, PersonPlugin]:
+    return _load("rlinf_vla.people")
 
 
 def _load(group: str) -> dict[str, Any]:

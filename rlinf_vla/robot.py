@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
+Action = NDArray[np.float32]
+"""``[D]`` in [-1, 1], D 4 or 7: docs/conventions.md."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,49 @@ class CameraError(RobotError):
     pass
 
 
+class Scene(Protocol):
+    """What an episode at a robot begins with, and what it is about."""
+
+    task: str
+    """Its name in results."""
+    by_hand: bool
+    """A person lays it out, and says ``resume`` when it is done."""
+
+    def arrange(self, seed: int) -> str:
+        """Lay out the episode of this seed, the arm being at home; its instruction. Raises RobotError."""
+
+    def succeeded(self, state: RobotState) -> bool | None:
+        """Now. None: a person or a classifier must say it. Asked at every control step, so it never waits."""
+
+    def expert(self, state: RobotState) -> Action | None:
+        """What a scripted human would do now, without memory; None: there is none."""
+
+
+SUCCESS, FAILURE, PAUSE, RESUME, QUIT, ACKNOWLEDGE = WORDS = ("success", "failure", "pause", "resume", "quit", "acknowledge")
+"""What a person may say. Success, failure: the episode is over. Acknowledge: she looked at the arm that stopped, and it may move again."""
+
+
+class Person(Protocol):
+    """Somebody beside the robot with a device in her hands. Nothing here ever waits."""
+
+    name: str
+
+    def action(self) -> Action | None:
+        """What she does now in the policy's place; None where she leaves it to the policy."""
+
+    def words(self) -> list[str]:
+        """Of WORDS, what she said since the last call."""
+
+    def close(self) -> None: ...
+
+
+class PersonPlugin(Protocol):
+    """Entry point group ``rlinf_vla.people``: somebody with one kind of device."""
+
+    def __call__(self, device: str | None, dimensions: int) -> Person:
+        """``device``: its path, None where it is to be found. ``dimensions``: of actions. Raises RobotError where there is none."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line of ``rlinf-vla robot check``."""
@@ -164,11 +209,16 @@ class RobotPlugin(Protocol):
 
     Config: type
     """Dataclass: the typed ``robot`` node of a recipe; has at least ``name``."""
+    simulated: bool
+    """Nobody can be hurt: a script may acknowledge what stopped it."""
 
     def make(self, config: Any) -> Robot: ...
 
     def cameras(self, config: Any) -> list[Camera]:
         """Of a simulated cell they see something once the robot is connected."""
+
+    def scene(self, config: Any) -> Scene:
+        """Raises UserError where there is none of the name that ``config`` gives."""
 
     def check(self, config: Any) -> Iterator[Finding]:
         """Connects, looks at everything, and moves nothing. Raises RobotError where it cannot go on, CellError."""

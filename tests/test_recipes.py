@@ -13,6 +13,7 @@ import torch
 from rlinf_vla import cli, compose, plugins, recipe
 from rlinf_vla.commands.list import recipe_names
 from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.recipe.robot import ROBOT
 from rlinf_vla.telemetry.metrics import read_metrics
 
 pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900)]  # on a busy machine a simulator takes minutes to start
@@ -93,6 +94,8 @@ def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def missing(name: str) -> str | None:
     """What the recipe's simulator lacks on this machine."""
     env = compose.load("train", [f"recipe={name}", "cluster=laptop"]).env.name
+    if env == ROBOT:
+        return "a robot: tests/robots/test_online_franka.py"
     checks = plugins.envs()[env].diagnose()
     needed = (check for check in checks if not check.detail.startswith("optional") or "not installed" in check.detail)
     return next((check.detail for check in needed if not check.ok), None)

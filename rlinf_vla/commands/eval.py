@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from rlinf_vla import recipe as recipes
 from rlinf_vla.commands import session, sweep
 from rlinf_vla.commands.evaluate import evaluate, headline, sweep_here
+from rlinf_vla.recipe.robot import ROBOT
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import load_checkpoint
@@ -23,6 +24,11 @@ def run(config: DictConfig) -> None:
         if recipe.checkpoint:
             raise UserError("checkpoint is for an evaluation into its own run; in a sweep it is one of sweep.policies")
         sweep.run(config)
+        return
+    if recipe.env.name == ROBOT:
+        from rlinf_vla.commands.online import evaluate_at_robot
+
+        evaluate_at_robot(recipe, config)
         return
     checkpoint = Path(recipe.checkpoint).expanduser() if recipe.checkpoint else None
     # a checkpoint without adapter or heads of a run is a model directory: the start of the recipe is one

@@ -1,4 +1,4 @@
-"""``rlinf-vla robot check | home | stop | acknowledge``: an arm, real or simulated, without a policy."""
+"""``rlinf-vla robot VERB``: an arm, real or simulated, without a policy that learns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from rlinf_vla import plugins
 from rlinf_vla.robot import Finding, RobotError, RobotPlugin
 from rlinf_vla.types import UserError
 
-VERBS = ("check", "home", "stop", "acknowledge")
+VERBS = ("check", "home", "stop", "acknowledge", "record", "replay")
 ORDERS = ("stop", "acknowledge")
-USAGE = "rlinf-vla robot {check|home|stop|acknowledge} robot=NAME [robot.KEY=VALUE ...] [person=NAME]"
+USAGE = (
+    "rlinf-vla robot {check|home|stop|acknowledge} robot=NAME [robot.KEY=VALUE ...] [person=NAME], "
+    "rlinf-vla robot {record|replay} recipe=franka_rlpd"
+)
 CONNECT_S, HOME_S = 60.0, 60.0
 
 
@@ -26,6 +29,8 @@ def run(arguments: Sequence[str]) -> int:
     verb, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if verb not in VERBS:
         raise UserError(f"robot wants to know what to do{plugins.nearest(verb, list(VERBS)) if verb else ''}: {USAGE}")
+    if verb in ("record", "replay"):
+        return _with_recipe(verb, rest)
     person = next((word.removeprefix("person=") for word in rest if word.startswith("person=")), "")
     chosen = [word for word in rest if not word.startswith("person=")]
     console = Console(highlight=False)
@@ -44,6 +49,22 @@ def run(arguments: Sequence[str]) -> int:
         found.extend(plugin.check(config))
     console.print(_table(found))
     return 0 if all(each.ok for each in found) else 1
+
+
+def _with_recipe(verb: str, rest: Sequence[str]) -> int:
+    from rlinf_vla.compose import compose_and_run
+
+    if verb == "record":
+        from rlinf_vla.commands import robot_record
+
+        return compose_and_run("robot_record", rest, robot_record.run)
+    from rlinf_vla.commands import robot_replay
+
+    episode = next((word.removeprefix("episode=") for word in rest if word.startswith("episode=")), "0")
+    if not episode.isdigit():
+        raise UserError(f"episode={episode}: the number of an episode, from 0")
+    overrides = [word for word in rest if not word.startswith("episode=")]
+    return compose_and_run("robot_replay", overrides, lambda config: robot_replay.run(config, int(episode)))
 
 
 def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:

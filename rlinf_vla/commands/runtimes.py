@@ -16,6 +16,7 @@ from rlinf_vla.flow.off_policy import OffPolicyFlow
 from rlinf_vla.flow.runtime import InProcessFlow
 from rlinf_vla.protocols import EnvSpec
 from rlinf_vla.recipe import Recipe
+from rlinf_vla.recipe.robot import ROBOT
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier, save_checkpoint
@@ -44,6 +45,10 @@ def opened(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -
         from rlinf_vla.commands.on_ray import on_ray
 
         return on_ray(recipe, directory, checkpoint, say)
+    if recipe.env.name == ROBOT:
+        from rlinf_vla.commands.online import at_robot
+
+        return at_robot(recipe, directory, checkpoint, say)
     return _in_process(recipe, directory, checkpoint, say)
 
 

@@ -85,9 +85,9 @@ def _attempt(
         if recipe.evaluation.before_and_after and done == 0 and not run.evaluated("before", 0):
             run.evaluate("before", 0)
         with deferred() as interrupt:
-            run.train(algorithm, done, interrupt)
-        if recipe.evaluation.before_and_after and not run.evaluated("after", recipe.iterations):
-            run.evaluate("after", recipe.iterations)
+            done = run.train(algorithm, done, interrupt)
+        if recipe.evaluation.before_and_after and not run.evaluated("after", done):
+            run.evaluate("after", done)
             run.compare()
         return run
 
@@ -113,7 +113,8 @@ class _Run:
         self.recipe, self.directory, self.runtime, self.console, self.metrics = recipe, directory, runtime, console, metrics
         self.flow, self.foresight = runtime.flow, foresight
 
-    def train(self, algorithm: Any, done: int, interrupt: Interrupt) -> None:
+    def train(self, algorithm: Any, done: int, interrupt: Interrupt) -> int:
+        """From iteration ``done`` on; returns how many there are then."""
         saved = done
         flow = self.flow
         unsaid = True
@@ -150,6 +151,10 @@ class _Run:
                     saved = done
                 if self.foresight is not None and done < self.recipe.iterations:
                     self.foresight.look_again()
+                if flow.enough():
+                    break
+            if done > saved:
+                self.save(done)
         except Replanned:
             if done > saved:
                 self.save(done)
@@ -160,6 +165,7 @@ class _Run:
             name = interruption.args[0]
             self.console.say(f"{name}: stopped after iteration {done}; go on with run_dir={session.relative(self.directory)} resume=auto")
             raise
+        return done
 
     def save(self, iteration: int) -> None:
         directory = self.directory / run_directory.CHECKPOINTS

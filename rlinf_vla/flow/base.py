@@ -30,6 +30,10 @@ class BaseFlow:
         self.iteration, self.metrics = iteration, {}
         self.timeline.begin_iteration(iteration + 1)
 
+    def enough(self) -> bool:
+        """No further iteration shall begin, whatever ``iterations`` says."""
+        return False
+
     def log(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
 

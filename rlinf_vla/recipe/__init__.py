@@ -22,6 +22,7 @@ from rlinf_vla.algorithms.sft import SFTConfig
 from rlinf_vla.recipe.checks import NO_ALGORITHM, NO_MODEL, check
 from rlinf_vla.recipe.cluster import ClusterConfig
 from rlinf_vla.recipe.evaluation import EvaluationConfig, NoAlgorithmConfig, SweepConfig
+from rlinf_vla.recipe.robot import ROBOT, RobotEnvConfig, SessionConfig
 from rlinf_vla.rollout.control_config import ControlConfig
 from rlinf_vla.training.lora import LoraOptions
 from rlinf_vla.types import UserError
@@ -120,7 +121,8 @@ class Recipe:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     env: Any = MISSING
     robot: Any = None
-    """Of what runs on an arm instead of in simulators."""
+    """The arm of env=robot, a plug-in; null: episodes are played in a simulator."""
+    session: SessionConfig = field(default_factory=SessionConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     algorithm: Any = MISSING
@@ -143,8 +145,8 @@ def register() -> None:
         store.store(group="algorithm", name=name, node=config)
     for name, preset in grpo.PRESETS.items():
         store.store(group="algorithm", name=name, node=preset)
-    for name, env in plugins.envs().items():
-        store.store(group="env", name=name, node=env.Config)
+    for name, env in env_configs().items():
+        store.store(group="env", name=name, node=env)
     for name, robot in plugins.robots().items():
         store.store(group="robot", name=name, node=robot.Config)
     for name, reward in plugins.rewards().items():
@@ -152,6 +154,11 @@ def register() -> None:
     store.store(group="model", name=NO_MODEL, node=ModelConfig(name=NO_MODEL, checkpoint=NO_MODEL, options=None))
     for name, model in plugins.models().items():
         store.store(group="model", name=name, node=ModelConfig(name=name, options=model.Config()))
+
+
+def env_configs() -> dict[str, type]:
+    """What ``env=NAME`` may be."""
+    return {name: env.Config for name, env in plugins.envs().items()} | {ROBOT: RobotEnvConfig}
 
 
 def _control_steps(episodes: int, *, _root_: DictConfig) -> int:
@@ -164,7 +171,7 @@ def _control_steps(episodes: int, *, _root_: DictConfig) -> int:
 def keys() -> list[str]:
     """Every key that some recipe may have."""
     nodes = [("", Recipe), *(("algorithm.", config) for config in ALGORITHMS.values())]
-    nodes += [("env.", env.Config) for env in plugins.envs().values()]
+    nodes += [("env.", env) for env in env_configs().values()]
     nodes += [("robot.", robot.Config) for robot in plugins.robots().values()]
     nodes += [("reward.options.", reward.Config) for reward in plugins.rewards().values()]
     nodes += [("model.options.", model.Config) for model in plugins.models().values()]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlinf_vla.flow.planning.plan import RUNTIMES, SPLITS
+from rlinf_vla.recipe.robot import ACKNOWLEDGED_BY, ROBOT
 from rlinf_vla.types import UserError, require_one_of
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def check(recipe: Recipe) -> None:
         f"preset={preset.name} is for algorithm={preset.algorithm} and model={' or '.join(preset.models)}, recipe={recipe.name} has "
         f"algorithm={recipe.algorithm.name} and model={recipe.model.name} (`rlinf-vla list presets` names others)",
     )
+    _check_robot(recipe, require)
     depth, batch = recipe.rollout.pipeline_depth, recipe.rollout.batch_size
     num_envs = recipe.env.num_envs
     cluster = recipe.cluster
@@ -81,3 +84,28 @@ def check(recipe: Recipe) -> None:
         require(mode in ("sampled", "greedy"), f"evaluation.modes: {mode!r} is not known, choose sampled, greedy or both")
     for name in ("block", "parallel"):
         require(getattr(recipe.sweep, name) >= 1, f"sweep.{name}={getattr(recipe.sweep, name)}: must be at least 1")
+
+
+def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
+    at_robot, session = recipe.env.name == ROBOT, recipe.session
+    require(
+        at_robot or recipe.robot is None, f"robot={getattr(recipe.robot, 'name', '')} wants env=robot, the recipe has env={recipe.env.name}"
+    )
+    require_one_of("session.acknowledge", session.acknowledge, ACKNOWLEDGED_BY)
+    for name in ("connect_s", "home_s", "silence_s"):
+        require(getattr(session, name) > 0, f"session.{name}={getattr(session, name)}: must be above 0")
+    require(0 <= session.learner_nice <= 19, f"session.learner_nice={session.learner_nice}: between 0 and 19")
+    require(session.minutes is None or session.minutes > 0, f"session.minutes={session.minutes}: must be above 0, or null")
+    require(session.patience_s is None or session.patience_s >= 0, f"session.patience_s={session.patience_s}: must not be negative")
+    if not at_robot:
+        return
+    require(recipe.robot is not None, "env=robot wants to know which: give robot=NAME (`rlinf-vla list robots` names them)")
+    require(recipe.env.num_envs == 1, f"env.num_envs={recipe.env.num_envs}: there is one robot")
+    require(recipe.env.episode_limit >= 1, f"env.episode_limit={recipe.env.episode_limit}: must be at least 1")
+    require(
+        recipe.algorithm.name == "sac", f"algorithm={recipe.algorithm.name} does not learn at a robot, one episode at a time: algorithm=sac"
+    )
+    require(recipe.cluster.runtime == "in_process", f"cluster.runtime={recipe.cluster.runtime}: a robot's learner runs in one process")
+    require(not recipe.sweep.policies, "sweep.policies is for simulators: evaluate one checkpoint after the other at a robot")
+    require(recipe.algorithm.gamma_unit == "step", f"algorithm.gamma_unit={recipe.algorithm.gamma_unit}: at a robot time counts in steps")
+    require(recipe.algorithm.noise_bound is None, "algorithm.noise_bound: at a robot the actor chooses actions, as a person does")

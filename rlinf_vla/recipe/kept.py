@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_vla import plugins
-from rlinf_vla.recipe import ALGORITHMS, ModelConfig, Recipe, RewardConfig
+from rlinf_vla.recipe import ALGORITHMS, ModelConfig, Recipe, RewardConfig, env_configs
 from rlinf_vla.recipe.checks import NO_MODEL
 from rlinf_vla.types import UserError
 
@@ -32,7 +32,9 @@ def restored(kept: dict[str, Any], where: str) -> DictConfig:
     """What ``recipe.read`` takes. Raises UserError where it is no recipe of this version and these plug-ins; ``where`` it was kept."""
     try:
         schema = OmegaConf.structured(Recipe)
-        schema.env = OmegaConf.structured(plugins.choose("env", kept["env"]["name"], plugins.envs()).Config)
+        schema.env = OmegaConf.structured(plugins.choose("env", kept["env"]["name"], env_configs()))
+        if kept.get("robot") is not None:
+            schema.robot = OmegaConf.structured(plugins.choose("robot", kept["robot"]["name"], plugins.robots()).Config)
         schema.algorithm = OmegaConf.structured(plugins.choose("algorithm", kept["algorithm"]["name"], ALGORITHMS))
         schema.model = ModelConfig(kept["model"]["name"], options=_options(kept["model"], NO_MODEL, "model", plugins.models()))
         schema.reward = RewardConfig(options=_options(kept["reward"], None, "reward", plugins.rewards()))

@@ -111,6 +111,7 @@ class ControlLoop:
                 return Ended(FINISHED, self._wish)
             if self._paused:
                 account.steps[PAUSED] += 1
+                self._robot.observe()  # it stops where nobody says anything any more
                 self._restart()
             else:
                 account.took("lateness", self._clock.now() - due)

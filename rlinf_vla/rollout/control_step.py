@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlinf_vla.robot import Intervention, ToolTarget
+from rlinf_vla.rollout.accounting import HUMAN
 from rlinf_vla.rollout.chunks import Actions, Chosen
 from rlinf_vla.rollout.sensing import Seen
 
@@ -32,3 +33,7 @@ class Step:
     action: Actions | None
     target: ToolTarget | None
     interventions: list[Intervention]
+
+    @property
+    def human(self) -> bool:
+        return self.by == HUMAN

@@ -33,7 +33,7 @@ class Seen:
         """One row: images ``[1, H, W, 3]`` by camera, the state of docs/conventions.md ``[1, 8]``."""
         pose = self.state.pose
         state = np.concatenate([pose.position, pose.quaternion, [self.state.gripper_width / 2]])
-        images = {name: torch.from_numpy(np.ascontiguousarray(frame.image))[None] for name, frame in self.frames.items()}
+        images = {name: torch.from_numpy(np.array(frame.image))[None] for name, frame in self.frames.items()}
         return Observation(images, torch.from_numpy(state.astype(np.float32))[None], [instruction])
 
 

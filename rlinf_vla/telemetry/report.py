@@ -24,6 +24,9 @@ CURVES = {
     "actor/entropy": "Entropy of the policy",
     "critic/explained_variance": "Explained variance (critic)",
     "throughput/steps_per_s": "Control steps per second",
+    "rollout/human_share": "Share of steps that a person did",
+    "rollout/held_share": "Share of control periods in which the arm was held",
+    "rollout/safety_interventions_per_step": "Limits that changed a command, per step",
 }
 """Metric -> title of its chart, in the order of the page; what a run did not log has no chart."""
 

@@ -18,7 +18,7 @@ from rlinf_vla.types import UserError
 RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = "recipe.yaml", "checkpoints", "replay", ".lock", "result.json"
 
 # What may change between a run and its continuation: everything else would make it another run.
-_FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "record", "sweep"}
+_FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "record", "sweep", "session"}
 _FREE |= {"rollout.pipeline_depth", "env.processes", "control"}
 FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes", "control"}
 """The same for a sweep."""
@@ -70,7 +70,7 @@ def opened(directory: Path, config: DictConfig, checkpoint: Path | None) -> Iter
     with _held(directory):
         if checkpoint is not None and (difference := _difference(directory / RECIPE, config, _FREE)):
             raise UserError(f"resume: {difference}")
-        _keep(directory, config)
+        keep(directory, config)
         yield
 
 
@@ -80,7 +80,7 @@ def opened_for_sweep(directory: Path, config: DictConfig) -> Iterator[None]:
     with _held(directory):
         if (directory / RECIPE).exists() and (difference := _difference(directory / RECIPE, config, FREE_IN_SWEEPS)):
             raise UserError(f"run_dir={directory} holds something else: {difference}")
-        _keep(directory, config)
+        keep(directory, config)
         yield
 
 
@@ -101,7 +101,8 @@ def _held(directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _keep(directory: Path, config: DictConfig) -> None:
+def keep(directory: Path, config: DictConfig) -> None:
+    """The recipe, for whoever reads it there."""
     aside = directory / f".{RECIPE}"
     aside.write_text(OmegaConf.to_yaml(config, resolve=True))
     aside.replace(directory / RECIPE)

@@ -30,6 +30,7 @@ class FrankaConfig:
     host: name or address of the arm's control.
     cell: file with its limits (docs/robot_safety.md); ``cell://NAME`` is one that comes with the package.
     cameras: name -> camera.
+    instruction: what the policy is told; a person lays out the scene, and says whether it was done.
     journal: file to which interventions, faults and acknowledgements are appended; null: beside the arm's lock.
     python: interpreter of another environment, with numpy, PyYAML and franky-control, for the arm's process; null: this one.
     """
@@ -38,6 +39,7 @@ class FrankaConfig:
     host: str = "???"
     cell: str = "???"
     cameras: Dict[str, CameraConfig] = field(default_factory=dict)  # noqa: UP006
+    instruction: str = "touch the red cube"
     journal: Optional[str] = None  # noqa: UP045
     python: Optional[str] = None  # noqa: UP045
 

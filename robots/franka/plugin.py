@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf_vla.robot import Camera, Finding
+from rlinf_vla.robot import Camera, Finding, Scene
 
 from .. import cell_file, folder, orders
+from ..by_hand import ByHand
 from ..cell import Cell
 from ..simulated.client import SimulatedCell
+from ..simulated.touch import Touch
 from .check import findings
 from .client import FrankaRobot
 from .config import FrankaConfig, FrankaSimConfig
@@ -27,7 +29,7 @@ def read_cell(location: str) -> Cell:
 class Franka:
     """Implements ``RobotPlugin``."""
 
-    Config = FrankaConfig
+    Config, simulated = FrankaConfig, False
 
     def make(self, config: FrankaConfig) -> FrankaRobot:
         host = config.host
@@ -37,6 +39,9 @@ class Franka:
         from ..cameras import device
 
         return [device(name, camera) for name, camera in config.cameras.items()]
+
+    def scene(self, config: FrankaConfig) -> Scene:
+        return ByHand(config.instruction)
 
     def check(self, config: FrankaConfig) -> Iterator[Finding]:
         return findings(self.make(config), self.cameras(config))
@@ -51,7 +56,7 @@ class Franka:
 class FrankaSim:
     """Implements ``RobotPlugin``."""
 
-    Config = FrankaSimConfig
+    Config, simulated = FrankaSimConfig, True
 
     def make(self, config: FrankaSimConfig) -> FrankaRobot:
         where, size = self.folder(config), config.image_size
@@ -66,6 +71,9 @@ class FrankaSim:
         from ..cameras import SimulatedCamera
 
         return [SimulatedCamera(name, self.folder(config), config.max_age_s, config.frozen_s) for name in config.cameras]
+
+    def scene(self, config: FrankaSimConfig) -> Scene:
+        return Touch(SimulatedCell(self.folder(config)), read_cell(config.cell).spec)
 
     def check(self, config: FrankaSimConfig) -> Iterator[Finding]:
         return findings(self.make(config), self.cameras(config))

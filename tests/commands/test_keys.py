@@ -15,6 +15,7 @@ import torch
 
 from rlinf_vla import plugins, recipe
 from rlinf_vla.recipe import ALGORITHMS, PresetConfig, Recipe
+from rlinf_vla.recipe.robot import SessionConfig
 from rlinf_vla.rollout.control_config import ControlConfig
 from rlinf_vla.types import Observation
 from tests.commands.conftest import CommandLine, Counting
@@ -112,6 +113,7 @@ def test_a_key_that_no_source_reads_is_found(tmp_path: Path) -> None:
 def test_no_key_is_forgotten() -> None:
     paths = [path for path, _ in declared(Recipe)] + [f"algorithm.{path}" for node in ALGORITHMS.values() for path, _ in declared(node)]
     paths += [f"env.{path}" for env in plugins.envs().values() for path, _ in declared(env.Config)]
+    paths += [f"robot.{path}" for robot in plugins.robots().values() for path, _ in declared(robot.Config)]
     paths += [f"reward.options.{path}" for reward in plugins.rewards().values() for path, _ in declared(reward.Config)]
     paths += [f"model.options.{path}" for model in plugins.models().values() for path, _ in declared(model.Config)]
     assert sorted(set(paths)) == recipe.keys()
@@ -166,6 +168,9 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     loop = (ROOT / "rlinf_vla" / "rollout" / f"{name}.py" for name in ("control_config", "control_loop"))
     seen |= {(ControlConfig, name) for name in said(loop, {"config", "_config"})}
     seen |= {(Recipe, name) for name in said(iter([ROOT / "rlinf_vla" / "commands" / "bench_control.py"]), {"recipe"})}
+    beside = [ROOT / "rlinf_vla" / "commands" / f"{name}.py" for name in ("robot_cell", "online")]
+    seen |= {(SessionConfig, name) for name in said(iter(beside), {"settings", "session"})}
+    seen |= {(Recipe, name) for name in said(iter(beside), {"recipe"})}
     seen.add((Recipe, "preset"))  # asked by the schema's check alone, as all of its keys
     assert unread(keys, seen) == []
 
@@ -202,3 +207,11 @@ def test_a_reward_reads_its_options(name: str) -> None:
     assert source is not None
     found = said(iter([Path(source)]), {"config", "options"})
     assert unread(dict(declared(config)), {(config, each) for each in found}) == []
+
+
+@pytest.mark.parametrize("name", list(plugins.robots()))
+def test_a_robot_reads_its_options(name: str) -> None:
+    """Without one: by its sources."""
+    config = plugins.robots()[name].Config
+    found = said((ROOT / "robots").glob("**/*.py"), {"config", "options"})
+    assert unread(dict(declared(config)), {(config, each) for each in found | {"name"}}) == []

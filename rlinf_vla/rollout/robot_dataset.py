@@ -1,0 +1,52 @@
+"""Episodes at a robot as episodes of a LeRobotDataset, and the actions of one as a person who does them again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlinf_vla.datasets import lerobot_format as form
+from rlinf_vla.datasets.lerobot_format import Column, Feature
+from rlinf_vla.protocols import EnvSpec
+from rlinf_vla.robot import Action
+from rlinf_vla.rollout.robot_episode import RobotEpisode
+
+
+def robot_features(spec: EnvSpec, video: bool) -> dict[str, Feature]:
+    """``video``: how cameras are kept."""
+    scalar, flag = Feature("float32", (1,)), Feature("bool", (1,))
+    found = {form.STATE: Feature("float32", (spec.state_dim,)), form.ACTION: Feature("float32", (spec.action_dim,)), form.REWARD: scalar}
+    found |= {form.DONE: flag, form.TRUNCATED: flag, form.SUCCESS: flag}
+    return found | {form.IMAGES + name: Feature.camera(size, video) for name, size in spec.images.items()}
+
+
+def robot_frames(episode: RobotEpisode) -> dict[str, Column]:
+    """Every feature of :func:`robot_features`: a frame for each executed step. An episode that was cut ends with the observation in which
+    nothing was done, under an action of zeros."""
+    rows = len(episode) + (not episode.terminated)
+    last = np.arange(rows) == rows - 1
+    action, reward = np.zeros((rows, episode.action.shape[1]), np.float32), np.zeros(rows, np.float32)
+    action[: len(episode)], reward[: len(episode)] = episode.action, episode.reward
+    found: dict[str, Column] = {form.STATE: episode.state[:rows].numpy(), form.ACTION: action, form.REWARD: reward}
+    found |= {form.DONE: last, form.TRUNCATED: last & (not episode.terminated), form.SUCCESS: last & episode.success}
+    return found | {form.IMAGES + name: images[:rows].numpy() for name, images in episode.images.items()}
+
+
+class Again:
+    """Implements ``Person``: does ``actions``, float32 ``[N, D]``, one after the other, and then nothing."""
+
+    name = "a recording"
+
+    def __init__(self, actions: Column) -> None:
+        self._actions, self._done = actions, 0
+
+    def action(self) -> Action | None:
+        if self._done == len(self._actions):
+            return None
+        self._done += 1
+        action: Action = self._actions[self._done - 1]
+        return action
+
+    def words(self) -> list[str]:
+        return []
+
+    def close(self) -> None: ...

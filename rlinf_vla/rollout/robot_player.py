@@ -1,0 +1,171 @@
+"""Plays episodes at a robot: home, layout, control loop; what goes wrong is kept as far as it came, and waits for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_vla.robot import FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Action, RobotError
+from rlinf_vla.rollout.background import Background
+from rlinf_vla.rollout.clock import Clock
+from rlinf_vla.rollout.control_config import ControlConfig
+from rlinf_vla.rollout.control_loop import ControlLoop
+from rlinf_vla.rollout.control_step import CAMERA, FINISHED, Step
+from rlinf_vla.rollout.rewarded import own_reward
+from rlinf_vla.rollout.robot_attendant import POLL_S, Attendant, Cell, Rules, Tell
+from rlinf_vla.rollout.robot_episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
+from rlinf_vla.rollout.robot_take import Take
+from rlinf_vla.types import Observation, StepResult
+
+SETTLE_S = 0.3
+"""After the layout: things come to rest, and pictures show them."""
+
+Score = Callable[[Observation, Tensor, StepResult], StepResult]
+
+
+class RobotPlayer:
+    """The robot is connected, the cameras have started. ``leave`` may be called from any thread."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        background: Background,
+        control: ControlConfig,
+        rules: Rules,
+        clock: Clock,
+        score: Score = own_reward,
+        tell: Tell = lambda message: None,
+    ) -> None:
+        """``score``: what training steps are worth, see ``rewarded.Worth``. ``tell``: see :class:`Attendant`."""
+        self._cell, self._rules, self._clock, self._score = cell, rules, clock, score
+        self._attendant = Attendant(cell, rules, clock, tell)
+        self._background = background
+        self._loop = ControlLoop(cell.robot, cell.cameras, background, 1, control, clock, self._takeover)
+        self.accounting = self._loop.accounting
+        self._take = Take(Job(TRAINING, 0, 0), "", "", 0.0)
+        self._warm = False
+
+    def leave(self, reason: str) -> None:
+        """The episode under way is cut, and nothing else is played."""
+        self._attendant.leaving = reason
+
+    def rest(self) -> None:
+        """Called at least twice a second while nothing is played: a robot stops where nobody says anything any more."""
+        self._attendant.latched()
+
+    def play(self, job: Job, keep: Callable[[RobotEpisode], None], weights: int = 0) -> None:
+        """``keep`` gets the episode, also where the policy failed in it, and raises. Where something else went wrong in an episode, or a
+        person paused, a training episode is what it is, cut, and another is played again. ``weights``: the policy's version.
+
+        Raises Left; and RobotError where consent by script does not help.
+        """
+        self._background.settle(self._clock.now() + self._rules.home_s)
+        problem: str | None = None
+        while True:
+            self._attendant.check_leaving()
+            self._attendant.until_free(problem)
+            try:
+                instruction = self._lay_out(job)
+            except RobotError as error:
+                problem = str(error)
+                continue
+            self._take = Take(job, self._cell.scene.task, instruction, self._clock.now())
+            try:
+                ended = self._loop.run(instruction, self._after_step)
+            except BaseException as error:
+                if self._take.seen_something:
+                    self._keep(keep, self._take.episode(f"{type(error).__name__}: {error}", True, weights))
+                raise
+            problem = ended.detail if ended.kind != FINISHED else None
+            self._attendant.lost |= ended.kind == CAMERA
+            paused = ended.detail == PAUSE
+            whole = problem is None and not paused and self._attendant.leaving is None
+            self._attendant.consents = 0 if whole else self._attendant.consents
+            done = (whole or job.kind == TRAINING) and self._take.seen_something
+            if done:
+                self._keep(keep, self._take.episode(ended.detail, problem is not None, weights))
+            if paused:
+                self._attendant.wait_for(RESUME, f"paused by {self._cell.person.name}")
+            if done:
+                return
+
+    def _keep(self, keep: Callable[[RobotEpisode], None], episode: RobotEpisode) -> None:
+        """In a thread: a disk may be slow, and the robot stops where nobody says anything for long."""
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(keep, episode)
+            while not wait([writing], POLL_S).done:
+                self._attendant.latched()
+            writing.result()
+
+    def _lay_out(self, job: Job) -> str:
+        robot, scene = self._cell.robot, self._cell.scene
+        robot.home(self._rules.home_s)
+        instruction = scene.arrange(job.seed)
+        if scene.by_hand:
+            self._attendant.wait_for(RESUME, f"lay out episode {job.number + 1}: {instruction}")
+        self._attendant.sleep(SETTLE_S)
+        if not self._warm:
+            self._loop.warm_up(instruction)
+            self._warm = True
+        return instruction
+
+    def _takeover(self) -> Action | None:
+        job, scene, rules = self._take.job, self._cell.scene, self._rules
+        helping = rules.patience_s is not None and self._clock.now() - self._take.began >= rules.patience_s
+        if job.scripted or (job.kind == TRAINING and helping):
+            return scene.expert(self._cell.robot.observe())
+        found = self._cell.person.action()
+        return stand_still(rules.dimensions) if found is None and job.kind == DEMONSTRATION else found
+
+    def _after_step(self, step: Step) -> str | None:
+        self._attendant.alive()
+        take, words = self._take, self._cell.person.words()
+        take.look(step)
+        if reason := self._judged(step, words):
+            return reason
+        if self._attendant.leaving is not None:
+            return self._attendant.leaving
+        for word in (QUIT, PAUSE):
+            if word in words:
+                self._attendant.leaving = f"{self._cell.person.name} said {QUIT}" if word == QUIT else None
+                return word
+        if take.job.kind == EVALUATION and step.human:
+            take.terminated = True
+            return f"{self._cell.person.name} took over"
+        if step.tick >= self._rules.limit:
+            return "time is up"
+        take.act(step)
+        return None
+
+    def _judged(self, step: Step, words: Sequence[str]) -> str | None:
+        """What came of the action before this observation; a reason to end the episode."""
+        take, own = self._take, self._cell.scene.succeeded(step.seen.state)
+        take.success = bool(own) or SUCCESS in words
+        take.terminated = take.success or FAILURE in words
+        if take.before is None:
+            return "at once" if take.terminated else None
+        reward = float(take.success)
+        if self._score is not own_reward and (take.job.kind == TRAINING or own is None):
+            scored = self._scored(step, reward)
+            reward, over = float(scored.reward), bool(scored.terminated)
+            take.success |= own is None and over and reward > 0 and FAILURE not in words
+            take.terminated = over
+        take.reward(reward)
+        return ("success" if take.success else "failure") if take.terminated else None
+
+    def _scored(self, step: Step, reward: float) -> StepResult:
+        take = self._take
+        assert take.before is not None
+        over, success, no = (torch.tensor([[each]]) for each in (take.terminated, take.success, False))
+        seen = step.seen.observation(take.instruction)
+        result = StepResult(seen, torch.tensor([[reward]]), over, no, success, ~no)
+        return self._score(take.before.observation(take.instruction), take.last_action[None, None], result)
+
+
+def stand_still(dimensions: int) -> Action:
+    """The action that moves nothing, with the gripper open."""
+    return np.array([0.0] * (dimensions - 1) + [1.0], np.float32)

@@ -1,0 +1,78 @@
+"""What a player gathers of the episode under way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_vla.rollout.control_step import Step
+from rlinf_vla.rollout.robot_episode import Job, RobotEpisode
+from rlinf_vla.rollout.sensing import Seen
+
+
+class Take:
+    """``look`` at every control step; ``act`` where the episode goes on after it."""
+
+    def __init__(self, job: Job, task: str, instruction: str, began: float) -> None:
+        self.job, self.task, self.instruction, self.began = job, task, instruction, began
+        self.success = self.terminated = False
+        self.before: Seen | None = None
+        """What was seen when the last action was chosen."""
+        self._now: Step | None = None
+        self._done: list[Step] = []
+        self._rewards: list[float] = []
+        self._rules: Counter[str] = Counter()
+
+    @property
+    def seen_something(self) -> bool:
+        return self._now is not None
+
+    @property
+    def last_action(self) -> Tensor:
+        """float32 ``[D]``."""
+        action = self._done[-1].action
+        assert action is not None
+        return torch.from_numpy(action)
+
+    def look(self, step: Step) -> None:
+        self._now = step
+        self._rules.update(each.rule for each in step.interventions)
+
+    def act(self, step: Step) -> None:
+        """The step's action counts, if there was one."""
+        if step.action is not None:
+            self._done.append(replace(step, action=np.array(step.action, np.float32)))
+            self._rewards.append(0.0)
+            self.before = step.seen
+
+    def reward(self, value: float) -> None:
+        """Of the last action: where the arm was held after it, what was seen last counts."""
+        self._rewards[-1] = value
+
+    def episode(self, ended: str, fault: bool, weights: int) -> RobotEpisode:
+        """What there is so far; something has been seen."""
+        assert self._now is not None
+        steps = [*self._done, self._now] if not self._done or self._done[-1].tick < self._now.tick else [*self._done]
+        done = steps[:-1]
+        seen = [step.seen.observation(self.instruction) for step in steps]
+        return RobotEpisode(
+            job=self.job,
+            task=self.task,
+            instruction=self.instruction,
+            images={name: torch.cat([each.images[name] for each in seen]) for name in seen[0].images},
+            state=torch.cat([each.state for each in seen]),
+            tick=torch.tensor([step.tick for step in steps]),
+            action=torch.from_numpy(np.array([step.action for step in done], np.float32)) if done else torch.zeros(0, 0),
+            human=torch.tensor([step.human for step in done], dtype=torch.bool),
+            reward=torch.tensor(self._rewards[: len(done)]),
+            terminated=self.terminated and not fault,
+            success=self.success and not fault,
+            ended=ended,
+            fault=fault,
+            weights=weights,
+            interventions=dict(sorted(self._rules.items())),
+        )

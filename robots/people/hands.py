@@ -1,0 +1,77 @@
+"""What all devices share: a thread waits for the device, and the control loop looks at what came last."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from rlinf_vla.robot import Action
+
+STILL = 0.05
+"""Of full deflection: what is less is no hand on the device."""
+OPEN, CLOSED = 1.0, -1.0
+
+
+class Device(Protocol):
+    name: str
+
+    def events(self) -> Iterator[Event]:
+        """As they come; ends where the device is gone."""
+
+    def close(self) -> None:
+        """Ends ``events``."""
+
+
+class Event:
+    """motion: dx, dy, dz, rx, ry, rz in [-1, 1], held until the next; None: as before. toggles: the gripper opens or closes. word: of
+    WORDS."""
+
+    def __init__(self, motion: tuple[float, ...] | None = None, toggles: bool = False, word: str | None = None) -> None:
+        self.motion, self.toggles, self.word = motion, toggles, word
+
+
+class Hands:
+    """Implements ``Person`` for one device. While she moves nothing the policy acts."""
+
+    def __init__(self, device: Device, dimensions: int) -> None:
+        """``dimensions``: 4 or 7, of actions."""
+        self.name = device.name
+        self._device, self._dimensions = device, dimensions
+        self._lock = threading.Lock()
+        self._motion: tuple[float, ...] = (0.0,) * 6
+        self._gripper, self._gripped = OPEN, False
+        self._words: list[str] = []
+        threading.Thread(target=self._listen, name=device.name, daemon=True).start()
+
+    def action(self) -> Action | None:
+        with self._lock:
+            gripped, self._gripped = self._gripped, False
+            if max(map(abs, self._motion)) < STILL and not gripped:
+                return None
+            motion = self._motion[: self._dimensions - 1]
+            return np.clip(np.array([*motion, self._gripper], np.float32), -1, 1)
+
+    def words(self) -> list[str]:
+        with self._lock:
+            said, self._words = self._words, []
+            return said
+
+    def close(self) -> None:
+        self._device.close()
+
+    def hear(self, event: Event) -> None:
+        with self._lock:
+            if event.motion is not None:
+                self._motion = event.motion
+            if event.toggles:
+                self._gripper, self._gripped = -self._gripper, True
+            if event.word is not None:
+                self._words.append(event.word)
+
+    def _listen(self) -> None:
+        for event in self._device.events():
+            self.hear(event)
+        self.hear(Event(motion=(0.0,) * 6))  # a device that was pulled out lets go

@@ -1,0 +1,69 @@
+"""The keys of the terminal, which stays usable: no echo, and Ctrl-C as ever.
+
+w s: forward, back. a d: left, right. r f: up, down. q e: turn about z. Space: gripper. y: success. n: failure. p: pause. Enter: resume.
+k: acknowledge. x: quit. A key counts for a moment; held, the terminal repeats it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import termios
+import tty
+from collections.abc import Iterator
+
+from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Person, RobotError
+
+from .hands import Event, Hands
+
+TERMINAL = "/dev/tty"
+HOLD_S = 0.25
+"""For which a key counts as held: longer than a terminal takes to repeat it."""
+MOTIONS = {"w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2, 1.0), "f": (2, -1.0), "q": (5, 1.0), "e": (5, -1.0)}
+"""Key -> (place in the motion, value)."""
+WORDS = {"y": SUCCESS, "n": FAILURE, "p": PAUSE, "\n": RESUME, "\r": RESUME, "k": ACKNOWLEDGE, "x": QUIT}
+GRIPPER = " "
+RELEASED = Event(motion=(0.0,) * 6)
+
+
+class Keyboard:
+    name = "keyboard"
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._file = os.open(path, os.O_RDONLY)
+            self._before = termios.tcgetattr(self._file)
+            tty.setcbreak(self._file)
+        except (OSError, termios.error) as error:
+            raise RobotError(f"session.person=keyboard: {path} is no terminal to read keys from ({error})") from None
+        self._closed, self._close = os.pipe()
+
+    def events(self) -> Iterator[Event]:
+        while True:
+            ready = select.select([self._file, self._closed], [], [], HOLD_S)[0]
+            if self._closed in ready:
+                return
+            if not ready:
+                yield RELEASED
+                continue
+            for key in os.read(self._file, 64).decode(errors="ignore"):
+                if (event := parse(key)) is not None:
+                    yield event
+
+    def close(self) -> None:
+        os.write(self._close, b"x")
+        termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
+
+
+def parse(key: str) -> Event | None:
+    """None where it says nothing to us."""
+    if key in MOTIONS:
+        place, value = MOTIONS[key]
+        return Event(motion=tuple(value if each == place else 0.0 for each in range(6)))
+    if key == GRIPPER:
+        return Event(toggles=True)
+    return Event(word=WORDS[key]) if key in WORDS else None
+
+
+def open_keyboard(device: str | None, dimensions: int) -> Person:
+    return Hands(Keyboard(device or TERMINAL), dimensions)

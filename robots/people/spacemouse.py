@@ -1,0 +1,95 @@
+"""A 3Dconnexion SpaceMouse by its raw HID reports (/dev/hidraw*). Not yet tried on hardware.
+
+Reports: 1, translation as three little-endian int16 (right, towards the user, down), in newer devices followed by the rotation; 2,
+rotation; 3, a bit for each button. Full deflection is about 350 (spacenavd). The left button moves the gripper, the right one says success;
+both: pause.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlinf_vla.robot import PAUSE, SUCCESS, Person, RobotError
+
+from .hands import Event, Hands
+
+VENDORS = ("0000256F", "0000046D")
+"""3Dconnexion, and Logitech, which made the older ones."""
+FULL = 350.0
+TRANSLATION, ROTATION, BUTTONS = 1, 2, 3
+LEFT, RIGHT = 1, 2
+
+
+class SpaceMouse:
+    name = "spacemouse"
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise RobotError(f"SpaceMouse {path}: {error.strerror}; a udev rule must let you read it") from None
+        self._closed, self._close = os.pipe()
+        self._motion = [0.0] * 6
+        self._pressed = 0
+
+    def events(self) -> Iterator[Event]:
+        while self._file in select.select([self._file, self._closed], [], [])[0]:
+            try:
+                report = os.read(self._file, 64)
+            except OSError:
+                return
+            if not report:
+                return
+            if (event := self.parse(report)) is not None:
+                yield event
+
+    def parse(self, report: bytes) -> Event | None:
+        """None where it says nothing to us."""
+        if not report:
+            return None
+        kind, data = report[0], report[1:]
+        if kind == TRANSLATION and len(data) >= 6:
+            self._motion[:3] = _axes(data)
+            if len(data) >= 12:
+                self._motion[3:] = _axes(data[6:])
+        elif kind == ROTATION and len(data) >= 6:
+            self._motion[3:] = _axes(data)
+        elif kind == BUTTONS and data:
+            before, self._pressed = self._pressed, data[0] & (LEFT | RIGHT)
+            new = self._pressed & ~before
+            if self._pressed == LEFT | RIGHT and new:
+                return Event(word=PAUSE)
+            return Event(toggles=bool(new & LEFT), word=SUCCESS if new & RIGHT else None) if new else None
+        else:
+            return None
+        return Event(motion=tuple(self._motion))
+
+    def close(self) -> None:
+        os.write(self._close, b"x")
+
+
+def _axes(data: bytes) -> list[float]:
+    """From the device's axes (right, towards the user, down) to the robot's (forward, left, up); the user stands behind the robot."""
+    right, towards, down = (max(-1.0, min(1.0, value / FULL)) for value in struct.unpack_from("<hhh", data))
+    return [-towards, -right, -down]
+
+
+def open_spacemouse(device: str | None, dimensions: int) -> Person:
+    found = [Path(device)] if device is not None else _found()
+    if not found:
+        raise RobotError("session.person=spacemouse: no hidraw device of 3Dconnexion: plug one in, or give session.device=PATH")
+    return Hands(SpaceMouse(found[0]), dimensions)
+
+
+def _found() -> list[Path]:
+    devices = []
+    for path in sorted(Path("/sys/class/hidraw").glob("hidraw*")):
+        about = (path / "device" / "uevent").read_text() if (path / "device" / "uevent").exists() else ""
+        vendor = next((line.split(":")[1] for line in about.splitlines() if line.startswith("HID_ID=")), "")
+        if vendor.upper() in VENDORS and "space" in about.lower():
+            devices.append(Path("/dev") / path.name)
+    return devices

@@ -1,0 +1,41 @@
+"""A session at the simulated Franka: the code for a real one, a few episodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from rlinf_vla import cli
+from rlinf_vla.datasets.lerobot_reader import LeRobotReader
+from rlinf_vla.telemetry.metrics import read_metrics
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not importlib.util.find_spec("franky_sim"), reason="no franky-sim: pip install 'rlinf-vla[franka]'"),
+]
+
+LENIENT = (
+    *("robot.max_age_s=2", "robot.frozen_s=5", "control.max_observation_age_s=3", "control.max_misses=100", "record.video=false"),
+    *("cluster=laptop", "session.learner_nice=0", "env.episode_limit=200"),
+)
+"""On a busy machine the simulated second is longer."""
+
+
+def test_two_demonstrations_an_iteration_and_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    cell = f"robot.folder={tmp_path}/cell"
+    assert cli.run(["robot", "record", "recipe=franka_rlpd", cell, "output=data", "algorithm.demonstrations=2", *LENIENT]) == 0
+    assert len(LeRobotReader(tmp_path / "data")) == 2
+    small = ("iterations=2", "episodes=1", "algorithm.episodes=1", "algorithm.batch_size=16", "algorithm.updates_per_step=0.05")
+    shown = ("algorithm.demonstrations=0", "algorithm.dataset=data")
+    assert cli.run(["train", "recipe=franka_rlpd", cell, "run_dir=run", *small, *shown, *LENIENT]) == 0
+    steps = [line["rollout/steps"] for line in read_metrics(tmp_path / "run") if "rollout/steps" in line]
+    assert len(steps) == 2 and min(steps) > 0
+    control = json.loads((tmp_path / "run" / "control.json").read_text())
+    assert control["steps"]["policy"] > 0 and control["sections_ms"]["act"]["n"] > 0
+    assert (tmp_path / "run" / "report.html").exists() and list((tmp_path / "run" / "videos").glob("*.mp4"))

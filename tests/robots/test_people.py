@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+import pty
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, RobotError
+from rlinf_vla.robots.people import gamepad, keyboard, spacemouse
+from rlinf_vla.robots.people.hands import Event, Hands
+
+
+class Silent:
+    name = "silent"
+
+    def events(self) -> Iterator[Event]:
+        yield from ()
+
+    def close(self) -> None: ...
+
+
+def motions(device: object, *reports: bytes) -> list[tuple[float, ...] | None]:
+    found = [device.parse(report) for report in reports]  # type: ignore[attr-defined]
+    return [event and event.motion for event in found]
+
+
+@pytest.fixture
+def mouse(tmp_path: object) -> spacemouse.SpaceMouse:
+    return spacemouse.SpaceMouse(os.devnull)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def pad() -> gamepad.Gamepad:
+    return gamepad.Gamepad(os.devnull)  # type: ignore[arg-type]
+
+
+def test_a_spacemouse_speaks_in_the_robots_axes(mouse: spacemouse.SpaceMouse) -> None:
+    forward = struct.pack("<Bhhh", 1, 0, -350, 0)
+    left_and_up = struct.pack("<Bhhh", 1, -175, 0, -350)
+    turned = struct.pack("<Bhhh", 2, 0, 0, -350)
+    newer = struct.pack("<Bhhhhhh", 1, 0, -350, 0, 0, 0, 350)
+    found = motions(mouse, forward, left_and_up, turned, newer)
+    np.testing.assert_allclose(
+        np.array(found, float), [[1, 0, 0, 0, 0, 0], [0, 0.5, 1, 0, 0, 0], [0, 0.5, 1, 0, 0, 1], [1, 0, 0, 0, 0, -1]]
+    )
+
+
+def test_its_buttons_count_when_they_go_down(mouse: spacemouse.SpaceMouse) -> None:
+    events = [mouse.parse(bytes([3, pressed])) for pressed in (1, 1, 0, 2, 3, 0)]
+    assert [event and (event.toggles, event.word) for event in events] == [
+        *((True, None), None, None, (False, SUCCESS), (False, PAUSE), None)
+    ]
+
+
+@given(st.binary(max_size=20))
+def test_no_report_breaks_it(report: bytes) -> None:
+    event = spacemouse.SpaceMouse(os.devnull).parse(report)  # type: ignore[arg-type]
+    assert event is None or event.motion is None or max(map(abs, event.motion)) <= 1
+
+
+def test_a_gamepad(pad: gamepad.Gamepad) -> None:
+    def event(value: int, kind: int, number: int) -> bytes:
+        return struct.pack("=IhBB", 12, value, kind, number)
+
+    full = 32767
+    assert motions(pad, event(-full, 2, 1), event(full, 2, 0)) == [(1, 0, 0, 0, 0, 0), (1, -1, 0, 0, 0, 0)]
+    assert motions(pad, event(0, 2, 1), event(0, 2, 0), event(-full, 2, 4))[-1] == (0, 0, 1, 0, 0, 0)
+    assert motions(pad, event(0, 2, 4), event(full, 2, 5), event(-full, 2, 5))[1:] == [(0, 0, 0, 1, 0, 0), (0, 0, 0, 0, 0, 0)]
+    pressed = [pad.parse(event(1, 1, number)) for number in (0, 1, 2, 3, 6, 7, 8)]
+    assert [each and each.word for each in pressed] == [None, SUCCESS, FAILURE, RESUME, ACKNOWLEDGE, PAUSE, QUIT]
+    assert pressed[0] is not None and pressed[0].toggles
+    assert pad.parse(event(0, 1, 1)) is None, "let go"
+    assert pad.parse(event(1, 0x81, 1)) is None and pad.parse(event(full, 0x82, 1)) is None, "how it lies there"
+
+
+def test_keys() -> None:
+    assert keyboard.parse("w").motion == (1, 0, 0, 0, 0, 0) and keyboard.parse("d").motion == (0, -1, 0, 0, 0, 0)  # type: ignore[union-attr]
+    assert keyboard.parse(" ").toggles  # type: ignore[union-attr]
+    assert [keyboard.parse(key).word for key in "ynp\nkx"] == [SUCCESS, FAILURE, PAUSE, RESUME, ACKNOWLEDGE, QUIT]  # type: ignore[union-attr]
+    assert keyboard.parse("ß") is None
+
+
+def test_hands_hold_until_they_let_go() -> None:
+    hands = Hands(Silent(), 4)
+    assert hands.action() is None and hands.words() == []
+    hands.hear(Event(motion=(0.5, 0, 0, 0.9, 0, 0)))
+    for _ in range(2):
+        np.testing.assert_allclose(hands.action(), [0.5, 0, 0, 1], err_msg="the gripper is open, and four numbers have no turn")  # type: ignore[arg-type]
+    hands.hear(Event(motion=(0.01,) * 6))
+    assert hands.action() is None, "that is no hand"
+    hands.hear(Event(toggles=True))
+    np.testing.assert_allclose(hands.action(), [0.01, 0.01, 0.01, -1], rtol=1e-6)  # type: ignore[arg-type]
+    assert hands.action() is None
+    hands.hear(Event(word=SUCCESS))
+    assert hands.words() == [SUCCESS] and hands.words() == []
+
+
+def test_keys_come_from_a_terminal_which_is_left_as_it_was() -> None:
+    master, slave = pty.openpty()
+    path = os.ttyname(slave)
+    import termios
+
+    before = termios.tcgetattr(slave)
+    person = keyboard.open_keyboard(path, 7)
+    os.write(master, b"wy")
+    assert wait_for(lambda: SUCCESS in person.words())
+    os.write(master, b"a")
+    assert wait_for(lambda: person.action() is not None) and wait_for(lambda: person.action() is None), "a key is let go"
+    person.close()
+    assert wait_for(lambda: termios.tcgetattr(slave) == before)
+
+
+def test_a_device_that_is_not_there_is_one_line(tmp_path: object) -> None:
+    for opens in (gamepad.open_gamepad, spacemouse.open_spacemouse, keyboard.open_keyboard):
+        with pytest.raises(RobotError, match="nothing-here") as raised:
+            opens(f"{tmp_path}/nothing-here", 4)
+        assert "\n" not in str(raised.value)
+
+
+def wait_for(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

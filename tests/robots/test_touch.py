@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlinf_vla.robot import RobotSpec, RobotState, ToolPose
+from rlinf_vla.robots.simulated.scene import Truth
+from rlinf_vla.robots.simulated.touch import NEAR_M, X_M, Y_M, Touch
+
+SPEC = RobotSpec("toy", 10.0, translation_m=0.02, rotation_rad=0.1, gripper_width_m=0.08)
+
+
+class Cell:
+    """Notes where things were placed, and says that they are there."""
+
+    def place(self, cube: tuple[float, float, float], target: tuple[float, float]) -> None:
+        self.cube = np.array([*cube[:2], 0.022])
+
+    def truth(self) -> Truth:
+        return Truth(0.0, np.zeros(7), np.zeros(16), np.zeros(3), self.cube)
+
+
+def at(position: list[float]) -> RobotState:
+    pose = ToolPose(np.array(position), np.array([0.0, 1.0, 0.0, 0.0]))
+    return RobotState(0.0, pose, np.zeros(7), np.zeros(7), np.zeros(6), 0.08)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 1 << 24])
+def test_the_expert_touches_the_cube_wherever_it_lies(seed: int) -> None:
+    cell = Cell()
+    scene = Touch(cell, SPEC)  # type: ignore[arg-type]
+    assert scene.arrange(seed) == "touch the red cube"
+    first = cell.cube
+    scene.arrange(seed)
+    assert (cell.cube == first).all() and X_M[0] <= first[0] <= X_M[1] and Y_M[0] <= first[1] <= Y_M[1]
+    state = at([0.31, 0.0, 0.48])
+    for _ in range(40):
+        if scene.succeeded(state):
+            break
+        action = scene.expert(state)
+        assert action is not None and action.shape == (4,) and np.abs(action).max() <= 1
+        position = state.pose.position + 0.02 * action[:3]
+        state = replace(state, pose=replace(state.pose, position=position))
+    assert scene.succeeded(state) and np.linalg.norm(state.pose.position - first - [0, 0, 0.02]) < NEAR_M
+
+
+def test_layouts_differ() -> None:
+    cell, found = Cell(), set()
+    scene = Touch(cell, SPEC)  # type: ignore[arg-type]
+    for seed in range(20):
+        scene.arrange(seed)
+        found.add(tuple(cell.cube.tolist()))
+    assert len(found) == 20

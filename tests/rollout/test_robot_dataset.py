@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
+from rlinf_vla.datasets.lerobot_reader import LeRobotReader
+from rlinf_vla.datasets.lerobot_writer import LeRobotWriter
+from rlinf_vla.protocols import EnvSpec
+from rlinf_vla.rollout.from_dataset import dataset_transitions
+from rlinf_vla.rollout.robot_dataset import Again, robot_features, robot_frames
+from rlinf_vla.rollout.robot_episode import DEMONSTRATION, Job, prepared, recorded
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from tests.rollout.toy_cell import Toy
+
+SPEC = EnvSpec(1, 4, 8, 10.0, 20, {"base": (64, 64)}, ("Touch",), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("limit", [1, 20])
+def test_a_dataset_gives_the_records_that_the_session_would_have(limit: int, tmp_path: Path) -> None:
+    """Cut, and ended by success."""
+    toy = Toy(limit=limit)
+    toy.player.play(Job(DEMONSTRATION, 0, 7, scripted=True), toy.keep)
+    large = torch.randint(256, (len(toy.episodes[0]) + 1, 64, 64, 3), dtype=torch.uint8)
+    episode = replace(toy.episodes[0], images={"base": large})
+    with LeRobotWriter(tmp_path / "data", 10.0, robot_features(SPEC, video=False), "toy") as writer:
+        writer.add_episode(robot_frames(episode), episode.instruction)
+    policy = LinearPolicy(LinearOptions(chunk=1))
+    (found,) = dataset_transitions(policy, SACConfig(dataset=str(tmp_path / "data"), gamma=0.9))
+    wanted = recorded(episode, prepared(episode, policy.prepare, torch.device("cpu")), 0.9)
+    assert (found.success, found.steps) == (wanted.success, wanted.steps) == (limit == 20, len(episode))
+    for name in (ACTION, REWARD, DISCOUNT, ACTED, "image"):
+        torch.testing.assert_close(found.records[name], wanted.records[name])
+    action = LeRobotReader(tmp_path / "data").episode(0, ["action"]).columns["action"]
+    again = Again(action[: len(episode)])
+    np.testing.assert_array_equal(np.stack([again.action() for _ in range(len(episode))]), episode.action.numpy())  # type: ignore[arg-type]
+    assert again.action() is None

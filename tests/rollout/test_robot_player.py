@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
+from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError
+from rlinf_vla.rollout.robot_attendant import CONSENTS, Left
+from rlinf_vla.rollout.robot_episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode, prepared, recorded, shown_by_a_person
+from rlinf_vla.rollout.synthetic_cell import REST
+from rlinf_vla.types import Observation, StepResult, Tensors, UserError
+from tests.rollout.toy_cell import NEAR_M, Toy
+
+TRAIN = Job(TRAINING, 3, seed=7)
+SHOW = Job(DEMONSTRATION, 0, seed=8, scripted=True)
+GAMMA = 0.9
+
+
+def towards(toy: Toy) -> None:
+    toy.acts = lambda position, goal: [*np.clip((goal - position) / 0.05, -1, 1).tolist(), 1.0]
+
+
+def played(toy: Toy, job: Job = TRAIN) -> RobotEpisode:
+    toy.player.play(job, toy.keep, weights=2)
+    return toy.episodes[-1]
+
+
+def inputs_of(episode: RobotEpisode) -> Tensors:
+    return prepared(episode, lambda seen: {"state": seen.state, **seen.images}, torch.device("cpu"))
+
+
+def test_success_ends_an_episode_and_is_worth_one() -> None:
+    toy = Toy()
+    towards(toy)
+    episode = played(toy)
+    assert episode.success and episode.terminated and episode.ended == "success" and not episode.human.any()
+    assert toy.scene.laid_out == [7] and episode.weights == 2 and episode.instruction == "touch the point"
+    away = np.linalg.norm(episode.state[:, :3].numpy() - toy.scene.goal, axis=1)
+    assert away[-1] < NEAR_M <= away[-2]
+    assert episode.reward.tolist() == [0.0] * (len(episode) - 1) + [1.0]
+    records = recorded(episode, inputs_of(episode), GAMMA).records
+    assert len(records[REWARD]) == len(episode) and records[DISCOUNT].tolist()[-1] == 0
+    assert records[ACTED].all() and records[ACTION].shape == (len(episode), 1, 4)
+    assert (records["state"] == episode.state[:-1]).all()
+
+
+def test_actions_lead_from_one_observation_to_the_next() -> None:
+    toy = Toy()
+    episode = played(toy, Job(TRAINING, 0, 1))
+    moved = episode.state[1:, :3] - episode.state[:-1, :3]
+    torch.testing.assert_close(moved, 0.05 * episode.action[:, :3])
+    assert not episode.terminated and episode.ended == "time is up" and len(episode) == 20
+    records = recorded(episode, inputs_of(episode), GAMMA).records
+    assert records[ACTED].tolist() == [True] * 20 + [False] and len(records["state"]) == 21
+    torch.testing.assert_close(records[DISCOUNT], torch.tensor([GAMMA] * 20 + [0.0]))
+
+
+def test_time_in_which_the_arm_was_held_is_discounted() -> None:
+    toy = Toy()
+    slow = iter([20.0] * 3 + [230.0] + [20.0] * 30)
+    toy.delay = lambda request: next(slow) / 1024
+    episode = played(toy)
+    waited = torch.diff(episode.tick)
+    assert waited.max() == 3 and episode.tick[-1] == 20 and len(episode) == 18
+    records = recorded(episode, inputs_of(episode), GAMMA).records
+    torch.testing.assert_close(records[DISCOUNT][:-1], GAMMA ** waited.float())
+
+
+def test_a_scripted_human_shows_how() -> None:
+    toy = Toy()
+    episode = played(toy, SHOW)
+    assert episode.success and episode.human.all()
+    (shown,) = shown_by_a_person(episode, inputs_of(episode), GAMMA)
+    whole = recorded(episode, inputs_of(episode), GAMMA)
+    assert shown.success and all((shown.records[name] == value).all() for name, value in whole.records.items())
+
+
+def test_steps_of_a_person_are_flagged_and_cut_out() -> None:
+    toy = Toy()
+    by_hand = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
+    toy.person.hand = lambda: by_hand if len(toy.robot.commands) in (3, 4, 5, 9) else None
+    episode = played(toy)
+    assert torch.nonzero(episode.human)[:, 0].tolist() == [3, 4, 5, 9]
+    assert (episode.action[episode.human] == torch.from_numpy(by_hand)).all()
+    first, second = shown_by_a_person(episode, inputs_of(episode), GAMMA)
+    assert first.records[ACTED].tolist() == [True, True, True, False] and second.records[ACTED].tolist() == [True, False]
+    assert (first.records["state"] == episode.state[3:7]).all() and not first.success
+
+
+def test_a_patient_human_takes_over_late() -> None:
+    toy = Toy(limit=40, patience_s=1.0)
+    episode = played(toy)
+    first = int(episode.human.int().argmax())
+    assert episode.success and 9 <= first <= 11 and episode.human[first:].all()
+    assert not played(toy, Job(EVALUATION, 0, 7, temperature=0.0)).human.any(), "an evaluation is the policy's own"
+
+
+def test_an_evaluation_in_which_a_person_took_over_has_failed() -> None:
+    toy = Toy()
+    toy.person.hand = lambda: np.zeros(4, np.float32) if len(toy.robot.commands) == 5 else None
+    episode = played(toy, Job(EVALUATION, 0, 7))
+    assert not episode.success and episode.ended == "Ada took over" and len(episode) == 5
+
+
+@pytest.mark.parametrize(("word", "success"), [(SUCCESS, True), (FAILURE, False)])
+def test_a_person_judges(word: str, success: bool) -> None:
+    toy = Toy()
+    toy.scene.can_tell = False
+    toy.person.plan = {900: word}
+    episode = played(toy)
+    assert (episode.success, episode.terminated, episode.ended) == (success, True, word)
+    assert episode.reward[-1] == float(success) and len(episode) < 10
+
+
+def test_a_classifier_judges_where_the_scene_cannot() -> None:
+    def sees(before: Observation, action: torch.Tensor, result: StepResult) -> StepResult:
+        assert before.instruction == ["touch the point"] and action.shape == (1, 1, 4)
+        there = result.observation.state[:, :1] > REST.position[0] + 0.22
+        return replace(result, reward=there.float(), terminated=result.terminated | there)
+
+    toy = Toy(score=sees)
+    toy.scene.can_tell = False
+    for job in (TRAIN, Job(EVALUATION, 0, 7)):
+        episode = played(toy, job)
+        assert episode.success and episode.terminated and len(episode) == 5 and episode.reward[-1] == 1
+    toy.scene.can_tell = True
+    assert not played(toy, Job(EVALUATION, 1, 7)).success, "the scene's own word counts in an evaluation"
+
+
+def test_a_pause_cuts_and_waits() -> None:
+    toy = Toy()
+    toy.person.plan = {900: PAUSE, 30_000: RESUME}
+    episode = played(toy)
+    assert episode.ended == PAUSE and not episode.terminated and 0 < len(episode) < 10
+    assert toy.clock.now() > 29 and [*toy.told[0]] == ["waiting", "for"] and "going_on" in toy.told[-1]
+    toy.person.plan = {30_900: PAUSE, 40_000: RESUME}
+    assert played(toy, Job(EVALUATION, 0, 7)).ended == "time is up", "an evaluation is played again"
+
+
+def test_who_quits_leaves_with_what_there_is() -> None:
+    toy = Toy()
+    toy.person.plan = {900: QUIT}
+    assert not played(toy).terminated
+    with pytest.raises(Left, match="Ada said quit"):
+        toy.player.play(TRAIN, toy.keep)
+    assert len(toy.episodes) == 1
+
+
+@pytest.mark.parametrize("kind", [TRAINING, EVALUATION])
+def test_a_fault_waits_for_an_acknowledgement(kind: str) -> None:
+    toy = Toy()
+    move = toy.robot.command
+
+    def reflex(target: object, valid_until: float) -> None:
+        if len(toy.robot.commands) == 4:
+            toy.robot.state = replace(toy.robot.state, fault="reflex")
+        move(target, valid_until)  # type: ignore[arg-type]
+
+    toy.robot.command = reflex  # type: ignore[method-assign]
+    toy.person.plan = {5_000: SUCCESS, 20_000: ACKNOWLEDGE}
+    job = Job(kind, 0, 7)
+    first = played(toy, job)
+    if kind == TRAINING:
+        assert first.fault and first.ended == "reflex" and 0 < len(first) <= 5 and not first.terminated
+        assert toy.robot.state.fault == "reflex", "nothing was cleared without a person"
+        second = played(toy, job)
+    else:
+        second = first
+    assert toy.clock.now() >= 20_000 / 1024 and len(second) == 20 and not second.fault
+    assert {"waiting": "reflex", "for": ACKNOWLEDGE} in toy.told
+
+
+def test_consent_by_script_has_an_end() -> None:
+    toy = Toy(scripted_consent=True)
+
+    def blind() -> None:
+        raise CameraError("front: no picture for 2 s")
+
+    toy.player._cell.cameras[0].latest = blind  # type: ignore[method-assign, assignment]
+    with pytest.raises(RobotError, match=f"{CONSENTS} times in a row"):
+        toy.player.play(Job(EVALUATION, 0, 7), toy.keep)
+    assert toy.episodes == []
+
+
+def test_a_robot_that_was_lost_is_connected_anew() -> None:
+    toy = Toy(scripted_consent=True)
+    observe, connected = toy.robot.observe, []
+
+    def gone() -> object:
+        if len(toy.robot.commands) == 6 and not connected:
+            raise RobotError("the arm's process is gone")
+        return observe()
+
+    toy.robot.observe = gone  # type: ignore[method-assign, assignment]
+    toy.robot.connect = connected.append  # type: ignore[method-assign]
+    assert played(toy).ended == "the arm's process is gone"
+    assert len(played(toy)) == 20 and len(connected) == 1
+
+
+def test_a_policy_that_fails_leaves_what_was_seen() -> None:
+    toy = Toy()
+
+    def fail(position: object, goal: object) -> list[float]:
+        if len(toy.robot.commands) == 5:
+            raise FloatingPointError("not finite")
+        return [1.0, 0.0, 0.0, 1.0]
+
+    toy.acts = fail
+    with pytest.raises(FloatingPointError):
+        toy.player.play(TRAIN, toy.keep)
+    assert len(toy.episodes[0]) == 4 and toy.episodes[0].fault and toy.robot.state.fault == "stopped"
+
+
+def test_leaving_cuts_the_episode_and_stops() -> None:
+    toy = Toy()
+    toy.clock.at(0.9, lambda: toy.player.leave("the learner is gone"))
+    assert played(toy).ended == "the learner is gone"
+    with pytest.raises(Left):
+        toy.player.play(TRAIN, toy.keep)
+
+
+def test_a_file_holds_an_episode(tmp_path: Path) -> None:
+    toy = Toy()
+    episode = played(toy)
+    path = episode.write(tmp_path / "episodes")
+    found = RobotEpisode.read(path)
+    assert [each.name for each in path.parent.iterdir()] == ["training_000003.safetensors"]
+    for name in ("state", "tick", "action", "human", "reward"):
+        assert (getattr(found, name) == getattr(episode, name)).all()
+    assert (found.images["front"] == episode.images["front"]).all()
+    assert replace(found, **dict.fromkeys(("images", "state", "tick", "action", "human", "reward"))) == replace(
+        episode, **dict.fromkeys(("images", "state", "tick", "action", "human", "reward"))
+    )
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match="holds no episode"):
+        RobotEpisode.read(path)
