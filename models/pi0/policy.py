@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -164,7 +163,7 @@ class Pi0Policy(Policy):
         return replace(sample, actions=torch.cat([committed[:, :frozen], sample.actions[:, frozen:]], dim=1))
 
     def _flow(self, features: Features) -> real_time.Velocity:
-        return partial(self._velocity, features.prefix, features.state)
+        return lambda x, time: self._velocity(features.prefix, features.state, x, time)
 
     def _denoise(self, features: Features, noise: Noise | None, temperature: float, velocity_at: real_time.Velocity) -> ActionSample:
         steps, batch = self.options.denoise_steps, len(features.state)
