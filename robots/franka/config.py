@@ -52,7 +52,6 @@ class FrankaSimConfig:
     folder: which simulated cell; whoever names the same one shares it. null: one for each user.
     cameras: of ``front`` and ``wrist``. image_size: pixels, both ways. camera_hz: pictures per second.
     max_age_s, frozen_s: as of a real camera.
-    start_timeout_s: until simulator and cameras are up.
     """
 
     name: str = "franka_sim"
@@ -63,6 +62,5 @@ class FrankaSimConfig:
     camera_hz: float = 20.0
     max_age_s: float = 0.4
     frozen_s: float = 1.0
-    start_timeout_s: float = 60.0
     journal: Optional[str] = None  # noqa: UP045
     python: Optional[str] = None  # noqa: UP045
