@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlinf_vla.robot import RobotState, ToolTarget, Vector
+from rlinf_vla.rotations import Triple
 
 from . import kinematics
 from .cell import Cell
-from .rotations import Triple
 from .space import TOLERANCE, Place, Refused, Space, along, numbers, part_within
 
 _REACHED = 1e-4

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from rlinf_vla import rotations
 from rlinf_vla.robot import CellError, RobotSpec, ToolPose
 
-from . import kinematics, rotations
+from . import kinematics
 from .smoothing import Windows
 
 

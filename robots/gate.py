@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+from rlinf_vla import rotations
 from rlinf_vla.robot import ToolTarget
+from rlinf_vla.rotations import Quaternion, Triple
 
-from . import rotations
 from .cell import Cell
-from .rotations import Quaternion, Triple
 
 TRANSLATION = ("max_speed_m_s", "max_acceleration_m_s2", "max_jerk_m_s3", "max_translation_per_step_m", "max_translation_per_second_m")
 ROTATION = (

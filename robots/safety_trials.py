@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_vla import rotations
 from rlinf_vla.robot import RobotState, ToolPose, ToolTarget, Vector
 
-from . import kinematics, rotations
+from . import kinematics
 from .cell import Cell
 from .safety import SafetyFilter
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from rlinf_vla import rotations
 from rlinf_vla.robot import ToolPose, ToolTarget
+from rlinf_vla.rotations import Triple
 
-from . import rotations
 from .cell import Cell
-from .rotations import Triple
 
 BOX = ("workspace_x_m", "workspace_y_m", "workspace_z_m")
 

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
+from rlinf_vla import rotations
 from rlinf_vla.robot import RobotState
 
-from . import kinematics, rotations
+from . import kinematics
 from .cell import Cell
 from .space import Space
 

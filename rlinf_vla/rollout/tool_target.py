@@ -6,8 +6,9 @@ A target that is measured anew carries the arm's sag and lag into every step, an
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from rlinf_vla import rotations
 from rlinf_vla.robot import RobotSpec, ToolPose, ToolTarget, Vector
 
 DIMENSIONS = (4, 7)
@@ -37,8 +38,8 @@ class TrackedTarget:
         position = measured.position + limited(position - measured.position, self._max_lead * spec.translation_m)
         turn = unit[3:6] * spec.rotation_rad if len(unit) == 7 else np.zeros(3)
         quaternion = turned(from_pose.quaternion, turn)
-        lead = rotation_vector(product(quaternion, conjugate(measured.quaternion)))
-        quaternion = turned(measured.quaternion, limited(lead, self._max_lead * spec.rotation_rad))
+        ahead = limited(lead(quaternion, measured.quaternion), self._max_lead * spec.rotation_rad)
+        quaternion = turned(measured.quaternion, ahead)
         self._pose = ToolPose(position, quaternion)
         return ToolTarget(self._pose, spec.gripper_width_m * float(unit[-1] + 1) / 2)
 
@@ -50,32 +51,9 @@ def limited(vector: Vector, length: float) -> Vector:
 
 def turned(quaternion: Vector, rotation: Vector) -> Vector:
     """``quaternion`` (w, x, y, z), turned about the base's axes by a rotation vector (radians); unit length."""
-    angle = float(np.linalg.norm(rotation))
-    half = np.sinc(angle / (2 * np.pi)) / 2 * rotation  # sin(angle / 2) / angle * rotation, without dividing by zero
-    found = product(np.array([np.cos(angle / 2), *half]), quaternion)
-    return found / np.linalg.norm(found)
+    return np.array(rotations.unit(rotations.multiply(rotations.from_vector(rotation.tolist()), quaternion.tolist())))
 
 
-def rotation_vector(quaternion: Vector) -> Vector:
-    """Of a unit quaternion; the shorter way round, radians."""
-    w, axis = quaternion[0], quaternion[1:]
-    sine = float(np.linalg.norm(axis))
-    angle = 2 * np.arctan2(sine, abs(w))
-    return axis * (np.copysign(1.0, w) * (angle / sine if sine > 1e-9 else 2.0))
-
-
-def conjugate(quaternion: Vector) -> Vector:
-    return quaternion * np.array([1.0, -1.0, -1.0, -1.0])
-
-
-def product(first: ArrayLike, second: ArrayLike) -> Vector:
-    """Hamilton's, of quaternions w, x, y, z: the rotation ``second``, then ``first``, both about the base's axes."""
-    (a, b, c, d), (e, f, g, h) = np.asarray(first), np.asarray(second)
-    return np.array(
-        [
-            a * e - b * f - c * g - d * h,
-            a * f + b * e + c * h - d * g,
-            a * g - b * h + c * e + d * f,
-            a * h + b * g - c * f + d * e,
-        ]
-    )
+def lead(target: Vector, measured: Vector) -> Vector:
+    """The rotation vector from the quaternion ``measured`` to ``target``, the shorter way round, about the base's axes; radians."""
+    return np.array(rotations.to_vector(rotations.multiply(target.tolist(), rotations.inverse(measured.tolist()))))

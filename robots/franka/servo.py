@@ -11,9 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
+from rlinf_vla import rotations
 from rlinf_vla.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
 
-from .. import rotations
 from ..cell import Cell
 from ..folder import Journal, Latch
 from ..safety import SafetyFilter

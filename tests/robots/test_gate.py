@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
+from rlinf_vla import rotations
 from rlinf_vla.robot import ToolPose, ToolTarget
-from rlinf_vla.robots import cell_file, rotations
+from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.gate import Gate
 
 CELL = dataclasses.replace(cell_file.load(cell_file.CELLS / "franka_sim.yaml"), servo_hz=100.0)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.robots import kinematics, rotations
+from rlinf_vla import rotations
+from rlinf_vla.robots import kinematics
 
 HAND = kinematics.Arm((0, 0, 0.1034), (math.cos(math.pi / 8), 0, 0, -math.sin(math.pi / 8)))
 READY = np.array([0, -np.pi / 4, 0, -3 * np.pi / 4, 0, np.pi / 2, np.pi / 4])

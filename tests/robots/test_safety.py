@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlinf_vla import rotations
 from rlinf_vla.robot import RobotError, RobotState, ToolPose, ToolTarget
-from rlinf_vla.robots import cell_file, kinematics, rotations, safety_trials
+from rlinf_vla.robots import cell_file, kinematics, safety_trials
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.safety import SafetyFilter
 from rlinf_vla.robots.safety_trials import Follower, usage

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_vla.robot import RobotSpec, ToolPose
-from rlinf_vla.rollout.tool_target import TrackedTarget, conjugate, limited, product, rotation_vector, turned
+from rlinf_vla.rollout.tool_target import TrackedTarget, lead, limited, turned
 
 SPEC = RobotSpec("toy", 10.0, translation_m=0.05, rotation_rad=0.25, gripper_width_m=0.08)
 REST = ToolPose(np.array([0.4, 0.0, 0.3]), np.array([0.0, 1.0, 0.0, 0.0]))
@@ -43,7 +43,7 @@ def test_turning_is_a_rotation_about_the_bases_axes(first: np.ndarray, second: n
 @given(vectors)
 def test_the_rotation_vector_is_the_way_back(vector: np.ndarray) -> None:
     q = turned(np.array([1.0, 0, 0, 0]), 3 * vector)
-    found = rotation_vector(-q)
+    found = lead(-q, np.array([1.0, 0, 0, 0]))
     assert np.linalg.norm(found) <= np.pi + 1e-9
     np.testing.assert_allclose(matrix(turned(np.array([1.0, 0, 0, 0]), found)), matrix(q), atol=1e-9)
 
@@ -61,25 +61,25 @@ def test_seven_numbers_turn_too_and_the_gripper_closes() -> None:
     tracked = TrackedTarget(SPEC, max_lead=10)
     for count in (1, 2):
         target = tracked.move(action(0, 0, 0, 0, 0, 1, -1), REST)
-        turn = rotation_vector(product(target.pose.quaternion, conjugate(REST.quaternion)))
+        turn = lead(target.pose.quaternion, REST.quaternion)
         np.testing.assert_allclose(turn, [0, 0, 0.25 * count], atol=1e-9)
         assert target.gripper_width == 0
 
 
 @given(st.lists(st.tuples(*[st.floats(-100, 100)] * 7), min_size=1, max_size=20), st.floats(1, 4))
-def test_the_target_never_runs_ahead_and_turns_back_at_once(actions: list[tuple[float, ...]], lead: float) -> None:
+def test_the_target_never_runs_ahead_and_turns_back_at_once(actions: list[tuple[float, ...]], most: float) -> None:
     """Of an arm that does not move at all."""
-    tracked = TrackedTarget(SPEC, lead)
+    tracked = TrackedTarget(SPEC, most)
     for each in actions:
         target = tracked.move(action(*each), REST)
-        assert np.linalg.norm(target.pose.position - REST.position) <= lead * 0.05 * (1 + 1e-9)
-        assert np.linalg.norm(rotation_vector(product(target.pose.quaternion, conjugate(REST.quaternion)))) <= lead * 0.25 * (1 + 1e-9)
+        assert np.linalg.norm(target.pose.position - REST.position) <= most * 0.05 * (1 + 1e-9)
+        assert np.linalg.norm(lead(target.pose.quaternion, REST.quaternion)) <= most * 0.25 * (1 + 1e-9)
         assert np.linalg.norm(target.pose.quaternion) == pytest.approx(1)
         assert target.gripper_width is not None and 0 <= target.gripper_width <= 0.08
     for _ in range(100):
         tracked.move(action(1, 0, 0, 0), REST)
     back = tracked.move(action(-1, 0, 0, 0), REST)
-    assert back.pose.position[0] == pytest.approx(REST.position[0] + (lead - 1) * 0.05)
+    assert back.pose.position[0] == pytest.approx(REST.position[0] + (most - 1) * 0.05)
 
 
 def test_a_restart_begins_where_the_arm_is() -> None:

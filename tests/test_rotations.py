@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.robots import rotations
+from rlinf_vla import rotations
 
 numbers = st.floats(-1, 1)
 vectors = st.tuples(numbers, numbers, numbers)
