@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from rlinf_vla.evaluation.blocks import Block, Job
 from rlinf_vla.types import UserError
@@ -120,9 +121,7 @@ class _Worker:
         return json.loads(line) if line.endswith(b"\n") else None
 
     def last_words(self) -> str:
-        size = os.fstat(self._said.fileno()).st_size
-        lines = os.pread(self._said.fileno(), 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        return last_line(self._said) or "nothing"
 
     def end(self) -> None:
         self._process.kill()
@@ -130,6 +129,13 @@ class _Worker:
         self._input.close()
         self.output.close()
         self._said.close()
+
+
+def last_line(said: IO[bytes]) -> str:
+    """The last that a process printed, read in place because it shares the file's position; empty where it printed nothing."""
+    size = os.fstat(said.fileno()).st_size
+    lines = os.pread(said.fileno(), 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def main(directory: Path) -> None:

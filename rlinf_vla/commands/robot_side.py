@@ -19,6 +19,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlinf_vla.commands.block_workers import last_line
 from rlinf_vla.commands.interrupt import Interrupted
 from rlinf_vla.commands.robot_process import EPISODES, FAREWELL_S, WEIGHTS
 from rlinf_vla.robot import RobotError
@@ -153,9 +154,7 @@ class _Process:
         return None
 
     def _last_words(self) -> str:
-        size = os.fstat(self._said.fileno()).st_size
-        lines = os.pread(self._said.fileno(), 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing was printed")
+        return last_line(self._said) or "nothing was printed"
 
     def end(self) -> None:
         """Its input ends: it makes the arm stand, writes what it has seen, and ends; else it is killed."""
