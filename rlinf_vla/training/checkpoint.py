@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rlinf_vla.protocols import Learner, Policy
-from rlinf_vla.training.lora import adapter_state, copy_all, is_lora, load_adapter, read_tensors, save_adapter
+from rlinf_vla.training.lora import adapter_state, copy_all, is_lora, load_adapter, read_tensors, save_adapter, write_tensors
 from rlinf_vla.training.pieces import gathered
 from rlinf_vla.training.ranks import rank
 from rlinf_vla.training.soft_trainer import SoftTrainer
@@ -59,7 +59,7 @@ def save_checkpoint(
             save_adapter(backbone, factors, aside / ADAPTER)
         versions = {EARLIER.format(version): tensors for version, tensors in (earlier or {}).items()}
         for name, tensors in ({HEADS: heads, OPTIMIZER: moments} | versions).items():
-            save_file({key: value.contiguous() for key, value in tensors.items()}, aside / name)
+            write_tensors(tensors, aside / name)
         (aside / STATE).write_text(json.dumps(state, indent=1) + "\n")
         digests = {str(path.relative_to(aside)): _digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
@@ -110,7 +110,7 @@ def load_earlier(checkpoint: Path) -> dict[int, Tensors]:
 
 def save_heads(policy: Policy, directory: Path) -> None:
     """What a policy has outside its backbone, and an official layout has no place for: the critic, learnt noise."""
-    save_file({name: value.contiguous() for name, value in _heads(policy).items()}, directory / HEADS)
+    write_tensors(_heads(policy), directory / HEADS)
 
 
 def load_heads(policy: Policy, directory: Path) -> None:

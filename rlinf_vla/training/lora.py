@@ -221,7 +221,7 @@ def save_adapter(backbone: nn.Module, factors: Tensors, directory: Path) -> None
     config: LoraConfig = backbone.peft_config["default"]  # type: ignore[index,assignment]
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
-    save_file({name: value.contiguous() for name, value in factors.items()}, directory / _FACTORS)
+    write_tensors(factors, directory / _FACTORS)
 
 
 def load_adapter(backbone: nn.Module, directory: Path) -> None:
@@ -240,6 +240,11 @@ def load_adapter(backbone: nn.Module, directory: Path) -> None:
     repeated = {_PREFIX + name: value for name, value in backbone.state_dict().items() if name.endswith(_BASE)}
     own = adapter_state(backbone) | {name: value for name, value in repeated.items() if name in stored}
     copy_all(stored, own, directory)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+    path.chmod(0o644)  # safetensors makes files that their owner alone can read
 
 
 def read_tensors(path: Path, mend: str = "copy it again") -> dict[str, Tensor]:
