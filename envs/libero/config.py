@@ -48,7 +48,7 @@ class LiberoConfig:
     flip: ``upright`` is what a person sees; ``rot180`` is upright but mirrored; ``none`` is robosuite's own, upside down.
     state: ``quaternion`` (x y z, w x y z, one finger), ``axis_angle`` (x y z, rotation vector, both fingers).
     gripper: ``plus_opens``, or ``minus_opens``, which is robosuite's own.
-    cameras: ``base`` and ``wrist``, or names of the scene's own, ``frontview`` for example; [] renders nothing.
+    cameras: ``base`` and ``wrist``, or names of the scene's own, ``frontview`` for example; [] renders nothing but films.
     image_size: pixels, both height and width.
     rendering: ``exact`` renders at every control step, as robosuite does; ``lazy`` what somebody looks at, the same images bit for bit;
         ``fast`` is lazy without antialiasing and reflections, four times faster on a CPU and not the images that a policy was trained on.

