@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900)]  # on a busy mach
 
 EARLIER = {
     "genesis_ppo": ("genesis_sft", "runs/genesis_sft/half"),
-    "libero_grpo": ("libero_sft", "runs/libero_sft/half"),
     "maniskill_sft_putonplate": ("maniskill_sft_putonplate_reach", "runs/putonplate/reach"),
 }
 """A recipe that begins with what another leaves, in a run directory."""

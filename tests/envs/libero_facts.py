@@ -99,7 +99,7 @@ def against_stock() -> dict[str, bool]:
 
 
 def mistakes() -> dict[str, bool]:
-    """Whether all numbers and pixels are still robosuite's own when a known mistake is made; ``none``: when none is. Fixtures are seen only."""
+    """Whether numbers and pixels are still robosuite's own when a known mistake is made; ``none``: when none is."""
     task, none = of_suite("libero_spatial")[0], nullcontext()
     expected, here = stock(task, 3, None, CAMERAS), scene(task)
     gripper, reset = here.env.robots[0].gripper, here.env.reset
