@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
 
+from rlinf_vla.robot import RobotError
 from rlinf_vla.robots.simulated.client import SimulatedCell
 
 
@@ -20,10 +22,11 @@ class Trajectory:
     def _look(self) -> None:
         last = 0.0
         while not self._closed.wait(0.004):
-            truth = self._cell.truth()
-            if truth.time != last:
-                last = truth.time
-                self.samples.append((last, float(np.abs(truth.joint_velocities).max())))
+            with contextlib.suppress(RobotError):  # it ends
+                truth = self._cell.truth()
+                if truth.time != last:
+                    last = truth.time
+                    self.samples.append((last, float(np.abs(truth.joint_velocities).max())))
 
     def forget(self) -> None:
         self.samples = []
