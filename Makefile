@@ -8,7 +8,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-slow lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference clean
+.PHONY: install quickstart test test-slow lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference clean
 
 install: $(VENV)/.installed
 
@@ -71,6 +71,11 @@ robot-demo: install
 	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=$(DEMO)/run resume=auto iterations=100000 episodes=5 \
 		session.minutes=$$(awk 'BEGIN { print $(SECONDS) / 60 }') session.patience_s=4 \
 		algorithm.demonstrations=0 algorithm.dataset=$(DEMO)/demonstrations algorithm.dataset_cameras=[front:front]
+
+# Fourteen faults, each so many times, on a machine with nothing else to do; the page is written however it ends. Needs EXTRAS=franka,dev.
+ROUNDS ?= 100
+robot-chaos: install
+	ROBOT_CHAOS=$(ROUNDS) ROBOT_CHAOS_PAGE=docs/results/robot_chaos.md $(BIN)/python -m pytest -n 0 tests/robots/test_chaos_*.py
 
 # Learning in real time: 50 evaluation episodes before and after 30 minutes, in 40 together.
 prove-franka: install

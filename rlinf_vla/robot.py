@@ -97,8 +97,8 @@ class Robot(Protocol):
     def interventions(self) -> list[Intervention]:
         """Since the last call."""
 
-    def stop(self) -> None:
-        """Decelerate and stand still. Always possible, idempotent, latches ``stopped``."""
+    def stop(self, why: str) -> None:
+        """Decelerate and stand still. Always possible, idempotent; latches ``why``, unless a fault is latched already."""
 
     def acknowledge(self, person: str) -> None:
         """A person looked, and lets the arm move again: clears what is latched. Never called by code that decides by itself."""

@@ -124,6 +124,33 @@ def test_nothing_runs_what_it_reads(path: Path) -> None:
             check_call(node)
 
 
+WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "date.today", "time.localtime", "time.gmtime"}
+AT_THE_ROBOT = [
+    *modules("robots"),
+    *(path for path in modules("rlinf_vla/rollout", "rlinf_vla/commands", "rlinf_vla/flow") if path.stem.startswith(("robot", "control"))),
+    *(ROOT / "rlinf_vla" / name for name in ("rollout/clock.py", "rollout/background.py", "rollout/chunks.py", "rollout/sensing.py")),
+    *(ROOT / "rlinf_vla" / name for name in ("commands/online.py", "flow/online.py")),
+]
+
+
+DIARY = ROOT / "robots" / "folder.py"
+
+
+def looks_at_the_wall_clock(path: Path) -> bool:
+    calls = (ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    return any(name.endswith(tuple(WALL_CLOCK)) for name in calls)
+
+
+@each([path for path in AT_THE_ROBOT if path != DIARY])
+def test_nothing_at_a_robot_looks_at_the_wall_clock(path: Path) -> None:
+    """Somebody may set it at any moment."""
+    assert not looks_at_the_wall_clock(path)
+
+
+def test_only_a_robots_diary_says_what_time_it_was() -> None:
+    assert looks_at_the_wall_clock(DIARY)
+
+
 def check_call(node: ast.Call) -> None:
     name = ast.unparse(node.func)
     given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}

@@ -23,6 +23,8 @@ from rlinf_vla.rollout.tool_target import TrackedTarget
 
 GRACE = 0.5
 """Periods beyond the next tick for which a command stays valid: a tick may be a little late without the arm slowing down."""
+FAR = 10.0
+"""Times what an action may be. Nobody who was taught in [-1, 1] asks for more; wrong units do: a metre is 10 to 50 times a full action."""
 WARMUP_TIMEOUT = 600.0
 """Seconds; a policy compiles, or loads kernels, in its first inference."""
 
@@ -95,8 +97,8 @@ class ControlLoop:
             return self._failed(CAMERA, str(error))
         except RobotError as error:
             return self._failed(ROBOT, str(error))
-        except BaseException:
-            self._failed("", "")
+        except BaseException as error:
+            self._failed("", f"{type(error).__name__}: {error}")
             raise
         finally:
             self._background.withdraw()
@@ -146,7 +148,7 @@ class ControlLoop:
             human = None
         chosen = self._chunks.next(now, self._executed) if human is None and not over else None
         action = human if human is not None else chosen.action if chosen is not None else None
-        if action is not None and not np.isfinite(action).all():
+        if action is not None and not (np.abs(action) <= FAR).all():  # NaN is not, either
             return self._failed(INVALID, f"{'the person' if human is not None else 'the policy'} asked for {action.tolist()}")
         target = self._target.move(action, seen.state.pose) if action is not None else None
         if target is not None:
@@ -221,7 +223,7 @@ class ControlLoop:
 
     def _failed(self, kind: str, detail: str) -> Ended:
         try:
-            self._robot.stop()
+            self._robot.stop(detail)
         except RobotError as error:  # what came first is what must be known; the robot's own watchdog stops the arm
             detail += f"; and stopping it: {error}"
         return Ended(kind, detail)

@@ -40,8 +40,8 @@ class SyntheticRobot:
     def interventions(self) -> list[Intervention]:
         return []
 
-    def stop(self) -> None:
-        self.state = replace(self.state, fault=self.state.fault or "stopped")
+    def stop(self, why: str) -> None:
+        self.state = replace(self.state, fault=self.state.fault or why)
 
     def acknowledge(self, person: str) -> None:
         self.state = replace(self.state, fault=None)

@@ -20,6 +20,8 @@ from . import messages
 _POLL_S = 0.01
 _END_S = 5.0
 """For the arm's process to make the arm stand and end."""
+_LONGEST = 500
+"""Characters of a fault: what a policy raised may fill pages."""
 
 
 class FrankaRobot:
@@ -90,10 +92,10 @@ class FrankaRobot:
         found, self._interventions = self._interventions, []
         return found
 
-    def stop(self) -> None:
+    def stop(self, why: str) -> None:
         if self._child is not None:  # a process that is gone has stopped the arm
             with contextlib.suppress(RobotError):
-                self._send({"stop": "policy: it stopped the arm"})
+                self._send({"stop": f"policy: {' '.join(why.split())[:_LONGEST]}"})
 
     def acknowledge(self, person: str) -> None:
         """Begins the recovery, which may take seconds: done when ``observe().fault`` is None, failed when ``refusal`` says why."""
@@ -112,8 +114,9 @@ class FrankaRobot:
             if self._homed:
                 return
             time.sleep(_POLL_S)
-        self.stop()
-        raise RobotError(f"the arm was not home within {timeout_s:g} s")
+        late = f"the arm was not home within {timeout_s:g} s"
+        self.stop(late)
+        raise RobotError(late)
 
     def close(self) -> None:
         if self._child is not None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
+import chaos_page
 import pytest
+from chaos import Round
 from franka_session import Session
 
 from rlinf_vla.robots.simulated.client import SimulatedCell
@@ -17,9 +21,28 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedCell]:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed: EXTRAS=franka")
     simulated = SimulatedCell(tmp_path_factory.mktemp("cell"))
-    simulated.start(120, [], 128, 128, 20)
+    simulated.start(120, ["front"], 64, 64, 15)
     yield simulated
     simulated.close()
+
+
+@pytest.fixture(scope="session")
+def wall_clock_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file; processes that are started from now on see a wall clock that is off by the seconds that it says."""
+    path = tmp_path_factory.mktemp("wall_clock") / "off"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "stepped_clock"), prepend=":")
+        patch.setenv("WALL_CLOCK_OFF", str(path))
+        yield path
+
+
+@pytest.fixture(scope="session")
+def rounds() -> Iterator[list[Round]]:
+    """What rounds of chaos came to; kept as a page where ROBOT_CHAOS_PAGE says so."""
+    found: list[Round] = []
+    yield found
+    if page := os.environ.get("ROBOT_CHAOS_PAGE"):
+        Path(page).write_text(chaos_page.page(found))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_vla.robot import RobotState, ToolPose, ToolTarget
-from rlinf_vla.robots.folder import Latch
+from rlinf_vla.robots.folder import JOURNAL, Latch
 from rlinf_vla.robots.franka.plugin import franka_sim
 from rlinf_vla.robots.simulated.client import SimulatedCell
 
@@ -22,6 +23,11 @@ CELL_YAML = (
     .replace("max_state_age_s: 0.3 ", "max_state_age_s: 0.5 ")
 )
 """More patient than the shipped one: tests share the machine with anything."""
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    """What happened to the arm, oldest first; a line that is being written is not."""
+    return [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> float:

@@ -6,53 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from obedient import CELL, ObedientArm, ObedientGripper
 
-from rlinf_vla.robot import RobotState, ToolPose, ToolTarget, Vector
-from rlinf_vla.robots import cell_file
+from rlinf_vla.robot import RobotState, ToolPose, ToolTarget
 from rlinf_vla.robots.folder import Journal, Latch
-from rlinf_vla.robots.franka.measured import Measured
 from rlinf_vla.robots.franka.servo import Servo
-
-CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
-
-
-class ObedientArm:
-    def __init__(self) -> None:
-        self.problem: str | None = None
-        self.homing = False
-        self.on_springs = False
-        self.halted = 0
-        self.stale_s = 0.0
-        self.now = 0.0
-        self.wrench: Vector = np.zeros(6)
-        self.pose = CELL.home
-
-    @property
-    def measured(self) -> Measured:
-        joints = np.array(CELL.home_joints_rad)
-        return Measured(self.now - self.stale_s, self.pose, joints, np.zeros(7), self.wrench)
-
-    def track(self, pose: ToolPose, velocity: Vector) -> None:
-        self.pose, self.on_springs = pose, True
-
-    def home(self) -> None:
-        self.homing = True
-
-    def rest(self) -> None:
-        self.on_springs = False
-
-    def halt(self) -> None:
-        self.halted += 1
-
-
-class ObedientGripper:
-    width = 0.08
-    problem: str | None = None
-
-    def pursue(self, width: float) -> None:
-        self.width = width
-
-    def stop(self) -> None: ...
 
 
 class Bench:

@@ -19,7 +19,7 @@ from rlinf_vla.rollout.clock import MonotonicClock
 from rlinf_vla.rollout.control_config import ControlConfig, inference_budget, timing
 from rlinf_vla.rollout.control_loop import ControlLoop
 from rlinf_vla.rollout.control_step import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, Ended, Step
-from rlinf_vla.rollout.synthetic_cell import SyntheticRobot
+from rlinf_vla.rollout.synthetic_cell import REST, SyntheticRobot
 from rlinf_vla.types import UserError
 from tests.rollout.control import HZ, MS, Cell, expected
 
@@ -99,7 +99,7 @@ def test_after_so_many_misses_the_robot_is_stopped() -> None:
     cell = Cell([0, 0, 10_000], config=ControlConfig(warmup=0, max_misses=4))
     ended = cell.run(100)
     assert ended == Ended(MISSED, "4 control steps in a row without a command")
-    assert cell.by == "pphhhh" and cell.robot.state.fault == "stopped"
+    assert cell.by == "pphhhh" and cell.robot.state.fault == ended.detail
 
 
 def test_a_policy_that_never_answers_moves_nothing() -> None:
@@ -188,7 +188,7 @@ def test_a_blind_camera_stops_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
 
     cell.clock.at(250 * MS, lambda: monkeypatch.setattr(cell.camera, "latest", blind))
     assert cell.run(100) == Ended(CAMERA, "camera base: frozen for 0.3 s")
-    assert len(cell.robot.commands) == 3 and cell.robot.state.fault == "stopped"
+    assert len(cell.robot.commands) == 3 and cell.robot.state.fault == "camera base: frozen for 0.3 s"
 
 
 def test_a_robot_that_is_gone_is_named_even_if_it_cannot_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,15 +203,26 @@ def test_a_robot_that_is_gone_is_named_even_if_it_cannot_be_stopped(monkeypatch:
 
 
 @pytest.mark.parametrize("who", ["policy", "person"])
-def test_an_action_that_is_no_number_is_not_executed(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [math.nan, math.inf, -20.0])
+def test_an_action_that_is_none_is_not_executed(who: str, number: float) -> None:
+    """-20 is a metre's way here."""
     cell = Cell([0])
-    nothing = np.full(4, np.nan, np.float32)
+    action = np.array([0, number, 0, 1], np.float32)
     if who == "person":
-        cell.human = lambda: nothing
+        cell.human = lambda: action
     else:
-        cell.background._infer = lambda request: Chunk(request, nothing[None])
-    assert cell.run(9) == Ended(INVALID, f"the {who} asked for [nan, nan, nan, nan]")
-    assert not cell.robot.commands and cell.robot.state.fault == "stopped"
+        cell.background._infer = lambda request: Chunk(request, action[None])
+    ended = cell.run(9)
+    assert ended == Ended(INVALID, f"the {who} asked for [0.0, {number}, 0.0, 1.0]")
+    assert not cell.robot.commands and cell.robot.state.fault == ended.detail
+
+
+def test_an_action_a_little_beyond_its_range_is_clipped() -> None:
+    cell = Cell([0])
+    cell.background._infer = lambda request: Chunk(request, np.array([[3, 0, 0, 1]], np.float32))
+    assert cell.run(1).kind == FINISHED
+    (_, target, _), *_ = cell.robot.commands
+    assert target.pose.position[0] == pytest.approx(REST.position[0] + cell.robot.spec.translation_m)
 
 
 @pytest.mark.parametrize("where", ["policy", "session"])
@@ -225,7 +236,7 @@ def test_a_mistake_in_the_program_stops_the_arm_and_is_raised(where: str) -> Non
         cell.background._infer = fail
     with pytest.raises(ZeroDivisionError):
         cell.run(9, fail if where == "session" else lambda step: None)
-    assert cell.robot.state.fault == "stopped"
+    assert str(cell.robot.state.fault).startswith("ZeroDivisionError")
 
 
 def test_what_a_policy_continues_is_what_the_arm_will_do() -> None:

@@ -212,7 +212,7 @@ def test_a_policy_that_fails_leaves_what_was_seen() -> None:
     toy.acts = fail
     with pytest.raises(FloatingPointError):
         toy.player.play(TRAIN, toy.keep)
-    assert len(toy.episodes[0]) == 4 and toy.episodes[0].fault and toy.robot.state.fault == "stopped"
+    assert len(toy.episodes[0]) == 4 and toy.episodes[0].fault and toy.robot.state.fault == "FloatingPointError: not finite"
 
 
 def test_leaving_cuts_the_episode_and_stops() -> None:

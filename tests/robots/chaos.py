@@ -1,0 +1,279 @@
+"""Rounds of chaos: an arm that never stands still, something that fails at a random moment, and what must be true every time.
+
+The same rounds are played by the real franky against franky-sim and, exactly, on a virtual clock: player, control loop, servo,
+safety filter and files are those of a session.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlinf_vla.robot import ACKNOWLEDGE, Action, Camera, Robot, RobotState
+from rlinf_vla.robots.cell import Cell as Limits
+from rlinf_vla.rollout.background import Background, Infer
+from rlinf_vla.rollout.chunks import Chunk, Request
+from rlinf_vla.rollout.clock import Clock
+from rlinf_vla.rollout.control_config import ControlConfig
+from rlinf_vla.rollout.robot_attendant import Cell, Rules
+from rlinf_vla.rollout.robot_episode import TRAINING, Job, RobotEpisode
+from rlinf_vla.rollout.robot_player import RobotPlayer
+
+ROUNDS = int(os.environ.get("ROBOT_CHAOS", "0"))
+"""Of each fault; 0: as many as the suite has time for. ``make robot-chaos`` makes it 100."""
+STRICT = "ROBOT_CHAOS_PAGE" in os.environ
+"""On a machine with nothing else to do, real rounds are held to the stated times; else they share their cores with other tests."""
+CAMERA_S = 0.1
+"""Between two pictures, at most."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """latched: how its name begins, a regular expression; None: nothing may happen. notice: seconds until the arm begins to stop at the
+    latest, of the cell's limits and of what a camera may."""
+
+    latched: str | None
+    notice: Callable[[Limits, CameraLimits], float]
+
+
+@dataclass(frozen=True)
+class CameraLimits:
+    max_age_s: float
+    frozen_s: float
+
+
+def _at_once(limits: Limits, cameras: CameraLimits) -> float:
+    return 0.0
+
+
+def _next_tick(limits: Limits, cameras: CameraLimits) -> float:
+    """Of the control loop, and then of the servo."""
+    return 1 / limits.control_hz + 1 / limits.servo_hz
+
+
+def _old_state(limits: Limits, cameras: CameraLimits) -> float:
+    return limits.max_state_age_s + 1 / limits.servo_hz
+
+
+FAULTS = {
+    "udp_silence": Fault("network: no state of the arm for", _old_state),
+    "tcp_close": Fault("network: ", _old_state),
+    "silent": Fault("network: no state of the arm for", _old_state),
+    "reflex": Fault("reflex: joint_reflex", _at_once),
+    "user_stop": Fault("user stop: ", _at_once),
+    "gripper": Fault("gripper: ", lambda *of: 2 * _next_tick(*of)),
+    "frozen_camera": Fault("policy: camera front: frozen", lambda of, cameras: cameras.frozen_s + CAMERA_S + _next_tick(of, cameras)),
+    "lost_camera": Fault("policy: camera front: its newest picture is", lambda of, cameras: cameras.max_age_s + _next_tick(of, cameras)),
+    "stalled_policy": Fault("policy: .* control steps in a row without a command", lambda *of: 2 * _next_tick(*of)),
+    "nan": Fault(r"policy: the policy asked for \[nan", _next_tick),
+    "jump": Fault(r"policy: the policy asked for \[5\d", _next_tick),
+    "clock_step": Fault(None, _at_once),
+}
+
+
+@dataclass(frozen=True)
+class Round:
+    fault: str
+    where: str
+    stood_s: float
+    """Until the arm stood, since the fault; NaN where it was to go on."""
+    stated_s: float
+    wrong: str | None
+
+
+class Circling:
+    """What the policy does: the tool goes round, and the fingers may be told to close."""
+
+    def __init__(self, spec: Any) -> None:
+        self._period, self._metre = 1 / spec.control_hz, 1 / spec.translation_m
+        self.asks: str | None = None
+        self.gripper = 1.0
+
+    def __call__(self, request: Request) -> Chunk:
+        angle = math.pi * request.tick * self._period
+        action = np.array([0.8 * math.sin(angle), 0.8 * math.cos(angle), 0.0, self.gripper], np.float32)
+        if self.asks == "nan":
+            action[0] = math.nan
+        elif self.asks == "jump":
+            action[0] = 1.02 * self._metre
+        return Chunk(request, action[None])
+
+
+class Nothing:
+    """A scene without a task, and a person who acknowledges whatever is asked; nobody asks while an episode is played."""
+
+    task, by_hand, name = "Circle", False, "tester"
+
+    def arrange(self, seed: int) -> str:
+        return "go round"
+
+    def succeeded(self, state: RobotState) -> bool | None:
+        return False
+
+    def expert(self, state: RobotState) -> Action | None:
+        return None
+
+    def action(self) -> Action | None:
+        return None
+
+    def words(self) -> list[str]:
+        return [ACKNOWLEDGE]
+
+    def close(self) -> None: ...
+
+
+class Chaos(ABC):
+    """One cell, one player, one fault in each episode."""
+
+    where: str
+    still: float
+    """No faster is standing; in the unit of ``trajectory``."""
+    settle_s: float
+    """That the arm swings after its command stands."""
+    patience = 1.0
+    """Times the stated time: above 1 where cores are shared with other tests."""
+
+    def __init__(
+        self,
+        robot: Robot,
+        cameras: Sequence[Camera],
+        background: Callable[[Infer], Background],
+        clock: Clock,
+        folder: Path,
+        limits: Limits,
+        cameras_may: CameraLimits,
+    ) -> None:
+        self.robot, self.clock, self.folder, self.limits, self.cameras_may = robot, clock, folder, limits, cameras_may
+        self.policy, nothing = Circling(robot.spec), Nothing()
+        self.told: list[dict[str, Any]] = []
+        self.player = RobotPlayer(
+            Cell(robot, cameras, nothing, nothing),
+            background(self._infer),
+            ControlConfig(warmup=0),
+            Rules(limit=40, dimensions=4),
+            clock,
+            tell=lambda message: self.told.append(message) if message else None,
+        )
+        self._number = 0
+        self._latched: str | None = None
+        """How what stopped the last episode begins."""
+        self._pending: tuple[float, str] | None = None
+        self._began = self._injected = math.nan
+
+    @abstractmethod
+    def trajectory(self) -> list[tuple[float, float]]:
+        """(when, how fast) since the last call of ``forget``."""
+
+    @abstractmethod
+    def forget(self) -> None: ...
+
+    @abstractmethod
+    def at(self, moment: float, event: Callable[[], None]) -> None: ...
+
+    @abstractmethod
+    def inject(self, fault: str) -> None:
+        """Something that is not the policy's."""
+
+    @abstractmethod
+    def mend(self, fault: str) -> None:
+        """The cause is gone."""
+
+    def stated_s(self, fault: str) -> float:
+        return FAULTS[fault].notice(self.limits, self.cameras_may) + self.limits.stop_time_s + self.settle_s
+
+    def rounds(self, fault: str, count: int) -> list[Round]:
+        """And an episode at the end that nothing disturbs. A round that went wrong is told, and followed by the next."""
+        found = []
+        for number in range(count):
+            delay = random.Random(f"{fault} {number}").uniform(0.4, 1.0)
+            stood, wrong = math.nan, None
+            try:
+                stood = self._round(fault, delay)
+            except Exception as error:
+                wrong = f"{type(error).__name__}: {error}"
+            finally:
+                self.mend(fault)
+            found.append(Round(fault, self.where, stood, self.stated_s(fault), wrong))
+        self._pending = None
+        last = self._play()
+        assert last.ended == "time is up" and not last.fault, last.ended
+        return found
+
+    def _round(self, fault: str, delay: float) -> float:
+        self._injected, self._pending = math.nan, (delay, fault)
+        episode = self._play()
+        latched = FAULTS[fault].latched
+        before = [speed for when, speed in self.trajectory() if self._injected - 0.5 < when < self._injected]
+        assert before and max(before) > self.still, "the arm moved when it happened"
+        until = self._began + float(episode.tick[-1]) / self.limits.control_hz
+        assert until >= self._injected - 2 / self.limits.control_hz, "what was seen until then is on the disk"
+        if latched is None:
+            assert episode.ended == "time is up" and not episode.fault, episode.ended
+            assert self.robot.observe().fault is None
+            return math.nan
+        assert episode.fault and not episode.terminated, episode.ended
+        self._wait_standing(self.stated_s(fault))
+        after = [(when, speed) for when, speed in self.trajectory() if when >= self._injected]
+        assert after[-1][0] > self._injected + self.stated_s(fault), "it was looked at long enough"
+        stood = max((when for when, speed in after if speed > self.still), default=self._injected) - self._injected
+        assert stood <= self.patience * self.stated_s(fault), f"it stood after {stood:.2f} s, {self.stated_s(fault):.2f} s are stated"
+        self._named(latched)
+        self.mend(fault)
+        self._wait(self.clock.now() + 0.2)
+        self._named(latched)
+        self._latched = latched
+        return stood
+
+    def _named(self, latched: str) -> None:
+        """No code has cleared it."""
+        found = self.robot.observe().fault
+        assert found is not None and re.match(latched, found), found
+
+    def _play(self) -> RobotEpisode:
+        """Whatever stopped the arm before was acknowledged, and is named by who asks for that."""
+        self._number += 1
+        self._began = math.nan
+        self.told.clear()
+        job, kept = Job(TRAINING, self._number, self._number), list[Path]()
+        self.player.play(job, lambda episode: kept.append(episode.write(self.folder)))
+        waits = [message["waiting"] for message in self.told if message.get("for") == ACKNOWLEDGE]
+        if self._latched is not None:
+            assert waits and re.match(self._latched, waits[0]), f"{waits}: a person is told what she acknowledges"
+        self._latched = None
+        return RobotEpisode.read(kept[0])
+
+    def _infer(self, request: Request) -> Chunk:
+        if math.isnan(self._began):
+            self._began = self.clock.now()
+            self.forget()
+            if self._pending is not None:
+                delay, fault = self._pending
+                self.at(self._began + delay, lambda: self._happen(fault))
+        return self.policy(request)
+
+    def _happen(self, fault: str) -> None:
+        self._injected = self.clock.now()
+        self.inject(fault)
+
+    def _wait_standing(self, stated_s: float) -> None:
+        """Longer than stated only while it moves, where one must be patient."""
+        self._wait(max(self.clock.now(), self._injected + stated_s) + 0.2)
+        while (
+            self.clock.now() < self._injected + self.patience * stated_s and max(speed for _, speed in self.trajectory()[-40:]) > self.still
+        ):
+            self._wait(self.clock.now() + 0.1)
+
+    def _wait(self, until: float) -> None:
+        """As a session does between episodes."""
+        while self.clock.now() < until:
+            self.clock.sleep_until(min(until, self.clock.now() + 0.1))
+            self.player.rest()

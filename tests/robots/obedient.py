@@ -1,0 +1,119 @@
+"""An arm and a hand that do at once what they are told, and a Franka of these whose servo ticks on a virtual clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rlinf_vla.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.robots import cell_file
+from rlinf_vla.robots.folder import Journal, Latch
+from rlinf_vla.robots.franka.measured import Measured
+from rlinf_vla.robots.franka.servo import Servo
+from rlinf_vla.rollout.clock import VirtualClock
+
+CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
+
+
+class ObedientArm:
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.homing = False
+        self.on_springs = False
+        self.halted = 0
+        self.stale_s = 0.0
+        self.now = 0.0
+        self.wrench: Vector = np.zeros(6)
+        self.pose = CELL.home
+        self.joints: Vector = np.array(CELL.home_joints_rad)
+
+    @property
+    def measured(self) -> Measured:
+        return Measured(self.now - self.stale_s, self.pose, self.joints, np.zeros(7), self.wrench)
+
+    def track(self, pose: ToolPose, velocity: Vector) -> None:
+        self.pose, self.on_springs = pose, True
+
+    def home(self) -> None:
+        self.homing = True
+
+    def rest(self) -> None:
+        self.on_springs = False
+
+    def halt(self) -> None:
+        self.halted += 1
+
+
+class ObedientGripper:
+    width = 0.08
+    problem: str | None = None
+    broken = False
+
+    def pursue(self, width: float) -> None:
+        if self.broken and abs(width - self.width) > 0.01:
+            self.problem = "gripper: a command failed"
+        self.width = width
+
+    def stop(self) -> None: ...
+
+
+def _joints(arm: ObedientArm) -> Vector:
+    found = CELL.arm.reach(arm.joints, arm.pose, 1e-5, 20)
+    return arm.joints if found is None else found
+
+
+class VirtualFranka:
+    """Implements ``Robot``: all of the arm's process but its sockets and franky."""
+
+    def __init__(self, clock: VirtualClock, folder: Path) -> None:
+        self.spec, self._clock, self._folder = CELL.spec, clock, folder
+        self.trajectory: list[tuple[float, float]] = []
+        """(when, metres per second), at each tick."""
+        self._interventions: list[Intervention] = []
+        self.silent = False
+        """No state of the arm comes any more."""
+        self.connect(0.0)
+        self._tick()
+
+    def connect(self, timeout_s: float) -> None:
+        self.arm, self.gripper = ObedientArm(), ObedientGripper()
+        self.servo = Servo(CELL, self.arm, self.gripper, Latch(self._folder), Journal(self._folder / "journal"))
+
+    def _tick(self) -> None:
+        now, before = self._clock.now(), self.arm.pose
+        self.arm.now = self.arm.now if self.silent else now
+        self._state, interventions = self.servo.tick(now)
+        self._interventions += interventions
+        if self.arm.homing:
+            self.arm.homing, self.arm.pose, self.arm.joints = False, CELL.home, np.array(CELL.home_joints_rad)
+        elif len(self.trajectory) % CELL.ticks_per_step == 0:
+            self.arm.joints = _joints(self.arm)
+        self.trajectory.append((now, CELL.servo_hz * float(np.linalg.norm(self.arm.pose.position - before.position))))
+        self._clock.at(now + 1 / CELL.servo_hz, self._tick)
+
+    def observe(self) -> RobotState:
+        self.servo.hear(self._clock.now())
+        return self._state
+
+    def command(self, target: ToolTarget, valid_until: float) -> None:
+        if self._state.fault is not None:
+            raise RobotError(self._state.fault)
+        self.servo.pursue(target, valid_until, self._clock.now())
+
+    def interventions(self) -> list[Intervention]:
+        found, self._interventions = self._interventions, []
+        return found
+
+    def stop(self, why: str) -> None:
+        self.servo.stop(f"policy: {why}", self._clock.now())
+
+    def acknowledge(self, person: str) -> None:
+        if self.arm.problem is None:
+            self.servo.acknowledge(person)
+
+    def home(self, timeout_s: float) -> None:
+        self.servo.home()
+        self._clock.sleep_until(self._clock.now() + 0.1)
+
+    def close(self) -> None: ...

@@ -1,0 +1,14 @@
+"""Found on PYTHONPATH when a process starts: its wall clock is off by the seconds that the file $WALL_CLOCK_OFF says, if there is one."""
+
+import os
+import time
+from pathlib import Path
+
+_true, _off = time.time, Path(os.environ["WALL_CLOCK_OFF"])
+
+
+def stepped() -> float:
+    return _true() + (float(_off.read_text()) if _off.exists() else 0.0)
+
+
+time.time = stepped

@@ -1,0 +1,110 @@
+"""Every fault that needs no process of its own, again and again at random moments, on a virtual clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chaos import FAULTS, ROUNDS, CameraLimits, Chaos
+from obedient import CELL, VirtualFranka
+
+from rlinf_vla.robot import Frame
+from rlinf_vla.robots.cameras import Watch
+from rlinf_vla.rollout.background import Scheduled
+from rlinf_vla.rollout.chunks import Request
+from rlinf_vla.rollout.clock import VirtualClock
+
+CAMERAS = CameraLimits(max_age_s=0.4, frozen_s=1.0)
+INFERENCE_S = 0.02
+
+
+class VirtualCamera:
+    """A new picture at every look, unless it is told to fail."""
+
+    name = "front"
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock, self._draw = clock, np.random.default_rng(0)
+        self.lost_since: float | None = None
+        self.frozen: Frame | None = None
+
+    def start(self) -> None:
+        self._watch = Watch(self.name, CAMERAS.max_age_s, CAMERAS.frozen_s)
+
+    def latest(self) -> Frame:
+        now = self._clock.now()
+        image = self._draw.integers(0, 256, (4, 4, 3), np.uint8) if self.frozen is None else self.frozen.image
+        frame = Frame(now if self.lost_since is None else self.lost_since, 0, image)
+        self._watch.check(frame, now)
+        self._last = frame
+        return frame
+
+    def freeze(self) -> None:
+        self.frozen = self._last
+
+    def close(self) -> None: ...
+
+
+class Exact(Chaos):
+    where, still, settle_s = "virtual clock", 1e-4, 0.0
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = VirtualClock(100.0)
+        self.arm, self.camera, self._monkeypatch = VirtualFranka(clock, folder), VirtualCamera(clock), monkeypatch
+        self.camera.start()
+        self._stalls_s = 0.0
+        super().__init__(self.arm, [self.camera], lambda infer: Scheduled(infer, clock, self._lasts), clock, folder, CELL, CAMERAS)
+
+    def trajectory(self) -> list[tuple[float, float]]:
+        return self.arm.trajectory
+
+    def forget(self) -> None:
+        self.arm.trajectory.clear()
+
+    def at(self, moment: float, event: Callable[[], None]) -> None:
+        clock = self.clock
+        assert isinstance(clock, VirtualClock)
+        clock.at(moment, event)
+
+    def _lasts(self, request: Request) -> float:
+        return INFERENCE_S + self._stalls_s
+
+    def inject(self, fault: str) -> None:
+        arm = self.arm
+        if fault in ("udp_silence", "silent"):
+            arm.silent = True
+        elif fault == "tcp_close":
+            arm.arm.problem = "network: the line to the arm is dead"
+        elif fault == "reflex":
+            arm.arm.problem = "reflex: joint_reflex"
+        elif fault == "user_stop":
+            arm.arm.problem = "user stop: pressed at the arm"
+        elif fault == "gripper":
+            arm.gripper.broken, self.policy.gripper = True, -1.0
+        elif fault == "frozen_camera":
+            self.camera.freeze()
+        elif fault == "lost_camera":
+            self.camera.lost_since = self.clock.now()
+        elif fault == "stalled_policy":
+            self._stalls_s = 5.0
+        elif fault == "clock_step":
+            self._monkeypatch.setattr(time, "time", lambda: -7200.0)
+        else:
+            self.policy.asks = fault
+
+    def mend(self, fault: str) -> None:
+        self.arm.silent, self.arm.arm.problem = False, None
+        self.arm.gripper.broken, self.arm.gripper.problem = False, None
+        self.policy.gripper, self.policy.asks = 1.0, None
+        self.camera.frozen, self.camera.lost_since, self._stalls_s = None, None, 0.0
+        self._monkeypatch.undo()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_arm_stands_in_time_and_waits_for_a_person(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Exact(tmp_path, monkeypatch).rounds(fault, max(ROUNDS, 20))
+    assert [each.wrong for each in found] == [None] * len(found)
+    print(fault, f"{max(each.stood_s for each in found):.3f} of {found[0].stated_s:.3f} s")

@@ -1,0 +1,111 @@
+"""The rounds of chaos by the real franky against franky-sim. ``ROBOT_CHAOS=3`` plays three of each fault."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from chaos import FAULTS, ROUNDS, STRICT, CameraLimits, Chaos, Round
+from franka_session import CELL_YAML, STILL_RAD_S, journal
+from trajectory import Trajectory
+
+from rlinf_vla.robots.folder import Latch
+from rlinf_vla.robots.franka.plugin import franka_sim, read_cell
+from rlinf_vla.robots.simulated.client import SimulatedCell
+from rlinf_vla.rollout.background import Threaded
+from rlinf_vla.rollout.chunks import Chunk, Request
+from rlinf_vla.rollout.clock import MonotonicClock
+
+pytestmark = [pytest.mark.simulator, pytest.mark.timeout(300 + 120 * ROUNDS)]
+
+CAMERAS = {"frozen_camera": "freeze front", "lost_camera": "lose front"}
+STEP_S = 7200.0
+
+
+class Real(Chaos):
+    where, still, settle_s = "franky-sim", STILL_RAD_S, 0.5
+    patience = 1.0 if STRICT else 8.0
+
+    def __init__(self, cell: SimulatedCell, wall_clock_off: Path) -> None:
+        Latch(cell.folder).clear()
+        patient = cell.folder / "patient.yaml"
+        patient.write_text(CELL_YAML)
+        limits = "cell://franka_sim" if STRICT else str(patient)
+        may = CameraLimits(0.4, 1.0) if STRICT else CameraLimits(1.5, 1.5)
+        config = franka_sim.Config(
+            folder=str(cell.folder), cell=limits, cameras=["front"], image_size=64, max_age_s=may.max_age_s, frozen_s=may.frozen_s
+        )
+        self._cell, self._off, self.seen = cell, wall_clock_off, Trajectory(cell)
+        self._stalled = threading.Event()
+        self._goes_on = threading.Event()
+        robot, cameras, clock = franka_sim.make(config), franka_sim.cameras(config), MonotonicClock()
+        robot.connect(60)
+        for camera in cameras:
+            camera.start()
+        folder = cell.folder / "episodes"
+        super().__init__(robot, cameras, lambda infer: Threaded(infer, clock), clock, folder, read_cell(limits), may)
+
+    def close(self) -> None:
+        self.seen.close()
+        self.robot.close()
+
+    def trajectory(self) -> list[tuple[float, float]]:
+        return list(self.seen.samples)
+
+    def forget(self) -> None:
+        self.seen.forget()
+
+    def at(self, moment: float, event: Callable[[], None]) -> None:
+        timer = threading.Timer(moment - self.clock.now(), event)
+        timer.daemon = True
+        timer.start()
+
+    def _infer(self, request: Request) -> Chunk:
+        if self._stalled.is_set():
+            self._goes_on.wait(30)
+        return super()._infer(request)
+
+    def inject(self, fault: str) -> None:
+        if fault in CAMERAS:
+            self._cell.fault(CAMERAS[fault])
+        elif fault == "stalled_policy":
+            self._goes_on.clear()
+            self._stalled.set()
+        elif fault == "clock_step":
+            self._off.write_text(str(-STEP_S))
+        elif fault in ("nan", "jump"):
+            self.policy.asks = fault
+        else:
+            self._cell.fault(fault)
+            if fault == "gripper":
+                self.policy.gripper = -1.0
+
+    def mend(self, fault: str) -> None:
+        self._stalled.clear()
+        self._goes_on.set()
+        self._off.unlink(missing_ok=True)
+        self.policy.asks, self.policy.gripper = None, 1.0
+        if fault in CAMERAS:
+            self._cell.mend(f"{CAMERAS[fault].split()[0]} front")
+        elif fault not in ("stalled_policy", "clock_step", "nan", "jump"):
+            self._cell.mend(fault)
+
+
+@pytest.fixture(scope="module")
+def real(cell: SimulatedCell, wall_clock_off: Path) -> Iterator[Real]:
+    made = Real(cell, wall_clock_off)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_real_driver_stands_in_time_and_waits_for_a_person(fault: str, real: Real, rounds: list[Round]) -> None:
+    before = len(journal(real.robot._folder)) if fault == "clock_step" else 0
+    found = real.rounds(fault, ROUNDS or 1)
+    rounds += found
+    assert [each.wrong for each in found] == [None] * len(found)
+    if fault == "clock_step":
+        off = [line["wall_time"] - line["time"] for line in journal(real.robot._folder)[before:]]
+        assert max(off) - min(off) > 0.9 * STEP_S, "the arm's process saw the step"

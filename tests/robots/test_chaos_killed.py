@@ -1,0 +1,161 @@
+"""A session at the simulated Franka whose processes are killed while the arm moves: the learner, and the process beside the robot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos import ROUNDS, STRICT, Round
+from franka_session import CELL_YAML, STILL_RAD_S, journal, wait_until
+from trajectory import Trajectory
+
+from rlinf_vla.commands.robot_process import EPISODES, LEARNER_GONE
+from rlinf_vla.robots.folder import STATE, Latch
+from rlinf_vla.robots.franka import messages
+from rlinf_vla.robots.franka.plugin import read_cell
+from rlinf_vla.robots.record import Record
+from rlinf_vla.robots.simulated.client import SimulatedCell
+from rlinf_vla.rollout.robot_episode import RobotEpisode
+from rlinf_vla.telemetry.metrics import read_metrics
+
+pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900 + 300 * ROUNDS)]
+
+SETTLE_S, PATIENCE = 0.5, 1.0 if STRICT else 8.0
+START_S = 240.0
+"""Two processes that import PyTorch, on cores that others use, too."""
+GONE = "policy: its process is gone"
+SMALL = (
+    *("iterations=100000", "cluster=laptop", "evaluation.before_and_after=false", "checkpoints.every=1", "session.learner_nice=0"),
+    *("algorithm.demonstrations=0", "algorithm.episodes=1", "algorithm.batch_size=16", "algorithm.updates_per_step=0.05"),
+    # the scene's expert keeps the arm moving; nothing that a test left behind goes on for ever
+    *(
+        "session.minutes=120",
+        "session.patience_s=0.2",
+        "env.episode_limit=60",
+        "robot.max_age_s=2",
+        "robot.frozen_s=5",
+        "control.max_misses=100",
+    ),
+)
+
+
+class Killed:
+    """``rlinf-vla train``, again and again in one run directory."""
+
+    def __init__(self, cell: SimulatedCell, run: Path) -> None:
+        self.cell, self.run, self.seen = cell, run, Trajectory(cell)
+        Latch(cell.folder).clear()
+        limits = cell.folder / "patient.yaml"
+        limits.write_text(CELL_YAML)
+        self.limits = read_cell(str(limits))
+        self._command = [sys.executable, "-m", "rlinf_vla.cli", "train", "recipe=franka_rlpd", f"run_dir={run}", "resume=auto", *SMALL]
+        self._command += [f"robot.folder={cell.folder}", f"robot.cell={limits}"]
+        self.said = run.parent / "said.txt"
+        self.start()
+
+    def start(self) -> None:
+        with self.said.open("ab") as said:
+            self.learner = subprocess.Popen(self._command, stdout=said, stderr=said, start_new_session=True)
+
+    def beside(self) -> int | None:
+        """The process beside the robot."""
+        children = Path(f"/proc/{self.learner.pid}/task/{self.learner.pid}/children").read_text().split()
+        return next((int(each) for each in children if b"robot_process" in _cmdline(int(each))), None)
+
+    def wait_moving(self) -> None:
+        """In an episode."""
+        since = [time.monotonic()]
+
+        def moving() -> bool:
+            assert self.learner.poll() is None, self.said.read_text()
+            try:
+                data = Record(self.cell.folder / STATE).read()
+            except (OSError, ValueError):
+                data = None
+            pursues = data is not None and messages.unpack(data).commanded is not None
+            if not pursues or self.seen.samples[-1][1] < 2 * STILL_RAD_S:
+                since[0] = time.monotonic()
+            return time.monotonic() - since[0] > 0.3
+
+        wait_until(moving, START_S, "an episode is being played")
+
+    def kill(self, pid: int) -> tuple[float, float]:
+        """When, and how long the arm still moved."""
+        when, before = time.monotonic(), len(journal(self.cell.folder))
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: any(each["event"] == "end" for each in journal(self.cell.folder)[before:]), 30, "the arm's process ends")
+        latched = [each["fault"] for each in journal(self.cell.folder)[before:] if each["event"] == "end"]
+        assert latched[0] == GONE, latched
+        wait_until(lambda: self.seen.samples[-1][0] > when + self.stated_s, 60, "it was looked at long enough")
+        stood = self.seen.last_moving(when, STILL_RAD_S) - when
+        assert stood <= PATIENCE * self.stated_s, f"it stood after {stood:.2f} s, {self.stated_s:.2f} s are stated"
+        return when, stood
+
+    @property
+    def stated_s(self) -> float:
+        """Two ticks of the control loop, one of the servo."""
+        return 2 / self.limits.control_hz + 1 / self.limits.servo_hz + self.limits.stop_time_s + SETTLE_S
+
+    def played(self) -> int:
+        return sum("rollout/steps" in line for line in read_metrics(self.run))
+
+    def wait_played(self, more_than: int) -> None:
+        wait_until(lambda: self.played() > more_than, START_S, "another episode was learnt from")
+
+    def close(self) -> None:
+        self.learner.kill()
+        self.learner.wait()
+        self.seen.close()
+
+
+def _cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture(scope="module")
+def killed(cell: SimulatedCell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+    made = Killed(cell, tmp_path_factory.mktemp("killed") / "run")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_the_policys_process_is_killed_and_replaced(killed: Killed, rounds: list[Round]) -> None:
+    for number in range(ROUNDS or 1):
+        killed.wait_moving()
+        beside, played, kept = killed.beside(), killed.played(), set((killed.run / EPISODES).glob("training_*"))
+        assert beside is not None
+        _, stood = killed.kill(beside)
+        assert all(len(RobotEpisode.read(path)) for path in kept if path.exists()), "whole files"
+        killed.wait_played(played)
+        assert killed.said.read_text().count("the process beside the robot died (exit code -9)") == number + 1
+        rounds.append(Round("killed_policy_process", "franky-sim", stood, killed.stated_s, None))
+
+
+def test_the_learner_is_killed_and_goes_on(killed: Killed, rounds: list[Round]) -> None:
+    for _ in range(ROUNDS or 1):
+        killed.wait_moving()
+        beside, played = killed.beside(), killed.played()
+        assert beside is not None
+        when, stood = killed.kill(killed.learner.pid)
+        killed.learner.wait()
+        wait_until(lambda gone=beside: not _cmdline(gone), 30, "the process beside the robot ends")
+        newest = max((killed.run / EPISODES).glob("training_*"), key=lambda path: path.stat().st_mtime_ns)
+        cut = RobotEpisode.read(newest)
+        assert cut.ended == LEARNER_GONE and len(cut) and not cut.terminated, cut.ended
+        assert newest.stat().st_mtime > time.time() - (time.monotonic() - when) - 1, "it is the one that was being played"
+        written = newest.stat().st_mtime_ns
+        killed.start()
+        killed.wait_played(played)
+        assert not newest.exists() or newest.stat().st_mtime_ns == written, "it is not played again"
+        rounds.append(Round("killed_learner", "franky-sim", stood, killed.stated_s, None))

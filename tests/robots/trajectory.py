@@ -1,0 +1,39 @@
+"""How fast the simulated arm really was, as the simulator publishes it every 5 ms."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import numpy as np
+
+from rlinf_vla.robot import RobotError
+from rlinf_vla.robots.simulated.client import SimulatedCell
+
+
+class Trajectory:
+    """``samples``: (monotonic seconds, radians per second of the fastest joint). Looks until it is closed."""
+
+    def __init__(self, cell: SimulatedCell) -> None:
+        self.samples: list[tuple[float, float]] = []
+        self._cell, self._closed = cell, threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        last = 0.0
+        while not self._closed.wait(0.004):
+            with contextlib.suppress(RobotError):  # it ends
+                truth = self._cell.truth()
+                if truth.time != last:
+                    last = truth.time
+                    self.samples.append((last, float(np.abs(truth.joint_velocities).max())))
+
+    def forget(self) -> None:
+        self.samples = []
+
+    def last_moving(self, since: float, still: float) -> float:
+        """When it last was faster than ``still``, or ``since``."""
+        return max((when for when, speed in self.samples if when >= since and speed > still), default=since)
+
+    def close(self) -> None:
+        self._closed.set()
