@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,8 @@ def test_it_goes_where_it_is_told(session: Session) -> None:
     moved = after.pose.position - before.pose.position
     assert moved[0] > 0.03 and moved[1] > 0.01 and moved[2] < -0.03, moved
     assert after.commanded is not None and after.fault is None
+    ticks = session.robot.timings()["safety"]
+    assert len(ticks) >= session.robot.cell.ticks_per_step and all(0 < seconds < 1 for seconds in ticks)
     wait_until(lambda: session.robot.observe().gripper_width < 0.01, 5, "the fingers close")
     session.wait_still(STANDS_S)
 
@@ -138,6 +141,16 @@ while True:
     assert session.move(0.5).fault is None, "a restart goes on"
 
 
+def test_a_session_that_ends_leaves_the_arm_at_rest_and_latches_nothing(session: Session) -> None:
+    session.move(0.5)
+    before = len(_events(session.folder))
+    session.robot.close()
+    session.wait_still(STANDS_S)
+    since = _events(session.folder)[before:]
+    assert since[-1]["event"] == "end" and since[-1]["fault"] is None
+    assert "fault" not in [each["event"] for each in since]
+
+
 def test_the_arm_stands_when_its_process_is_killed(session: Session) -> None:
     session.move(0.5)
     os.kill(session.robot.pid, signal.SIGKILL)
@@ -219,5 +232,5 @@ def test_a_kernel_without_real_time_is_refused(session: Session, real_cell: str)
         connect(host, real_cell)
 
 
-def _events(folder: Path) -> list[dict[str, str]]:
+def _events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines()]
