@@ -71,10 +71,12 @@ class RobotSpec:
     control_hz: float
     """Rate of the policy's actions."""
     translation_m: float
-    """What 1 means in dx, dy, dz of an action (docs/conventions.md)."""
+    """How far an action moves whose dx, dy, dz are 1 long together (docs/conventions.md)."""
     rotation_rad: float
     gripper_width_m: float
     """Widest."""
+    lag_s: float
+    """From a target to the tool being there, at most, where nothing holds it up."""
 
 
 class Robot(Protocol):
