@@ -199,11 +199,12 @@ class PersonPlugin(Protocol):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of ``rlinf-vla robot check``."""
+    """One line of ``rlinf-vla robot check`` or ``rlinf-vla doctor``. ``mend``: what to do when it is not ``ok``."""
 
     name: str
     ok: bool
     detail: str
+    mend: str = ""
 
 
 class RobotPlugin(Protocol):
@@ -224,6 +225,9 @@ class RobotPlugin(Protocol):
 
     def check(self, config: Any) -> Iterator[Finding]:
         """Connects, looks at everything, and moves nothing. Raises RobotError where it cannot go on, CellError."""
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Does this machine have what it needs? Nothing is connected. A ``detail`` that begins with "optional" is no error."""
 
     def order(self, config: Any, order: str, person: str) -> list[str]:
         """``stop`` or ``acknowledge``, from anywhere on the arm's machine to the process that drives it; ``config`` None: to all.
