@@ -71,10 +71,12 @@ class RobotSpec:
     control_hz: float
     """Rate of the policy's actions."""
     translation_m: float
-    """What 1 means in dx, dy, dz of an action (docs/conventions.md)."""
+    """How far an action moves whose dx, dy, dz are 1 long together (docs/conventions.md)."""
     rotation_rad: float
     gripper_width_m: float
     """Widest."""
+    lag_s: float
+    """From a target to the tool being there, at most, where nothing holds it up."""
 
 
 class Robot(Protocol):
@@ -197,11 +199,12 @@ class PersonPlugin(Protocol):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of ``rlinf-vla robot check``."""
+    """One line of ``rlinf-vla robot check`` or ``rlinf-vla doctor``. ``mend``: what to do when it is not ``ok``."""
 
     name: str
     ok: bool
     detail: str
+    mend: str = ""
 
 
 class RobotPlugin(Protocol):
@@ -222,6 +225,9 @@ class RobotPlugin(Protocol):
 
     def check(self, config: Any) -> Iterator[Finding]:
         """Connects, looks at everything, and moves nothing. Raises RobotError where it cannot go on, CellError."""
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Does this machine have what it needs? Nothing is connected. A ``detail`` that begins with "optional" is no error."""
 
     def order(self, config: Any, order: str, person: str) -> list[str]:
         """``stop`` or ``acknowledge``, from anywhere on the arm's machine to the process that drives it; ``config`` None: to all.

@@ -66,16 +66,19 @@ def nearest_vector(q: Sequence[float], to: Sequence[float]) -> Triple:
     return short if math.dist(short, to) <= math.dist(long, to) else long
 
 
+def axes(q: Sequence[float]) -> tuple[Triple, Triple, Triple]:
+    """Where the axes x, y, z point once a unit quaternion has turned them: the columns of its matrix."""
+    w, x, y, z = q
+    return (
+        (1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y)),
+        (2 * (x * y - w * z), 1 - 2 * (x * x + z * z), 2 * (y * z + w * x)),
+        (2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)),
+    )
+
+
 def matrix(q: Sequence[float]) -> NDArray[np.float64]:
     """Of a unit quaternion ``[3, 3]``."""
-    w, x, y, z = q
-    return np.array(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-        ]
-    )
+    return np.array(axes(q)).T
 
 
 def from_matrix(m: NDArray[np.float64]) -> Quaternion:

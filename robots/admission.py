@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from rlinf_vla.robot import RobotState, ToolTarget, Vector
 from rlinf_vla.rotations import Triple
 
@@ -17,6 +15,7 @@ from .space import TOLERANCE, Place, Refused, Space, along, numbers, part_within
 _REACHED = 1e-4
 """Metres or radians: joints are foretold to this."""
 _ATTEMPTS, _CUTS = 7, 4
+_ENDS = list(zip(kinematics.LOWER.tolist(), kinematics.UPPER.tolist(), strict=True))
 _SHY = 0.9
 """Joints are no straight function of the way: a little less than the part that would be allowed if they were."""
 
@@ -117,12 +116,15 @@ class Admission:
             self.changes.setdefault("joint_margin_rad", (0.0, margin))
             return 0.5
         part, before = 1.0, self._start.joints
-        beyond = np.maximum(joints - kinematics.UPPER, kinematics.LOWER - joints) + margin
-        was = np.maximum(before - kinematics.UPPER, kinematics.LOWER - before) + margin
-        for joint in np.flatnonzero((beyond > TOLERANCE) & (beyond > was + TOLERANCE)):  # on its way out, not back in
-            part = min(part, max(-was[joint], 0.0) / (beyond[joint] - was[joint]))
-            self.changes.setdefault("joint_margin_rad", (margin - beyond[joint], margin))
-        longest = float(np.abs(joints - before).max())
+        longest = 0.0
+        for at, was_at, (low, high) in zip(joints.tolist(), before.tolist(), _ENDS, strict=True):
+            longest = max(longest, abs(at - was_at))
+            beyond = max(at - high, low - at) + margin
+            if beyond > TOLERANCE:
+                was = max(was_at - high, low - was_at) + margin
+                if beyond > was + TOLERANCE:  # on its way out, not back in
+                    part = min(part, max(-was, 0.0) / (beyond - was))
+                    self.changes.setdefault("joint_margin_rad", (margin - beyond, margin))
         if longest > fastest + TOLERANCE:
             part = min(part, fastest / longest)
             self.changes.setdefault("max_joint_speed_rad_s", (longest * self._cell.control_hz, self._cell.max_joint_speed_rad_s))

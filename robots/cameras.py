@@ -156,7 +156,7 @@ class OpenCVCamera(CapturingCamera):
         try:
             import cv2
         except ImportError:
-            raise CameraError(f"camera {self.name}: OpenCV is not installed: pip install opencv-python-headless") from None
+            raise CameraError(f"camera {self.name}: OpenCV is not installed: pip install 'rlinf-vla[franka]'") from None
         device = self._options.device or "0"
         self._cv2, self._device = cv2, cv2.VideoCapture(int(device) if device.isdigit() else device)
         if not self._device.isOpened():
@@ -183,7 +183,7 @@ class RealSenseCamera(CapturingCamera):
         try:
             import pyrealsense2 as rs
         except ImportError as error:
-            mend = "apt-get install libusb-1.0-0" if "libusb" in str(error) else "pip install pyrealsense2"
+            mend = "apt-get install libusb-1.0-0" if "libusb" in str(error) else "pip install 'rlinf-vla[franka]'"
             raise CameraError(f"camera {self.name}: pyrealsense2 cannot be imported: {mend}") from None
         self._queue = rs.frame_queue(1)  # the newest alone
         serials = self._serials(rs)

@@ -44,12 +44,13 @@ class Arm:
         """The tool centre point in the flange's frame, metres and w, x, y, z."""
         x, y, z = (float(each) for each in tool_position)
         self._offset = (x, y, z + _FLANGE_M)
-        self._rotation = rotations.matrix(rotations.unit(tool_quaternion))
+        self._rotation = rotations.unit(tool_quaternion)
+        self._to_flange = rotations.inverse(self._rotation)
 
     def pose(self, joints: Vector) -> ToolPose:
         """Of the tool in the base's frame, with ``joints`` in radians ``[7]``."""
         _, _, flange, position = self._chain(joints)
-        return ToolPose(np.array(position), np.array(rotations.from_matrix(np.array(flange).T @ self._rotation)))
+        return ToolPose(np.array(position), np.array(rotations.from_matrix(np.array(flange).T @ rotations.matrix(self._rotation))))
 
     def jacobian(self, joints: Vector) -> NDArray[np.float64]:
         """``[6, 7]``: metres and radians per second of the tool, in the base's axes, for each radian per second of a joint."""
@@ -62,12 +63,12 @@ class Arm:
         Damped least squares (Nakamura and Hanafusa 1986), the smallest motion of all: the elbow does not move for its own sake. Limits of
         joints are not looked at. At singularities, and out of reach, there is no answer.
         """
-        wanted = (rotations.matrix(pose.quaternion.tolist()) @ self._rotation.T).T.tolist()  # axes of the flange
+        wanted_x, wanted_y, wanted_z = rotations.axes(rotations.multiply(pose.quaternion.tolist(), self._to_flange))  # of the flange
         x, y, z = pose.position.tolist()
         inverse = np.zeros((7, 6))
         for attempt in range(attempts):
             axes, origins, (fx, fy, fz), tool = self._chain(joints)
-            (a0, a1, a2), (b0, b1, b2), (c0, c1, c2) = _cross(fx, wanted[0]), _cross(fy, wanted[1]), _cross(fz, wanted[2])
+            (a0, a1, a2), (b0, b1, b2), (c0, c1, c2) = _cross(fx, wanted_x), _cross(fy, wanted_y), _cross(fz, wanted_z)
             error = (x - tool[0], y - tool[1], z - tool[2], (a0 + b0 + c0) / 2, (a1 + b1 + c1) / 2, (a2 + b2 + c2) / 2)
             if max(error) <= tolerance and min(error) >= -tolerance:
                 return joints
@@ -105,4 +106,8 @@ def _cross(a: Sequence[float], b: Sequence[float]) -> Axis:
 
 def _jacobian(axes: list[Axis], origins: list[Axis], tool: Axis) -> NDArray[np.float64]:
     x, y, z = tool
-    return np.array([(*_cross(axis, (x - o[0], y - o[1], z - o[2])), *axis) for axis, o in zip(axes, origins, strict=True)]).T
+    columns = []
+    for (ax, ay, az), (ox, oy, oz) in zip(axes, origins, strict=True):
+        rx, ry, rz = x - ox, y - oy, z - oz
+        columns.append((ay * rz - az * ry, az * rx - ax * rz, ax * ry - ay * rx, ax, ay, az))
+    return np.array(columns).T

@@ -101,8 +101,8 @@ def _finite(values: Any, length: int) -> list[float]:
     if found.shape != (length,):
         raise Refused("shape", found.size, length)
     read: list[float] = found.tolist()
-    bad = sum(not math.isfinite(each) for each in read)
-    if bad:
+    if not all(map(math.isfinite, read)):
+        bad = sum(not math.isfinite(each) for each in read)
         raise Refused("not_finite", bad, 0)
     return read
 

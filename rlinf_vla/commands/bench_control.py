@@ -135,7 +135,7 @@ def _measure(recipe: Recipe, policy: Policy, actor: ControlActor, hz: float) -> 
 
 def sleep_loop(robot: SyntheticRobot, sensors: Sensors, infer: Stalling, ticks: int) -> None:
     """As loops that drive robots are usually written: whatever a period takes too long is forgotten, and the next begins then."""
-    target, period = TrackedTarget(robot.spec, 2.0), 1 / robot.spec.control_hz
+    target, period = TrackedTarget(robot.spec), 1 / robot.spec.control_hz
     end, left = time.monotonic() + ticks * period, np.zeros((0, 7), np.float32)
     while (began := time.monotonic()) < end:
         seen = sensors.read(lambda *_: None, lambda *_: None)

@@ -44,6 +44,8 @@ def _checks() -> Iterator[Diagnosis]:
     yield Diagnosis("disk", free >= FREE_GIB, f"{free:.0f} GiB free here", f"free {FREE_GIB} GiB, or work in another folder")
     for env in plugins.envs().values():
         yield from env.diagnose()
+    for robot in plugins.robots().values():
+        yield from (Diagnosis(found.name, found.ok, found.detail, found.mend) for found in robot.diagnose())
 
 
 def torch_check() -> Diagnosis:

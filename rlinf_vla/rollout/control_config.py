@@ -26,8 +26,6 @@ class ControlConfig:
     """Synchronous: so long before its next tick, the loop no longer waits for the policy."""
     warmup: int = 3
     """Inferences before the first motion, which count nowhere."""
-    max_lead: float = 2.0
-    """The target leads the measured pose by no more than so many full actions."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Timing:
 
 def timing(config: ControlConfig, control_hz: float, chunk: int) -> Timing:
     """Raises UserError where the settings, the robot's rate and the policy's ``chunk`` cannot be had together."""
-    for name, least in (("max_misses", 1), ("warmup", 0), ("reserve_ms", 0), ("max_lead", 1)):
+    for name, least in (("max_misses", 1), ("warmup", 0), ("reserve_ms", 0)):
         if not getattr(config, name) >= least:  # so that NaN is refused
             raise UserError(f"control.{name}={getattr(config, name)}: must be at least {least}")
     period = 1 / control_hz

@@ -50,7 +50,7 @@ class ControlLoop:
         self._config, self._timing = config, timing(config, robot.spec.control_hz, chunk)
         self._sensors = Sensors(robot, cameras, clock)
         self._chunks = ChunkQueue(self._timing.max_age)
-        self._target = TrackedTarget(robot.spec, config.max_lead)
+        self._target = TrackedTarget(robot.spec)
         self.accounting = Accounting(robot.spec.control_hz)
         self._executed = self._misses = 0
         self._queued: float = -math.inf

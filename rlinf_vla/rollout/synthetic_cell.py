@@ -16,7 +16,7 @@ class SyntheticRobot:
     """Stands where it was last told to be. ``cost``: seconds that observing it and commanding it take each."""
 
     def __init__(self, clock: Clock, control_hz: float, cost: float = 0.0) -> None:
-        self.spec = RobotSpec("synthetic", control_hz, translation_m=0.05, rotation_rad=0.25, gripper_width_m=0.08)
+        self.spec = RobotSpec("synthetic", control_hz, translation_m=0.05, rotation_rad=0.25, gripper_width_m=0.08, lag_s=1 / control_hz)
         self._clock, self._cost = clock, cost
         zeros = np.zeros(7)
         self.state = RobotState(clock.now(), REST, zeros, zeros, np.zeros(6), self.spec.gripper_width_m)

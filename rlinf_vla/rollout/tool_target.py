@@ -18,12 +18,12 @@ DIMENSIONS = (4, 7)
 class TrackedTarget:
     """Where the tool shall be, moved by one action after the other.
 
-    It never leads the measured pose by more than ``max_lead`` full actions: where the arm is held back, by a limit or by what it
-    touches, the target waits for it, and the first action away from there moves the arm at once.
+    It never leads the measured pose by more than full actions in a row do within the arm's lag: where the arm is held back, by a limit
+    or by what it touches, the target waits for it.
     """
 
-    def __init__(self, spec: RobotSpec, max_lead: float) -> None:
-        self._spec, self._max_lead = spec, max_lead
+    def __init__(self, spec: RobotSpec) -> None:
+        self._spec, self._lead = spec, max(1.0, spec.lag_s * spec.control_hz)
         self._pose: ToolPose | None = None
 
     def restart(self) -> None:
@@ -31,14 +31,14 @@ class TrackedTarget:
         self._pose = None
 
     def move(self, action: NDArray[np.float32], measured: ToolPose) -> ToolTarget:
-        """``action`` ``[D]``, one of DIMENSIONS; clipped to [-1, 1]."""
+        """``action`` ``[D]``, one of DIMENSIONS; clipped to [-1, 1], a way or a turn that is longer than 1 then to 1, in its direction."""
         unit = np.clip(np.asarray(action, np.float64), -1.0, 1.0)
         spec, from_pose = self._spec, self._pose or measured
-        position = from_pose.position + unit[:3] * spec.translation_m
-        position = measured.position + limited(position - measured.position, self._max_lead * spec.translation_m)
-        turn = unit[3:6] * spec.rotation_rad if len(unit) == 7 else np.zeros(3)
+        position = from_pose.position + limited(unit[:3], 1.0) * spec.translation_m
+        position = measured.position + limited(position - measured.position, self._lead * spec.translation_m)
+        turn = limited(unit[3:6], 1.0) * spec.rotation_rad if len(unit) == 7 else np.zeros(3)
         quaternion = turned(from_pose.quaternion, turn)
-        ahead = limited(lead(quaternion, measured.quaternion), self._max_lead * spec.rotation_rad)
+        ahead = limited(lead(quaternion, measured.quaternion), self._lead * spec.rotation_rad)
         quaternion = turned(measured.quaternion, ahead)
         self._pose = ToolPose(position, quaternion)
         return ToolTarget(self._pose, spec.gripper_width_m * float(unit[-1] + 1) / 2)

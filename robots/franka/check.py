@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from rlinf_vla.robot import Camera, CameraError, Finding, RobotError
 
+from .. import reach
 from ..cell import Cell
 from .client import FrankaRobot
+from .doctor import realtime
 
 CONNECT_S = 60.0
-_REALTIME = Path("/sys/kernel/realtime")
-"""There on kernels with PREEMPT_RT."""
 
 
 def findings(robot: FrankaRobot, cameras: list[Camera]) -> Iterator[Finding]:
     cell = robot.cell
     yield from _limits(cell)
-    realtime = _REALTIME.exists() and _REALTIME.read_text().strip() == "1"
     needed = "a real arm wants one" if cell.realtime == "enforce" else "which this cell does not ask for"
-    yield Finding("kernel", realtime or cell.realtime == "ignore", "real time (PREEMPT_RT)" if realtime else f"no real time, {needed}")
+    yield Finding("kernel", realtime() or cell.realtime == "ignore", "real time (PREEMPT_RT)" if realtime() else f"no real time, {needed}")
     begun = time.monotonic()
     try:
         robot.connect(CONNECT_S)
@@ -39,6 +37,7 @@ def findings(robot: FrankaRobot, cameras: list[Camera]) -> Iterator[Finding]:
 def _limits(cell: Cell) -> Iterator[Finding]:
     box = ", ".join(f"{axis} {low:g} to {high:g}" for axis, (low, high) in zip("xyz", _box(cell), strict=True))
     yield Finding("workspace", True, f"{box} m; tilt up to {cell.max_tilt_deg:g} deg")
+    yield _reach(cell)
     yield Finding(
         "limits",
         True,
@@ -46,6 +45,14 @@ def _limits(cell: Cell) -> Iterator[Finding]:
         f"{cell.stop_time_s:.2f} s and {100 * cell.stop_distance_m:.1f} cm; goals at "
         f"{cell.control_hz:g} Hz, commands at {cell.servo_hz:g} Hz",
     )
+
+
+def _reach(cell: Cell) -> Finding:
+    beyond = reach.beyond(cell)
+    examples = {why: place for place, why in reversed(beyond.items())}
+    named = "; ".join(f"x {x:g}, y {y:g}, z {z:g} m: {why}" for why, (x, y, z) in examples.items())
+    parts = f"{len(beyond)} of 125 places in the box are not reached, goals end before them; {named}"
+    return Finding("reach", True, parts if beyond else "all of the box")
 
 
 def _box(cell: Cell) -> tuple[tuple[float, ...], ...]:

@@ -1,4 +1,4 @@
-"""The arm as the policy's process sees it: implements ``Robot``. Reading is a look into shared memory, a command one small message."""
+"""The arm as the policy's process sees it: ``Robot`` and ``Timed``. Reading is a look into shared memory, a command one small message."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class FrankaRobot:
         self._child: Child | None = None
         self._record: Record | None = None
         self._interventions: list[Intervention] = []
+        self._safety: list[float] = []
         self._homed = False
         self.refusal: str | None = None
         """Why the last acknowledgement did not help."""
@@ -92,6 +93,12 @@ class FrankaRobot:
         found, self._interventions = self._interventions, []
         return found
 
+    def timings(self) -> dict[str, list[float]]:
+        """``safety``: of the filter, which looks at each command in the arm's process."""
+        self._drain()
+        found, self._safety = self._safety, []
+        return {"safety": found}
+
     def stop(self, why: str) -> None:
         if self._child is not None:  # a process that is gone has stopped the arm
             with contextlib.suppress(RobotError):
@@ -120,6 +127,8 @@ class FrankaRobot:
 
     def close(self) -> None:
         if self._child is not None:
+            with contextlib.suppress(RobotError):
+                self._send({"goodbye": True})
             self._child.end(_END_S)
             self._child = None
         self._leave()
@@ -145,6 +154,7 @@ class FrankaRobot:
         try:
             while (message := child.channel.receive(0)) is not None:
                 self._interventions += [Intervention(*row) for row in message.get("interventions", [])]
+                self._safety += message.get("safety", [])
                 self._homed = message.get("homed", self._homed)
                 self.refusal = message.get("recovered", self.refusal)
         except ChannelClosed:

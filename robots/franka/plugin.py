@@ -12,6 +12,7 @@ from ..by_hand import ByHand
 from ..cell import Cell
 from ..simulated.client import SimulatedCell
 from ..simulated.touch import Touch
+from . import doctor
 from .check import findings
 from .client import FrankaRobot
 from .config import FrankaConfig, FrankaSimConfig
@@ -46,6 +47,9 @@ class Franka:
     def check(self, config: FrankaConfig) -> Iterator[Finding]:
         return findings(self.make(config), self.cameras(config))
 
+    def diagnose(self) -> Iterator[Finding]:
+        return doctor.of_an_arm()
+
     def order(self, config: FrankaConfig | None, order: str, person: str) -> list[str]:
         return orders.give(folder.arms() if config is None else [self.folder(config)], order, person)
 
@@ -77,6 +81,9 @@ class FrankaSim:
 
     def check(self, config: FrankaSimConfig) -> Iterator[Finding]:
         return findings(self.make(config), self.cameras(config))
+
+    def diagnose(self) -> Iterator[Finding]:
+        return doctor.of_a_simulated_one()
 
     def order(self, config: FrankaSimConfig | None, order: str, person: str) -> list[str]:
         return orders.give(folder.arms() if config is None else [self.folder(config)], order, person)

@@ -1,9 +1,10 @@
 """The arm's process: numpy and franky alone. It holds the arm's lock, connects, ticks the servo, and obeys two sources of orders.
 
 From the policy's process, whose end of the channel is its life line: ``{"goal": [x, y, z, qw, qx, qy, qz, width], "until": s}``, ``{}`` for
-"still here", ``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": PERSON}``. From anyone of this user, at the socket in its
-folder: all but goals. To the policy's process: ``{"ready": ...}`` or ``{"error": ...}`` once, then
-``{"interventions": [[time, rule, before, after], ...]}``, ``{"homed": true}``, and ``{"recovered": null}`` or why not.
+"still here", ``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": PERSON}``, and ``{"goodbye": true}`` before it closes its end. From
+anyone of this user, at the socket in its folder: all but goals and goodbyes. To the policy's process: ``{"ready": ...}`` or
+``{"error": ...}`` once, then ``{"interventions": [[time, rule, before, after], ...]}``, ``{"safety": [s, ...]}`` (what the filter took in
+each tick), ``{"homed": true}``, and ``{"recovered": null}`` or why not.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ from .troubles import LineDead
 Result = TypeVar("Result")
 
 OWNER_LOST = f"{POLICY}its process is gone"
+_GOODBYE = "goodbye"
+_OWNERS = ("goal", _GOODBYE)
+"""What only the policy's process may say."""
 _SOONEST = 0.6
 """Of a period; safety.EARLIEST and a little."""
 _FAREWELL_S = 3.0
@@ -77,7 +81,10 @@ class ArmProcess:
             if leaving is None:
                 self._listen(now)
             if self._asked_to_end is not None and leaving is None:
-                self._servo.stop(self._asked_to_end, now)
+                if self._asked_to_end == _GOODBYE:
+                    self._servo.release()
+                else:
+                    self._servo.stop(self._asked_to_end, now)
                 leaving = now + _FAREWELL_S
             self._look_at_recovery()
             self._publish(now)
@@ -98,7 +105,7 @@ class ArmProcess:
             raise RobotError(f"{self._host} took the connection and said nothing for {seconds:g} s: restart the arm's control") from None
 
     def _end(self, why: str) -> None:
-        self._asked_to_end = why
+        self._asked_to_end = self._asked_to_end or why  # who says goodbye is gone next
 
     def _publish(self, now: float) -> None:
         state, interventions = self._servo.tick(now)
@@ -106,6 +113,9 @@ class ArmProcess:
         if self._homing and not self._servo.arm.homing:
             self._homing = False
             self._tell({"homed": True})
+        if len(self._servo.took) >= self._cell.ticks_per_step:
+            self._tell({"safety": self._servo.took})
+            self._servo.took = []
         if interventions:
             rows = [[each.time, each.rule, each.before, each.after] for each in interventions]
             self._journal.write("interventions", rows=[row[1:] for row in rows])
@@ -122,10 +132,12 @@ class ArmProcess:
             while (message := self._owner.receive(0)) is not None:
                 self._servo.hear(now)
                 self._obey(message, now)
+                if _GOODBYE in message:
+                    self._end(_GOODBYE)
         except ChannelClosed:
             self._end(OWNER_LOST)
         for caller, message in self._listener.messages():
-            self._obey({key: value for key, value in message.items() if key != "goal"}, now)
+            self._obey({key: value for key, value in message.items() if key not in _OWNERS}, now)
             try:
                 caller.send({"host": self._host, "pid": os.getpid(), "fault": self._servo.fault})
             except (ChannelClosed, BlockingIOError):

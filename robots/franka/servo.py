@@ -6,6 +6,7 @@ Nothing here knows franky or a socket, and time is given: so it is tested on a v
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Protocol
 
@@ -70,6 +71,8 @@ class Servo:
         self._filter = SafetyFilter(cell)
         self.fault = latch.read() or arm.problem
         """What is latched."""
+        self.took: list[float] = []
+        """Seconds that the safety filter took in each tick, for whoever empties it."""
         self._goal: ToolTarget | None = None
         self._valid_until = -math.inf
         self._expired = 0
@@ -104,14 +107,18 @@ class Servo:
 
     def stop(self, fault: str, now: float) -> None:
         """Latch ``fault``; the first that is latched keeps its name."""
-        self._goal, self._armed = None, False
-        self.arm.halt()
+        self.release()
         self.gripper.stop()
         if self.fault is None:
             self.fault = fault
             if not fault.startswith(POLICY):
                 self._latch.write(fault)
             self._journal.write("fault", fault=fault, at=now, durable=True)
+
+    def release(self) -> None:
+        """Nobody moves the arm any more: it decelerates and stands, a homing is broken off, what the hand holds it goes on holding."""
+        self._goal, self._armed = None, False
+        self.arm.halt()
 
     def acknowledge(self, person: str) -> None:
         """A person looked, and the cause is gone: the arm stands wherever it stands."""
@@ -129,8 +136,9 @@ class Servo:
 
     @property
     def standing(self) -> bool:
-        """The command stands still, or none is being sent."""
-        return self._commanded is None or self._still > self._cell.servo_hz * self._cell.stop_time_s
+        """The command stands still, or none is being sent, and the arm is not on its way home."""
+        still = self._commanded is None or self._still > self._cell.servo_hz * self._cell.stop_time_s
+        return still and not self.arm.homing
 
     def tick(self, now: float) -> tuple[RobotState, list[Intervention]]:
         """One step. ``now``: monotonic seconds. Returns the state after it, and what limits changed."""
@@ -160,7 +168,9 @@ class Servo:
             self._commanded = None
             return []
         passed, self._stepped = now - self._stepped, now
+        begun = time.perf_counter()
         command, interventions, fault = self._filter.step(self._goal, state, passed)
+        self.took.append(time.perf_counter() - begun)
         if fault is not None:
             self.stop(fault, now)
         velocity = _velocity(before.pose, command.pose, self._cell.servo_hz)

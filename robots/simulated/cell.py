@@ -29,6 +29,7 @@ from .server import FAULTS, ArmServer
 STEP_S = 0.001
 LOOK_EVERY = 5
 """Steps between two looks at orders, and between two publications of the truth."""
+ANSWER_POLL_S = 2e-4
 CATCH_UP_S = 0.05
 """What the machine stole beyond this is not caught up: the simulated second is longer then."""
 WRENCH_SMOOTHING = 0.8
@@ -55,6 +56,9 @@ class SimulatedCell:
         due, steps = time.monotonic(), 0
         while True:
             self._server.process_commands()
+            if self._server.waiting:
+                time.sleep(ANSWER_POLL_S)
+                continue
             self._simulator.step()
             self._server.send_state()
             steps += 1

@@ -34,6 +34,7 @@ COMMUNICATION_S = 0.3
 ERRORS = {"joint_reflex": 6, "cartesian_reflex": 7, "communication_constraints_violation": 25}
 """Bits of ``franka::Errors`` (libfranka, errors.h)."""
 FAULTS = ("udp_silence", "tcp_close", "silent", "reflex", "user_stop", "gripper")
+_MUTE = {"silent", "udp_silence"}
 
 
 class _Move(MoveCommand):
@@ -90,6 +91,8 @@ class ArmServer(FrankaRobotServer):
         """What the hand feels, in the base's frame: newtons, newton metres."""
         self._active: set[str] = set()
         self._heard = 0.0
+        self._answers = self._unanswered = False
+        """Commands of this motion come: a client looks at two or three states before its first. The last state has brought none yet."""
         self._arm = robot
         self._modes = StateMotionGeneratorMode.kIdle, StateControllerMode.kOther
         super().__init__(robot, hostnames)
@@ -127,6 +130,12 @@ class ArmServer(FrankaRobotServer):
             return MoveStatus.kCommandRejectedDueToActivatedSafetyFunctions
         return MoveStatus.kCommandNotPossibleRejected if self.mode is RobotMode.kReflex else None
 
+    @property
+    def waiting(self) -> bool:
+        """For the command that belongs to the state that was sent. Time stands still meanwhile, for at most ``COMMUNICATION_S``: torques of
+        an instant that is long past would throw the arm about wherever client and simulator share a busy machine."""
+        return self._answers and self._unanswered and bool(self.current_motion_id) and not self._active & _MUTE
+
     def process_commands(self) -> None:
         if "silent" in self._active:
             self._watch()
@@ -135,11 +144,12 @@ class ArmServer(FrankaRobotServer):
             super().process_commands()
 
     def send_state(self) -> None:
-        if not self._active & {"silent", "udp_silence"}:
+        if not self._active & _MUTE:
             super().send_state()
+            self._unanswered = True
 
     def start_motion(self, *arguments: Any, **named: Any) -> None:
-        self._heard = time.monotonic()
+        self._heard, self._answers = time.monotonic(), False
         super().start_motion(*arguments, **named)
         self._note_modes()
 
@@ -153,7 +163,7 @@ class ArmServer(FrankaRobotServer):
 
     def _handle_udp_command(self, command_data: bytes) -> None:
         if "udp_silence" not in self._active:
-            self._heard = time.monotonic()
+            self._heard, self._answers, self._unanswered = time.monotonic(), True, False
             super()._handle_udp_command(command_data)
 
     def _post_process_commands(self) -> None:

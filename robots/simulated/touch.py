@@ -36,7 +36,8 @@ class Touch:
 
     def expert(self, state: RobotState) -> Action | None:
         action = np.zeros(self._dimensions, np.float32)
-        action[:3] = np.clip(GAIN * self._way(state) / self._spec.translation_m, -1.0, 1.0)
+        way = GAIN * self._way(state) / self._spec.translation_m
+        action[:3] = way / max(1.0, float(np.linalg.norm(way)))
         action[-1] = 1.0
         return action
 

@@ -91,6 +91,12 @@ def test_no_key_may_be_missing_or_nonsense(values: dict[str, Any], key: str) -> 
         ({"max_goal_validity_s": 0.05}, "max_goal_validity_s: 0.05 s is under a control period, 0.1 s; raise it"),
         ({"action_translation_m": 0.05}, "action_translation_m: 0.05 is above max_translation_per_step_m 0.025; lower it"),
         ({"max_rotation_per_step_rad": 0.9, "max_rotation_per_second_rad": 0.5}, "max_rotation_per_step_rad: 0.9 is above"),
+        ({"max_speed_m_s": 0.15}, "max_speed_m_s: 0.15 is under the 0.2 m of full actions in a second; lower action_translation_m"),
+        ({"max_rotation_per_second_rad": 0.75}, "max_rotation_per_second_rad: 0.75 is under the 0.8 rad of full actions in a second"),
+        (
+            {"max_lead_m": 0.05},
+            "max_lead_m: 0.05 is under the 0.058 m that full actions are before the arm, which lags by 0.29 s",
+        ),
         ({"max_acceleration_m_s2": 0.1}, "max_acceleration_m_s2: with these accelerations and jerks a stop takes"),
         ({"max_rotation_acceleration_rad_s2": 0.5}, "max_rotation_acceleration_rad_s2: turning at full speed already takes all"),
     ],

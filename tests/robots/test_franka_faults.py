@@ -28,6 +28,8 @@ def test_it_goes_where_it_is_told(session: Session) -> None:
     moved = after.pose.position - before.pose.position
     assert moved[0] > 0.03 and moved[1] > 0.01 and moved[2] < -0.03, moved
     assert after.commanded is not None and after.fault is None
+    ticks = session.robot.timings()["safety"]
+    assert len(ticks) >= session.robot.cell.ticks_per_step and all(0 < seconds < 1 for seconds in ticks)
     wait_until(lambda: session.robot.observe().gripper_width < 0.01, 5, "the fingers close")
     session.wait_still(STANDS_S)
 
@@ -74,6 +76,16 @@ def test_goals_that_cease_make_it_hold(session: Session) -> None:
         return session.speed < 0.02
 
     wait_until(hold, STANDS_S, "it holds while the policy's process lives")
+
+
+def test_a_session_that_ends_leaves_the_arm_at_rest_and_latches_nothing(session: Session) -> None:
+    session.move(0.5)
+    before = len(journal(session.folder))
+    session.robot.close()
+    session.wait_still(STANDS_S)
+    since = journal(session.folder)[before:]
+    assert since[-1]["event"] == "end" and since[-1]["fault"] is None
+    assert "fault" not in [each["event"] for each in since]
 
 
 def test_the_arm_stands_when_its_process_is_killed(session: Session) -> None:

@@ -117,6 +117,27 @@ def test_each_cause_is_latched_and_stops_the_arm(bench: Bench, cause: str) -> No
     assert bench.run(0.2).fault is None and bench.arm.pose is not at
 
 
+def test_an_arm_that_is_let_go_comes_to_rest_and_nothing_is_latched(bench: Bench) -> None:
+    bench.goal(0.02)
+    bench.run(0.1)
+    bench.servo.release()
+    assert not bench.servo.standing
+    assert bench.run(1.0).fault is None
+    assert bench.servo.standing and not bench.arm.on_springs
+    bench.servo.home()
+    assert not bench.servo.standing
+    bench.servo.release()
+    assert bench.arm.halted == 2, "a homing is broken off"
+
+
+def test_what_the_filter_took_in_each_tick_is_known(bench: Bench) -> None:
+    bench.run(0.2)
+    assert bench.servo.took == []
+    bench.goal(0.02)
+    bench.run(0.1)
+    assert len(bench.servo.took) == CELL.ticks_per_step and min(bench.servo.took) > 0
+
+
 def test_the_first_fault_keeps_its_name(bench: Bench) -> None:
     bench.servo.stop("stopped by tester", bench.now)
     bench.arm.problem = "reflex: joint_reflex"

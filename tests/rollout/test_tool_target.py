@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from rlinf_vla.robot import RobotSpec, ToolPose
 from rlinf_vla.rollout.tool_target import TrackedTarget, lead, limited, turned
 
-SPEC = RobotSpec("toy", 10.0, translation_m=0.05, rotation_rad=0.25, gripper_width_m=0.08)
+SPEC = RobotSpec("toy", 10.0, translation_m=0.05, rotation_rad=0.25, gripper_width_m=0.08, lag_s=1.0)
 REST = ToolPose(np.array([0.4, 0.0, 0.3]), np.array([0.0, 1.0, 0.0, 0.0]))
 unit = st.floats(-1, 1)
 vectors = st.tuples(unit, unit, unit).map(np.array)
@@ -49,16 +51,16 @@ def test_the_rotation_vector_is_the_way_back(vector: np.ndarray) -> None:
 
 
 def test_actions_add_up_on_the_target_whatever_the_arm_lags() -> None:
-    tracked = TrackedTarget(SPEC, max_lead=10)
+    tracked = TrackedTarget(SPEC)
     for count in range(1, 6):
-        target = tracked.move(action(1, -0.5, 0, 1), REST)
-        np.testing.assert_allclose(target.pose.position, REST.position + count * np.array([0.05, -0.025, 0]))
+        target = tracked.move(action(0.8, -0.4, 0, 1), REST)
+        np.testing.assert_allclose(target.pose.position, REST.position + count * np.array([0.04, -0.02, 0]))
         np.testing.assert_allclose(target.pose.quaternion, REST.quaternion)
         assert target.gripper_width == 0.08
 
 
 def test_seven_numbers_turn_too_and_the_gripper_closes() -> None:
-    tracked = TrackedTarget(SPEC, max_lead=10)
+    tracked = TrackedTarget(SPEC)
     for count in (1, 2):
         target = tracked.move(action(0, 0, 0, 0, 0, 1, -1), REST)
         turn = lead(target.pose.quaternion, REST.quaternion)
@@ -66,10 +68,10 @@ def test_seven_numbers_turn_too_and_the_gripper_closes() -> None:
         assert target.gripper_width == 0
 
 
-@given(st.lists(st.tuples(*[st.floats(-100, 100)] * 7), min_size=1, max_size=20), st.floats(1, 4))
-def test_the_target_never_runs_ahead_and_turns_back_at_once(actions: list[tuple[float, ...]], most: float) -> None:
+@given(st.lists(st.tuples(*[st.floats(-100, 100)] * 7), min_size=1, max_size=20), st.floats(0.1, 0.4))
+def test_the_target_never_runs_ahead_and_turns_back_at_once(actions: list[tuple[float, ...]], lag: float) -> None:
     """Of an arm that does not move at all."""
-    tracked = TrackedTarget(SPEC, most)
+    tracked, most = TrackedTarget(replace(SPEC, lag_s=lag)), 10 * lag
     for each in actions:
         target = tracked.move(action(*each), REST)
         assert np.linalg.norm(target.pose.position - REST.position) <= most * 0.05 * (1 + 1e-9)
@@ -82,8 +84,25 @@ def test_the_target_never_runs_ahead_and_turns_back_at_once(actions: list[tuple[
     assert back.pose.position[0] == pytest.approx(REST.position[0] + (most - 1) * 0.05)
 
 
+@given(st.tuples(*[st.floats(-100, 100)] * 7))
+def test_no_action_goes_further_than_a_straight_one(numbers: tuple[float, ...]) -> None:
+    target = TrackedTarget(SPEC).move(action(*numbers), REST)
+    moved, clipped = target.pose.position - REST.position, np.clip(numbers, -1, 1)
+    assert np.linalg.norm(moved) <= 0.05 * (1 + 1e-9)
+    assert np.linalg.norm(np.cross(moved, clipped[:3])) < 1e-6, "in the direction of the clipped action"
+    assert np.linalg.norm(lead(target.pose.quaternion, REST.quaternion)) <= 0.25 * (1 + 1e-9)
+
+
+def test_at_full_speed_an_arm_that_lags_as_it_says_never_holds_the_target_back() -> None:
+    tracked, way = TrackedTarget(replace(SPEC, lag_s=0.3)), []
+    for _ in range(10):
+        seen = REST if len(way) < 3 else way[-3]
+        way.append(tracked.move(action(1, 1, 1, 1), seen).pose)
+    np.testing.assert_allclose(way[-1].position, REST.position + 10 * 0.05 / np.sqrt(3))
+
+
 def test_a_restart_begins_where_the_arm_is() -> None:
-    tracked = TrackedTarget(SPEC, 2)
+    tracked = TrackedTarget(SPEC)
     tracked.move(action(1, 0, 0, 0), REST)
     tracked.restart()
     elsewhere = ToolPose(np.array([0.5, 0.2, 0.1]), np.array([0.0, 0.0, 1.0, 0.0]))

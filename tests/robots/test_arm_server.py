@@ -1,0 +1,51 @@
+"""Physics and the client of the simulated arm go in step, however busy the machine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("franky_sim")
+
+from franky_sim.franka_robot_protocol import MoveCommandControllerMode, MoveCommandMotionGeneratorMode, UDPCommand
+from franky_sim.franka_robot_state import FrankaRobotState
+
+from rlinf_vla.robots.simulated.server import ArmServer
+
+
+@pytest.fixture
+def server() -> ArmServer:
+    arm = SimpleNamespace(state=FrankaRobotState(), has_gripper=False, _set_server=lambda server: None)
+    made = ArmServer(arm, [])
+    made.start_motion(MoveCommandControllerMode.kExternalController, MoveCommandMotionGeneratorMode.kJointVelocity, 1)
+    return made
+
+
+def command(server: ArmServer) -> None:
+    empty = UDPCommand(message_id=1)
+    fields = (empty.q_c, empty.dq_c, empty.O_T_EE_c, empty.O_dP_EE_c, empty.elbow_c, (False, False), empty.tau_J_d, (False,))
+    server._handle_udp_command(UDPCommand.STRUCT.pack(1, *(number for each in fields for number in each)))
+
+
+def test_time_stands_still_until_the_command_for_the_last_state_has_come(server: ArmServer) -> None:
+    server.send_state()
+    assert not server.waiting, "a client looks at the first states without a word"
+    command(server)
+    assert not server.waiting
+    for _ in range(3):
+        server.send_state()
+        assert server.waiting
+        command(server)
+        assert not server.waiting
+
+
+def test_time_goes_on_where_nothing_can_come(server: ArmServer) -> None:
+    command(server)
+    server.send_state()
+    server._active.add("udp_silence")
+    assert not server.waiting, "the line is dead"
+    server._active.clear()
+    assert server.waiting
+    server.reset_current_motion_id()
+    assert not server.waiting, "no motion"
