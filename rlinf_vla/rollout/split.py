@@ -83,8 +83,8 @@ class FeatureServer:
     @torch.inference_mode()
     def encode(self, inputs: Inputs) -> Tensors:
         """Packed features of prepared ``inputs``, where these came from, each tensor dense."""
-        origin = next(iter(inputs.values())).device
-        found = self._packed({name: value.to(self._device) for name, value in inputs.items()})
+        origin = next(iter(inputs.values())).device  # (copies: see Actor._in_blocks)
+        found = self._packed({name: value.to(self._device, copy=True) for name, value in inputs.items()})
         return {name: value.to(origin).contiguous() for name, value in found.items()}
 
     def _pack(self, inputs: Tensors) -> Tensors:
@@ -111,7 +111,7 @@ class SplitActor(Actor):
         found = self._encode(inputs)
         self.requests, self.sent, self.received = self.requests + 1, self.sent + size(inputs), self.received + size(found)
         device = next(iter(inputs.values())).device
-        return {name: value.to(device) for name, value in found.items()} | counters
+        return {name: value.to(device, copy=True) for name, value in found.items()} | counters
 
     def _features(self, inputs: Tensors) -> object:
         return self.policy.unpack(inputs)
