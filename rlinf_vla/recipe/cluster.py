@@ -29,6 +29,8 @@ class RolesConfig:
     reward: RoleConfig = field(default_factory=RoleConfig)
     feature: RoleConfig = field(default_factory=RoleConfig)
     trainer: RoleConfig = field(default_factory=RoleConfig)
+    robot: RoleConfig = field(default_factory=lambda: RoleConfig(resources={"robot": 1.0}))
+    """Of env=robot: what plays beside the robot (docs/online.md); the learner is where the command is."""
 
 
 @dataclass
