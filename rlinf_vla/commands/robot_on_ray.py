@@ -51,7 +51,7 @@ def robot_on_ray(recipe: Recipe, directory: Path, say: Say) -> Iterator[RobotSid
     """In the recipe's cluster, on a node that has what ``cluster.roles.robot`` wants. Raises UserError where there is none."""
     cluster, own = recipe.cluster, recipe.cluster.roles.robot
     role = Role(1, own.cpus, own.gpus, dict(own.resources), dict(own.labels))
-    patience = Patience(cluster.heartbeat_s, cluster.call_timeout_s, cluster.start_timeout_s, cluster.max_restarts)
+    patience = Patience(heartbeat=cluster.heartbeat_s, start=cluster.start_timeout_s)
     with (
         connected(cluster.address, {"robot": role}, say),
         RobotSide(directory, partial(RayLink, directory, role, patience, recipe.session.silence_s, say), say) as side,
@@ -60,7 +60,7 @@ def robot_on_ray(recipe: Recipe, directory: Path, say: Say) -> Iterator[RobotSid
 
 
 class Outpost:
-    """The actor. One at a time is of a session: its folder is locked for as long as it, or the process that it started, lives."""
+    """The actor. A session has one process at a time beside the robot: its folder is locked for as long as that lives."""
 
     def __init__(self, session: str, recipe: str, silence_s: float, heartbeat_s: float) -> None:
         state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"

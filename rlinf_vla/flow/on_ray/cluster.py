@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,8 +157,7 @@ def _check_room(nodes: Sequence[Mapping[str, Any]], roles: Mapping[str, Role]) -
         if wanted > there:
             mend = "lower cluster.*_workers"
             if name not in _RAYS_OWN:
-                start = f"ray start --address=HOST:PORT --resources='{json.dumps({name: wanted})}'"
-                mend = f"on the machine that has it, {start}"
+                mend = f"on the machine that has it, ray start --address=HOST:PORT --resources='{{\"{name}\": {wanted:g}}}'"
             raise UserError(f"the cluster has {there:g} {name}, the plan wants {wanted:g} ({_wanted(roles)}): {mend}")
     for name, role in roles.items():
         fits = [node for node in alive if all(node["Resources"].get(each, 0.0) >= amount for each, amount in role.bundle.items())]
