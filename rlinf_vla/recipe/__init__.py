@@ -196,8 +196,9 @@ def _keys(node: DictConfig) -> list[str]:
     found: list[str] = []
     for name in map(str, node):
         child = None if OmegaConf.is_missing(node, name) else node._get_node(name)
-        fixed = isinstance(child, DictConfig) and get_origin(child._metadata.ref_type) is not dict  # else keys are the user's to choose
-        found += [name, *(f"{name}.{key}" for key in _keys(child))] if fixed else [name]
+        found.append(name)
+        if isinstance(child, DictConfig) and get_origin(child._metadata.ref_type) is not dict:  # whose keys are the user's to choose
+            found += [f"{name}.{key}" for key in _keys(child)]
     return found
 
 
