@@ -1,11 +1,11 @@
-"""The runtime of a recipe at a robot: the learner here, the robot's side in a process of its own."""
+"""The runtime of a recipe at a robot: the learner here, the robot's side in a process of its own, here or elsewhere."""
 
 from __future__ import annotations
 
 import math
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from rlinf_vla.commands import session
 from rlinf_vla.commands.evaluate import Sweep, evaluate, headline
 from rlinf_vla.commands.robot_cell import build_policy, check, spec_of
+from rlinf_vla.commands.robot_link import Process
 from rlinf_vla.commands.robot_side import RobotSide
 from rlinf_vla.commands.runtimes import Runtime
 from rlinf_vla.evaluation.sweep import EpisodeResult
@@ -37,15 +38,15 @@ FILM_PIXELS = 256
 def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Callable[[str], None]) -> Iterator[Runtime]:
     """``directory`` holds the recipe: the process beside the robot reads it there."""
     check(recipe)
-    policy = build_policy(recipe)
-    if recipe.checkpoint is not None:
-        load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
-    trainer = session.build_trainer(recipe, policy)
-    assert isinstance(trainer, SoftTrainer)
-    state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
-    say(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights; robot {recipe.robot.name}")
-    spec = spec_of(recipe, policy)
-    with RobotSide(directory, recipe.session.silence_s, say) as side:
+    with _robot_side(recipe, directory, say) as side:
+        policy = build_policy(recipe)
+        if recipe.checkpoint is not None:
+            load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
+        trainer = session.build_trainer(recipe, policy)
+        assert isinstance(trainer, SoftTrainer)
+        state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
+        say(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights; robot {recipe.robot.name}")
+        spec = spec_of(recipe, policy)
         flow = OnlineFlow(
             side,
             recipe.iterations,
@@ -65,6 +66,15 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
             save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep)
 
         yield Runtime(flow, spec, spec.control_hz, _evaluation(recipe.episodes, flow, side), save, state)
+
+
+def _robot_side(recipe: Recipe, directory: Path, say: Callable[[str], None]) -> AbstractContextManager[RobotSide]:
+    """What plays beside the robot: on this machine, or on the robot's node of a cluster."""
+    if recipe.cluster.runtime == "ray":
+        from rlinf_vla.commands.robot_on_ray import robot_on_ray
+
+        return robot_on_ray(recipe, directory, say)
+    return RobotSide(directory, partial(Process, directory, recipe.session.silence_s), say)
 
 
 def evaluate_at_robot(recipe: Recipe, config: DictConfig) -> None:

@@ -41,14 +41,14 @@ class Runtime:
 
 def opened(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> AbstractContextManager[Runtime]:
     """``checkpoint``: to go on from. Raises UserError for what the user can mend, before anything slow where that is possible."""
-    if recipe.cluster.runtime == "ray":
-        from rlinf_vla.commands.on_ray import on_ray
-
-        return on_ray(recipe, directory, checkpoint, say)
     if recipe.env.name == ROBOT:
         from rlinf_vla.commands.online import at_robot
 
         return at_robot(recipe, directory, checkpoint, say)
+    if recipe.cluster.runtime == "ray":
+        from rlinf_vla.commands.on_ray import on_ray
+
+        return on_ray(recipe, directory, checkpoint, say)
     return _in_process(recipe, directory, checkpoint, say)
 
 

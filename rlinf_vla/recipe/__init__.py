@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -196,7 +196,9 @@ def _keys(node: DictConfig) -> list[str]:
     found: list[str] = []
     for name in map(str, node):
         child = None if OmegaConf.is_missing(node, name) else node._get_node(name)
-        found += [name, *(f"{name}.{key}" for key in _keys(child))] if isinstance(child, DictConfig) else [name]
+        found.append(name)
+        if isinstance(child, DictConfig) and get_origin(child._metadata.ref_type) is not dict:  # whose keys are the user's to choose
+            found += [f"{name}.{key}" for key in _keys(child)]
     return found
 
 

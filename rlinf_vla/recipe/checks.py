@@ -105,7 +105,7 @@ def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     require(
         recipe.algorithm.name == "sac", f"algorithm={recipe.algorithm.name} does not learn at a robot, one episode at a time: algorithm=sac"
     )
-    require(recipe.cluster.runtime == "in_process", f"cluster.runtime={recipe.cluster.runtime}: a robot's learner runs in one process")
+    require(recipe.cluster.trainer_ranks == 1, f"cluster.trainer_ranks={recipe.cluster.trainer_ranks}: a robot's learner is one process")
     require(not recipe.sweep.policies, "sweep.policies is for simulators: evaluate one checkpoint after the other at a robot")
     require(recipe.algorithm.gamma_unit == "step", f"algorithm.gamma_unit={recipe.algorithm.gamma_unit}: at a robot time counts in steps")
     require(recipe.algorithm.noise_bound is None, "algorithm.noise_bound: at a robot the actor chooses actions, as a person does")

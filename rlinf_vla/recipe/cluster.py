@@ -23,12 +23,20 @@ class RoleConfig:
 
 
 @dataclass
+class RobotRoleConfig(RoleConfig):
+    """Of what plays beside the robot (env=robot, docs/online.md); the learner is where the command is."""
+
+    resources: dict[str, float] = field(default_factory=lambda: {"robot": 1.0})
+
+
+@dataclass
 class RolesConfig:
     rollout: RoleConfig = field(default_factory=RoleConfig)
     reference: RoleConfig = field(default_factory=RoleConfig)
     reward: RoleConfig = field(default_factory=RoleConfig)
     feature: RoleConfig = field(default_factory=RoleConfig)
     trainer: RoleConfig = field(default_factory=RoleConfig)
+    robot: RobotRoleConfig = field(default_factory=RobotRoleConfig)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from rlinf_vla import cli, plugins
+from tests.commands import toy_robot
 from tests.rollout.fake_env import CounterPlugin
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
@@ -146,3 +148,23 @@ def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     (folder / "recipe" / "counting_classifier.yaml").write_text(CLASSIFIER)
     (folder / "recipe" / "counting_eval.yaml").write_text(EVALUATION)
     return Counting(folder, plugin)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> toy_robot.Arguments:
+    """Words of a command line for a recipe at the toy robot, which other processes find, too."""
+    toy_robot.announce(tmp_path / "package")
+    monkeypatch.syspath_prepend(str(tmp_path / "package"))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'package'}:{Path(__file__).parents[2]}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "toy_rlpd.yaml").write_text(toy_robot.RECIPE.format(folder=tmp_path))
+    (tmp_path / "model").mkdir()
+    config = {"image_sizes": [16, 16], "chunk": 1, "action_dim": 4, "state_dim": 8, "patch": 4, "channels": [4], "width": 8}
+    config["state_range"] = {"low": [-1] * 8, "high": [1] * 8}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+
+    def arguments(verb: str, *overrides: str) -> list[str]:
+        return [verb, "--config-dir", str(tmp_path), "recipe=toy_rlpd", "cluster=laptop", f"robot.fault={tmp_path}/fault", *overrides]
+
+    return arguments

@@ -15,6 +15,7 @@ import torch
 
 from rlinf_vla import plugins, recipe
 from rlinf_vla.recipe import ALGORITHMS, PresetConfig, Recipe
+from rlinf_vla.recipe.cluster import RobotRoleConfig, RolesConfig
 from rlinf_vla.recipe.robot import SessionConfig
 from rlinf_vla.rollout.control_config import ControlConfig
 from rlinf_vla.types import Observation
@@ -171,6 +172,9 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     beside = [ROOT / "rlinf_vla" / "commands" / f"{name}.py" for name in ("robot_cell", "online")]
     seen |= {(SessionConfig, name) for name in said(iter(beside), {"settings", "session"})}
     seen |= {(Recipe, name) for name in said(iter(beside), {"recipe"})}
+    on_ray = ROOT / "rlinf_vla" / "commands" / "robot_on_ray.py"
+    seen |= {(RolesConfig, name) for name in said(iter([on_ray]), {"roles"})}
+    seen |= {(RobotRoleConfig, name) for name in said(iter([on_ray]), {"own"})}
     seen.add((Recipe, "preset"))  # asked by the schema's check alone, as all of its keys
     assert unread(keys, seen) == []
 

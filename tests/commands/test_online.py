@@ -6,84 +6,18 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from rlinf_vla import compose
+from rlinf_vla.commands.robot_link import Process
 from rlinf_vla.commands.robot_process import EPISODES, LEARNER_GONE
 from rlinf_vla.commands.robot_side import RobotSide
 from rlinf_vla.rollout.robot_episode import EVALUATION, TRAINING, Job, RobotEpisode
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.commands.conftest import CommandLine
-from tests.commands.toy_robot import announce
-
-ROOT = Path(__file__).parents[2]
-RECIPE = """# @package _global_
-defaults:
-  - _self_
-  - override /env: robot
-  - override /robot: toy
-  - override /model: compact
-  - override /algorithm: sac
-name: toy_rlpd
-iterations: 2
-episodes: 2
-env:
-  episode_limit: 12
-session:
-  acknowledge: script
-  learner_nice: 0
-control:
-  max_observation_age_s: 5.0
-  max_misses: 1000
-  warmup: 1
-cluster:
-  update_threads: 1
-model:
-  checkpoint: {folder}/model
-  options:
-    random_weights: true
-    images: [front]
-  lora:
-    rank: 0
-rollout:
-  pipeline_depth: 1
-  batch_size: 1
-evaluation:
-  modes: [greedy]
-checkpoints:
-  every: 1
-algorithm:
-  episodes: 2
-  demonstrations: 2
-  batch_size: 4
-  critics: 2
-  hidden: 8
-"""
-
-Arguments = Callable[..., list[str]]
-
-
-@pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arguments:
-    announce(tmp_path / "package")
-    monkeypatch.syspath_prepend(str(tmp_path / "package"))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'package'}:{ROOT}")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe" / "toy_rlpd.yaml").write_text(RECIPE.format(folder=tmp_path))
-    (tmp_path / "model").mkdir()
-    config = {"image_sizes": [16, 16], "chunk": 1, "action_dim": 4, "state_dim": 8, "patch": 4, "channels": [4], "width": 8}
-    config["state_range"] = {"low": [-1] * 8, "high": [1] * 8}
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-
-    def arguments(verb: str, *overrides: str) -> list[str]:
-        return [verb, "--config-dir", str(tmp_path), "recipe=toy_rlpd", "cluster=laptop", f"robot.fault={tmp_path}/fault", *overrides]
-
-    return arguments
+from tests.commands.toy_robot import Arguments, toy_run
 
 
 @pytest.mark.timeout(300)
@@ -130,44 +64,29 @@ def test_demonstrations_are_recorded_learnt_from_and_done_again(toy: Arguments, 
 
 @pytest.mark.timeout(300)
 def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Arguments, tmp_path: Path) -> None:
-    _, _, folder, *overrides = toy("train")
-    config = compose_with(folder, [*overrides, "env.episode_limit=40"])
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
+    run = toy_run(tmp_path / "run", toy("train", "env.episode_limit=40"))
     said: list[str] = []
     jobs = [Job(TRAINING, number, 7 + number) for number in range(3)]
-    with RobotSide(tmp_path / "run", 60.0, said.append) as side:
+    with RobotSide(run, partial(Process, run, 60.0), said.append) as side:
         for job in jobs[:2]:
             side.begin(job)
         assert len(side.episode(jobs[0], lambda: None)) > 0
-        assert side._process is not None
-        pid = side._process._process.pid
+        assert isinstance(side._link, Process)
+        pid = side._link._process.pid
         os.kill(pid, signal.SIGKILL)
         assert len(side.episode(jobs[1], lambda: None)) > 0
-        assert any("died (exit code -9)" in line for line in said) and side._process._process.pid != pid
+        assert any("died (exit code -9)" in line for line in said) and side._link._process.pid != pid
         side.begin(jobs[2])
-        control = tmp_path / "run" / "control.json"
+        control = run / "control.json"
         began, before = time.monotonic(), control.stat().st_mtime_ns
         while time.monotonic() - began < 1.0:
             time.sleep(0.05)
         assert control.stat().st_mtime_ns == before, "the third is under way"
-    cut = RobotEpisode.read(tmp_path / "run" / EPISODES / jobs[2].file)
+    cut = RobotEpisode.read(run / EPISODES / jobs[2].file)
     assert cut.ended == LEARNER_GONE and not cut.terminated
-    with RobotSide(tmp_path / "run", 60.0, said.append) as side:
+    with RobotSide(run, partial(Process, run, 60.0), said.append) as side:
         side.begin(jobs[2])
-        assert len(side.episode(jobs[2], lambda: None)) == len(cut) and side._process is None, "it is not played again"
-
-
-def compose_with(folder: str, overrides: list[str]) -> object:
-    from hydra import initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-
-    from rlinf_vla import recipe
-
-    recipe.register()
-    GlobalHydra.instance().clear()
-    with initialize_config_module(compose.CONFIG_MODULE, version_base="1.3"):
-        return compose.compose("train", overrides=[f"hydra.searchpath=[file://{folder}]", *overrides])
+        assert len(side.episode(jobs[2], lambda: None)) == len(cut) and side._link is None, "it is not played again"
 
 
 @pytest.mark.parametrize(

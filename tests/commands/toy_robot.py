@@ -2,18 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+
+from rlinf_vla import compose, recipe
 from rlinf_vla.robot import Camera, Finding, Robot, RobotState, Scene
 from rlinf_vla.rollout.clock import MonotonicClock
 from rlinf_vla.rollout.synthetic_cell import SyntheticCamera, SyntheticRobot
+from rlinf_vla.training import run_directory
 from tests.rollout.toy_cell import ToyScene
 
 ENTRY_POINTS = """[rlinf_vla.robots]
 toy = tests.commands.toy_robot:plugin
 """
+RECIPE = """# @package _global_
+defaults:
+  - _self_
+  - override /env: robot
+  - override /robot: toy
+  - override /model: compact
+  - override /algorithm: sac
+name: toy_rlpd
+iterations: 2
+episodes: 2
+env:
+  episode_limit: 12
+session:
+  acknowledge: script
+  learner_nice: 0
+control:
+  max_observation_age_s: 5.0
+  max_misses: 1000
+  warmup: 1
+cluster:
+  update_threads: 1
+model:
+  checkpoint: {folder}/model
+  options:
+    random_weights: true
+    images: [front]
+  lora:
+    rank: 0
+rollout:
+  pipeline_depth: 1
+  batch_size: 1
+evaluation:
+  modes: [greedy]
+checkpoints:
+  every: 1
+algorithm:
+  episodes: 2
+  demonstrations: 2
+  batch_size: 4
+  critics: 2
+  hidden: 8
+"""
+
+Arguments = Callable[..., list[str]]
 
 
 @dataclass
@@ -67,3 +116,15 @@ def announce(folder: Path) -> None:
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 0\n")
     (package / "entry_points.txt").write_text(ENTRY_POINTS)
+
+
+def toy_run(directory: Path, words: list[str]) -> Path:
+    """A run directory with the recipe of such a command line."""
+    _, _, folder, *overrides = words
+    recipe.register()
+    GlobalHydra.instance().clear()
+    with initialize_config_module(compose.CONFIG_MODULE, version_base="1.3"):
+        config = compose.compose("train", overrides=[f"hydra.searchpath=[file://{folder}]", *overrides])
+    directory.mkdir()
+    run_directory.keep(directory, config)
+    return directory

@@ -12,6 +12,7 @@ from typing import Any
 from rlinf_vla.types import UserError
 
 TRAINER, FEATURE = "trainer", "feature"
+_RAYS_OWN = ("CPU", "GPU")
 _REACH_S = 5.0
 """For a connection to the address that the user gave."""
 
@@ -31,6 +32,12 @@ class Role:
         wanted = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
         return {name: amount for name, amount in wanted.items() if amount}
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same as options of an actor."""
+        own = {name: amount for name, amount in self.bundle.items() if name not in _RAYS_OWN}
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": own}
+
 
 @contextmanager
 def connected(address: str | None, roles: Mapping[str, Role], say: Callable[[str], None]) -> Iterator[None]:
@@ -47,7 +54,7 @@ def connected(address: str | None, roles: Mapping[str, Role], say: Callable[[str
         wanted: dict[str, float] = {}
         for role in roles.values():
             wanted = _sum(wanted, {name: amount * role.count for name, amount in role.bundle.items()})
-        own = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")}
+        own = {name: amount for name, amount in wanted.items() if name not in _RAYS_OWN}
         cpus = max(os.cpu_count() or 1, int(-(-wanted.get("CPU", 0.0) // 1)))
         context = ray.init(address="local", num_cpus=cpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet)
     else:
@@ -97,10 +104,8 @@ def placed(roles: Mapping[str, Role], patience_s: float, spread: bool = False) -
         raise UserError(f"no room came free in the cluster within {patience_s:g} s for {_wanted(roles)}: lower cluster.*_workers") from None
     found: dict[str, list[dict[str, Any]]] = {}
     for name, role in roles.items():
-        own = {key: amount for key, amount in role.bundle.items() if key not in ("CPU", "GPU")}
-        options = {"num_cpus": role.cpus, "num_gpus": role.gpus, "resources": own}
         strategies = [PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=each) for each in where[name]]
-        found[name] = [options | {"scheduling_strategy": strategy} for strategy in strategies]
+        found[name] = [role.options | {"scheduling_strategy": strategy} for strategy in strategies]
     try:
         yield found
     finally:
@@ -150,7 +155,10 @@ def _check_room(nodes: Sequence[Mapping[str, Any]], roles: Mapping[str, Role]) -
         wanted = sum(role.count * role.bundle.get(name, 0.0) for role in roles.values())
         there = sum(node["Resources"].get(name, 0.0) for node in alive)
         if wanted > there:
-            raise UserError(f"the cluster has {there:g} {name}, the plan wants {wanted:g} ({_wanted(roles)}): lower cluster.*_workers")
+            mend = "lower cluster.*_workers"
+            if name not in _RAYS_OWN:
+                mend = f"on the machine that has it, ray start --address=HOST:PORT --resources='{{\"{name}\": {wanted:g}}}'"
+            raise UserError(f"the cluster has {there:g} {name}, the plan wants {wanted:g} ({_wanted(roles)}): {mend}")
     for name, role in roles.items():
         fits = [node for node in alive if all(node["Resources"].get(each, 0.0) >= amount for each, amount in role.bundle.items())]
         fits = [node for node in fits if all(node.get("Labels", {}).get(key) == value for key, value in role.labels.items())]

@@ -42,7 +42,11 @@ def test_an_address_where_nothing_is(address: str, message: str) -> None:
     [
         ({"trainer": Role(3, gpus=1.0)}, "the cluster has 2 GPU, the plan wants 3 (3 trainer): lower cluster.*_workers"),
         ({"trainer": Role(1), "rollout": Role(8)}, "the cluster has 8 CPU, the plan wants 9 (1 trainer, 8 rollout)"),
-        ({"rollout": Role(1, resources={"robot": 1.0})}, "the cluster has 0 robot, the plan wants 1"),
+        (
+            {"robot": Role(1, resources={"robot": 1.0})},
+            "the cluster has 0 robot, the plan wants 1 (1 robot): on the machine that has it, "
+            "ray start --address=HOST:PORT --resources='{\"robot\": 1}'",
+        ),
         ({"rollout": Role(1, labels={"market-type": "on-demand"})}, "no node of the cluster can run a rollout worker"),
     ],
 )
