@@ -54,15 +54,20 @@ def compile_once(options: dict[str, Any], num_envs: int, folder: Path) -> None:
 
 def _compile(options: dict[str, Any], num_envs: int, folder: Path) -> None:
     job = json.dumps({"options": options, "num_envs": num_envs})
-    process = subprocess.run(
-        [sys.executable, "-m", "rlinf_vla.envs.genesis.simulator", "compile"],
-        input=job,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment(folder)},
-        timeout=TIMEOUT_S,
-    )
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "rlinf_vla.envs.genesis.simulator", "compile"],
+            input=job,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment(folder)},
+            timeout=TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"Genesis has compiled its kernels for {TIMEOUT_S / 60:.0f} minutes, for which a free core takes two: is the machine overloaded?"
+        ) from None
     if process.returncode:
         words = "\n".join(process.stdout.splitlines()[-20:])
         raise RuntimeError(f"Genesis failed with exit code {process.returncode} while it compiled its kernels.\n{words}")
