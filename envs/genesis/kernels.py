@@ -66,7 +66,7 @@ def _compile(options: dict[str, Any], num_envs: int, folder: Path) -> None:
         )
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"Genesis has compiled its kernels for {TIMEOUT_S / 60:.0f} minutes, for which a free core takes two: is the machine overloaded?"
+            f"Genesis has compiled its kernels for {TIMEOUT_S / 60:.0f} minutes; a free core takes two: is the machine overloaded?"
         ) from None
     if process.returncode:
         words = "\n".join(process.stdout.splitlines()[-20:])
