@@ -138,22 +138,31 @@ class Recipe:
 def register() -> None:
     """Make the schemas known to Hydra: one choice of group ``env``, ``reward``, ``model`` and ``algorithm`` per plug-in."""
     OmegaConf.register_new_resolver("episodes", _control_steps, replace=True)
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Recipe)
-    store.store(group="cluster", name="schema", node=ClusterConfig)
+    _store(None, "schema", Recipe)
+    _store("cluster", "schema", ClusterConfig)
     for name, config in ALGORITHMS.items():
-        store.store(group="algorithm", name=name, node=config)
+        _store("algorithm", name, config)
     for name, preset in grpo.PRESETS.items():
-        store.store(group="algorithm", name=name, node=preset)
+        _store("algorithm", name, preset)
     for name, env in env_configs().items():
-        store.store(group="env", name=name, node=env)
+        _store("env", name, env)
     for name, robot in plugins.robots().items():
-        store.store(group="robot", name=name, node=robot.Config)
+        _store("robot", name, robot.Config)
     for name, reward in plugins.rewards().items():
-        store.store(group="reward", name=name, node=RewardConfig(name=name, options=reward.Config()))
-    store.store(group="model", name=NO_MODEL, node=ModelConfig(name=NO_MODEL, checkpoint=NO_MODEL, options=None))
+        _store("reward", name, RewardConfig(name=name, options=reward.Config()))
+    _store("model", NO_MODEL, ModelConfig(name=NO_MODEL, checkpoint=NO_MODEL, options=None))
     for name, model in plugins.models().items():
-        store.store(group="model", name=name, node=ModelConfig(name=name, options=model.Config()))
+        _store("model", name, ModelConfig(name=name, options=model.Config()))
+
+
+def _store(group: str | None, name: str, node: Any) -> None:
+    """What is there already is left: Hydra takes each node apart anew, which is half of what composing a recipe costs."""
+    if _STORED.get((group, name)) != node:
+        ConfigStore.instance().store(group=group, name=name, node=node)
+        _STORED[group, name] = node
+
+
+_STORED: dict[tuple[str | None, str], Any] = {}
 
 
 def env_configs() -> dict[str, type]:
