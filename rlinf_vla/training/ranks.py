@@ -20,6 +20,9 @@ from rlinf_vla.types import UserError
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes per number: sums of integers are the same everywhere, to the last bit."""
 
+LEAST = 4
+"""Rows: with fewer, some CPUs multiply matrices in another order, and what is left over of a shard depends on how many there are."""
+
 
 class Sliceable(Protocol):
     """``len(batch)`` rows, of which a slice is again such a batch."""
@@ -79,8 +82,8 @@ def touched(minibatches: Sequence[Tensor], size: int) -> Tensor:
 def on_every_rank(function: Callable[[Any], Tensor], batch: Sliceable, size: int) -> Tensor:
     """``function`` of all rows ``[N, ...]``, ``size`` at a time, where it looks at each row for itself. Ranks share the work, and all are
     given the whole."""
-    found = [(function(part), counted) for part, counted in shares(batch, size)]
-    own = torch.cat([value if counted else value[:0] for value, counted in found])
+    found = [function(_tall(part))[: len(part) if counted else 0] for part, counted in shares(batch, size)]
+    own = torch.cat(found)
     if world_size() == 1:
         return own
     padded = own.new_zeros(math.ceil(len(batch) / world_size()), *own.shape[1:])
@@ -88,6 +91,11 @@ def on_every_rank(function: Callable[[Any], Tensor], batch: Sliceable, size: int
     every = [torch.empty_like(padded) for _ in range(world_size())]
     dist.all_gather(every, padded)
     return torch.stack(every, dim=1).flatten(0, 1)[: len(batch)]
+
+
+def _tall(part: Any) -> Any:
+    """With its last row again, up to ``LEAST``."""
+    return part if len(part) >= LEAST else part[torch.arange(LEAST).clamp(max=len(part) - 1)]
 
 
 def summed(values: Mapping[str, Tensor]) -> dict[str, float]:

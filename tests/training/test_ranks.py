@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlinf_vla.training import ranks
-from rlinf_vla.training.ranks import Rows, on_every_rank, shares, sum_gradients, summed, touched
+from rlinf_vla.training.ranks import LEAST, Rows, on_every_rank, shares, sum_gradients, summed, touched
 from rlinf_vla.training.trainer import minibatches
 from tests.training.processes import on_ranks
 from tests.training.test_trainer import rows
@@ -81,3 +81,15 @@ def test_three_ranks_find_what_one_does(tmp_path: Path, count: int) -> None:
         for name, dtype in (("full", torch.float32), ("half", torch.bfloat16)):
             assert torch.equal(found[name], torch.full((3, 2), 6, dtype=dtype))
     assert torch.equal(on_every_rank(square, numbers, 2), numbers**2)
+
+
+@pytest.mark.parametrize(("count", "size"), [(13, 6), (2, 8), (3, 1), (8, 4)])
+def test_what_is_left_over_is_computed_in_no_fewer_rows(count: int, size: int) -> None:
+    numbers, seen = torch.arange(float(count)), list[int]()
+
+    def square(part: Tensor) -> Tensor:
+        seen.append(len(part))
+        return part**2
+
+    assert torch.equal(on_every_rank(square, numbers, size), numbers**2)
+    assert min(seen) >= LEAST and max(seen) <= max(size, LEAST)
