@@ -36,7 +36,7 @@ class Record:
         begin = _NEWEST.size + self._number % 2 * self._slot
         self._memory[begin + _SLOT.size : begin + _SLOT.size + len(data)] = data
         _SLOT.pack_into(self._memory, begin, self._number, len(data), zlib.crc32(data))
-        _NEWEST.pack_into(self._memory, 0, self._number)
+        self._memory[: _NEWEST.size] = _NEWEST.pack(self._number)  # at once; pack_into would write zeros first, which readers see
 
     def read(self) -> bytes | None:
         """The newest writing; None before the first."""

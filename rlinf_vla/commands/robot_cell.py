@@ -15,7 +15,7 @@ from rlinf_vla.commands import session
 from rlinf_vla.protocols import EnvSpec, Policy, ToolUnits
 from rlinf_vla.recipe import Recipe, RewardConfig
 from rlinf_vla.recipe.robot import BY_SCRIPT, NOBODY, ROBOT
-from rlinf_vla.robot import Action, Camera, CellError, Person, RobotSpec
+from rlinf_vla.robot import Action, Camera, CellError, Person, Robot, RobotSpec
 from rlinf_vla.rollout.background import Threaded
 from rlinf_vla.rollout.chunks import Chunk, Request
 from rlinf_vla.rollout.clock import MonotonicClock
@@ -92,6 +92,7 @@ class Inference:
 
 @dataclass(frozen=True)
 class RobotCell:
+    robot: Robot
     player: RobotPlayer
     inference: Inference
     spec: EnvSpec
@@ -156,7 +157,7 @@ def opened(recipe: Recipe, tell: Tell, person: Person | None = None, limit: int 
         spec = env_spec(recipe, robot.spec, policy)
         score = own_reward if recipe.reward == RewardConfig() else session.build_worth(recipe, spec)
         cell = Cell(robot, cameras, scene, person)
-        yield RobotCell(RobotPlayer(cell, background, recipe.control, rules, clock, score, tell), inference, spec)
+        yield RobotCell(robot, RobotPlayer(cell, background, recipe.control, rules, clock, score, tell), inference, spec)
 
 
 def env_spec(recipe: Recipe, spec: RobotSpec, policy: Policy) -> EnvSpec:

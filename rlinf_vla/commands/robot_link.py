@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlinf_vla.commands.block_workers import last_line
-from rlinf_vla.commands.robot_process import FAREWELL_S
+from rlinf_vla.commands.robot_process import FAREWELL, FAREWELL_S
 from rlinf_vla.rollout.robot_episode import Job
 
 START_S = 180.0
@@ -97,11 +97,13 @@ class Process:
         return last_line(self._said) or "nothing was printed"
 
     def hang_up(self) -> None:
-        """Its input ends: it makes the arm stand, writes what it has seen, and ends."""
+        """Its input ends: it makes the arm stand, which is latched, writes what it has seen, and ends."""
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
 
     def end(self) -> None:
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._input.write(FAREWELL)
         self.hang_up()
         try:
             self._process.wait(FAREWELL_S)

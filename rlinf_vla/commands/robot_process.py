@@ -1,7 +1,8 @@
 """The process beside a robot: ``python -m rlinf_vla.commands.robot_process RUN_DIR``.
 
 It reads the recipe there, takes jobs from its standard input, and answers on its standard output, one JSON object per line. Episodes are
-files in the run directory, on disk before the next begins; the learner's weights are a file there, too. Where its input ends the arm stops.
+files in the run directory, on disk before the next begins; the learner's weights are a file there, too. Where its input ends the arm stops;
+where it ends without a farewell, that is latched.
 
 Answers: ``{"played": FILE}``, ``{"waiting": WHY, "for": WORD}``, ``{"going_on": WHY}``, ``{"left": WHY}``, ``{"mistake": WHAT}``,
 ``{"robot": WHAT}``, ``{"error": WHAT}``; and ``{}`` about once a second: still here.
@@ -25,17 +26,19 @@ from rlinf_vla.rollout.robot_episode import Job, RobotEpisode
 from rlinf_vla.types import UserError
 
 EPISODES, WEIGHTS = "episodes", "weights.safetensors"
-LEARNER_GONE = "the learner is gone"
+FAREWELL = b"farewell\n"
+"""The last line of a learner that ends in its own time; without it, the end of the input is a fault."""
+LEARNER_GONE, SESSION_OVER = "the learner is gone", "the session is over"
 FAREWELL_S = 20.0
 """For the episode under way to be written, and for the arm's process to end; that one makes the arm stand by itself."""
 
 
 class Orders:
-    """Lines of the standard input, read in a thread of their own; ``leave`` is told of their end."""
+    """Lines of the standard input, read in a thread of their own; ``leave`` is told why they ended."""
 
     def __init__(self) -> None:
         self._lines: queue.Queue[str | None] = queue.Queue()
-        self.ended = threading.Event()
+        self.ended: str | None = None
         self.leave = lambda why: None
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -50,11 +53,15 @@ class Orders:
             return None if line is None else Job(**json.loads(line))
 
     def _read(self) -> None:
+        why = LEARNER_GONE
         for line in iter(sys.stdin.readline, ""):
+            if line == FAREWELL.decode():
+                why = SESSION_OVER
+                break
             self._lines.put(line)
+        self.ended = why
         self._lines.put(None)
-        self.ended.set()
-        self.leave(LEARNER_GONE)
+        self.leave(why)
         threading.Timer(FAREWELL_S, os._exit, [1]).start()  # nothing that hangs outlives the learner for long
 
 
@@ -80,7 +87,7 @@ def main(directory: Path) -> None:
 
     try:
         _play(recipes.read(read_kept(directory)), directory, orders, answer)
-        answer({"left": LEARNER_GONE})
+        answer({"left": str(orders.ended)})
     except Left as left:
         answer({"left": str(left)})
     except (UserError, CellError) as error:
@@ -99,7 +106,7 @@ def _play(recipe: Any, directory: Path, orders: Orders, answer: Answers) -> None
 
     with opened(recipe, answer) as cell:
         orders.leave = cell.player.leave
-        if orders.ended.is_set():
+        if orders.ended is not None:
             return
 
         def keep(episode: RobotEpisode) -> None:
@@ -107,10 +114,14 @@ def _play(recipe: Any, directory: Path, orders: Orders, answer: Answers) -> None
             write_json(directory / CONTROL_FILE, cell.player.accounting.document())
             answer({"played": path.name})
 
-        while (job := orders.next(cell.player.rest)) is not None:
-            version = cell.inference.pull(directory / WEIGHTS)
-            cell.inference.begin(job)
-            cell.player.play(job, keep, version)
+        try:
+            while (job := orders.next(cell.player.rest)) is not None:
+                version = cell.inference.pull(directory / WEIGHTS)
+                cell.inference.begin(job)
+                cell.player.play(job, keep, version)
+        finally:
+            if orders.ended == LEARNER_GONE:  # a person looks before the arm moves again
+                cell.robot.stop(LEARNER_GONE)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_vla.commands.robot_link import Process
-from rlinf_vla.commands.robot_process import EPISODES, LEARNER_GONE
+from rlinf_vla.commands.robot_process import EPISODES, SESSION_OVER
 from rlinf_vla.commands.robot_side import RobotSide
 from rlinf_vla.rollout.robot_episode import EVALUATION, TRAINING, Job, RobotEpisode
 from rlinf_vla.telemetry.metrics import read_metrics
@@ -83,7 +83,7 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
             time.sleep(0.05)
         assert control.stat().st_mtime_ns == before, "the third is under way"
     cut = RobotEpisode.read(run / EPISODES / jobs[2].file)
-    assert cut.ended == LEARNER_GONE and not cut.terminated
+    assert cut.ended == SESSION_OVER and not cut.terminated
     with RobotSide(run, partial(Process, run, 60.0), said.append) as side:
         side.begin(jobs[2])
         assert len(side.episode(jobs[2], lambda: None)) == len(cut) and side._link is None, "it is not played again"

@@ -85,13 +85,13 @@ class Killed:
 
         wait_until(moving, START_S, "an episode is being played")
 
-    def kill(self, pid: int) -> tuple[float, float]:
+    def kill(self, pid: int, fault: str) -> tuple[float, float]:
         """When, and how long the arm still moved."""
         when, before = time.monotonic(), len(journal(self.cell.folder))
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: any(each["event"] == "end" for each in journal(self.cell.folder)[before:]), 30, "the arm's process ends")
         latched = [each["fault"] for each in journal(self.cell.folder)[before:] if each["event"] == "end"]
-        assert latched[0] == GONE, latched
+        assert latched[0] == fault, latched
         wait_until(lambda: self.seen.samples[-1][0] > when + self.stated_s, 60, "it was looked at long enough")
         stood = self.seen.last_moving(when, STILL_RAD_S) - when
         assert stood <= PATIENCE * self.stated_s, f"it stood after {stood:.2f} s, {self.stated_s:.2f} s are stated"
@@ -135,7 +135,7 @@ def test_the_policys_process_is_killed_and_replaced(killed: Killed, rounds: list
         killed.wait_moving()
         beside, played, kept = killed.beside(), killed.played(), set((killed.run / EPISODES).glob("training_*"))
         assert beside is not None
-        _, stood = killed.kill(beside)
+        _, stood = killed.kill(beside, GONE)
         assert all(len(RobotEpisode.read(path)) for path in kept if path.exists()), "whole files"
         killed.wait_played(played)
         assert killed.said.read_text().count("the process beside the robot died (exit code -9)") == number + 1
@@ -147,7 +147,7 @@ def test_the_learner_is_killed_and_goes_on(killed: Killed, rounds: list[Round]) 
         killed.wait_moving()
         beside, played = killed.beside(), killed.played()
         assert beside is not None
-        when, stood = killed.kill(killed.learner.pid)
+        when, stood = killed.kill(killed.learner.pid, f"policy: {LEARNER_GONE}")
         killed.learner.wait()
         wait_until(lambda gone=beside: not _cmdline(gone), 30, "the process beside the robot ends")
         newest = max((killed.run / EPISODES).glob("training_*"), key=lambda path: path.stat().st_mtime_ns)
