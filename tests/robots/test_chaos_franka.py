@@ -73,8 +73,11 @@ class Real(Chaos):
         elif fault == "stalled_policy":
             self._goes_on.clear()
             self._stalled.set()
-        elif fault == "clock_step":
-            self._off.write_text(str(-STEP_S))
+        elif fault == "clock_step":  # back, and at the next round forth
+            if self._off.exists():
+                self._off.unlink()
+            else:
+                self._off.write_text(str(-STEP_S))
         elif fault in ("nan", "jump"):
             self.policy.asks = fault
         else:
@@ -85,7 +88,6 @@ class Real(Chaos):
     def mend(self, fault: str) -> None:
         self._stalled.clear()
         self._goes_on.set()
-        self._off.unlink(missing_ok=True)
         self.policy.asks, self.policy.gripper = None, 1.0
         if fault in CAMERAS:
             self._cell.mend(f"{CAMERAS[fault].split()[0]} front")
