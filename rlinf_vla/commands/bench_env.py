@@ -117,7 +117,7 @@ def _ours(env: VectorEnv, chunk: int, images: str) -> Measured:
 def _episode(env: VectorEnv, chunk: int, number: int, generator: torch.Generator) -> int:
     """Control steps done in one episode's time; where an environment ends early, another episode follows."""
     size, limit, done = env.spec.num_envs, env.spec.episode_limit, 0
-    episodes = numbered_episodes(EVALUATION_SEEDS, number * size, size, len(env.spec.tasks))
+    episodes = numbered_episodes(EVALUATION_SEEDS, number * size, size, 1)  # of the first task, as baselines do
     env.reset(episodes)
     for first in range(0, limit, chunk):
         actions = 2 * torch.rand(size, min(chunk, limit - first), env.spec.action_dim, generator=generator) - 1
