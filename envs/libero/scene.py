@@ -241,10 +241,10 @@ class Scene:
 
     def _rendered(self, episode: Episode, data: Any, sites: NDArray[Any], camera: str, size: int) -> NDArray[np.uint8]:
         self._put_in_place(episode)
-        sim, now = self.env.sim, self._model.site_rgba.copy()
-        self._model.site_rgba[:] = sites
         if self._context is None:
             self._begin_drawing()
+        sim, now = self.env.sim, self._model.site_rgba.copy()
+        self._model.site_rgba[:] = sites
         sim.data._data = data
         self._context.gl_ctx.make_current()  # robosuite takes for granted that there is one environment in a process
         try:
@@ -258,10 +258,10 @@ class Scene:
         """As robosuite does it, without ``mj_forward``, which would move what comes after it by a bit."""
         from robosuite.utils.binding_utils import MjRenderContextOffscreen
 
-        sim, mujoco = self.env.sim, self._mujoco
-        sim.forward = lambda: None
         if os.environ.get("MUJOCO_GL") == "disable":
             raise Unusable("no OpenGL that renders without a screen: see `rlinf-vla doctor`, or do without films: evaluation.filmed=0")
+        sim, mujoco = self.env.sim, self._mujoco
+        sim.forward = lambda: None
         try:
             context = MjRenderContextOffscreen(sim, device_id=-1)
         finally:

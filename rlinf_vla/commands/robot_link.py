@@ -103,7 +103,7 @@ class Process:
 
     def end(self) -> None:
         with contextlib.suppress(BrokenPipeError, ValueError):
-            self._input.write(FAREWELL)
+            self._input.write(FAREWELL.encode())
         self.hang_up()
         try:
             self._process.wait(FAREWELL_S)

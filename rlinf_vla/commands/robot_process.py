@@ -26,7 +26,7 @@ from rlinf_vla.rollout.robot_episode import Job, RobotEpisode
 from rlinf_vla.types import UserError
 
 EPISODES, WEIGHTS = "episodes", "weights.safetensors"
-FAREWELL = b"farewell\n"
+FAREWELL = "farewell\n"
 """The last line of a learner that ends in its own time; without it, the end of the input is a fault."""
 LEARNER_GONE, SESSION_OVER = "the learner is gone", "the session is over"
 FAREWELL_S = 20.0
@@ -55,7 +55,7 @@ class Orders:
     def _read(self) -> None:
         why = LEARNER_GONE
         for line in iter(sys.stdin.readline, ""):
-            if line == FAREWELL.decode():
+            if line == FAREWELL:
                 why = SESSION_OVER
                 break
             self._lines.put(line)
