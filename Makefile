@@ -77,9 +77,9 @@ ROUNDS ?= 100
 robot-chaos: install
 	ROBOT_CHAOS=$(ROUNDS) ROBOT_CHAOS_PAGE=docs/results/robot_chaos.md $(BIN)/python -m pytest -n 0 tests/robots/test_chaos_*.py
 
-# Learning in real time: 50 evaluation episodes before and after 30 minutes, in 40 together.
+# Learning in real time: 30 evaluation episodes before and after 28 minutes, in 40 together.
 prove-franka: install
-	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=runs/$@/seed-0 resume=auto iterations=100000 episodes=50 session.minutes=30
+	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=runs/$@/seed-0 resume=auto iterations=100000 episodes=30 session.minutes=28
 
 # How assets/openvla_oft_tiny_putonplate was made.
 sft-putonplate: install

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .serving import SimulatorSpec, serve
 from .wire import SharedArrays
@@ -56,36 +57,28 @@ class _Server:
 
     def step(self, slots: tuple[int, ...], begin: tuple[int, ...], end: tuple[int, ...]) -> list[int]:
         """Execute the recorded actions ``begin:end`` up to the first terminal one. Returns how many control steps each episode has now."""
-        arrays, done = self.arrays, dict(zip(slots, begin, strict=True))
-        alive = {slot: last for slot, last in zip(slots, end, strict=True) if done[slot] < last}
-        while alive:
-            reward, terminated, success = self._step({slot: done[slot] for slot in alive})
-            ended = []
-            for slot in alive:
-                row, now = slot - self.first, done[slot]
-                arrays.reward[slot, now], arrays.terminated[slot, now], arrays.success[slot, now] = (
-                    reward[row],
-                    terminated[row],
-                    success[row],
-                )
-                done[slot] = now + 1
-                if terminated[row] or done[slot] == alive[slot]:
-                    ended.append(slot)
-            if ended:
-                self._observe(tuple(ended))
-            for slot in ended:
-                del alive[slot]
-        return list(done.values())
+        arrays, slot, done, last = self.arrays, np.array(slots), np.array(begin), np.array(end)
+        while (alive := done < last).any():
+            at = slot[alive], done[alive]
+            reward, terminated, success = (each[slot - self.first] for each in self._step(*at))
+            arrays.reward[at], arrays.terminated[at], arrays.success[at] = reward[alive], terminated[alive], success[alive]
+            done[alive] += 1
+            last[alive & terminated] = done[alive & terminated]
+            if (ended := alive & (done == last)).any():
+                self._observe(tuple(slot[ended].tolist()))
+        executed: list[int] = done.tolist()
+        return executed
 
     def replay(self, slots: tuple[int, ...], seeds: tuple[int, ...], tasks: tuple[int, ...], executed: tuple[int, ...]) -> list[None]:
         """Bring a new simulator to where a lost one was: episodes begin one after the other, so that all are where they were at the end."""
-        longest = max(executed)
+        slot, count, longest = np.array(slots), np.array(executed), max(executed)
         for now in range(-longest, 1):
             begun = [i for i in range(len(slots)) if -executed[i] == now]
             if begun:
                 self._reset([slots[i] for i in begun], [seeds[i] for i in begun])
             if now < 0:
-                self._step({slot: count + now for slot, count in zip(slots, executed, strict=True) if count + now >= 0})
+                under_way = count + now >= 0
+                self._step(slot[under_way], (count + now)[under_way])
         return [None] * len(slots)
 
     def expert(self, slots: tuple[int, ...]) -> list[None]:
@@ -106,14 +99,13 @@ class _Server:
         instructions = self.batch.reset(list(self._seeds), rows)
         return [instructions[row] for row in rows]
 
-    def _step(self, now: dict[int, int]) -> tuple[Any, Any, Any]:
-        """One control step of the batch: slot -> which of its recorded actions. The others get zeros."""
+    def _step(self, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """One control step of the batch: each slot's recorded action of a number; the others get zeros. What ``Batch.step`` returns."""
         import torch  # the batch's own
 
         actions = np.zeros((self.batch.num_envs, self.batch.action_dim), np.float32)
-        for slot, index in now.items():
-            actions[slot - self.first] = self.arrays.actions[slot, index]
-        return tuple(np.asarray(each) for each in self.batch.step(torch.from_numpy(actions)))  # type: ignore[return-value]
+        actions[slots - self.first] = self.arrays.actions[slots, numbers]
+        return tuple(np.asarray(each) for each in self.batch.step(torch.from_numpy(actions)))
 
     def _observe(self, slots: tuple[int, ...]) -> None:
         state, images = self.batch.observe([slot - self.first for slot in slots])

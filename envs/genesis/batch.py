@@ -17,9 +17,9 @@ from . import goals, rotations
 from .experts import expert_actions
 from .loading import scene_from
 from .scene import Camera, draw
-from .world import ARM, FINGERS, PHYSICS_DT_S, POINTING_DOWN, World
+from .world import ARM, FINGERS, PHYSICS_DT_S, POINTING_DOWN, SUBSTEPS, World
 
-CONTROL_HZ = 20.0
+CONTROL_HZ = 1 / (SUBSTEPS * PHYSICS_DT_S)
 TRANSLATION_M, ROTATION_RAD = 0.05, 0.25
 LEASH_M, LEASH_RAD = 0.08, 0.5
 """How far the target may run ahead of the tool: an arm that is held up does not wind up."""
@@ -84,7 +84,7 @@ class GenesisBatch:
         arm = self._world.towards(self._position, self._quaternion, self._now, self._joints[:, ARM])
         opening = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (actions[:, -1:] + 1) / 2
         self._joints = torch.cat([arm, opening, opening], dim=1)
-        self._world.step(self._joints, round(1 / (CONTROL_HZ * PHYSICS_DT_S)))
+        self._world.step(self._joints)
         self._now = self._world.read()
         state = self._state()
         success = goals.success(self._scene, state)

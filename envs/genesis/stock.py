@@ -10,18 +10,15 @@ from typing import Any
 
 import torch
 
-from .batch import CONTROL_HZ
 from .loading import scene_from
-from .world import ARM, PHYSICS_DT_S, POSTURE_RAD, add_camera, assemble, build, start
-
-SUBSTEPS = round(1 / (CONTROL_HZ * PHYSICS_DT_S))
+from .world import ARM, POSTURE_RAD, SUBSTEPS, add_camera, assemble, build, start
 
 
 def main(work: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     options, count = work["options"], work["num_envs"]
     scene = scene_from(options["scene"], Path(options["path"]))
-    made, robot, _ = assemble(start("cpu"), scene, low_poly=False, split_envs=True)
+    made, robot, _ = assemble(start("cpu"), scene, low_poly=False, substeps=1, split_envs=True)
     seen = options["cameras"] if work["images"] else []
     cameras = [add_camera(made, scene.cameras[name], (options["image_size"],) * 2) for name in seen]
     build(made, robot, count)

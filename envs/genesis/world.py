@@ -15,6 +15,8 @@ from .arm import joint_targets, pose_error
 from .scene import Box, Camera, Cylinder, Layout, Mesh, Scene, Sphere, Thing
 
 PHYSICS_DT_S = 0.01
+SUBSTEPS = 5
+"""Of the physics in a control step."""
 TOOL_OFFSET_M = 0.1034
 """Of the point between a Panda's fingertips from the frame of its hand, along its third axis."""
 POINTING_DOWN = (0.0, 1.0, 0.0, 0.0)
@@ -69,7 +71,7 @@ class World:
         gs = start(backend)
         self.device, self.num_envs = torch.device(gs.device), num_envs
         # One environment is drawn at a time, whichever is asked for; so no image can depend on the others.
-        self._scene, self._robot, self._things = assemble(gs, scene, low_poly, rendered_envs_idx=(0,))
+        self._scene, self._robot, self._things = assemble(gs, scene, low_poly, SUBSTEPS, rendered_envs_idx=(0,))
         self._cameras = {name: add_camera(self._scene, camera, size, env_idx=0) for name, (camera, size) in cameras.items()}
         build(self._scene, self._robot, num_envs)
         low, high = self._robot.get_dofs_limit()
@@ -140,11 +142,10 @@ class World:
         error = pose_error(position, quaternion, now.tool, now.tool_quaternion)
         return joint_targets(anchors, axes, now.tool, error, now.joints[:, ARM], targets).clamp(*self._limits)
 
-    def step(self, joints: Tensor, times: int) -> None:
-        """``times`` physics steps towards ``joints`` ``[N, 9]``."""
+    def step(self, joints: Tensor) -> None:
+        """One control step towards ``joints`` ``[N, 9]``."""
         self._robot.control_dofs_position(joints)
-        for _ in range(times):
-            self._scene.step(update_visualizer=False)
+        self._scene.step(update_visualizer=False)
 
     def image(self, camera: str, row: int) -> NDArray[np.uint8]:
         """``[H, W, 3]``"""
@@ -159,10 +160,10 @@ class World:
         return torch.from_numpy(array.astype(np.float32)).to(self.device)
 
 
-def assemble(gs: Any, scene: Scene, low_poly: bool, **looks: Any) -> tuple[Any, Any, list[Any]]:
-    """Genesis' scene, its robot and its objects, not yet built. looks: of Genesis' VisOptions."""
+def assemble(gs: Any, scene: Scene, low_poly: bool, substeps: int, **looks: Any) -> tuple[Any, Any, list[Any]]:
+    """Genesis' scene, its robot and its objects, not yet built. substeps: of the physics in one ``step``. looks: of Genesis' VisOptions."""
     made = gs.Scene(
-        sim_options=gs.options.SimOptions(dt=PHYSICS_DT_S),
+        sim_options=gs.options.SimOptions(dt=substeps * PHYSICS_DT_S, substeps=substeps),
         vis_options=gs.options.VisOptions(shadow=False, ambient_light=(0.35, 0.35, 0.35), **looks),
         show_viewer=False,
     )
