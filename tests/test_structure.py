@@ -11,13 +11,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SHELVES = ("models", "envs", "rewards", "robots")
 DATA = ("recipes", "assets")
-PAGES = {"types", "robot", "rotations", "protocols"}
+PAGES = {"types", "robot", "rotations", "protocols", "atomic"}
 """What a shelf may use of the engine."""
 
 ALGORITHMS = PAGES | {"algorithms"}
 SIBLINGS = {"rollout", "training", "evaluation", "telemetry", "datasets"}
 MAY_IMPORT = {
     "types": set(),
+    "atomic": set(),
     "robot": set(),
     "rotations": set(),
     "protocols": {"types"},

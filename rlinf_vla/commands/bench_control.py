@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlinf_vla import recipe as recipes
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
 from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import Recipe
@@ -36,7 +37,6 @@ from rlinf_vla.rollout.tool_target import TrackedTarget
 from rlinf_vla.telemetry.control_panel import control_table
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.training.lora import acting
 
 RATES = (10.0, 20.0, 50.0)

@@ -19,13 +19,13 @@ from rich.table import Table
 
 from rlinf_vla import compose, plugins
 from rlinf_vla import recipe as recipes
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
 from rlinf_vla.protocols import Baseline, HasBaselines, VectorEnv
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.telemetry.children import usage
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.types import Episodes, UserError
 
 EPISODES = 3

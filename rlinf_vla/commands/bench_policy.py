@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from rlinf_vla import recipe as recipes
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
 from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout import synthetic
@@ -22,7 +23,6 @@ from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.roofline import Limits, measured_limits, work
 from rlinf_vla.telemetry.stopwatch import in_turns
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.types import Episodes, Observation
 
 WARMUP, CALLS = 3, 100

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from rlinf_vla import plugins
 from rlinf_vla import recipe as recipes
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
 from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import Recipe
@@ -23,7 +24,6 @@ from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.training.lora import merged_lora
 
 REPEATS = 3

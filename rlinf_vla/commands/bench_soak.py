@@ -21,6 +21,7 @@ from rich.console import Console
 
 from rlinf_vla import plugins
 from rlinf_vla import recipe as recipes
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
 from rlinf_vla.commands.bench_env import CHUNK, simulators
 from rlinf_vla.protocols import VectorEnv
@@ -28,7 +29,6 @@ from rlinf_vla.telemetry.children import usage
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.memory import resident
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.types import Episodes, UserError
 
 USAGE = "rlinf-vla bench soak env=maniskill[,NAME ...] [seconds=3600] [page=PAGE.md] [env.KEY=VALUE ...]"

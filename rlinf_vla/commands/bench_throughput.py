@@ -14,6 +14,7 @@ from rich.table import Table
 
 from rlinf_vla import recipe as recipes
 from rlinf_vla.algorithms.ppo import PPOConfig
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import plan as planning
 from rlinf_vla.commands import runtimes, session
 from rlinf_vla.flow.base import OnPolicyFlow
@@ -24,7 +25,6 @@ from rlinf_vla.recipe.checks import ON_POLICY
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.types import UserError
 
 ITERATIONS = 3

@@ -8,11 +8,11 @@ from rich.table import Table
 
 from rlinf_vla import recipe as recipes
 from rlinf_vla.algorithms.soft import SoftPolicy
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session, update_on_policy, update_soft
 from rlinf_vla.commands.findings import Findings
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.types import UserError
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rlinf_vla import plugins
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
 from rlinf_vla.commands.evaluate import film
 from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, START, Block, Entrant, Job, entrants
@@ -24,7 +25,7 @@ from rlinf_vla.rollout.episodes import task_episodes
 from rlinf_vla.rollout.player import Acts
 from rlinf_vla.rollout.scripted import Chance, Expert, Unprepared
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.checkpoint import COMPLETE, load_checkpoint, write_json
+from rlinf_vla.training.checkpoint import COMPLETE, load_checkpoint
 from rlinf_vla.training.lora import copy_all, merged_lora
 from rlinf_vla.types import UserError
 

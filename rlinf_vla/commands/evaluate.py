@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
 from rlinf_vla.evaluation.statistics import summary
 from rlinf_vla.evaluation.sweep import EpisodeResult, sweep
@@ -16,7 +17,6 @@ from rlinf_vla.recipe import Recipe
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.training.lora import acting
 
 Sweep = Callable[[float, int, Callable[[float], None]], list[EpisodeResult]]

@@ -12,10 +12,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from rlinf_vla import recipe as recipes
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
 from rlinf_vla.protocols import Learner
 from rlinf_vla.telemetry.environment import fingerprint
-from rlinf_vla.training.checkpoint import load_checkpoint, save_heads, write_json
+from rlinf_vla.training.checkpoint import load_checkpoint, save_heads
 from rlinf_vla.training.lora import merge_lora
 from rlinf_vla.types import DTYPES, UserError
 

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from rlinf_vla import recipe as recipes
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session, supervised
 from rlinf_vla.commands.profiling import measure_profile
 from rlinf_vla.flow.planning.bounds import least_rollout_seconds
@@ -27,7 +28,6 @@ from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.types import UserError
 
 MEASURED_GROUP = 8

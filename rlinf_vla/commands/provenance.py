@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.atomic import write_json
 from rlinf_vla.evaluation.blocks import SCRIPTED, START, Entrant
 from rlinf_vla.evaluation.verification import differing
 from rlinf_vla.recipe import Recipe, asset_path
 from rlinf_vla.telemetry.environment import fingerprint
-from rlinf_vla.training.checkpoint import COMPLETE, verify, write_json
+from rlinf_vla.training.checkpoint import COMPLETE, verify
 from rlinf_vla.types import UserError
 
 FILE = "environment.json"

@@ -124,8 +124,13 @@ def build_policy(recipe: Recipe) -> Policy:
 
 
 @contextmanager
-def opened(recipe: Recipe, tell: Tell, person: Person | None = None, limit: int | None = None) -> Iterator[RobotCell]:
-    """Connected, everything started. ``person``, ``limit``: instead of the recipe's. Raises UserError, CellError and RobotError."""
+def opened(
+    recipe: Recipe, tell: Tell, person: Person | None = None, limit: int | None = None, under_way: Path | None = None
+) -> Iterator[RobotCell]:
+    """Connected, everything started. ``person``, ``limit``: instead of the recipe's. ``under_way``: see :class:`RobotPlayer`.
+
+    Raises UserError, CellError and RobotError.
+    """
     plugin, settings = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.session
     check(recipe)
     policy = build_policy(recipe)
@@ -157,7 +162,8 @@ def opened(recipe: Recipe, tell: Tell, person: Person | None = None, limit: int 
         spec = env_spec(recipe, robot.spec, policy)
         score = own_reward if recipe.reward == RewardConfig() else session.build_worth(recipe, spec)
         cell = Cell(robot, cameras, scene, person)
-        yield RobotCell(robot, RobotPlayer(cell, background, recipe.control, rules, clock, score, tell), inference, spec)
+        player = RobotPlayer(cell, background, recipe.control, rules, clock, score, tell, under_way)
+        yield RobotCell(robot, player, inference, spec)
 
 
 def env_spec(recipe: Recipe, spec: RobotSpec, policy: Policy) -> EnvSpec:

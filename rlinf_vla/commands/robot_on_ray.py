@@ -24,6 +24,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rlinf_vla.atomic import replacing
 from rlinf_vla.commands.robot_link import Process
 from rlinf_vla.commands.robot_process import EPISODES, FAREWELL_S, WEIGHTS
 from rlinf_vla.commands.robot_side import RobotSide
@@ -253,11 +254,5 @@ def _recipe(directory: Path, role: Role) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all, and on the disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    with replacing(path) as aside:
+        aside.write_bytes(content)

@@ -22,10 +22,13 @@ from typing import Any
 
 from rlinf_vla.robot import CellError, RobotError
 from rlinf_vla.rollout.robot_attendant import Left
-from rlinf_vla.rollout.robot_episode import Job, RobotEpisode
+from rlinf_vla.rollout.robot_episode import TRAINING, Job, RobotEpisode
+from rlinf_vla.rollout.robot_spool import recovered
 from rlinf_vla.types import UserError
 
 EPISODES, WEIGHTS = "episodes", "weights.safetensors"
+UNDER_WAY = ".under_way"
+"""In ``EPISODES``: what there is of the one that is being played; also where this process was killed in it."""
 FAREWELL = "farewell\n"
 """The last line of a learner that ends in its own time; without it, the end of the input is a fault."""
 LEARNER_GONE, SESSION_OVER = "the learner is gone", "the session is over"
@@ -100,22 +103,32 @@ def main(directory: Path) -> None:
 
 
 def _play(recipe: Any, directory: Path, orders: Orders, answer: Answers) -> None:
+    from rlinf_vla.atomic import write_json
     from rlinf_vla.commands.robot_cell import opened
     from rlinf_vla.telemetry.run_directory import CONTROL_FILE
-    from rlinf_vla.training.checkpoint import write_json
 
-    with opened(recipe, answer) as cell:
+    episodes = directory / EPISODES
+    under_way = episodes / UNDER_WAY
+    cut = recovered(under_way)
+    # others than training's are played again, to their end
+    if cut is not None and cut.job.kind == TRAINING and not (episodes / cut.job.file).exists():
+        cut.write(episodes)
+    under_way.unlink(missing_ok=True)
+    with opened(recipe, answer, under_way=under_way) as cell:
         orders.leave = cell.player.leave
         if orders.ended is not None:
             return
 
         def keep(episode: RobotEpisode) -> None:
-            path = episode.write(directory / EPISODES)
+            path = episode.write(episodes)
             write_json(directory / CONTROL_FILE, cell.player.accounting.document())
             answer({"played": path.name})
 
         try:
             while (job := orders.next(cell.player.rest)) is not None:
+                if (episodes / job.file).exists():
+                    answer({"played": job.file})
+                    continue
                 version = cell.inference.pull(directory / WEIGHTS)
                 cell.inference.begin(job)
                 cell.player.play(job, keep, version)

@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlinf_vla.atomic import replacing
 from rlinf_vla.commands.interrupt import Interrupted
 from rlinf_vla.commands.robot_link import Link
 from rlinf_vla.commands.robot_process import EPISODES, WEIGHTS
@@ -55,9 +56,9 @@ class RobotSide:
 
     def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """What the next episodes are played with."""
-        aside = self._directory / f".{WEIGHTS}"
-        save_file({name: value.detach().contiguous() for name, value in weights.items()}, aside, {"version": str(version)})
-        path = aside.replace(self._directory / WEIGHTS)
+        path = self._directory / WEIGHTS
+        with replacing(path) as aside:
+            save_file({name: value.detach().contiguous() for name, value in weights.items()}, aside, {"version": str(version)})
         if self._link is not None:
             self._link.publish(path)
 

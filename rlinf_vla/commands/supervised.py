@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from rlinf_vla.algorithms.classifier import Frames, SuccessLearning
 from rlinf_vla.algorithms.sft import SFT
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
 from rlinf_vla.commands.evaluate import evaluate, headline, sweep_here
 from rlinf_vla.commands.export import write_policy
@@ -25,7 +26,7 @@ from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.report import write_report
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint, write_json
+from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.trainer import Optimisation, Trainer
 
 ALGORITHMS: dict[str, Any] = {"sft": SFT, "classifier": SuccessLearning}

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from rlinf_vla import recipe as recipes
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
 from rlinf_vla.commands.block_player import BLOCKS, VIDEOS, BlockPlayer, contest, parts_of, video_name
 from rlinf_vla.commands.block_workers import BlockWorkers
@@ -27,7 +28,6 @@ from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.evaluation_page import Film, write_page
 from rlinf_vla.telemetry.evaluation_table import print_tables
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import write_json
 from rlinf_vla.types import UserError
 
 FORMAT = "rlinf-vla evaluation 1"

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from rlinf_vla import recipe as recipes
+from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import runtimes, session, supervised
 from rlinf_vla.commands.evaluate import evaluate, headline
 from rlinf_vla.commands.foresight import Foresight, Replanned, foreseen
@@ -26,7 +27,7 @@ from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.report import write_report
 from rlinf_vla.training import run_directory
-from rlinf_vla.training.checkpoint import STATE, complete_checkpoints, write_json
+from rlinf_vla.training.checkpoint import STATE, complete_checkpoints
 from rlinf_vla.types import UserError
 
 

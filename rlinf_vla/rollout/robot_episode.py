@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,11 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
+from rlinf_vla.atomic import replacing
 from rlinf_vla.rollout.transitions import Recorded
 from rlinf_vla.types import Inputs, Observation, Tensors, UserError
 
 TRAINING, EVALUATION, DEMONSTRATION = "training", "evaluation", "demonstration"
-_IMAGE = "image."
+IMAGE = "image."
 _ABOUT = "about"
 
 
@@ -73,14 +73,11 @@ class RobotEpisode:
 
     def write(self, directory: Path) -> Path:
         """Whole or not at all, and on the disk when this returns."""
-        fields = {name: getattr(self, name) for name in _TENSORS} | {f"{_IMAGE}{name}": value for name, value in self.images.items()}
+        fields = {name: getattr(self, name) for name in _TENSORS} | {f"{IMAGE}{name}": value for name, value in self.images.items()}
         about = {"job": asdict(self.job)} | {name: getattr(self, name) for name in _FACTS}
-        directory.mkdir(parents=True, exist_ok=True)
-        path, aside = directory / self.job.file, directory / f".{self.job.file}"
-        save_file({name: value.contiguous() for name, value in fields.items()}, aside, {_ABOUT: json.dumps(about)})
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        aside.replace(path)
+        path = directory / self.job.file
+        with replacing(path) as aside:
+            save_file({name: value.contiguous() for name, value in fields.items()}, aside, {_ABOUT: json.dumps(about)})
         return path
 
     @classmethod
@@ -90,7 +87,7 @@ class RobotEpisode:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dictionary)
                 about: dict[str, Any] = json.loads(file.metadata()[_ABOUT])
-            images = {name.removeprefix(_IMAGE): tensors.pop(name) for name in list(tensors) if name.startswith(_IMAGE)}
+            images = {name.removeprefix(IMAGE): tensors.pop(name) for name in list(tensors) if name.startswith(IMAGE)}
             return cls(job=Job(**about.pop("job")), images=images, **tensors, **about)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path} holds no episode of a robot ({error})") from None

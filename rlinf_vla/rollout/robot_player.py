@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from rlinf_vla.rollout.control_step import CAMERA, FINISHED, Step
 from rlinf_vla.rollout.rewarded import own_reward
 from rlinf_vla.rollout.robot_attendant import POLL_S, Attendant, Cell, Rules, Tell
 from rlinf_vla.rollout.robot_episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
+from rlinf_vla.rollout.robot_spool import Spool
 from rlinf_vla.rollout.robot_take import Take
 from rlinf_vla.types import Observation, StepResult
 
@@ -39,14 +41,17 @@ class RobotPlayer:
         clock: Clock,
         score: Score = own_reward,
         tell: Tell = lambda message: None,
+        under_way: Path | None = None,
     ) -> None:
-        """``score``: what training steps are worth, see ``rewarded.Worth``. ``tell``: see :class:`Attendant`."""
+        """``score``: what training steps are worth, see ``rewarded.Worth``. ``tell``: see :class:`Attendant`. ``under_way``: the file of
+        the episode that is being played."""
         self._cell, self._rules, self._clock, self._score = cell, rules, clock, score
         self._attendant = Attendant(cell, rules, clock, tell)
         self._background = background
         self._loop = ControlLoop(cell.robot, cell.cameras, background, 1, control, clock, self._takeover)
         self.accounting = self._loop.accounting
-        self._take = Take(Job(TRAINING, 0, 0), "", "", 0.0)
+        self._spool = Spool(under_way)
+        self._take = Take(Job(TRAINING, 0, 0), "", "", 0.0, self._spool)
         self._warm = False
 
     def leave(self, reason: str) -> None:
@@ -73,7 +78,9 @@ class RobotPlayer:
             except RobotError as error:
                 problem = str(error)
                 continue
-            self._take = Take(job, self._cell.scene.task, instruction, self._clock.now())
+            task = self._cell.scene.task
+            self._spool.begin(job, task, instruction, weights)
+            self._take = Take(job, task, instruction, self._clock.now(), self._spool)
             try:
                 ended = self._loop.run(instruction, self._after_step)
             except BaseException as error:
@@ -95,8 +102,13 @@ class RobotPlayer:
 
     def _keep(self, keep: Callable[[RobotEpisode], None], episode: RobotEpisode) -> None:
         """In a thread: a disk may be slow, and the robot stops where nobody says anything for long."""
+
+        def write() -> None:
+            keep(episode)
+            self._spool.end()
+
         with ThreadPoolExecutor(1) as pool:
-            writing = pool.submit(keep, episode)
+            writing = pool.submit(write)
             while not wait([writing], POLL_S).done:
                 self._attendant.latched()
             writing.result()

@@ -11,13 +11,16 @@ from torch import Tensor
 
 from rlinf_vla.rollout.control_step import Step
 from rlinf_vla.rollout.robot_episode import Job, RobotEpisode
+from rlinf_vla.rollout.robot_spool import Spool
 from rlinf_vla.rollout.sensing import Seen
 
 
 class Take:
     """``look`` at every control step; ``act`` where the episode goes on after it."""
 
-    def __init__(self, job: Job, task: str, instruction: str, began: float) -> None:
+    def __init__(self, job: Job, task: str, instruction: str, began: float, spool: Spool) -> None:
+        """``spool``: has begun, too."""
+        self._spool = spool
         self.job, self.task, self.instruction, self.began = job, task, instruction, began
         self.success = self.terminated = False
         self.before: Seen | None = None
@@ -45,6 +48,7 @@ class Take:
     def act(self, step: Step) -> None:
         """The step's action counts, if there was one."""
         if step.action is not None:
+            self._spool.act(step, self._rewards[-1] if self._rewards else 0.0)
             self._done.append(replace(step, action=np.array(step.action, np.float32)))
             self._rewards.append(0.0)
             self.before = step.seen

@@ -141,14 +141,6 @@ def verify(checkpoint: Path) -> None:
         raise UserError(f"checkpoint={checkpoint} is damaged ({damaged[0]} is missing or changed): use the checkpoint before it")
 
 
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(json.dumps(document, indent=1) + "\n")
-    aside.replace(path)
-
-
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from rlinf_vla.atomic import replacing
 from rlinf_vla.training.checkpoint import complete_checkpoints
 from rlinf_vla.types import UserError
 
@@ -103,9 +104,8 @@ def _held(directory: Path) -> Iterator[None]:
 
 def keep(directory: Path, config: DictConfig) -> None:
     """The recipe, for whoever reads it there."""
-    aside = directory / f".{RECIPE}"
-    aside.write_text(OmegaConf.to_yaml(config, resolve=True))
-    aside.replace(directory / RECIPE)
+    with replacing(directory / RECIPE) as aside:
+        aside.write_text(OmegaConf.to_yaml(config, resolve=True))
 
 
 def _newest(directory: Path) -> Path | None:

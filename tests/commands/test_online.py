@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlinf_vla.commands.robot_link import Process
-from rlinf_vla.commands.robot_process import EPISODES, SESSION_OVER
+from rlinf_vla.commands.robot_process import EPISODES, SESSION_OVER, UNDER_WAY
 from rlinf_vla.commands.robot_side import RobotSide
 from rlinf_vla.rollout.robot_episode import EVALUATION, TRAINING, Job, RobotEpisode
+from rlinf_vla.rollout.robot_spool import LOST, recovered
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.commands.conftest import CommandLine
 from tests.commands.toy_robot import Arguments, toy_run
@@ -72,9 +74,16 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
             side.begin(job)
         assert len(side.episode(jobs[0], lambda: None)) > 0
         assert isinstance(side._link, Process)
-        pid = side._link._process.pid
+        pid, under_way = side._link._process.pid, run / EPISODES / UNDER_WAY
+        while not (under_way.exists() and (kept := recovered(under_way)) and kept.job == jobs[1]):
+            time.sleep(0.02)
         os.kill(pid, signal.SIGKILL)
-        assert len(side.episode(jobs[1], lambda: None)) > 0
+        kept = recovered(under_way)
+        kept = recovered(under_way)
+        assert kept is not None
+        cut = side.episode(jobs[1], lambda: None)
+        assert cut.ended == LOST and cut.fault and not cut.terminated and len(cut) == len(kept) > 0
+        assert torch.equal(cut.state, kept.state) and not under_way.exists()
         assert any("died (exit code -9)" in line for line in said) and side._link._process.pid != pid
         side.begin(jobs[2])
         control = run / "control.json"

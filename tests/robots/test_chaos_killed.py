@@ -15,13 +15,14 @@ from chaos import ROUNDS, STRICT, Round
 from franka_session import CELL_YAML, STILL_RAD_S, journal, wait_until
 from trajectory import Trajectory
 
-from rlinf_vla.commands.robot_process import EPISODES, LEARNER_GONE
+from rlinf_vla.commands.robot_process import EPISODES, LEARNER_GONE, UNDER_WAY
 from rlinf_vla.robots.folder import STATE, Latch
 from rlinf_vla.robots.franka import messages
 from rlinf_vla.robots.franka.plugin import read_cell
 from rlinf_vla.robots.record import Record
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.rollout.robot_episode import RobotEpisode
+from rlinf_vla.rollout.robot_spool import recovered
 from rlinf_vla.telemetry.metrics import read_metrics
 
 pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900 + 300 * ROUNDS)]
@@ -137,6 +138,8 @@ def test_the_policys_process_is_killed_and_replaced(killed: Killed, rounds: list
         assert beside is not None
         _, stood = killed.kill(beside, GONE)
         assert all(len(RobotEpisode.read(path)) for path in kept if path.exists()), "whole files"
+        cut = recovered(killed.run / EPISODES / UNDER_WAY)
+        wait_until(lambda cut=cut: cut is None or (killed.run / EPISODES / cut.job.file).exists(), START_S, "what it had seen is there")
         killed.wait_played(played)
         assert killed.said.read_text().count("the process beside the robot died (exit code -9)") == number + 1
         rounds.append(Round("killed_policy_process", "franky-sim", stood, killed.stated_s, None))

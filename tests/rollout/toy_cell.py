@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -65,7 +66,9 @@ class ToyPerson:
 class Toy:
     """``acts``: of (position, goal), what the policy does; its inference takes ``delay`` of control.MS."""
 
-    def __init__(self, limit: int = 20, delay: float = 20, score: Score = own_reward, **rules: object) -> None:
+    def __init__(
+        self, limit: int = 20, delay: float = 20, score: Score = own_reward, under_way: Path | None = None, **rules: object
+    ) -> None:
         self.clock = VirtualClock()
         self.robot = SyntheticRobot(self.clock, HZ)
         self.scene, self.person = ToyScene(), ToyPerson(self.clock)
@@ -84,6 +87,7 @@ class Toy:
             self.clock,
             score,
             lambda message: self.told.append(message) if message else None,
+            under_way,
         )
 
     def keep(self, episode: RobotEpisode) -> None:

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_vla.rollout.robot_episode import TRAINING, Job, RobotEpisode
+from rlinf_vla.rollout.robot_spool import LOST, recovered
+from tests.rollout.toy_cell import Toy
+
+JOB = Job(TRAINING, 3, seed=7)
+
+
+def killed_at_its_end(path: Path) -> RobotEpisode:
+    """An episode with a hold in it and a person's steps; ``path`` is what a kill just before its end would have left."""
+    under_way = path.with_name("spool")
+    toy = Toy(limit=12, under_way=under_way)
+    slow = iter([20.0] * 3 + [230.0] + [20.0] * 30)
+    toy.delay = lambda request: next(slow) / 1024
+    toy.person.hand = lambda: np.array([0.0, 1.0, 0.0, 1.0], np.float32) if len(toy.robot.commands) in (7, 8) else None
+    found = list[RobotEpisode]()
+
+    def keep(episode: RobotEpisode) -> None:
+        for each in toy.player._spool._writing:
+            each.result()
+        path.write_bytes(under_way.read_bytes())
+        found.append(episode)
+
+    toy.player.play(JOB, keep, weights=2)
+    assert not under_way.exists(), "an episode that is kept is under way no more"
+    return found[0]
+
+
+def same_beginning(cut: RobotEpisode, whole: RobotEpisode) -> None:
+    steps = len(cut)
+    assert (cut.job, cut.task, cut.instruction, cut.weights) == (whole.job, whole.task, whole.instruction, whole.weights)
+    for name in ("action", "human", "reward"):
+        assert torch.equal(getattr(cut, name), getattr(whole, name)[:steps]), name
+        assert getattr(cut, name).dtype == getattr(whole, name).dtype
+    for name in ("state", "tick"):
+        assert torch.equal(getattr(cut, name), getattr(whole, name)[: steps + 1]), name
+    for name, value in cut.images.items():
+        assert torch.equal(value, whole.images[name][: steps + 1])
+    assert (cut.ended, cut.fault, cut.terminated, cut.success) == (LOST, True, False, False)
+
+
+def test_all_but_the_last_action_is_there(tmp_path: Path) -> None:
+    whole = killed_at_its_end(tmp_path / "left")
+    cut = recovered(tmp_path / "left")
+    assert cut is not None and len(cut) == len(whole) - 1 and whole.human.any() and torch.diff(whole.tick).max() > 1
+    same_beginning(cut, whole)
+    same_beginning(RobotEpisode.read(cut.write(tmp_path)), whole)
+
+
+def test_wherever_it_was_cut(tmp_path: Path) -> None:
+    whole, path = killed_at_its_end(tmp_path / "left"), tmp_path / "shorter"
+    data, lengths = (tmp_path / "left").read_bytes(), set[int]()
+    for size in [*range(0, len(data), 37), len(data)]:
+        path.write_bytes(data[:size])
+        if (cut := recovered(path)) is not None:
+            same_beginning(cut, whole)
+            lengths.add(len(cut))
+    assert lengths == set(range(1, len(whole)))
+
+
+@pytest.mark.parametrize(
+    "left", [None, b"", b"1234567", b"\xff" * 100, b"\x02" + bytes(7) + b"[]", b"\x04" + bytes(7) + b"null" + bytes(8)]
+)
+def test_what_is_no_episode_is_none(tmp_path: Path, left: bytes | None) -> None:
+    if left is not None:
+        (tmp_path / "left").write_bytes(left)
+    assert recovered(tmp_path / "left") is None
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    toy = Toy(under_way=tmp_path / "file" / "spool")
+    with pytest.raises(OSError, match="file"):
+        toy.player.play(JOB, toy.keep)
+    assert len(toy.episodes) == 1, "and the episode is kept nevertheless"
