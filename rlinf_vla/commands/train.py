@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,7 +49,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {session.relative(directory)}")
     with ExitStack() as stack:
         stack.callback(_report, directory)
-        console = stack.enter_context(TrainingConsole(recipe.iterations))
+        console = stack.enter_context(TrainingConsole(recipe.iterations, 60 * (recipe.session.minutes or math.inf)))
         recipe, foresight = foreseen(recipe, console.say)
         losses_left = recipe.cluster.trainer_restarts
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +21,9 @@ class TrainingConsole:
     The time left is told from the latest iterations.
     """
 
-    def __init__(self, total_iterations: int) -> None:
-        self._total = total_iterations
+    def __init__(self, total_iterations: int, seconds: float = math.inf) -> None:
+        """``seconds``: after which no iteration begins."""
+        self._total, self._limit, self._spent = total_iterations, seconds, 0.0
         self._seconds: deque[float] = deque(maxlen=10)
         self._live = _live_progress()
         if self._live is not None:
@@ -41,8 +43,10 @@ class TrainingConsole:
         status = _status(metrics)
         if "timing_s/iteration" in metrics:
             self._seconds.append(metrics["timing_s/iteration"])
+            self._spent += self._seconds[-1]
         if iteration < self._total and self._seconds:
-            status.append(f"{duration(sum(self._seconds) / len(self._seconds) * (self._total - iteration))} left")
+            left = sum(self._seconds) / len(self._seconds) * (self._total - iteration)
+            status.append(f"{duration(min(left, max(0.0, self._limit - self._spent)))} left")
         if self._live is None:
             print(f"iteration {iteration}/{self._total}", *status, sep="  ", flush=True)
         else:

@@ -49,6 +49,13 @@ def test_time_left_is_told_from_the_latest_iterations(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.splitlines()[-1] == "iteration 111/200  44 min left"
 
 
+def test_time_left_is_no_longer_than_the_session(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingConsole(total_iterations=100_000, seconds=1800) as console:
+        for iteration in range(1, 4):
+            console.update(iteration, {"timing_s/iteration": 300.0})
+    assert capsys.readouterr().out.splitlines()[-1] == "iteration 3/100000  15 min left"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0 s"), (99, "99 s"), (100, "2 min"), (5400, "90 min"), (11_100, "3 h 05 min"), (360_000, "100 h 00 min")]
 )
