@@ -101,14 +101,16 @@ class Listener:
 
 
 def ask(path: Path, message: Message, timeout: float) -> Message | None:
-    """One question to a Listener; None where nobody listens there or answers within ``timeout`` seconds."""
+    """One question to a Listener; None where nobody listens there. Raises TimeoutError where it was delivered, and not answered."""
     try:
         channel = Channel.dial(path)
     except OSError:
         return None
     try:
         channel.send(message)
-        return channel.receive(timeout)
+        if (answer := channel.receive(timeout)) is None:
+            raise TimeoutError(f"no answer within {timeout:g} s")
+        return answer
     except (ChannelClosed, BlockingIOError):
         return None
     finally:

@@ -18,10 +18,20 @@ _ANSWER_S = 2.0
 def give(where: Sequence[Path], order: str, person: str) -> list[str]:
     """``stop`` or ``acknowledge``, to those arms of the folders ``where`` that are driven now. A line for each. Raises RobotError."""
     message = {"stop": f"stopped by {person}"} if order == "stop" else {"acknowledge": person}
-    answers = [answer for each in where if (answer := ask(each / folder.ORDERS, message, _ANSWER_S)) is not None]
+    answers, silent = [], []
+    for each in where:
+        try:
+            answer = ask(each / folder.ORDERS, message, _ANSWER_S)
+        except TimeoutError as error:
+            silent.append(f"{each.name}: {order} was delivered, but there is {error}: look at the arm, and use its own stop")
+            continue
+        if answer is not None:
+            answers.append(f"{answer['host']} (process {answer['pid']}): {answer['fault'] or 'no fault'}")
+    if silent:
+        raise RobotError("\n".join([*silent, *answers]))
     if not answers:
         raise RobotError(f"nothing to {order}: no process of yours drives an arm on this machine")
-    return [f"{answer['host']} (process {answer['pid']}): {answer['fault'] or 'no fault'}" for answer in answers]
+    return answers
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class SimulatedCell:
         """The name of its host, on loopback; processes are started where none answer yet. Raises RobotError."""
         deadline = time.monotonic() + timeout
         # Where none listens this fails at once. One that is late must not be taken for dead: a second one would take its place.
-        if ask(self.folder / ORDERS, {}, timeout / 2) is None:
+        if _asked(self.folder / ORDERS, {}, timeout / 2) is None:
             (self.folder / TRUTH).unlink(missing_ok=True)  # of an earlier cell; the cameras wait for the new one
             cell = Child("the simulated cell", "simulated.cell", python)
             self._children.append(cell)
@@ -84,12 +85,19 @@ class SimulatedCell:
             self._ask({verb: fault})
 
     def _ask(self, order: dict[str, Any], socket: str = ORDERS) -> dict[str, Any]:
-        answer = ask(self.folder / socket, order, ANSWER_S)
+        answer = _asked(self.folder / socket, order, ANSWER_S)
         if answer is None:
             raise RobotError(f"no simulated cell answers in {self.folder}")
         if "error" in answer:
             raise RobotError(f"the simulated cell refuses: {answer['error']}")
         return answer
+
+
+def _asked(path: Path, order: dict[str, Any], timeout: float) -> dict[str, Any] | None:
+    """None also of one that is too late."""
+    with contextlib.suppress(TimeoutError):
+        return ask(path, order, timeout)
+    return None
 
 
 def _cameras(options: dict[str, Any], deadline: float, python: str | None) -> Child:

@@ -50,7 +50,9 @@ def test_a_listener_hears_several_callers_and_survives_nonsense(tmp_path: Path) 
     listener.close()
 
 
-def test_asking_nobody_gives_nothing(tmp_path: Path) -> None:
+def test_asking_nobody_gives_nothing_and_who_is_mute_is_told(tmp_path: Path) -> None:
     assert ask(tmp_path / "nobody", {}, 0.1) is None
-    Listener(tmp_path / "mute")
-    assert ask(tmp_path / "mute", {}, 0.1) is None
+    mute = Listener(tmp_path / "mute")
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.1 s"):
+        ask(tmp_path / "mute", {}, 0.1)
+    mute.close()

@@ -79,3 +79,12 @@ def test_stop_finds_every_arm_that_is_driven(tmp_path: Path, monkeypatch: pytest
     orders.main()
     thread.join()
     assert capsys.readouterr().out.startswith("172.16.0.2 (process 7): stopped by ")
+
+
+def test_a_stop_that_is_not_answered_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(orders, "_ANSWER_S", 0.1)
+    mute = Listener(folder.of_arm("172.16.0.2") / folder.ORDERS)
+    with pytest.raises(SystemExit, match=r"172\.16\.0\.2: stop was delivered, but there is no answer within 0\.1 s: look at the arm"):
+        orders.main()
+    mute.close()
