@@ -66,7 +66,7 @@ DEMO := runs/robot-demo
 FRANKA := $(BIN)/rlinf-vla robot
 
 robot-demo: install
-	$(FRANKA) check robot=franka_sim robot.cameras=[front] robot.image_size=64
+	$(FRANKA) check robot=franka_sim
 	test -d $(DEMO)/demonstrations || $(FRANKA) record recipe=franka_rlpd output=$(DEMO)/demonstrations algorithm.demonstrations=5 record.video=false
 	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=$(DEMO)/run resume=auto iterations=100000 episodes=5 \
 		session.minutes=$$(awk 'BEGIN { print $(SECONDS) / 60 }') session.patience_s=4 \

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
+from typing import Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
 
 @dataclass
@@ -29,7 +29,7 @@ class FrankaConfig:
 
     host: name or address of the arm's control.
     cell: file with its limits (docs/robot_safety.md); ``cell://NAME`` is one that comes with the package.
-    cameras: name -> camera.
+    cameras: name -> keys of CameraConfig; ``+robot.cameras.front.driver=opencv``.
     instruction: what the policy is told; a person lays out the scene, and says whether it was done.
     journal: file to which interventions, faults and acknowledgements are appended; null: beside the arm's lock.
     python: interpreter of another environment, with numpy, PyYAML and franky-control, for the arm's process; null: this one.
@@ -38,7 +38,7 @@ class FrankaConfig:
     name: str = "franka"
     host: str = "???"
     cell: str = "???"
-    cameras: Dict[str, CameraConfig] = field(default_factory=dict)  # noqa: UP006
+    cameras: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006  (of CameraConfig Hydra could not add one)
     instruction: str = "touch the red cube"
     journal: Optional[str] = None  # noqa: UP045
     python: Optional[str] = None  # noqa: UP045
@@ -57,8 +57,8 @@ class FrankaSimConfig:
     name: str = "franka_sim"
     cell: str = "cell://franka_sim"
     folder: Optional[str] = None  # noqa: UP045
-    cameras: List[str] = field(default_factory=lambda: ["front", "wrist"])  # noqa: UP006
-    image_size: int = 128
+    cameras: List[str] = field(default_factory=lambda: ["front"])  # noqa: UP006
+    image_size: int = 64
     camera_hz: float = 20.0
     max_age_s: float = 0.4
     frozen_s: float = 1.0

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_vla.robot import Camera, Finding, Scene
+from rlinf_vla.types import UserError
 
 from .. import cell_file, folder, orders
 from ..by_hand import ByHand
@@ -15,7 +21,7 @@ from ..simulated.touch import Touch
 from . import doctor
 from .check import findings
 from .client import FrankaRobot
-from .config import FrankaConfig, FrankaSimConfig
+from .config import CameraConfig, FrankaConfig, FrankaSimConfig
 
 SHIPPED = "cell://"
 
@@ -25,6 +31,17 @@ def read_cell(location: str) -> Cell:
     if location.startswith(SHIPPED):
         return cell_file.load(cell_file.CELLS / f"{location[len(SHIPPED) :]}.yaml")
     return cell_file.load(Path(location).expanduser())
+
+
+def camera(name: str, given: Any) -> CameraConfig:
+    """Raises UserError for a key or a value that it cannot have."""
+    known = ", ".join(each.name for each in fields(CameraConfig))
+    if not isinstance(given, dict):
+        raise UserError(f"robot.cameras.{name}={given} must be keys and values: {known}")
+    try:
+        return cast(CameraConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CameraConfig), given)))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise UserError(f"robot.cameras.{name}: {str(error).splitlines()[0]}; its keys: {known}") from None
 
 
 class Franka:
@@ -39,7 +56,7 @@ class Franka:
     def cameras(self, config: FrankaConfig) -> list[Camera]:
         from ..cameras import device
 
-        return [device(name, camera) for name, camera in config.cameras.items()]
+        return [device(name, camera(name, given)) for name, given in config.cameras.items()]
 
     def scene(self, config: FrankaConfig) -> Scene:
         return ByHand(config.instruction)

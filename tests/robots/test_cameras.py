@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ import pytest
 from franka_session import wait_until
 from numpy.typing import NDArray
 
-from rlinf_vla.robot import CameraError, Frame
-from rlinf_vla.robots.cameras import CapturingCamera, RealSenseCamera, SimulatedCamera, Watch, device
+from rlinf_vla import compose, recipe
+from rlinf_vla.robot import Camera, CameraError, Frame
+from rlinf_vla.robots.cameras import DRIVERS, CapturingCamera, RealSenseCamera, SimulatedCamera, Watch, device
 from rlinf_vla.robots.franka.config import CameraConfig
+from rlinf_vla.robots.franka.plugin import franka
 from rlinf_vla.robots.simulated.client import SimulatedCell
+from rlinf_vla.types import UserError
 
 
 def frame(time: float, seed: int) -> Frame:
@@ -187,3 +191,23 @@ def _error(camera: SimulatedCamera) -> str:
     except CameraError as error:
         return str(error)
     return ""
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("+robot.cameras.front.drivr=opencv", "robot.cameras.front: Key 'drivr' not in"),
+        ("+robot.cameras.front.width=wide", "robot.cameras.front: Value 'wide'"),
+        ("+robot.cameras.front=opencv", "robot.cameras.front=opencv must be keys and values: driver, device"),
+    ],
+)
+def test_a_camera_of_a_recipe(given: str, complaint: str) -> None:
+    def cameras(override: str) -> list[Camera]:
+        robot = ["robot=franka", "robot.host=127.0.0.99", "robot.cell=cell://franka_sim", "session.acknowledge=person"]
+        found = recipe.read(compose.load("train", ["recipe=franka_rlpd", "cluster=laptop", *robot, override]))
+        return franka.cameras(found.robot)
+
+    (made,) = cameras("+robot.cameras.front.driver=opencv")
+    assert made.name == "front" and isinstance(made, DRIVERS["opencv"])
+    with pytest.raises(UserError, match=re.escape(complaint)):
+        cameras(given)
