@@ -63,8 +63,9 @@ class RobotPlayer:
         self._attendant.latched()
 
     def play(self, job: Job, keep: Callable[[RobotEpisode], None], weights: int = 0) -> None:
-        """``keep`` gets the episode, also where the policy failed in it, and raises. Where something else went wrong in an episode, or a
-        person paused, a training episode is what it is, cut, and another is played again. ``weights``: the policy's version.
+        """``keep`` gets the episode, also where the policy failed in it, and raises. Where something else went wrong, a training episode
+        is what it is, cut; an evaluation has failed; a demonstration is played again. Where a person paused, all but training is played
+        again. ``weights``: the policy's version.
 
         Raises Left; and RobotError where consent by script does not help.
         """
@@ -92,7 +93,9 @@ class RobotPlayer:
             paused = ended.detail == PAUSE
             whole = problem is None and not paused and self._attendant.leaving is None
             self._attendant.consents = 0 if whole else self._attendant.consents
-            done = (whole or job.kind == TRAINING) and self._take.seen_something
+            # were a fault in an evaluation played again, a policy that pushes too hard would be forgiven until it does not
+            failed = job.kind == EVALUATION and problem is not None
+            done = (whole or failed or job.kind == TRAINING) and self._take.seen_something
             if done:
                 self._keep(keep, self._take.episode(ended.detail, problem is not None, weights))
             if paused:
