@@ -69,7 +69,7 @@ robot-demo: install
 	$(FRANKA) check robot=franka_sim
 	test -d $(DEMO)/demonstrations || $(FRANKA) record recipe=franka_rlpd output=$(DEMO)/demonstrations algorithm.demonstrations=5 record.video=false
 	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=$(DEMO)/run resume=auto iterations=100000 episodes=5 \
-		session.minutes=$$(awk 'BEGIN { print $(SECONDS) / 60 }') session.patience_s=4 \
+		session.minutes=$$(awk 'BEGIN { print $(SECONDS) / 60 }') session.patience_s=3 \
 		algorithm.demonstrations=0 algorithm.dataset=$(DEMO)/demonstrations algorithm.dataset_cameras=[front:front]
 
 # Fourteen faults, each so many times, on a machine with nothing else to do; the page is written however it ends. Needs EXTRAS=franka,dev.
