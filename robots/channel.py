@@ -62,6 +62,12 @@ class Channel:
         message: Message = json.loads(data)
         return message
 
+    def hang_up(self) -> None:
+        """Nothing more is sent. The other side reads what was, and then that we are gone: were the socket closed while something that it
+        sent has not been read here, Linux would take from it what it has not read (ECONNRESET)."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         self._socket.close()
 

@@ -65,7 +65,7 @@ class Child:
 
     def end(self, timeout: float) -> None:
         """Let it end by itself, else kill it after ``timeout`` seconds. Idempotent."""
-        self.channel.close()
+        self.channel.hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout)
         self.kill()

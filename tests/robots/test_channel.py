@@ -56,3 +56,17 @@ def test_asking_nobody_gives_nothing_and_who_is_mute_is_told(tmp_path: Path) -> 
     with pytest.raises(TimeoutError, match=r"no answer within 0\.1 s"):
         ask(tmp_path / "mute", {}, 0.1)
     mute.close()
+
+
+def test_the_last_words_are_heard_though_nobody_listened_any_more() -> None:
+    """A policy's process that says stop and goes while the arm's process is telling it something."""
+    ours, sock = Channel.pair()
+    theirs = Channel(sock)
+    theirs.send({"safety": [1e-4]})
+    ours.send({"stop": "the learner is gone"})
+    ours.hang_up()
+    assert theirs.receive(1.0) == {"stop": "the learner is gone"}
+    with pytest.raises(ChannelClosed):
+        theirs.receive(1.0)
+    theirs.send({"safety": [1e-4]})
+    ours.close()
