@@ -79,7 +79,6 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
             time.sleep(0.02)
         os.kill(pid, signal.SIGKILL)
         kept = recovered(under_way)
-        kept = recovered(under_way)
         assert kept is not None
         cut = side.episode(jobs[1], lambda: None)
         assert cut.ended == LOST and cut.fault and not cut.terminated and len(cut) == len(kept) > 0
