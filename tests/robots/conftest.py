@@ -37,12 +37,16 @@ def wall_clock_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def rounds() -> Iterator[list[Round]]:
-    """What rounds of chaos came to; kept as a page where ROBOT_CHAOS_PAGE says so."""
-    found: list[Round] = []
-    yield found
+def all_rounds() -> list[Round]:
+    return []
+
+
+@pytest.fixture
+def rounds(all_rounds: list[Round]) -> Iterator[list[Round]]:
+    """What rounds of chaos came to; kept as a page, from test to test, where ROBOT_CHAOS_PAGE says so."""
+    yield all_rounds
     if page := os.environ.get("ROBOT_CHAOS_PAGE"):
-        Path(page).write_text(chaos_page.page(found))
+        Path(page).write_text(chaos_page.page(all_rounds))
 
 
 @pytest.fixture

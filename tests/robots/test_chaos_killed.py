@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900 + 300 * ROUNDS)]
 SETTLE_S, PATIENCE = 0.5, 1.0 if STRICT else 8.0
 START_S = 240.0
 """Two processes that import PyTorch, on cores that others use, too."""
-GONE = "policy: its process is gone"
+GONE, DIED = "policy: its process is gone", "the process beside the robot died (exit code -9)"
 SMALL = (
     *("iterations=100000", "cluster=laptop", "evaluation.before_and_after=false", "checkpoints.every=1", "session.learner_nice=0"),
     *("algorithm.demonstrations=0", "algorithm.episodes=1", "algorithm.batch_size=16", "algorithm.updates_per_step=0.05"),
@@ -132,27 +133,30 @@ def killed(cell: SimulatedCell, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_the_policys_process_is_killed_and_replaced(killed: Killed, rounds: list[Round]) -> None:
-    for number in range(ROUNDS or 1):
+    def its_round() -> float:
         killed.wait_moving()
         beside, played, kept = killed.beside(), killed.played(), set((killed.run / EPISODES).glob("training_*"))
         assert beside is not None
+        said = killed.said.read_text().count(DIED)
         _, stood = killed.kill(beside, GONE)
         assert all(len(RobotEpisode.read(path)) for path in kept if path.exists()), "whole files"
         cut = recovered(killed.run / EPISODES / UNDER_WAY)
-        wait_until(lambda cut=cut: cut is None or (killed.run / EPISODES / cut.job.file).exists(), START_S, "what it had seen is there")
+        wait_until(lambda: cut is None or (killed.run / EPISODES / cut.job.file).exists(), START_S, "what it had seen is there")
         killed.wait_played(played)
-        assert killed.said.read_text().count("the process beside the robot died (exit code -9)") == number + 1
-        rounds.append(Round("killed_policy_process", "franky-sim", stood, killed.stated_s, None))
+        assert killed.said.read_text().count(DIED) == said + 1
+        return stood
+
+    _play("killed_policy_process", killed, its_round, rounds)
 
 
 def test_the_learner_is_killed_and_goes_on(killed: Killed, rounds: list[Round]) -> None:
-    for _ in range(ROUNDS or 1):
+    def its_round() -> float:
         killed.wait_moving()
         beside, played = killed.beside(), killed.played()
         assert beside is not None
         when, stood = killed.kill(killed.learner.pid, f"policy: {LEARNER_GONE}")
         killed.learner.wait()
-        wait_until(lambda gone=beside: not _cmdline(gone), 30, "the process beside the robot ends")
+        wait_until(lambda: not _cmdline(beside), 30, "the process beside the robot ends")
         newest = max((killed.run / EPISODES).glob("training_*"), key=lambda path: path.stat().st_mtime_ns)
         cut = RobotEpisode.read(newest)
         assert cut.ended == LEARNER_GONE and len(cut) and not cut.terminated, cut.ended
@@ -161,4 +165,22 @@ def test_the_learner_is_killed_and_goes_on(killed: Killed, rounds: list[Round]) 
         killed.start()
         killed.wait_played(played)
         assert not newest.exists() or newest.stat().st_mtime_ns == written, "it is not played again"
-        rounds.append(Round("killed_learner", "franky-sim", stood, killed.stated_s, None))
+        return stood
+
+    _play("killed_learner", killed, its_round, rounds)
+
+
+def _play(fault: str, killed: Killed, its_round: Callable[[], float], rounds: list[Round]) -> None:
+    """A round that goes wrong is told, and followed by the next."""
+    found = []
+    for _ in range(ROUNDS or 1):
+        stood, wrong = math.nan, None
+        try:
+            stood = its_round()
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {error}"
+            if killed.learner.poll() is not None:
+                killed.start()
+        found.append(Round(fault, "franky-sim", stood, killed.stated_s, wrong))
+    rounds += found
+    assert [each.wrong for each in found] == [None] * len(found)
