@@ -167,7 +167,7 @@ class Chaos(ABC):
         self._latched: str | None = None
         """How what stopped the last episode begins."""
         self._pending: tuple[float, str] | None = None
-        self._began = self._injected = math.nan
+        self._began = self._injected = self._called = math.nan
 
     @abstractmethod
     def trajectory(self) -> list[tuple[float, float]]:
@@ -241,7 +241,7 @@ class Chaos(ABC):
     def _play(self) -> RobotEpisode:
         """Whatever stopped the arm before was acknowledged, and is named by who asks for that."""
         self._number += 1
-        self._began = math.nan
+        self._began, self._called = math.nan, self.clock.now()
         self.told.clear()
         job, kept = Job(TRAINING, self._number, self._number), list[Path]()
         self.player.play(job, lambda episode: kept.append(episode.write(self.folder)))
@@ -252,7 +252,8 @@ class Chaos(ABC):
         return RobotEpisode.read(kept[0])
 
     def _infer(self, request: Request) -> Chunk:
-        if math.isnan(self._began):
+        stalled_before = request.seen.time < self._called
+        if math.isnan(self._began) and not stalled_before:
             self._began = self.clock.now()
             self.forget()
             if self._pending is not None:
