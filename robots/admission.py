@@ -12,7 +12,7 @@ from . import kinematics
 from .cell import Cell
 from .space import TOLERANCE, Place, Refused, Space, along, numbers, part_within
 
-_REACHED = 1e-4
+_REACHED = 1e-3
 """Metres or radians: joints are foretold to this."""
 _ATTEMPTS, _CUTS = 7, 4
 _ENDS = list(zip(kinematics.LOWER.tolist(), kinematics.UPPER.tolist(), strict=True))

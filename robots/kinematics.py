@@ -30,7 +30,7 @@ _FLANGE_M = 0.107
 _SAME = 3
 """Corrections with one Jacobian, which costs more than they."""
 
-_DAMPING = 0.01
+_DAMPING = 0.01**2 * np.eye(6)
 """Of the least squares: at singularities joints stay finite."""
 
 
@@ -63,21 +63,18 @@ class Arm:
         Damped least squares (Nakamura and Hanafusa 1986), the smallest motion of all: the elbow does not move for its own sake. Limits of
         joints are not looked at. At singularities, and out of reach, there is no answer.
         """
-        wanted_x, wanted_y, wanted_z = rotations.axes(rotations.multiply(pose.quaternion.tolist(), self._to_flange))  # of the flange
+        wanted = rotations.axes(rotations.multiply(pose.quaternion.tolist(), self._to_flange))  # of the flange
         x, y, z = pose.position.tolist()
         inverse = np.zeros((7, 6))
         for attempt in range(attempts):
-            axes, origins, (fx, fy, fz), tool = self._chain(joints)
-            (a0, a1, a2), (b0, b1, b2), (c0, c1, c2) = _cross(fx, wanted_x), _cross(fy, wanted_y), _cross(fz, wanted_z)
-            error = (x - tool[0], y - tool[1], z - tool[2], (a0 + b0 + c0) / 2, (a1 + b1 + c1) / 2, (a2 + b2 + c2) / 2)
+            axes, origins, flange, tool = self._chain(joints)
+            error = (x - tool[0], y - tool[1], z - tool[2], *_turn(flange, wanted))
             if max(error) <= tolerance and min(error) >= -tolerance:
-                return joints
+                return joints + inverse.dot(error)  # and better than that
             if attempt % _SAME == 0:
                 jacobian = _jacobian(axes, origins, tool)
-                square = jacobian @ jacobian.T
-                square.flat[::7] += _DAMPING**2
-                inverse[:] = np.linalg.solve(square, jacobian).T
-            joints = joints + inverse @ error
+                inverse = jacobian.T @ np.linalg.inv(jacobian @ jacobian.T + _DAMPING)
+            joints = joints + inverse.dot(error)
         return None
 
     def _chain(self, joints: Vector) -> tuple[list[Axis], list[Axis], tuple[Axis, Axis, Axis], Axis]:
@@ -100,8 +97,15 @@ class Arm:
         return axes, origins, ((x0, x1, x2), (y0, y1, y2), (z0, z1, z2)), tool
 
 
-def _cross(a: Sequence[float], b: Sequence[float]) -> Axis:
-    return (a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0])
+def _turn(axes: tuple[Axis, Axis, Axis], wanted: tuple[Axis, Axis, Axis]) -> Axis:
+    """A rotation vector for small turns: half the sum of each axis' cross product with the wanted one."""
+    (ax, ay, az), (bx, by, bz), (cx, cy, cz) = axes
+    (ux, uy, uz), (vx, vy, vz), (wx, wy, wz) = wanted
+    return (
+        (ay * uz - az * uy + by * vz - bz * vy + cy * wz - cz * wy) / 2,
+        (az * ux - ax * uz + bz * vx - bx * vz + cz * wx - cx * wz) / 2,
+        (ax * uy - ay * ux + bx * vy - by * vx + cx * wy - cy * wx) / 2,
+    )
 
 
 def _jacobian(axes: list[Axis], origins: list[Axis], tool: Axis) -> NDArray[np.float64]:
