@@ -51,9 +51,9 @@ prove-ppo prove-ppo-putonplate prove-grpo: install
 chaos: install
 	CHAOS_KILLS=100 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/flow/on_ray/test_chaos.py
 
-# Two Ray nodes in network namespaces, and a link between them that is cut. Needs root.
+# Two Ray nodes in network namespaces, and a link between them that is cut; with EXTRAS=ray,franka,dev also a simulated Franka behind it. Needs root.
 cluster-test: install
-	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs tests/flow/on_ray/test_two_nodes.py
+	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs tests/flow/on_ray/test_two_nodes.py tests/flow/on_ray/test_franka_elsewhere.py
 
 # SAC from images and proprioception, without and with 20 demonstrations.
 prove-sac: install

@@ -92,7 +92,7 @@ def evaluate_at_robot(recipe: Recipe, config: DictConfig) -> None:
 
 
 def _evaluation(episodes: int, flow: OnlineFlow, side: RobotSide) -> Sweep:
-    """Nobody helps in it; what a fault or a pause cuts is played again."""
+    """Nobody helps in it; what a fault cuts has failed, what a pause cuts is played again."""
 
     def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
         version, listed = flow.share(), numbered_episodes(EVALUATION_SEEDS, 0, episodes, 1)

@@ -24,6 +24,21 @@ CELL_YAML = (
 )
 """More patient than the shipped one: tests share the machine with anything."""
 
+SMALL = (
+    *("iterations=100000", "cluster=laptop", "evaluation.before_and_after=false", "checkpoints.every=1", "session.learner_nice=0"),
+    *("algorithm.demonstrations=0", "algorithm.episodes=1", "algorithm.batch_size=16", "algorithm.updates_per_step=0.05"),
+    # the scene's expert keeps the arm moving; nothing that a test left behind goes on for ever
+    *(
+        "session.minutes=120",
+        "session.patience_s=0.2",
+        "env.episode_limit=60",
+        "robot.max_age_s=2",
+        "robot.frozen_s=5",
+        "control.max_misses=100",
+    ),
+)
+"""Words for ``rlinf-vla train``: learning that costs next to nothing, without end, and an arm that moves."""
+
 
 def journal(folder: Path) -> list[dict[str, Any]]:
     """What happened to the arm, oldest first; a line that is being written is not."""

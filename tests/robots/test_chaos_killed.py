@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from chaos import ROUNDS, STRICT, Round
-from franka_session import CELL_YAML, STILL_RAD_S, journal, wait_until
+from franka_session import CELL_YAML, SMALL, STILL_RAD_S, journal, wait_until
 from trajectory import Trajectory
 
 from rlinf_vla.commands.robot_process import EPISODES, LEARNER_GONE, UNDER_WAY
@@ -32,19 +32,6 @@ SETTLE_S, PATIENCE = 0.5, 1.0 if STRICT else 8.0
 START_S = 240.0
 """Two processes that import PyTorch, on cores that others use, too."""
 GONE, DIED = "policy: its process is gone", "the process beside the robot died (exit code -9)"
-SMALL = (
-    *("iterations=100000", "cluster=laptop", "evaluation.before_and_after=false", "checkpoints.every=1", "session.learner_nice=0"),
-    *("algorithm.demonstrations=0", "algorithm.episodes=1", "algorithm.batch_size=16", "algorithm.updates_per_step=0.05"),
-    # the scene's expert keeps the arm moving; nothing that a test left behind goes on for ever
-    *(
-        "session.minutes=120",
-        "session.patience_s=0.2",
-        "env.episode_limit=60",
-        "robot.max_age_s=2",
-        "robot.frozen_s=5",
-        "control.max_misses=100",
-    ),
-)
 
 
 class Killed:
