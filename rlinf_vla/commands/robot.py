@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from rlinf_vla import plugins
 from rlinf_vla.robot import Finding, RobotError, RobotPlugin
+from rlinf_vla.rollout.robot_attendant import RECOVERY_S
 from rlinf_vla.types import UserError
 
 VERBS = ("check", "home", "stop", "acknowledge", "record", "replay")
@@ -25,7 +27,10 @@ CONNECT_S, HOME_S = 60.0, 60.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``stop`` and ``acknowledge`` go to the process that drives the arm, whoever started it; without ``robot=`` to all on this machine."""
+    """``stop`` and ``acknowledge`` go to the process that drives the arm, whoever started it; without ``robot=`` to all on this machine.
+
+    Where none drives the arm, ``acknowledge robot=NAME`` clears what an earlier one latched.
+    """
     verb, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if verb not in VERBS:
         raise UserError(f"robot wants to know what to do{plugins.nearest(verb, list(VERBS)) if verb else ''}: {USAGE}")
@@ -94,11 +99,36 @@ def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:
 def _order(order: str, person: str, chosen: Sequence[str], console: Console) -> None:
     if chosen:
         plugin, config = _choose(chosen)
-        lines = plugin.order(config, order, person)
+        try:
+            lines = plugin.order(config, order, person)
+        except RobotError as nobody:
+            if order == "stop":
+                raise
+            lines = [_acknowledge(plugin, config, person, nobody)]
     else:
         lines = _order_all(order, person)
     for line in lines:
         console.print(line)
+
+
+def _acknowledge(plugin: RobotPlugin, config: Any, person: str, nobody: RobotError) -> str:
+    """What was latched when the last process that drove the arm ended. Raises ``nobody`` where nothing was."""
+    robot = plugin.make(config)
+    try:
+        robot.connect(CONNECT_S)
+        found = fault = robot.observe().fault
+        if found is None:
+            raise nobody
+        robot.acknowledge(person)
+        until = time.monotonic() + RECOVERY_S
+        while fault is not None and time.monotonic() < until:
+            time.sleep(0.1)
+            fault = robot.observe().fault
+    finally:
+        robot.close()
+    if fault is not None:
+        raise RobotError(f"{fault}: still there {RECOVERY_S:g} s after the acknowledgement; mend its cause, and acknowledge again")
+    return f"{found}: acknowledged by {person}"
 
 
 def _order_all(order: str, person: str) -> list[str]:
@@ -108,6 +138,8 @@ def _order_all(order: str, person: str) -> list[str]:
             lines += plugin.order(None, order, person)
         except RobotError as error:
             nothing = error
+    if not lines and nothing is not None and order == "acknowledge":
+        raise RobotError(f"{nothing}; with robot=NAME: what an earlier one latched")
     if not lines:
         raise nothing or RobotError("no robot plug-in is installed")
     return sorted(set(lines))

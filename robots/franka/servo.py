@@ -22,9 +22,7 @@ from ..watch import STANDING_RAD_S
 from .measured import Measured
 
 NETWORK, POLICY = "network: ", "policy: "
-"""Begin faults of the line to the arm, and of the policy's process. The latter do not outlive the arm's process: whoever starts another
-session has seen that one end."""
-
+"""Begin faults of the line to the arm, and of the policy's process."""
 
 _STANDING = 1e-4
 """Metres or radians per second of a command that stands."""
@@ -111,8 +109,7 @@ class Servo:
         self.gripper.stop()
         if self.fault is None:
             self.fault = fault
-            if not fault.startswith(POLICY):
-                self._latch.write(fault)
+            self._latch.write(fault)
             self._journal.write("fault", fault=fault, at=now, durable=True)
 
     def release(self) -> None:

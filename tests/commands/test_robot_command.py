@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlinf_vla import cli, plugins
+from rlinf_vla.commands import robot
 from rlinf_vla.robot import CellError, Finding, RobotError
 
 
@@ -19,11 +21,13 @@ class MadeUpConfig:
     name: str = "made_up"
     host: str = "???"
     broken: bool = False
+    latched: str | None = None
+    """And nobody drives it."""
 
 
 class MadeUpRobot:
-    def __init__(self, log: list[str], broken: bool) -> None:
-        self.log, self.broken = log, broken
+    def __init__(self, log: list[str], broken: bool, latched: str | None) -> None:
+        self.log, self.broken, self.latched = log, broken, latched
 
     def connect(self, timeout_s: float) -> None:
         self.log.append("connect")
@@ -32,6 +36,13 @@ class MadeUpRobot:
         if self.broken:
             raise RobotError("the arm was not home within 60 s")
         self.log.append("home")
+
+    def observe(self) -> Any:
+        return SimpleNamespace(fault=self.latched)
+
+    def acknowledge(self, person: str) -> None:
+        self.log.append(f"{person} acknowledges")
+        self.latched = self.latched if self.broken else None
 
     def close(self) -> None:
         self.log.append("close")
@@ -46,12 +57,14 @@ class MadeUp:
     def make(self, config: MadeUpConfig) -> Any:
         if config.host == "nowhere":
             raise CellError("mine.yaml: max_speed_m_s: missing")
-        return MadeUpRobot(self.log, config.broken)
+        return MadeUpRobot(self.log, config.broken, config.latched)
 
     def check(self, config: MadeUpConfig) -> Iterator[Finding]:
         yield Finding("connection", not config.broken, f"to {config.host}")
 
     def order(self, config: MadeUpConfig | None, order: str, person: str) -> list[str]:
+        if (config is None and order == "acknowledge") or (config is not None and config.host == "left"):
+            raise RobotError(f"nothing to {order}: nobody drives it")
         self.log.append(f"{order} by {person} at {config.host if config else 'all'}")
         return ["arm 1: stopped"]
 
@@ -82,6 +95,22 @@ def test_orders_go_to_one_arm_or_to_all(made_up: MadeUp) -> None:
     assert cli.run(["robot", "stop", "person=Ada"]) == 0
     assert cli.run(["robot", "acknowledge", "robot=made_up", "robot.host=here", "person=Ada"]) == 0
     assert made_up.log == ["stop by Ada at all", "acknowledge by Ada at here"]
+
+
+def test_what_was_left_latched_is_acknowledged(
+    made_up: MadeUp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(robot, "RECOVERY_S", 0.3)
+    words = ["robot", "acknowledge", "person=Ada", "robot=made_up", "robot.host=left"]
+    assert cli.run([*words, "robot.latched=a reflex"]) == 0
+    assert capsys.readouterr().out == "a reflex: acknowledged by Ada\n"
+    assert made_up.log == ["connect", "Ada acknowledges", "close"]
+    assert cli.run([*words, "robot.latched=a reflex", "robot.broken=true"]) == 1
+    assert capsys.readouterr().err.startswith("rlinf-vla: a reflex: still there 0.3 s after the acknowledgement")
+    assert cli.run(words) == 1 and made_up.log[-1] == "close"
+    assert capsys.readouterr().err == "rlinf-vla: nothing to acknowledge: nobody drives it\n"
+    assert cli.run(words[:3]) == 1
+    assert capsys.readouterr().err == "rlinf-vla: nothing to acknowledge: nobody drives it; with robot=NAME: what an earlier one latched\n"
 
 
 @pytest.mark.parametrize(

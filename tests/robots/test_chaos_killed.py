@@ -86,6 +86,16 @@ class Killed:
         assert stood <= PATIENCE * self.stated_s, f"it stood after {stood:.2f} s, {self.stated_s:.2f} s are stated"
         return when, stood
 
+    def wait_acknowledged(self, fault: str, before: int) -> None:
+        """After the arm's process ended, later than the ``before``-th line of the journal: the next found the fault, and waited."""
+
+        def since() -> list[tuple[str, str | None]]:
+            events = [(each["event"], each.get("fault")) for each in journal(self.cell.folder)[before:] if each["event"] != "interventions"]
+            return events[events.index(("end", fault)) :]
+
+        wait_until(lambda: ("homing", None) in since(), START_S, "the arm goes home")
+        assert since()[1:4] == [("fault found at the start", fault), ("acknowledged", fault), ("homing", None)]
+
     @property
     def stated_s(self) -> float:
         """Two ticks of the control loop, one of the servo."""
@@ -124,13 +134,14 @@ def test_the_policys_process_is_killed_and_replaced(killed: Killed, rounds: list
         killed.wait_moving()
         beside, played, kept = killed.beside(), killed.played(), set((killed.run / EPISODES).glob("training_*"))
         assert beside is not None
-        said = killed.said.read_text().count(DIED)
+        said, before = killed.said.read_text().count(DIED), len(journal(killed.cell.folder))
         _, stood = killed.kill(beside, GONE)
         assert all(len(RobotEpisode.read(path)) for path in kept if path.exists()), "whole files"
         cut = recovered(killed.run / EPISODES / UNDER_WAY)
         wait_until(lambda: cut is None or (killed.run / EPISODES / cut.job.file).exists(), START_S, "what it had seen is there")
         killed.wait_played(played)
         assert killed.said.read_text().count(DIED) == said + 1
+        killed.wait_acknowledged(GONE, before)
         return stood
 
     _play("killed_policy_process", killed, its_round, rounds)
@@ -139,7 +150,7 @@ def test_the_policys_process_is_killed_and_replaced(killed: Killed, rounds: list
 def test_the_learner_is_killed_and_goes_on(killed: Killed, rounds: list[Round]) -> None:
     def its_round() -> float:
         killed.wait_moving()
-        beside, played = killed.beside(), killed.played()
+        beside, played, before = killed.beside(), killed.played(), len(journal(killed.cell.folder))
         assert beside is not None
         when, stood = killed.kill(killed.learner.pid, f"policy: {LEARNER_GONE}")
         killed.learner.wait()
@@ -152,6 +163,7 @@ def test_the_learner_is_killed_and_goes_on(killed: Killed, rounds: list[Round]) 
         killed.start()
         killed.wait_played(played)
         assert not newest.exists() or newest.stat().st_mtime_ns == written, "it is not played again"
+        killed.wait_acknowledged(f"policy: {LEARNER_GONE}", before)
         return stood
 
     _play("killed_learner", killed, its_round, rounds)
