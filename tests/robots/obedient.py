@@ -58,7 +58,7 @@ class ObedientGripper:
     def stop(self) -> None: ...
 
 
-def _joints(arm: ObedientArm) -> Vector:
+def joints_of(arm: ObedientArm) -> Vector:
     found = CELL.arm.reach(arm.joints, arm.pose, 1e-5, 20)
     return arm.joints if found is None else found
 
@@ -88,7 +88,7 @@ class VirtualFranka:
         if self.arm.homing:
             self.arm.homing, self.arm.pose, self.arm.joints = False, CELL.home, np.array(CELL.home_joints_rad)
         elif len(self.trajectory) % CELL.ticks_per_step == 0:
-            self.arm.joints = _joints(self.arm)
+            self.arm.joints = joints_of(self.arm)
         self.trajectory.append((now, CELL.servo_hz * float(np.linalg.norm(self.arm.pose.position - before.position))))
         self._clock.at(now + 1 / CELL.servo_hz, self._tick)
 

@@ -1,0 +1,61 @@
+"""In place of Python, as ``robot.python`` may name one: the arm's process, whose arm and hand obey at once. It needs no franky.
+
+``python obedient_process.py BOOTSTRAP ENGINE MODULE DESCRIPTOR``; ``$OBEDIENT_TRUTH``: where the arm was told to go, and when.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import runpy
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from obedient import CELL, ObedientArm, ObedientGripper, joints_of
+
+from rlinf_vla.robot import ToolPose, Vector
+from rlinf_vla.robots.franka.measured import Measured
+
+
+class Arm(ObedientArm):
+    def __init__(self, host: str, cell: Any) -> None:
+        super().__init__()
+        self._truth = Path(os.environ["OBEDIENT_TRUTH"]).open("a", buffering=1)  # noqa: SIM115  (for the life of the process)
+
+    @property
+    def measured(self) -> Measured:
+        return Measured(time.monotonic(), self.pose, self.joints, np.zeros(7), self.wrench)
+
+    def track(self, pose: ToolPose, velocity: Vector) -> None:
+        super().track(pose, velocity)
+        self.joints = joints_of(self)
+        self._truth.write(" ".join(map(str, [time.monotonic(), *pose.position.tolist()])) + "\n")
+
+    def home(self) -> None:
+        self.pose, self.joints = CELL.home, np.array(CELL.home_joints_rad)
+
+    def recover(self, timeout: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Gripper(ObedientGripper):
+    server_version, widest, lost = 3, 0.08, False
+
+    def __init__(self, host: str, cell: Any) -> None: ...
+
+    def mend(self) -> None: ...
+
+
+if __name__ == "__main__":
+    for name, kind in (("driver", ("FrankyArm", Arm)), ("gripper", ("FrankyGripper", Gripper))):
+        module = types.ModuleType(f"rlinf_vla.robots.franka.{name}")
+        setattr(module, *kind)
+        sys.modules[module.__name__] = module
+    importlib.metadata.version = lambda name: "none"
+    sys.argv = sys.argv[3:]
+    runpy.run_module(f"rlinf_vla.robots.{sys.argv[0]}", run_name="__main__", alter_sys=True)
