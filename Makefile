@@ -8,7 +8,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-slow lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference clean
+.PHONY: install quickstart test test-slow lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference clean
 
 install: $(VENV)/.installed
 
@@ -76,6 +76,10 @@ robot-demo: install
 ROUNDS ?= 100
 robot-chaos: install
 	ROBOT_CHAOS=$(ROUNDS) ROBOT_CHAOS_PAGE=docs/results/robot_chaos.md $(BIN)/python -m pytest -n 0 tests/robots/test_chaos_*.py
+
+# Inferences that take too long, in real time: three minutes. Needs what robot-chaos needs.
+robot-deadlines: install
+	ROBOT_DEADLINES_PAGE=docs/results/robot_deadlines.md $(BIN)/python -m pytest -n 0 tests/robots/test_deadlines_franka.py
 
 # Learning in real time: 30 evaluation episodes before and after 28 minutes, in 40 together. Whoever has not touched the cube after 3 s is
 # helped, by the scene's expert, and learns from that; nobody helps in an evaluation.

@@ -35,11 +35,11 @@ def page(rounds: Sequence[Round]) -> str:
         times = f"{these[0].stated_s:.2f} | {median(stood):.2f} | {max(stood):.2f}" if stood else "goes on | |"
         lines.append(f"| {fault.replace('_', ' ')} | {where} | {len(these)} | {len(bad)} | {times} |\n")
         wrong += [f"* {fault}, {where}: {each}\n" for each in bad]
-    head = HEAD.format(rounds=os.environ.get("ROBOT_CHAOS", "0"), today=date.today(), where=_machine())
+    head = HEAD.format(rounds=os.environ.get("ROBOT_CHAOS", "0"), today=date.today(), where=machine())
     return head + "".join(lines) + ("\nWhat went wrong:\n\n" + "".join(wrong) if wrong else "")
 
 
-def _machine() -> str:
+def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     return f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, load {os.getloadavg()[1]:.1f}"

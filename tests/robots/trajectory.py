@@ -1,22 +1,30 @@
-"""How fast the simulated arm really was, as the simulator publishes it every 5 ms."""
+"""How the simulated arm really moved, as the simulator publishes it every 5 ms."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from rlinf_vla.robot import RobotError
 from rlinf_vla.robots.simulated.client import SimulatedCell
+from rlinf_vla.robots.simulated.scene import Truth
+
+
+def fastest(truth: Truth) -> float:
+    """Of the joints, radians per second."""
+    return float(np.abs(truth.joint_velocities).max())
 
 
 class Trajectory:
-    """``samples``: (monotonic seconds, radians per second of the fastest joint). Looks until it is closed."""
+    """``samples``: (monotonic seconds, what ``of`` says of the truth). Looks until it is closed."""
 
-    def __init__(self, cell: SimulatedCell) -> None:
-        self.samples: list[tuple[float, float]] = []
-        self._cell, self._closed = cell, threading.Event()
+    def __init__(self, cell: SimulatedCell, of: Callable[[Truth], Any] = fastest) -> None:
+        self.samples: list[tuple[float, Any]] = []
+        self._cell, self._of, self._closed = cell, of, threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
 
     def _look(self) -> None:
@@ -26,7 +34,7 @@ class Trajectory:
                 truth = self._cell.truth()
                 if truth.time != last:
                     last = truth.time
-                    self.samples.append((last, float(np.abs(truth.joint_velocities).max())))
+                    self.samples.append((last, self._of(truth)))
 
     def forget(self) -> None:
         self.samples = []
