@@ -38,9 +38,9 @@ HEAD = """# Late inferences, in real time
 
 `make robot-deadlines`, {today}: {where}.
 
-The simulated Franka goes round at 10 Hz, chunks of one action, infer then execute; franky, the arm's process, the camera and MuJoCo are beside it
-on the same cores. An inference takes 20 ms, and every tenth as long as stated; in the last line each takes 0 to 70 ms, at random. A step
-whose action is not there is held. No command may come from an observation older than {age:g} ms. The tool's acceleration is the
+The simulated Franka goes round at 10 Hz, chunks of one action, infer then execute; franky, the arm's process, the camera and MuJoCo are
+beside it on the same cores. An inference takes 20 ms, and every tenth as long as stated; in the last line each takes 0 to 70 ms, at random.
+A step whose action is not there is held. No command may come from an observation older than {age:g} ms. The tool's acceleration is the
 simulator's, from slopes over {edge:g} ms; the command's limit is {limit:g} m/s².
 
 | every tenth takes, ms | misses injected | counted | oldest observation of a command, ms | step begun too late, p99 ms | tool, most m/s² |
