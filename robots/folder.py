@@ -17,6 +17,7 @@ ORDERS = "arm.socket"
 STATE = "arm.state"
 JOURNAL = "journal.jsonl"
 _LOCK, _LATCH = "lock", "latched.json"
+_DRIVES = " drives"
 
 
 def root() -> Path:
@@ -42,7 +43,8 @@ def arms() -> list[Path]:
 
 
 class Lock:
-    """One process per arm. Given up when the process ends, however it ends."""
+    """One process per arm. Given up when the process ends, however it ends. ``killed``: the number of the one before, if that drove the arm
+    until it was killed."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """Raises RobotError where another process drives the arm ``name``."""
@@ -50,13 +52,30 @@ class Lock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = os.pread(self._file, 32, 0).decode() or "unknown"
+            holder = self._read()[0] or "unknown"
             os.close(self._file)
             raise RobotError(
                 f"{name} is driven by process {holder} already: end that session first (`rlinf-vla robot stop` makes the arm stand still)"
             ) from None
+        holder, drove = self._read()
+        self.killed = holder if drove else None
+        self._write(str(os.getpid()))
+
+    def drive(self) -> None:
+        """From now on the arm moves."""
+        self._write(f"{os.getpid()}{_DRIVES}")
+
+    def release(self) -> None:
+        """It stands, and what is to be latched is."""
+        self._write("")
+
+    def _read(self) -> tuple[str, bool]:
+        text = os.pread(self._file, 64, 0).decode()
+        return text.removesuffix(_DRIVES), text.endswith(_DRIVES)
+
+    def _write(self, text: str) -> None:
         os.truncate(self._file, 0)
-        os.pwrite(self._file, str(os.getpid()).encode(), 0)
+        os.pwrite(self._file, text.encode(), 0)
 
 
 class Latch:

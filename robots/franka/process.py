@@ -50,11 +50,13 @@ class ArmProcess:
     def __init__(self, owner: Channel, options: Message, cell: Cell) -> None:
         self._owner, self._cell, self._host = owner, cell, str(options["host"])
         folder = Path(options["folder"])
-        self._lock = Lock(folder, self._host)
+        self._lock, latch = Lock(folder, self._host), Latch(folder)
+        if self._lock.killed is not None and latch.read() is None:
+            latch.write(f"the arm's process {self._lock.killed} was killed")
         self._journal = Journal(Path(options["journal"]) if options["journal"] else folder / JOURNAL)
         self._arm = self._within(lambda: FrankyArm(self._host, cell))
         self._gripper = self._within(lambda: FrankyGripper(self._host, cell))
-        self._servo = Servo(cell, self._arm, self._gripper, Latch(folder), self._journal)
+        self._servo = Servo(cell, self._arm, self._gripper, latch, self._journal)
         self._record = Record(folder / STATE, messages.CAPACITY)
         self._listener = Listener(folder / ORDERS)
         self._recovery: tuple[Future[tuple[FrankyArm, FrankyGripper]], str] | None = None
@@ -67,6 +69,7 @@ class ArmProcess:
     def run(self) -> None:
         """Until the owner is gone, or a signal came; the arm stands then."""
         period = 1 / self._cell.servo_hz
+        self._lock.drive()
         self._publish(time.monotonic())
         versions = f"franky-control {version('franky-control')}, hand's server version {self._gripper.server_version}"
         self._owner.send({"ready": True, "found": {"host": self._host, "versions": versions, "widest": str(self._gripper.widest)}})
@@ -89,6 +92,7 @@ class ArmProcess:
             self._look_at_recovery()
             self._publish(now)
             self._journal.flush()
+        self._lock.release()
 
     def close(self) -> None:
         self._listener.close()

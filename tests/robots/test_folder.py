@@ -15,18 +15,23 @@ from rlinf_vla.robots import folder, orders
 from rlinf_vla.robots.channel import Listener
 
 
-def test_an_arm_has_one_process_and_a_dead_one_holds_nothing(tmp_path: Path) -> None:
-    program = (
-        "import sys, pathlib; from rlinf_vla.robots.folder import Lock; Lock(pathlib.Path(sys.argv[1]), 'arm'); print('held', flush=True)"
-    )
-    program += "; input()"
+@pytest.mark.parametrize("drives", [False, True])
+def test_an_arm_has_one_process_and_a_dead_one_holds_nothing(tmp_path: Path, drives: bool) -> None:
+    program = "import sys, pathlib; from rlinf_vla.robots.folder import Lock; lock = Lock(pathlib.Path(sys.argv[1]), 'arm');"
+    program += f" {drives} and lock.drive(); print('held', flush=True); input()"
     holder = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
     with pytest.raises(RobotError, match=f"arm is driven by process {holder.pid} already"):
         folder.Lock(tmp_path, "arm")
     holder.kill()
     holder.wait()
-    folder.Lock(tmp_path, "arm")
+    assert folder.Lock(tmp_path, "arm").killed == (str(holder.pid) if drives else None)
+
+
+def test_who_let_an_arm_go_was_not_killed(tmp_path: Path) -> None:
+    program = "import sys, pathlib; from rlinf_vla.robots.folder import Lock; lock = Lock(pathlib.Path(sys.argv[1]), 'arm');"
+    subprocess.run([sys.executable, "-c", program + " lock.drive(); lock.release()", str(tmp_path)], check=True)
+    assert folder.Lock(tmp_path, "arm").killed is None
 
 
 def test_a_latch_is_kept_until_it_is_cleared(tmp_path: Path) -> None:

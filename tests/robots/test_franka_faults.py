@@ -90,10 +90,16 @@ def test_a_session_that_ends_leaves_the_arm_at_rest_and_latches_nothing(session:
 
 def test_the_arm_stands_when_its_process_is_killed(session: Session) -> None:
     session.move(0.5)
-    os.kill(session.robot.pid, signal.SIGKILL)
+    killed = session.robot.pid
+    os.kill(killed, signal.SIGKILL)
     session.wait_still(STANDS_S)
     with pytest.raises(RobotError, match=r"the arm's process .* is gone with exit code -9"):
         session.robot.observe()
+    session.robot.close()
+    session.robot = franka_sim.make(session.config)
+    session.robot.connect(30)
+    assert session.robot.observe().fault == f"the arm's process {killed} was killed"
+    session.acknowledge()
 
 
 def test_a_signal_makes_it_stand_and_end(session: Session) -> None:
