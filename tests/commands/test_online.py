@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 from rlinf_vla.commands.robot_link import Process
 from rlinf_vla.commands.robot_process import EPISODES, SESSION_OVER, UNDER_WAY
 from rlinf_vla.commands.robot_side import RobotSide
+from rlinf_vla.datasets.lerobot_reader import LeRobotReader
 from rlinf_vla.rollout.robot_episode import EVALUATION, TRAINING, Job, RobotEpisode
 from rlinf_vla.rollout.robot_spool import LOST, recovered
 from rlinf_vla.telemetry.metrics import read_metrics
@@ -62,6 +65,23 @@ def test_demonstrations_are_recorded_learnt_from_and_done_again(toy: Arguments, 
     assert "wants a recipe for a robot" in rlinf_vla("robot", "record", "recipe=maniskill_rlpd", "output=data").complaint
     for word in ("algorithm.demonstrations=0", "output=data"):
         assert rlinf_vla("robot", *toy("record", word)).code == 2
+
+
+@pytest.mark.timeout(300)
+def test_what_was_recorded_outlives_the_command(toy: Arguments, rlinf_vla: CommandLine, tmp_path: Path) -> None:
+    words = toy("record", "output=data", "record.video=false", "algorithm.demonstrations=6")
+    command = [sys.executable, "-m", "rlinf_vla.cli", "robot", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as recording:
+        assert recording.stdout is not None
+        for line in recording.stdout:
+            if line.startswith("episode 3/6"):
+                recording.kill()
+    kept = list((tmp_path / ".data.episodes").glob("demonstration_*"))
+    assert 3 <= len(kept) < 6 and not (tmp_path / "data").exists()
+    found = rlinf_vla("robot", *words)
+    assert found.code == 0 and f"{len(kept)} of 6 episodes are in .data.episodes already" in found.out, found.out + found.err
+    assert found.out.count("\nepisode ") == 6 - len(kept) and "6 episodes, 6 with success" in found.out
+    assert len(LeRobotReader(tmp_path / "data")) == 6 and not (tmp_path / ".data.episodes").exists()
 
 
 @pytest.mark.timeout(300)
