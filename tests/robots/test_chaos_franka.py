@@ -70,6 +70,7 @@ class Real(Chaos):
     def inject(self, fault: str) -> None:
         if fault in CAMERAS:
             self._cell.fault(CAMERAS[fault])
+            self._injected = self.clock.now()  # it is obeyed after the picture that is being drawn
         elif fault == "stalled_policy":
             self._goes_on.clear()
             self._stalled.set()
