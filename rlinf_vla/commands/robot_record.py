@@ -40,7 +40,7 @@ def run(config: DictConfig) -> None:
     parts = output.with_name(f".{output.name}.episodes")
     missing = [job for job in jobs if not (parts / job.file).exists()]
     if len(missing) < count:
-        print(f"{count - len(missing)} of {count} episodes are in {session.relative(parts)} already")
+        print(f"{count - len(missing)} of {count} episodes are in {session.relative(parts)}")
 
     def keep(episode: RobotEpisode) -> None:
         if not episode.fault:  # what an error or Ctrl-C cut is played again
@@ -56,6 +56,10 @@ def run(config: DictConfig) -> None:
                 cell.player.play(job, keep)
         except Left as left:
             print(left)
+        except BaseException:
+            kept = sum((parts / job.file).exists() for job in jobs)
+            print(f"{kept} of {count} episodes are in {session.relative(parts)}: the same command goes on")
+            raise
     _write(recipe, output, hz, features, [path for job in jobs if (path := parts / job.file).exists()])
     shutil.rmtree(parts)
 

@@ -79,7 +79,7 @@ def test_what_was_recorded_outlives_the_command(toy: Arguments, rlinf_vla: Comma
     kept = list((tmp_path / ".data.episodes").glob("demonstration_*"))
     assert 3 <= len(kept) < 6 and not (tmp_path / "data").exists()
     found = rlinf_vla("robot", *words)
-    assert found.code == 0 and f"{len(kept)} of 6 episodes are in .data.episodes already" in found.out, found.out + found.err
+    assert found.code == 0 and f"{len(kept)} of 6 episodes are in .data.episodes\n" in found.out, found.out + found.err
     assert found.out.count("\nepisode ") == 6 - len(kept) and "6 episodes, 6 with success" in found.out
     assert len(LeRobotReader(tmp_path / "data")) == 6 and not (tmp_path / ".data.episodes").exists()
 
