@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.robot import RobotError
+
+from .disk import Disk, at_once
 
 ORDERS = "arm.socket"
 STATE = "arm.state"
@@ -81,8 +82,8 @@ class Lock:
 class Latch:
     """A fault that only a person may clear, kept on disk: a process that is started again finds it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / _LATCH
+    def __init__(self, folder: Path, disk: Disk = at_once) -> None:
+        self._path, self._disk = folder / _LATCH, disk
 
     def read(self) -> str | None:
         try:
@@ -93,10 +94,11 @@ class Latch:
             return f"{self._path} cannot be read"
 
     def write(self, fault: str) -> None:
-        _write_durably(self._path, json.dumps({"fault": fault, "time": time.time()}))
+        text = json.dumps({"fault": fault, "time": time.time()})
+        self._disk(lambda: _write_durably(self._path, text))
 
     def clear(self) -> None:
-        self._path.unlink(missing_ok=True)
+        self._disk(lambda: self._path.unlink(missing_ok=True))
 
 
 def _write_durably(path: Path, text: str) -> None:
@@ -111,23 +113,27 @@ def _write_durably(path: Path, text: str) -> None:
 class Journal:
     """What happened to the arm, one JSON object a line, only ever appended to."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", buffering=1 << 16)
+    def __init__(self, path: Path, disk: Disk = at_once) -> None:
+        self._file, self._disk = path.open("a", buffering=1 << 16), disk
         self._flushed = time.monotonic()
 
     def write(self, event: str, *, durable: bool = False, **values: Any) -> None:
-        """``durable``: on the disk when this returns."""
-        self._file.write(json.dumps({"wall_time": time.time(), "time": time.monotonic(), "event": event, **values}) + "\n")
-        if durable:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        """``durable``: on the disk when that has done it."""
+        line = json.dumps({"wall_time": time.time(), "time": time.monotonic(), "event": event, **values}) + "\n"
+
+        def put() -> None:
+            self._file.write(line)
+            if durable:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+        self._disk(put)
 
     def flush(self) -> None:
         """To the system, about once a second."""
         if time.monotonic() - self._flushed > 1.0:
-            self._file.flush()
+            self._disk(self._file.flush)
             self._flushed = time.monotonic()
 
     def close(self) -> None:
-        with contextlib.suppress(ValueError):
-            self._file.close()
+        self._disk(self._file.close)

@@ -75,6 +75,10 @@ class SafetyFilter:
         self._width, self._gate_fault = None, None
         self._rest(np.array((*place[0], *place[1])), state)
 
+    def felt(self, state: RobotState) -> str | None:
+        """What stops the arm also where no command of this filter moves it: a force or a torque, or None."""
+        return self._watch.felt(state)
+
     def step(self, goal: ToolTarget | None, state: RobotState, dt: float) -> Filtered:
         """The command of this tick, ``dt`` seconds after the last. ``goal`` None: decelerate and hold.
 

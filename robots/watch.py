@@ -29,7 +29,11 @@ class Watch:
 
     def fault(self, state: RobotState) -> str | None:
         """The limit that the arm has passed, or None."""
-        return self._unmeasured(state) or self._wrench(state) or self._at_a_joints_end(state)
+        return self.felt(state) or self._at_a_joints_end(state)
+
+    def felt(self, state: RobotState) -> str | None:
+        """A force or a torque that it must not feel, or None."""
+        return self._unmeasured(state) or self._wrench(state)
 
     def misplaced(self, state: RobotState) -> str | None:
         """Why the arm must not begin where it stands, or None."""

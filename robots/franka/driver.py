@@ -44,17 +44,19 @@ class FrankyArm:
         """Connects, which lasts for ever where a server takes the connection and stays silent. Raises RobotError."""
         self._cell = cell
         realtime = franky.RealtimeConfig.Enforce if cell.realtime == "enforce" else franky.RealtimeConfig.Ignore
-        force, torque = _REFLEX_MARGIN * cell.max_force_n, _REFLEX_MARGIN * cell.max_torque_n_m
-        joint = max(_LEAST_JOINT_THRESHOLD_N_M, force * _REACH_M)
         with explained(host):
-            self._robot: Any = franky.Robot(
-                host, relative_dynamics_factor=cell.home_speed_rad_s / _JOINT_SPEED_LIMIT_RAD_S, realtime_config=realtime
-            )
+            self._robot: Any = franky.Robot(host, realtime_config=realtime)
+            share = cell.home_speed_rad_s / _JOINT_SPEED_LIMIT_RAD_S
+            self._robot.joint_velocity_limit.set(np.full(7, cell.home_speed_rad_s))
+            self._robot.relative_dynamics_factor = franky.RelativeDynamicsFactor(1.0, share, share)
             state = self._robot.state
+            self._configured = False
             if state.robot_mode == franky.RobotMode.Idle:
-                self._configure(joint, [force] * 3 + [torque] * 3, state)
+                self._configure(state)
         self._motion: Any = None
         self._homing = self._home_next = False
+        self._breaking = self._broken = False
+        """Off, a homing; and the arm has taken the order."""
         self._begun = self._tried = 0.0
         """When a motion was to begin, first of several tries and last."""
         self._problem = trouble(state)
@@ -64,10 +66,14 @@ class FrankyArm:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def _configure(self, joint: float, wrench: list[float], state: Any) -> None:
-        self._robot.set_collision_behavior([joint] * 7, wrench)
+    def _configure(self, state: Any) -> None:
+        """An arm that is not idle refuses this."""
+        force, torque = _REFLEX_MARGIN * self._cell.max_force_n, _REFLEX_MARGIN * self._cell.max_torque_n_m
+        joint = max(_LEAST_JOINT_THRESHOLD_N_M, force * _REACH_M)
+        self._robot.set_collision_behavior([joint] * 7, [force] * 3 + [torque] * 3)
         tool = franky.Affine(self._cell.tool_position_m, _xyzw(np.array(self._cell.tool_quaternion_wxyz)))
         self._robot.set_ee((state.F_T_NE.inverse * tool).matrix.flatten(order="F").tolist())
+        self._configured = True
 
     @property
     def measured(self) -> Measured:
@@ -107,6 +113,7 @@ class FrankyArm:
     def home(self) -> None:
         """Move the joints to the rest position, the fastest at most ``home_speed_rad_s``, with the springs off; ``homing`` until there."""
         self._homing = self._home_next = True
+        self._breaking = self._broken = False
 
     def rest(self) -> None:
         """Take the springs off; the arm's own brake of torques, then its own controller, hold it."""
@@ -116,12 +123,13 @@ class FrankyArm:
                 self._robot.move(franky.TorqueStopMotion(ramp_duration=_FADE_S), asynchronous=True)
 
     def halt(self) -> None:
-        """Break a homing off."""
-        if self._homing:
-            self._home_next = False
+        """Break a homing off. To be called until ``homing`` is False: a motion that is only just beginning takes no other."""
+        self._home_next, self._breaking = False, True
+        if self._homing and not self._broken:
             with self._noted():
                 if self._robot.current_control_signal_type == franky.ControlSignalType.JointPositions:
                     self._robot.move(franky.JointStopMotion(), asynchronous=True)
+                    self._broken = True
 
     def recover(self, timeout: float) -> None:
         """Clear what the arm latched. Only for a person's acknowledgement. Raises RobotError; LineDead where a new connection is needed."""
@@ -134,6 +142,8 @@ class FrankyArm:
                 if time.monotonic() > deadline:
                     raise RobotError(f"the arm does not recover: {trouble(self._robot.state)}")
                 time.sleep(0.01)
+            if not self._configured:
+                self._configure(self._robot.state)
         self._problem = None
 
     def close(self) -> None:
@@ -185,7 +195,7 @@ class FrankyArm:
 
     def _fail(self, error: Exception) -> None:
         if is_ending(error) and time.monotonic() - self._begun < _ENDING_S:
-            self._motion, self._home_next = None, self._homing  # the next tick tries again
+            self._motion, self._home_next = None, self._homing and not self._breaking  # the next tick tries again
             return
         self._homing, self._home_next, self._motion = False, False, None
         if self._problem is None:

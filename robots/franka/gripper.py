@@ -27,9 +27,9 @@ class FrankyGripper:
         self._cell = cell
         try:
             self._gripper = franky.Gripper(host)
+            state = self._gripper.state
         except (franky.NetworkException, franky.IncompatibleVersionException) as error:
             raise RobotError(f"the hand at {host} does not answer: {error}; is it switched on in Desk?") from None
-        state = self._gripper.state
         self.server_version: int = self._gripper.server_version
         self.widest: float = state.max_width
         self.width: float = state.width

@@ -26,6 +26,7 @@ from rlinf_vla.robot import CellError, RobotError
 from .. import cell_file
 from ..cell import Cell
 from ..channel import Channel, ChannelClosed, Listener, Message
+from ..disk import Later
 from ..folder import JOURNAL, ORDERS, STATE, Journal, Latch, Lock
 from ..record import Record
 from . import messages
@@ -50,10 +51,12 @@ class ArmProcess:
     def __init__(self, owner: Channel, options: Message, cell: Cell) -> None:
         self._owner, self._cell, self._host = owner, cell, str(options["host"])
         folder = Path(options["folder"])
-        self._lock, latch = Lock(folder, self._host), Latch(folder)
+        self._lock, self._disk = Lock(folder, self._host), Later()
+        latch = Latch(folder, self._disk)
         if self._lock.killed is not None and latch.read() is None:
             latch.write(f"the arm's process {self._lock.killed} was killed")
-        self._journal = Journal(Path(options["journal"]) if options["journal"] else folder / JOURNAL)
+            self._disk.settle(_FAREWELL_S)
+        self._journal = Journal(Path(options["journal"]) if options["journal"] else folder / JOURNAL, self._disk)
         self._arm = self._within(lambda: FrankyArm(self._host, cell))
         self._gripper = self._within(lambda: FrankyGripper(self._host, cell))
         self._servo = Servo(cell, self._arm, self._gripper, latch, self._journal)
@@ -61,6 +64,7 @@ class ArmProcess:
         self._listener = Listener(folder / ORDERS)
         self._recovery: tuple[Future[tuple[FrankyArm, FrankyGripper]], str] | None = None
         """And who acknowledged."""
+        self._stopped_meanwhile: str | None = None
         self._homing = False
         self._asked_to_end: str | None = None
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -89,15 +93,19 @@ class ArmProcess:
                 else:
                     self._servo.stop(self._asked_to_end, now)
                 leaving = now + _FAREWELL_S
-            self._look_at_recovery()
+            self._look_at_recovery(now)
+            if self._disk.problem is not None:
+                self._servo.stop(self._disk.problem, now)
             self._publish(now)
             self._journal.flush()
+        self._disk.settle(_FAREWELL_S)
         self._lock.release()
 
     def close(self) -> None:
         self._listener.close()
         self._journal.write("end", fault=self._servo.fault, durable=True)
         self._journal.close()
+        self._disk.settle(_FAREWELL_S)
 
     def _within(self, connect: Callable[[], Result]) -> Result:
         """Raises RobotError, also where the host takes the connection and is silent; what waits for it then ends with this process."""
@@ -151,7 +159,11 @@ class ArmProcess:
         if "goal" in message:
             self._servo.pursue(messages.unpack_target(message["goal"]), float(message["until"]), now)
         if "stop" in message:
-            self._servo.stop(str(message["stop"]), now)
+            why = str(message["stop"])
+            self._journal.write("stop", why=why, durable=True)
+            self._servo.stop(why, now)
+            if self._recovery is not None:
+                self._stopped_meanwhile = why
         if "home" in message:
             self._servo.home()
             self._homing = True
@@ -175,19 +187,24 @@ class ArmProcess:
         gripper.mend()
         return arm, gripper
 
-    def _look_at_recovery(self) -> None:
+    def _look_at_recovery(self, now: float) -> None:
         if self._recovery is None or not self._recovery[0].done():
             return
         future, person = self._recovery
         self._recovery = None
+        meanwhile, self._stopped_meanwhile = self._stopped_meanwhile, None
         try:
             self._arm, self._gripper = self._servo.arm, self._servo.gripper = future.result()
-        except RobotError as error:
-            self._journal.write("not recovered", person=person, error=str(error), durable=True)
-            self._tell({"recovered": str(error)})
+        except Exception as error:
+            why = str(error) if isinstance(error, RobotError) else f"{type(error).__name__}: {error}"
+            self._journal.write("not recovered", person=person, error=why, durable=True)
+            self._tell({"recovered": why})
         else:
+            self._disk.problem = None
             self._servo.acknowledge(person)
-            self._tell({"recovered": None})
+            if meanwhile is not None:  # it was not what the person looked at
+                self._servo.stop(meanwhile, now)
+            self._tell({"recovered": meanwhile})
 
 
 def begin(work: Callable[[], Result]) -> Future[Result]:

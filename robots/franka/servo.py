@@ -24,6 +24,8 @@ from .measured import Measured
 NETWORK, POLICY = "network: ", "policy: "
 """Begin faults of the line to the arm, and of the policy's process."""
 
+_RELIEF_S = 1.0
+"""For which a homing that begins where the arm presses on something may go on pressing."""
 _STANDING = 1e-4
 """Metres or radians per second of a command that stands."""
 
@@ -67,7 +69,8 @@ class Servo:
         self._cell, self._latch, self._journal = cell, latch, journal
         self.arm, self.gripper = arm, gripper
         self._filter = SafetyFilter(cell)
-        self.fault = latch.read() or arm.problem
+        found = latch.read()
+        self.fault = found or arm.problem
         """What is latched."""
         self.took: list[float] = []
         """Seconds that the safety filter took in each tick, for whoever empties it."""
@@ -83,7 +86,13 @@ class Servo:
         """When."""
         self._still = 0
         """Ticks that the command has stood still."""
+        self._halting = False
+        """A homing is being broken off."""
+        self._homed, self._freed = 0, True
+        """Ticks on the way home, and whether the arm has felt no more than it may on it: it may begin where it presses."""
         if self.fault is not None:
+            if found is None:
+                latch.write(self.fault)
             journal.write("fault found at the start", fault=self.fault, durable=True)
 
     def hear(self, now: float) -> None:
@@ -113,9 +122,8 @@ class Servo:
             self._journal.write("fault", fault=fault, at=now, durable=True)
 
     def release(self) -> None:
-        """Nobody moves the arm any more: it decelerates and stands, a homing is broken off, what the hand holds it goes on holding."""
-        self._goal, self._armed = None, False
-        self.arm.halt()
+        """Nobody moves the arm any more: it decelerates and stands, also on its way home; what the hand holds it goes on holding."""
+        self._goal, self._armed, self._halting = None, False, True
 
     def acknowledge(self, person: str) -> None:
         """A person looked, and the cause is gone: the arm stands wherever it stands."""
@@ -129,6 +137,7 @@ class Servo:
             self._journal.write("homing")
             self._goal, self._armed = None, False
             self._leave_springs()
+            self._halting, self._homed, self._freed = False, 0, False
             self.arm.home()
 
     @property
@@ -141,6 +150,8 @@ class Servo:
         """One step. ``now``: monotonic seconds. Returns the state after it, and what limits changed."""
         state = self._state()
         self._watch(now, state)
+        if self._halting and self.arm.homing:  # in each tick: a motion that is only just being begun cannot be stopped yet
+            self.arm.halt()
         interventions: list[Intervention] = []
         if self._goal is not None and now > self._valid_until:
             self._goal = None
@@ -194,8 +205,16 @@ class Servo:
             self.stop(f"{NETWORK}no state of the arm for {age:.2f} s", now)
         elif self.gripper.problem is not None:
             self.stop(self.gripper.problem, now)
-        elif self._armed and now - self._heard > self._cell.heartbeat_timeout_s:
+        elif (self._armed or self.arm.homing) and now - self._heard > self._cell.heartbeat_timeout_s:
             self.stop(f"{POLICY}its process has said nothing for {now - self._heard:.2f} s", now)
+        elif self.arm.homing and (felt := self._felt(state)) is not None:
+            self.stop(felt, now)
+
+    def _felt(self, state: RobotState) -> str | None:
+        """What the arm must not feel on its way home."""
+        felt = self._filter.felt(state)
+        self._homed, self._freed = self._homed + 1, self._freed or felt is None
+        return felt if self._freed or self._homed > _RELIEF_S * self._cell.servo_hz else None
 
     def _state(self) -> RobotState:
         found = self.arm.measured

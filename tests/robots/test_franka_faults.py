@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from franka_session import CELL_YAML, Session, journal, wait_until
+from trajectory import Trajectory
 
 from rlinf_vla.robot import RobotError, ToolPose, ToolTarget
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
@@ -108,6 +109,57 @@ def test_a_signal_makes_it_stand_and_end(session: Session) -> None:
     session.wait_still(STANDS_S)
     wait_until(lambda: journal(session.folder)[-1]["event"] == "end", 5, "the arm's process ends")
     assert "SIGTERM" in journal(session.folder)[-1]["fault"]
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1, 0.5])
+def test_a_stop_on_the_way_home_is_never_lost(session: Session, delay_s: float) -> None:
+    session.move(1.5)
+    session.wait_still(STANDS_S)
+    away = session.robot.observe().joints
+    session.robot._send({"home": True})
+    time.sleep(delay_s)
+    session.robot.stop("not now")
+    session.wait_fault(1)
+    session.wait_still(STANDS_S)
+    stands = session.robot.observe().joints
+    for _ in range(10):
+        time.sleep(0.1)
+        np.testing.assert_allclose(session.robot.observe().joints, stands, atol=0.005)
+    assert np.abs(stands - session.robot.cell.home_joints_rad).max() > 0.3 * np.abs(away - session.robot.cell.home_joints_rad).max()
+
+
+def test_no_joint_goes_home_faster_than_the_cell_says(session: Session) -> None:
+    session.move(1.5)
+    session.wait_still(STANDS_S)
+    seen = Trajectory(session.cell)
+    session.robot.home(30)
+    seen.close()
+    fastest = max(speed for _, speed in seen.samples)
+    assert 0.5 * session.robot.cell.home_speed_rad_s < fastest < 1.1 * session.robot.cell.home_speed_rad_s
+
+
+def test_a_stop_that_comes_while_an_acknowledgement_is_worked_on_stays(session: Session) -> None:
+    session.cell.fault("tcp_close")
+    session.wait_fault(10)
+    session.robot.acknowledge("tester")
+    session.robot.stop("wait")
+    wait_until(lambda: session.robot.observe().fault == "policy: wait", 15, "it is what is latched now")
+    assert session.robot.refusal == "policy: wait"
+    session.acknowledge()
+
+
+def test_a_user_stop_that_was_pressed_before_outlives_its_release(session: Session) -> None:
+    session.robot.close()
+    session.cell.fault("user_stop")
+    for _ in range(2):
+        session.robot = franka_sim.make(session.config)
+        session.robot.connect(30)
+        assert str(session.robot.observe().fault).startswith("user stop")
+        session.robot.close()
+        session.cell.mend("user_stop")
+    session.robot = franka_sim.make(session.config)
+    session.robot.connect(30)
+    session.acknowledge()
 
 
 def test_anyone_may_stop_it_from_beside(session: Session) -> None:

@@ -127,7 +127,8 @@ def test_an_arm_that_is_let_go_comes_to_rest_and_nothing_is_latched(bench: Bench
     bench.servo.home()
     assert not bench.servo.standing
     bench.servo.release()
-    assert bench.arm.halted == 2, "a homing is broken off"
+    bench.run(3 / CELL.servo_hz)
+    assert bench.arm.halted == 3, "a homing is broken off, until it is"
 
 
 def test_what_the_filter_took_in_each_tick_is_known(bench: Bench) -> None:
@@ -177,3 +178,47 @@ def test_commands_are_within_the_cells_speed(bench: Bench) -> None:
             fastest = max(fastest, float(np.linalg.norm(bench.arm.pose.position - before)) * CELL.servo_hz)
             before = bench.arm.pose.position
     assert 0 < fastest <= CELL.max_speed_m_s * 1.0001
+
+
+def test_a_fault_that_is_found_at_the_start_outlives_its_cause(bench: Bench) -> None:
+    bench.arm.problem = "user stop: pressed at the arm"
+    assert bench.make().fault == bench.arm.problem
+    bench.arm.problem = None
+    assert bench.make().fault == "user stop: pressed at the arm"
+
+
+def test_a_homing_that_was_stopped_is_broken_off_until_it_is(bench: Bench) -> None:
+    bench.servo.home()
+    bench.run(0.1)
+    bench.servo.stop("stopped by tester", bench.now)
+    bench.run(0.2)
+    assert bench.arm.halted >= 5, "the first may have come before there was a motion"
+    bench.arm.homing = False
+    halted = bench.arm.halted
+    bench.run(0.1)
+    assert bench.arm.halted == halted
+
+
+def test_on_the_way_home_forces_and_silence_stop_it_too(bench: Bench) -> None:
+    bench.servo.home()
+    assert bench.run(0.1).fault is None
+    bench.arm.wrench = np.array([CELL.max_force_n + 1, 0, 0, 0, 0, 0])
+    assert str(bench.run(0.1).fault).startswith("max_force_n: ")
+    bench.arm.wrench, bench.arm.homing = np.zeros(6), False
+    bench.servo.acknowledge("tester")
+    bench.servo.home()
+    assert str(bench.run(CELL.heartbeat_timeout_s + 0.1, heard=False).fault).startswith("policy: its process has said nothing")
+
+
+def test_an_arm_that_presses_may_go_home_if_that_relieves_it(bench: Bench) -> None:
+    pressing = np.array([0, 0, CELL.max_force_n + 10, 0, 0, 0])
+    bench.arm.wrench = pressing
+    bench.servo.home()
+    assert bench.run(0.5).fault is None
+    bench.arm.wrench = np.zeros(6)
+    assert bench.run(2.0).fault is None
+    bench.arm.homing = False
+    bench.run(0.1)
+    bench.arm.wrench = pressing
+    bench.servo.home()
+    assert str(bench.run(1.5).fault).startswith("max_force_n: ")

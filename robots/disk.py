@@ -1,0 +1,40 @@
+"""What is to be on the disk, written in order by a thread: a servo does not wait for a disk, which may take a second when others use it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+Work = Callable[[], object]
+Disk = Callable[[Work], None]
+"""Does it, now or soon."""
+
+
+def at_once(work: Work) -> None:
+    work()
+
+
+class Later:
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        """Why something is not on the disk."""
+        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="disk", daemon=True).start()
+
+    def __call__(self, work: Work) -> None:
+        self._work.put(work)
+
+    def settle(self, seconds: float) -> None:
+        """Returns when all until now is done, and no later than in so many seconds."""
+        done = threading.Event()
+        self(done.set)
+        done.wait(seconds)
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            try:
+                work()
+            except OSError as error:
+                self.problem = f"disk: {error.strerror or error}, so that nothing is kept of what the arm does"
