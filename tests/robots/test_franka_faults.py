@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +148,17 @@ def test_a_stop_that_comes_while_an_acknowledgement_is_worked_on_stays(session: 
     wait_until(lambda: session.robot.observe().fault == "policy: wait", 15, "it is what is latched now")
     assert session.robot.refusal == "policy: wait"
     session.acknowledge()
+
+
+def test_a_full_disk_stops_it(session: Session) -> None:
+    session.robot.close()
+    session.robot = franka_sim.make(replace(session.config, journal="/dev/full"))
+    session.robot.connect(30)
+    with contextlib.suppress(RobotError):
+        session.move(2.5, by=(0.0, 0.1, 0.0))  # further than it may: there is something to write
+    assert session.wait_fault(5).startswith("disk: No space left on device")
+    session.wait_still(STANDS_S)
+    assert session.robot.pid, "the arm's process lives"
 
 
 def test_a_user_stop_that_was_pressed_before_outlives_its_release(session: Session) -> None:
