@@ -1,6 +1,7 @@
 """How a process beside the arm starts: ``python bootstrap.py ENGINE MODULE ...``, also where Python has numpy and a driver, but not us.
 
-``ENGINE`` is the folder of the engine, of which the modules use ``robot.py`` and ``rotations.py``; ``MODULE`` is relative to this folder.
+``ENGINE`` is the folder of the engine, of which the modules use ``robot.py``, ``rotations.py`` and ``places.py``; ``MODULE`` is relative to
+this folder.
 Their packages are stood in for by empty ones, so that nothing of ours but what they name is imported, PyTorch least of all.
 """
 

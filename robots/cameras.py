@@ -92,16 +92,20 @@ class CapturingCamera(ABC):
     def __init__(self, name: str, options: CameraOptions) -> None:
         self.name = name
         self._options = options
-        self._watch = Watch(name, options.max_age_s, options.frozen_s)
+        self._thread: threading.Thread | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._watch = Watch(self.name, self._options.max_age_s, self._options.frozen_s)
         self._newest: Frame | None = None
         self._failure: str | None = None
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()  # of this start alone: a thread that still waits for the device before knows its own
 
     def start(self) -> None:
-        """Raises CameraError, also where no picture comes within FIRST_FRAME_S."""
+        """Also anew, after ``close``. Raises CameraError, also where no picture comes within FIRST_FRAME_S."""
+        self._forget()
         self._open()
-        self._thread = threading.Thread(target=self._capture, daemon=True)
+        self._thread = threading.Thread(target=self._capture, args=(self._closed,), daemon=True)
         self._thread.start()
         deadline = time.monotonic() + FIRST_FRAME_S
         while self._newest is None:
@@ -126,13 +130,18 @@ class CapturingCamera(ABC):
             self._thread = None
             self._release()
 
-    def _capture(self) -> None:
+    def _capture(self, closed: threading.Event) -> None:
         number = 0
-        while not self._closed.is_set():
+        while True:
+            failure = None
             try:
                 image = self._read()
             except Exception as error:
-                self._failure = " ".join(str(error).split()) or type(error).__name__
+                failure = " ".join(str(error).split()) or type(error).__name__
+            if closed.is_set():
+                return
+            if failure is not None:
+                self._failure = failure
                 return
             number += 1
             self._newest = Frame(time.monotonic(), number, image)

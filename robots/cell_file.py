@@ -39,7 +39,7 @@ def load(path: Path) -> Cell:
     except FileNotFoundError:
         shipped = ", ".join(sorted(str(each) for each in CELLS.glob("*.yaml")))
         raise CellError(f"{path}: no such cell file; copy one of ours and make it yours: {shipped}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no UTF-8, a number of thousands of digits, the 13th month
         raise CellError(f"{path}: cannot be read: {error}") from None
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
@@ -89,12 +89,16 @@ def _number(key: str, value: Any, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         hint = "; YAML wants a point in 1.0e-3" if isinstance(value, str) and _is_number(value) else "; write one"
         raise CellError(f"{key}: {value!r} is no number{hint}")
-    if not math.isfinite(value):
-        raise CellError(f"{key}: {value} is not finite; write a number between {low:g} and {high:g}")
-    if not low <= value <= high:
-        mend = "lower" if value > high else "raise"
-        raise CellError(f"{key}: {value:g} is not between {low:g} and {high:g}, the most that a cell may ask for; {mend} it")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        number = math.inf if value > 0 else -math.inf
+    if not math.isfinite(number):
+        raise CellError(f"{key}: {number} is not finite; write a number between {low:g} and {high:g}")
+    if not low <= number <= high:
+        mend = "lower" if number > high else "raise"
+        raise CellError(f"{key}: {number:g} is not between {low:g} and {high:g}, the most that a cell may ask for; {mend} it")
+    return number
 
 
 def _is_number(text: str) -> bool:

@@ -25,21 +25,25 @@ class Child:
     """
 
     def __init__(self, name: str, module: str, python: str | None = None, environment: Mapping[str, str] | None = None) -> None:
-        """name: what errors call it. python: of another Python environment; None takes this one's."""
+        """name: what errors call it. python: of another Python environment; None takes this one's. Raises RobotError where it cannot be
+        started."""
         self._name = name
         self.channel, theirs = Channel.pair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (nameless, and open as long as the process)
         program = [python or sys.executable, bootstrap, str(Path(robot.__file__).parent), module, str(theirs.fileno())]
-        with theirs:
-            self._popen = subprocess.Popen(
-                program,
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-                start_new_session=True,  # Ctrl-C reaches this process only
-            )
+        try:
+            with theirs:
+                self._popen = subprocess.Popen(
+                    program,
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+                    start_new_session=True,  # Ctrl-C reaches this process only
+                )
+        except OSError as error:
+            raise RobotError(f"{name} cannot be started with {program[0]}: {error.strerror}") from None
 
     @property
     def pid(self) -> int:

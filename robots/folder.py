@@ -6,10 +6,12 @@ import fcntl
 import json
 import os
 import re
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla import places
 from rlinf_vla.robot import RobotError
 
 from .disk import Disk, at_once
@@ -19,28 +21,49 @@ STATE = "arm.state"
 JOURNAL = "journal.jsonl"
 _LOCK, _LATCH = "lock", "latched.json"
 _DRIVES = " drives"
+_LONGEST_SOCKET = 107
+"""Bytes of a path; the system's limit."""
 
 
 def root() -> Path:
-    """The parent of all arms' folders, readable to this user only. Raises RobotError where another owns it."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    path = Path(runtime) / "rlinf-vla" if runtime else Path(f"/tmp/rlinf-vla-{os.getuid()}")  # noqa: S108  (owner and mode are checked)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.stat()
+    """The parent of all arms' folders, readable to this user only; it outlives logins, and another machine with the same home has another.
+    Raises RobotError where there can be none, or others can open it."""
+    try:
+        path = places.state() / "arms" / _plain(socket.gethostname())
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except (OSError, RuntimeError) as error:
+        raise RobotError(f"no folder for locks and faults of arms: {error}; XDG_STATE_HOME=FOLDER names another place") from None
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise RobotError(f"{path} is open to other users: remove it")
+        raise RobotError(f"{path} is open to other users: `chmod 700` it, or remove it where it is not yours")
     return path
 
 
 def of_arm(name: str) -> Path:
-    path = root() / re.sub(r"[^\w.-]", "_", name)
+    """Raises RobotError, also where its path leaves no room for that of a socket in it."""
+    path = root() / _plain(name)
+    if (length := len(os.fsencode(path / ORDERS))) > _LONGEST_SOCKET:
+        much = f"{length - _LONGEST_SOCKET} bytes too long for a socket"
+        raise RobotError(f"{path / ORDERS}: {much}; XDG_STATE_HOME=FOLDER names a shorter place")
     path.mkdir(exist_ok=True)
     return path
 
 
+def address(host: str) -> str:
+    """One arm is one folder, by whichever of its names: its IPv4 address, or ``host`` where that leads to none."""
+    try:
+        return socket.gethostbyname(host)
+    except (OSError, UnicodeError):
+        return host
+
+
 def arms() -> list[Path]:
-    """Of all arms that this user's processes have driven since the machine was started."""
+    """Of all arms that this user's processes have ever driven from this machine."""
     return sorted(path for path in root().iterdir() if path.is_dir())
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name)
 
 
 class Lock:

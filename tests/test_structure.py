@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SHELVES = ("models", "envs", "rewards", "robots")
 DATA = ("recipes", "assets")
-PAGES = {"types", "robot", "rotations", "protocols", "atomic"}
+PAGES = {"types", "robot", "rotations", "protocols", "atomic", "places"}
 """What a shelf may use of the engine."""
 
 ALGORITHMS = PAGES | {"algorithms"}
@@ -19,6 +19,7 @@ SIBLINGS = {"rollout", "training", "evaluation", "telemetry", "datasets"}
 MAY_IMPORT = {
     "types": set(),
     "atomic": set(),
+    "places": set(),
     "robot": set(),
     "rotations": set(),
     "protocols": {"types"},

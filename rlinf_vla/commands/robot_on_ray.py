@@ -24,6 +24,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rlinf_vla import places
 from rlinf_vla.atomic import replacing
 from rlinf_vla.commands.robot_link import Process
 from rlinf_vla.commands.robot_process import EPISODES, FAREWELL_S, WEIGHTS
@@ -64,8 +65,7 @@ class Outpost:
     """The actor. A session has one process at a time beside the robot: its folder is locked for as long as that lives."""
 
     def __init__(self, session: str, recipe: str, silence_s: float, heartbeat_s: float) -> None:
-        state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        self._folder = Path(state).expanduser() / "rlinf-vla" / "sessions" / session
+        self._folder = places.state() / "sessions" / session
         self._episodes = self._folder / EPISODES
         self._episodes.mkdir(parents=True, exist_ok=True)
         lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)

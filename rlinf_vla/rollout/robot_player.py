@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_vla.robot import FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Action, RobotError
+from rlinf_vla.robot import FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Action, CameraError, RobotError
 from rlinf_vla.rollout.background import Background
 from rlinf_vla.rollout.clock import Clock
 from rlinf_vla.rollout.control_config import ControlConfig
@@ -78,6 +78,7 @@ class RobotPlayer:
                 instruction = self._lay_out(job)
             except RobotError as error:
                 problem = str(error)
+                self._attendant.lost |= isinstance(error, CameraError)  # in the warm-up
                 continue
             task = self._cell.scene.task
             self._spool.begin(job, task, instruction, weights)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ class Spool:
     def __init__(self, path: Path | None) -> None:
         """``path``: None keeps nothing."""
         self._path, self._pool, self._writing = path, ThreadPoolExecutor(1, "spool"), list[Future[None]]()
+        self._broken = False
+        """A record of this episode is not there, or not whole."""
 
     def begin(self, job: Job, task: str, instruction: str, weights: int) -> None:
         self._writing.clear()
@@ -63,10 +66,14 @@ class Spool:
             return
 
         def write() -> None:
+            if self._broken and mode == "ab":
+                return  # nobody could find it behind a record that was cut short, and there may be no gap
+            self._broken = True
             data = record()
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open(mode) as file:
                 file.write(_LENGTH.pack(len(data)) + data)
+            self._broken = False
 
         self._writing.append(self._pool.submit(write))
 
@@ -96,19 +103,28 @@ def recovered(path: Path) -> RobotEpisode | None:
 
 
 def _read(path: Path) -> tuple[Mapping[str, Any] | None, list[Tensors]]:
-    """Up to a record that was not written to its end."""
+    """Up to the first record that cannot be read, as one that was not written to its end."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None, []
-    parts, at = [], 0
+    parts = _parts(data)
+    try:
+        about = json.loads(next(parts, b""))
+    except ValueError:
+        return None, []
+    records = list[Tensors]()
+    with suppress(ValueError, SafetensorError):
+        for part in parts:
+            records.append(load(part))
+    return about, records
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    at = 0
     while at + _LENGTH.size <= len(data):
         (length,) = _LENGTH.unpack_from(data, at)
         at += _LENGTH.size + length
         if at > len(data):
-            break
-        parts.append(data[at - length : at])
-    try:
-        return (json.loads(parts[0]), [load(part) for part in parts[1:]]) if parts else (None, [])
-    except (ValueError, SafetensorError):
-        return None, []
+            return
+        yield data[at - length : at]

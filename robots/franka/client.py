@@ -53,9 +53,11 @@ class FrankaRobot:
     def connect(self, timeout_s: float) -> None:
         """Raises RobotError."""
         deadline = time.monotonic() + timeout_s
-        host = self._find_host(timeout_s)
-        child = Child("the arm's process", "franka.process", self._python)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._leave)
+            host = self._find_host(timeout_s)
+            child = Child("the arm's process", "franka.process", self._python)
+            undo.callback(child.kill)
             child.channel.send(
                 {
                     "host": host,
@@ -66,10 +68,7 @@ class FrankaRobot:
                 }
             )
             self.found = child.wait_ready(deadline)["found"]
-        except BaseException:
-            child.kill()
-            self._leave()
-            raise
+            undo.pop_all()
         self._child, self._record = child, Record(self._folder / STATE)
 
     @property

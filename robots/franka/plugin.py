@@ -71,7 +71,7 @@ class Franka:
         return orders.give(folder.arms() if config is None else [self.folder(config)], order, person)
 
     def folder(self, config: FrankaConfig) -> Path:
-        return folder.of_arm(config.host)
+        return folder.of_arm(folder.address(config.host))
 
 
 class FrankaSim:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 
-from rlinf_vla.robot import Action
+from rlinf_vla.robot import PAUSE, Action
 
 STILL = 0.05
 """Of full deflection: what is less is no hand on the device."""
@@ -19,7 +21,7 @@ class Device(Protocol):
     name: str
 
     def events(self) -> Iterator[Event]:
-        """As they come; ends where the device is gone."""
+        """As they come; ends where the device is gone, or was closed."""
 
     def close(self) -> None:
         """Ends ``events``."""
@@ -44,6 +46,7 @@ class Hands:
         self._motion: tuple[float, ...] = (0.0,) * 6
         self._gripper, self._gripped = OPEN, False
         self._words: list[str] = []
+        self._closed = False
         threading.Thread(target=self._listen, name=device.name, daemon=True).start()
 
     def action(self) -> Action | None:
@@ -60,6 +63,7 @@ class Hands:
             return said
 
     def close(self) -> None:
+        self._closed = True
         self._device.close()
 
     def hear(self, event: Event) -> None:
@@ -72,6 +76,18 @@ class Hands:
                 self._words.append(event.word)
 
     def _listen(self) -> None:
-        for event in self._device.events():
-            self.hear(event)
-        self.hear(Event(motion=(0.0,) * 6))  # a device that was pulled out lets go
+        try:
+            for event in self._device.events():
+                self.hear(event)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """A device that is gone holds nothing, and the policy does not go on with nobody to stop it."""
+        lost = not self._closed
+        if lost:
+            self.name = f"{self._device.name}, which is gone"  # this is who paused
+        self.hear(Event(motion=(0.0,) * 6, word=PAUSE if lost else None))
+        if lost:
+            with contextlib.suppress(OSError):  # the terminal may be what is gone
+                print(f"the {self._device.name} is gone: end the session, and begin it again with one", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ k: acknowledge. x: quit. A key counts for a moment; held, the terminal repeats i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import termios
@@ -46,13 +47,20 @@ class Keyboard:
             if not ready:
                 yield RELEASED
                 continue
-            for key in os.read(self._file, 64).decode(errors="ignore"):
+            try:
+                keys = os.read(self._file, 64)
+            except OSError:
+                return
+            if not keys:  # the terminal hung up
+                return
+            for key in keys.decode(errors="ignore"):
                 if (event := parse(key)) is not None:
                     yield event
 
     def close(self) -> None:
         os.write(self._close, b"x")
-        termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
+        with contextlib.suppress(termios.error):  # of a terminal that is gone
+            termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
 
 
 def parse(key: str) -> Event | None:

@@ -88,6 +88,44 @@ def test_a_device_that_breaks_is_named(scripted: Scripted) -> None:
         scripted.latest()
 
 
+def test_a_device_that_broke_is_started_anew(scripted: Scripted) -> None:
+    for _ in range(2):
+        scripted.pictures.append(RuntimeError("unplugged"))
+        scripted.more.set()
+        wait_until(lambda: scripted._failure, 2, "it is noticed")
+        scripted.close()
+        with pytest.raises(CameraError, match="unplugged"):
+            scripted.latest()
+        scripted.start()
+        assert scripted.latest().number == 1
+        scripted.more.set()
+        wait_until(lambda: scripted.latest().number > 1, 2, "it goes on")
+
+
+def test_a_device_that_was_away_is_not_frozen() -> None:
+    camera = Scripted("wrist", CameraConfig(max_age_s=0.3, frozen_s=0.1))
+    camera.start()
+    camera.latest()
+    camera.more.set()
+    camera.close()
+    time.sleep(0.2)
+    camera.start()
+    assert camera.latest().number == 1, "the same picture as then, which says nothing of the time in between"
+    camera.more.set()
+    camera.close()
+
+
+def test_who_still_waits_for_the_device_before_says_nothing_any_more(scripted: Scripted) -> None:
+    before = scripted.more
+    scripted.close()  # in vain: its thread waits for a picture for longer
+    scripted.start()
+    first = scripted._newest
+    scripted.pictures.append(RuntimeError("of the device before"))
+    before.set()
+    time.sleep(0.1)
+    assert scripted._failure is None and scripted._newest is first
+
+
 def test_a_camera_is_started_first() -> None:
     with pytest.raises(CameraError, match="has not been started"):
         Scripted("wrist", CameraConfig()).latest()

@@ -48,7 +48,7 @@ def test_a_cell_travels_as_json() -> None:
     assert cell_file.of(json.loads(json.dumps(cell_file.as_json(cell))), cell.name) == cell
 
 
-NONSENSE = [None, True, "fast", float("nan"), float("inf"), -1e9, 1e9, [], {}, [1, 2, 3, 4, 5, 6, 7, 8], [None], [[1]]]
+NONSENSE = [None, True, "fast", float("nan"), float("inf"), -1e9, 1e9, 10**400, -(10**400), [], {}, [1, 2, 3, 4, 5, 6, 7, 8], [None], [[1]]]
 
 
 @pytest.mark.parametrize("key", [field for field in Cell.__dataclass_fields__ if field != "name"])
@@ -114,6 +114,11 @@ def test_what_is_no_cell_file(tmp_path: Path, values: dict[str, Any]) -> None:
     assert "'1e-1' is no number; YAML wants a point in 1.0e-3" in error(
         tmp_path, SHIPPED.read_text().replace("max_lead_m: 0.08", "max_lead_m: 1e-1")
     )
+    assert "max_lead_m: inf is not finite; write a number between" in error(
+        tmp_path, SHIPPED.read_text().replace("max_lead_m: 0.08", f"max_lead_m: 1{'0' * 400}")
+    )
+    assert error(tmp_path, f"max_lead_m: 1{'0' * 5000}\n"), "more digits than Python reads"
+    assert "cannot be read: month must be in 1..12" in error(tmp_path, "max_lead_m: 2026-13-01\n")
     with pytest.raises(CellError, match=r"nowhere.yaml: no such cell file; copy one of ours and make it yours: .*franka_sim.yaml"):
         cell_file.load(tmp_path / "nowhere.yaml")
     with pytest.raises(CellError, match="cannot be read"):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rlinf_vla import places
 from rlinf_vla.robot import RobotError
 from rlinf_vla.robots import folder, orders
 from rlinf_vla.robots.channel import Listener
+from rlinf_vla.robots.franka.plugin import franka
 
 
 @pytest.mark.parametrize("drives", [False, True])
@@ -55,9 +60,18 @@ def test_a_durable_event_is_on_disk_at_once_and_the_journal_only_grows(tmp_path:
     assert [json.loads(line)["fault"] for line in path.read_text().splitlines()] == ["first", "second"]
 
 
-def test_the_folders_are_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short path: a socket's has to be."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "bench")
+    with tempfile.TemporaryDirectory() as made:
+        monkeypatch.setenv("XDG_STATE_HOME", made)
+        yield Path(made)
+
+
+def test_the_folders_are_this_users_and_machines_alone(state: Path) -> None:
     made = folder.of_arm("172.16.0.2")
+    assert made == state / "rlinf-vla/arms/bench/172.16.0.2"
     assert folder.arms() == [made] and made.parent.stat().st_mode & 0o077 == 0
     assert folder.of_arm("../../etc").parent == made.parent
     made.parent.chmod(0o755)
@@ -65,8 +79,46 @@ def test_the_folders_are_this_users_alone(tmp_path: Path, monkeypatch: pytest.Mo
         folder.of_arm("172.16.0.2")
 
 
-def test_stop_finds_every_arm_that_is_driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_latch_outlives_the_login_in_which_it_was_made(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(state / "login"))
+    folder.Latch(folder.of_arm("172.16.0.2")).write("reflex: joint_reflex")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert folder.Latch(folder.of_arm("172.16.0.2")).read() == "reflex: joint_reflex", "also for who has no login: cron, Ray, sudo"
+
+
+def test_an_arm_has_one_folder_by_whichever_of_its_names(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"fr3": "172.16.0.2", "172.16.0.2": "172.16.0.2"}
+
+    def resolve(host: str) -> str:
+        if host not in known:
+            raise socket.gaierror(-2, "Name or service not known")
+        return known[host]
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    named, numbered, unknown = (franka.folder(franka.Config(host=host)) for host in ("fr3", "172.16.0.2", "fr4"))
+    assert named == numbered and named.name == "172.16.0.2" and unknown.name == "fr4"
+    monkeypatch.undo()
+    assert folder.address(f"{'x' * 70}.lab") == f"{'x' * 70}.lab", "no name can be that"
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_one_line(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spare = 107 - len(str(state / "rlinf-vla/arms/bench" / folder.ORDERS)) - 1
+    listener = Listener(folder.of_arm("x" * spare) / folder.ORDERS)
+    listener.close()
+    with pytest.raises(RobotError, match=r"arm\.socket: 1 bytes too long for a socket; XDG_STATE_HOME=FOLDER names a shorter place$"):
+        folder.of_arm("x" * (spare + 1))
+
+
+def test_a_home_that_takes_nothing_is_one_line(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (state / "rlinf-vla").write_text("")
+    with pytest.raises(RobotError, match=r"no folder for locks and faults of arms: .*Not a directory.*; XDG_STATE_HOME=FOLDER names"):
+        folder.of_arm("172.16.0.2")
+    monkeypatch.setattr(places, "state", lambda: Path("~nobody-of-that-name").expanduser())
+    with pytest.raises(RobotError, match=r"no folder for locks and faults of arms: .*home"):
+        folder.of_arm("172.16.0.2")
+
+
+def test_stop_finds_every_arm_that_is_driven(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="nothing to stop"):
         orders.main()
     folder.of_arm("idle")
@@ -86,8 +138,7 @@ def test_stop_finds_every_arm_that_is_driven(tmp_path: Path, monkeypatch: pytest
     assert capsys.readouterr().out.startswith("172.16.0.2 (process 7): stopped by ")
 
 
-def test_a_stop_that_is_not_answered_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_stop_that_is_not_answered_is_no_success(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "_ANSWER_S", 0.1)
     mute = Listener(folder.of_arm("172.16.0.2") / folder.ORDERS)
     with pytest.raises(SystemExit, match=r"172\.16\.0\.2: stop was delivered, but there is no answer within 0\.1 s: look at the arm"):

@@ -3,8 +3,10 @@ from __future__ import annotations
 import os
 import pty
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,10 +21,15 @@ from rlinf_vla.robots.people.hands import Event, Hands
 class Silent:
     name = "silent"
 
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
     def events(self) -> Iterator[Event]:
+        self._closed.wait()
         yield from ()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._closed.set()
 
 
 def motions(device: object, *reports: bytes) -> list[tuple[float, ...] | None]:
@@ -99,6 +106,7 @@ def test_hands_hold_until_they_let_go() -> None:
     assert hands.action() is None
     hands.hear(Event(word=SUCCESS))
     assert hands.words() == [SUCCESS] and hands.words() == []
+    hands.close()
 
 
 def test_keys_come_from_a_terminal_which_is_left_as_it_was() -> None:
@@ -114,6 +122,65 @@ def test_keys_come_from_a_terminal_which_is_left_as_it_was() -> None:
     assert wait_for(lambda: person.action() is not None) and wait_for(lambda: person.action() is None), "a key is let go"
     person.close()
     assert wait_for(lambda: termios.tcgetattr(slave) == before)
+
+
+def forward(device: str) -> bytes:
+    return {"gamepad": struct.pack("=IhBB", 12, -32767, 2, 1), "spacemouse": struct.pack("<Bhhh", 1, 0, -350, 0)}[device]
+
+
+@pytest.mark.parametrize("device", ["gamepad", "spacemouse"])
+def test_a_device_that_is_gone_lets_go_and_pauses(device: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / device
+    os.mkfifo(path)
+    ours = os.open(path, os.O_RDWR)
+    opens = {"gamepad": gamepad.open_gamepad, "spacemouse": spacemouse.open_spacemouse}[device]
+    person = opens(str(path), 4)
+    os.write(ours, forward(device))
+    assert wait_for(lambda: person.action() is not None)
+    assert person.words() == []
+    os.close(ours)
+    assert wait_for(lambda: person.action() is None)
+    assert person.words() == [PAUSE] and person.words() == [] and person.name == f"{device}, which is gone"
+    assert wait_for(lambda: f"{device} is gone" in capfd.readouterr().err)
+    person.close()
+
+
+def test_a_terminal_that_hangs_up_lets_go_and_pauses(capfd: pytest.CaptureFixture[str]) -> None:
+    master, slave = pty.openpty()
+    person = keyboard.open_keyboard(os.ttyname(slave), 4)
+    os.write(master, b"w")
+    assert wait_for(lambda: person.action() is not None)
+    os.close(master)
+    assert wait_for(lambda: PAUSE in person.words()), "EIO"
+    assert person.action() is None
+    assert wait_for(lambda: "keyboard is gone" in capfd.readouterr().err)
+    person.close()
+
+
+def test_keys_that_end_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = pty.openpty()
+    device = keyboard.Keyboard(os.ttyname(slave))
+    monkeypatch.setattr(os, "read", lambda file, most: b"")
+    os.write(master, b"w")
+    assert list(device.events()) == [], "and not for ever nothing"
+
+
+def test_a_device_that_breaks_lets_go_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Breaks(Silent):
+        def events(self) -> Iterator[Event]:
+            yield Event(motion=(1.0,) * 6)
+            raise ValueError("nobody thought of this")
+
+    monkeypatch.setattr(threading, "excepthook", lambda about: None)
+    person = Hands(Breaks(), 4)
+    assert wait_for(lambda: PAUSE in person.words()) and person.action() is None
+
+
+def test_who_closes_a_device_does_not_pause(capfd: pytest.CaptureFixture[str]) -> None:
+    person = Hands(Silent(), 4)
+    person.close()
+    assert wait_for(lambda: all(each.name != "silent" for each in threading.enumerate()))
+    assert person.words() == [] and capfd.readouterr().err == ""
 
 
 def test_a_device_that_is_not_there_is_one_line(tmp_path: object) -> None:

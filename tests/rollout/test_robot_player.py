@@ -201,6 +201,22 @@ def test_a_robot_that_was_lost_is_connected_anew() -> None:
     assert len(played(toy)) == 20 and len(connected) == 1
 
 
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_camera_that_was_lost_is_started_anew(warmup: int) -> None:
+    toy = Toy(scripted_consent=True, warmup=warmup)
+    (camera,) = toy.player._cell.cameras
+    latest, started = camera.latest, list[None]()
+
+    def unplugged() -> object:
+        if not started:
+            raise CameraError("front: unplugged")
+        return latest()
+
+    camera.latest = unplugged  # type: ignore[method-assign, assignment]
+    camera.start = lambda: started.append(None)  # type: ignore[method-assign]
+    assert len(played(toy)) == 20 and len(started) == 1
+
+
 def test_a_policy_that_fails_leaves_what_was_seen() -> None:
     toy = Toy()
 

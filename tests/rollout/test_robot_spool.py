@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from concurrent.futures import wait
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -63,6 +65,54 @@ def test_wherever_it_was_cut(tmp_path: Path) -> None:
             same_beginning(cut, whole)
             lengths.add(len(cut))
     assert lengths == set(range(1, len(whole)))
+
+
+def test_what_cannot_be_read_ends_it(tmp_path: Path) -> None:
+    whole, path = killed_at_its_end(tmp_path / "left"), tmp_path / "left"
+    data, begins = path.read_bytes(), [0]
+    while begins[-1] < len(data):
+        begins.append(begins[-1] + 8 + int.from_bytes(data[begins[-1] : begins[-1] + 8], "little"))
+    fifth = slice(*begins[5:7])  # the first says what is played
+    # cut in its length, so that all behind it is misaligned; no tensors, and the others whole
+    for damaged in (data[fifth][:3], data[fifth][:8] + bytes(fifth.stop - fifth.start - 8)):
+        path.write_bytes(data[: fifth.start] + damaged + data[fifth.stop :])
+        cut = recovered(path)
+        assert cut is not None
+        same_beginning(cut, whole)
+        assert len(cut) == 3, "four actions, and nobody knows what came of the last"
+
+
+def test_nothing_is_written_behind_a_record_that_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, left = tmp_path / "spool", list[bytes]()
+    toy = Toy(limit=12, under_way=path)
+    opens, appended = Path.open, list[Path]()
+
+    def full_once(self: Path, mode: str = "r") -> IO[Any]:
+        if self == path and mode == "ab":
+            appended.append(self)
+            if len(appended) == 4:
+                with opens(self, mode) as file:
+                    file.write(bytes([99, 0, 0]))  # of its length
+                raise OSError(28, "No space left on device")
+        return opens(self, mode)
+
+    monkeypatch.setattr(Path, "open", full_once)
+
+    def keep(episode: RobotEpisode) -> None:
+        wait(toy.player._spool._writing)
+        left.append(path.read_bytes())
+        toy.keep(episode)
+
+    with pytest.raises(OSError, match="No space left"):
+        toy.player.play(JOB, keep)
+    assert path.read_bytes().endswith(bytes([99, 0, 0]))
+    cut = recovered(path)
+    assert cut is not None and len(cut) == 2 and len(toy.episodes[0]) > 5
+    same_beginning(cut, toy.episodes[0])
+    toy.player.play(JOB, keep)
+    path.write_bytes(left[1])
+    cut = recovered(path)
+    assert cut is not None and len(cut) == len(toy.episodes[1]) - 1, "the next episode begins anew"
 
 
 @pytest.mark.parametrize(

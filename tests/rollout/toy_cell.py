@@ -67,7 +67,13 @@ class Toy:
     """``acts``: of (position, goal), what the policy does; its inference takes ``delay`` of control.MS."""
 
     def __init__(
-        self, limit: int = 20, delay: float = 20, score: Score = own_reward, under_way: Path | None = None, **rules: object
+        self,
+        limit: int = 20,
+        delay: float = 20,
+        score: Score = own_reward,
+        under_way: Path | None = None,
+        warmup: int = 0,
+        **rules: object,
     ) -> None:
         self.clock = VirtualClock()
         self.robot = SyntheticRobot(self.clock, HZ)
@@ -82,7 +88,7 @@ class Toy:
         self.player = RobotPlayer(
             cell,
             background,
-            ControlConfig(warmup=0, max_misses=5),
+            ControlConfig(warmup=warmup, max_misses=5),
             Rules(limit=limit, dimensions=4, **rules),  # type: ignore[arg-type]
             self.clock,
             score,

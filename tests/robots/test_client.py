@@ -1,0 +1,37 @@
+"""The arm as the policy's process sees it, where the arm's process does not even start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_vla.robot import RobotError
+from rlinf_vla.robots import cell_file
+from rlinf_vla.robots.franka.client import FrankaRobot
+
+CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
+
+
+@pytest.mark.parametrize(
+    ("python", "why"), [("/nope", "No such file or directory"), ("/tmp", "Permission denied"), ("/bin/false", "is gone with exit code 1")]
+)
+def test_an_interpreter_that_is_none_is_one_line(tmp_path: Path, python: str, why: str) -> None:
+    left = list[None]()
+    robot = FrankaRobot(CELL, tmp_path, lambda timeout: "127.0.0.1", lambda: left.append(None), python=python)
+    with pytest.raises(RobotError, match=why) as raised:
+        robot.connect(20.0)
+    assert "\n" not in str(raised.value) and left == [None], "what was started for it is ended"
+    with pytest.raises(RobotError, match="not connected"):
+        robot.observe()
+
+
+def test_a_host_that_is_not_found_is_left(tmp_path: Path) -> None:
+    def nowhere(timeout: float) -> str:
+        raise RobotError("no simulated cell")
+
+    left = list[None]()
+    robot = FrankaRobot(CELL, tmp_path, nowhere, lambda: left.append(None))
+    with pytest.raises(RobotError, match="no simulated cell"):
+        robot.connect(20.0)
+    assert left == [None]
