@@ -161,6 +161,7 @@ class Scene(Protocol):
     """Its name in results."""
     by_hand: bool
     """A person lays it out, and says ``resume`` when it is done."""
+    has_expert: bool
 
     def arrange(self, seed: int) -> str:
         """Lay out the episode of this seed, the arm being at home; its instruction. Raises RobotError."""

@@ -29,6 +29,7 @@ from rlinf_vla.training.lora import copy_all
 from rlinf_vla.types import Episodes, Observation, UserError
 
 WARMUP = 3
+_SOMEBODY = "session.person=keyboard, gamepad or spacemouse"
 
 
 class Nobody:
@@ -113,6 +114,18 @@ def check(recipe: Recipe) -> None:
         raise UserError(f"{key} is for simulated robots, robot={recipe.robot.name} can hurt people: leave it out")
     if settings.person != NOBODY:
         plugins.choose("session.person", settings.person, dict(plugins.people()))
+    elif plugin.scene(recipe.robot).by_hand and not by_script:
+        raise UserError(f"robot={recipe.robot.name}: a person lays out its episodes, and says when that is done: {_SOMEBODY}")
+
+
+def require_shown(recipe: Recipe) -> None:
+    """Raises UserError where nobody could show the recipe's demonstrations."""
+    scene, count = plugins.choose("robot", recipe.robot.name, plugins.robots()).scene(recipe.robot), recipe.algorithm.demonstrations
+    if count and recipe.session.person == NOBODY and not scene.has_expert:
+        raise UserError(
+            f"algorithm.demonstrations={count}: robot={recipe.robot.name} has no expert that could show them: {_SOMEBODY}, "
+            "or algorithm.demonstrations=0"
+        )
 
 
 def build_policy(recipe: Recipe) -> Policy:

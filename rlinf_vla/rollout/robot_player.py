@@ -131,10 +131,12 @@ class RobotPlayer:
     def _takeover(self) -> Action | None:
         job, scene, rules = self._take.job, self._cell.scene, self._rules
         helping = rules.patience_s is not None and self._clock.now() - self._take.began >= rules.patience_s
-        if job.scripted or (job.kind == TRAINING and helping):
-            return scene.expert(self._cell.robot.observe())
         found = self._cell.person.action()
-        return stand_still(rules.dimensions) if found is None and job.kind == DEMONSTRATION else found
+        if found is None and (job.scripted or (job.kind == TRAINING and helping)):
+            found = scene.expert(self._cell.robot.observe())
+        if found is None and (job.scripted or job.kind == DEMONSTRATION):  # which is never the policy's
+            found = stand_still(rules.dimensions)
+        return found
 
     def _after_step(self, step: Step) -> str | None:
         self._attendant.alive()

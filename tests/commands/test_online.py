@@ -124,13 +124,15 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
         ("session.acknowledge=nobody", "session.acknowledge=nobody: one of person, script"),
         ("session.person=keybord", "did you mean keyboard"),
         ("session.patience_s=-1", "must not be negative"),
+        ("robot.expert=false", "algorithm.demonstrations=2: robot=toy has no expert that could show them: session.person=keyboard"),
+        ("robot.by_hand=true session.acknowledge=person", "a person lays out its episodes, and says when that is done: session.person="),
         ("algorithm.gamma_unit=chunk", "algorithm.gamma_unit=chunk"),
         ("model.options.images=[side]", "'side'"),
         ("robot=tou", "robot=tou does not exist"),
     ],
 )
 def test_mistakes_are_one_line(toy: Arguments, rlinf_vla: CommandLine, override: str, complaint: str) -> None:
-    arguments = toy("train", "run_dir=run", override)
+    arguments = toy("train", "run_dir=run", *override.split())
     if override.startswith("robot="):
         arguments = [word for word in arguments if not word.startswith("robot.")]
     assert complaint in rlinf_vla(*arguments).complaint

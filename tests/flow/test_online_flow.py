@@ -31,8 +31,10 @@ class Played:
         self.human = human
         self.shows_well = True
         self.weights: dict[str, Tensor] = {}
+        self.scripted: list[bool] = []
 
     def begin(self, job: Job) -> None:
+        self.scripted.append(job.scripted)
         self.log.append((f"begin {job.kind}", job.number))
 
     def episode(self, job: Job, idle: Callable[[], None]) -> RobotEpisode:
@@ -76,11 +78,17 @@ def policy(tmp_path: Path) -> SoftPolicy:
 
 
 def flow_of(
-    policy: SoftPolicy, player: Played, directory: Path, state: dict[str, int] | None = None, config: SACConfig = CONFIG
+    policy: SoftPolicy,
+    player: Played,
+    directory: Path,
+    state: dict[str, int] | None = None,
+    config: SACConfig = CONFIG,
+    scripted: bool = True,
 ) -> OnlineFlow:
     return OnlineFlow(
         player,
         iterations=3,
+        scripted=scripted,
         policy=policy,
         trainer=SoftTrainer(policy, config),
         settings=Settings(0, 1.0, 1),
@@ -143,6 +151,13 @@ def test_without_demonstrations_a_persons_steps_are_the_first(policy: SoftPolicy
     flow = flow_of(policy, Played(human=slice(0, 2)), tmp_path / "replay", config=config)
     iterate(flow, 0, config)
     assert len(flow.shown) == 4
+
+
+@pytest.mark.parametrize("scripted", [True, False])
+def test_a_person_or_the_expert_demonstrates(policy: SoftPolicy, tmp_path: Path, scripted: bool) -> None:
+    player = Played()
+    iterate(flow_of(policy, player, tmp_path / "replay", scripted=scripted), 0)
+    assert player.scripted == [scripted] * 2 + [False] * 4
 
 
 def test_demonstrations_that_fail_are_told(policy: SoftPolicy, tmp_path: Path) -> None:

@@ -79,6 +79,21 @@ def test_a_scripted_human_shows_how() -> None:
     assert shown.success and all((shown.records[name] == value).all() for name, value in whole.records.items())
 
 
+def test_a_demonstration_is_never_the_policys() -> None:
+    toy = Toy()
+    toy.scene.has_expert = False
+    episode = played(toy, SHOW)
+    assert episode.human.all() and (episode.state == episode.state[0]).all() and len(episode) == 20
+
+
+def test_a_person_goes_before_the_script() -> None:
+    toy = Toy()
+    by_hand = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
+    toy.person.hand = lambda: by_hand if len(toy.robot.commands) < 3 else None
+    episode = played(toy, SHOW)
+    assert (episode.action[:3] == torch.from_numpy(by_hand)).all() and episode.success and episode.human.all()
+
+
 def test_steps_of_a_person_are_flagged_and_cut_out() -> None:
     toy = Toy()
     by_hand = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
