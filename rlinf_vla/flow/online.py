@@ -123,7 +123,7 @@ class OnlineFlow(OffPolicyFlow):
         succeeded = 0
         for place, job in enumerate(jobs):
             episode = self._episode(job, place, len(jobs))
-            if episode.success:
+            if episode.success and len(episode):
                 succeeded += 1
                 yield recorded(episode, self._inputs(episode), self.config.gamma)
         if not succeeded:
