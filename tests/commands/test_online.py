@@ -60,6 +60,8 @@ def test_demonstrations_are_recorded_learnt_from_and_done_again(toy: Arguments, 
     assert found.code == 0 and "actions: success" in found.out and "0.0 mm from where it had been, at most 0.0" in found.out, (
         found.out + found.err
     )
+    by_hand = ("robot.by_hand=true", "session.acknowledge=person")
+    assert "a person lays out its episodes" in rlinf_vla("robot", *toy("replay", *shown, *by_hand)).complaint
     assert "episodes 0 to 1" in rlinf_vla("robot", *toy("replay", "episode=2", *shown)).complaint
     assert "algorithm.dataset=DIR" in rlinf_vla("robot", *toy("replay")).complaint
     assert "wants a recipe for a robot" in rlinf_vla("robot", "record", "recipe=maniskill_rlpd", "output=data").complaint
