@@ -180,7 +180,8 @@ SUCCESS, FAILURE, PAUSE, RESUME, QUIT, ACKNOWLEDGE = WORDS = ("success", "failur
 class Person(Protocol):
     """Somebody beside the robot with a device in her hands. Nothing here ever waits."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def action(self) -> Action | None:
         """What she does now in the policy's place; None where she leaves it to the policy."""
