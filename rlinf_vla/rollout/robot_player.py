@@ -53,6 +53,8 @@ class RobotPlayer:
         self._spool = Spool(under_way)
         self._take = Take(Job(TRAINING, 0, 0), "", "", 0.0, self._spool)
         self._warm = False
+        self._gripper = 1.0
+        """As last shown; open."""
 
     def leave(self, reason: str) -> None:
         """The episode under way is cut, and nothing else is played."""
@@ -148,8 +150,10 @@ class RobotPlayer:
         found = self._cell.person.action()
         if found is None and (job.scripted or (job.kind == TRAINING and helping)):
             found = scene.expert(self._cell.robot.observe())
-        if found is None and (job.scripted or job.kind == DEMONSTRATION):  # which is never the policy's
-            found = stand_still(rules.dimensions)
+        if found is not None:
+            self._gripper = float(found[-1])
+        elif job.scripted or job.kind == DEMONSTRATION:  # which is never the policy's
+            found = np.array([0.0] * (rules.dimensions - 1) + [self._gripper], np.float32)  # what is held stays held
         return found
 
     def _after_step(self, step: Step) -> str | None:
@@ -196,8 +200,3 @@ class RobotPlayer:
         seen = step.seen.observation(take.instruction)
         result = StepResult(seen, torch.tensor([[reward]]), over, no, success, ~no)
         return self._score(take.before.observation(take.instruction), take.last_action[None, None], result)
-
-
-def stand_still(dimensions: int) -> Action:
-    """The action that moves nothing, with the gripper open."""
-    return np.array([0.0] * (dimensions - 1) + [1.0], np.float32)

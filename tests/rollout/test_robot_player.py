@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError
+from rlinf_vla.robots.people.hands import Event, Hands
 from rlinf_vla.rollout.robot_attendant import CONSENTS, Left
 from rlinf_vla.rollout.robot_episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode, prepared, recorded, shown_by_a_person
 from rlinf_vla.rollout.synthetic_cell import REST
@@ -19,6 +21,15 @@ from tests.rollout.toy_cell import NEAR_M, Toy
 TRAIN = Job(TRAINING, 3, seed=7)
 SHOW = Job(DEMONSTRATION, 0, seed=8, scripted=True)
 GAMMA = 0.9
+
+
+class Silent:
+    name = "silent"
+
+    def events(self) -> Iterator[Event]:
+        yield from ()
+
+    def close(self) -> None: ...
 
 
 def towards(toy: Toy) -> None:
@@ -85,6 +96,19 @@ def test_a_demonstration_is_never_the_policys() -> None:
     toy.scene.has_expert = False
     episode = played(toy, SHOW)
     assert episode.human.all() and (episode.state == episode.state[0]).all() and len(episode) == 20
+
+
+def test_what_a_person_holds_stays_held() -> None:
+    toy = Toy()
+    hands = Hands(Silent(), 4)
+    toy.person.hand = hands.action
+    toy.clock.at(0.65, lambda: hands.hear(Event(toggles=True)))
+    toy.clock.at(1.25, lambda: hands.hear(Event(motion=(1.0,) * 6)))
+    toy.clock.at(1.55, lambda: hands.hear(Event(motion=(0.0,) * 6)))
+    episode = played(toy, Job(DEMONSTRATION, 0, 8))
+    moved, gripper = episode.action[:, 0], episode.action[:, -1]
+    closed = int((gripper < 0).int().argmax())
+    assert 2 <= closed <= 5 and (gripper[:closed] == 1).all() and (gripper[closed:] == -1).all() and moved.sum() in (2, 3, 4)
 
 
 def test_a_person_goes_before_the_script() -> None:
