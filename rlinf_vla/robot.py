@@ -161,6 +161,7 @@ class Scene(Protocol):
     """Its name in results."""
     by_hand: bool
     """A person lays it out, and says ``resume`` when it is done."""
+    has_expert: bool
 
     def arrange(self, seed: int) -> str:
         """Lay out the episode of this seed, the arm being at home; its instruction. Raises RobotError."""
@@ -179,7 +180,8 @@ SUCCESS, FAILURE, PAUSE, RESUME, QUIT, ACKNOWLEDGE = WORDS = ("success", "failur
 class Person(Protocol):
     """Somebody beside the robot with a device in her hands. Nothing here ever waits."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def action(self) -> Action | None:
         """What she does now in the policy's place; None where she leaves it to the policy."""

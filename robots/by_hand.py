@@ -6,7 +6,7 @@ from rlinf_vla.robot import Action, RobotState
 
 
 class ByHand:
-    task, by_hand = "ByHand", True
+    task, by_hand, has_expert = "ByHand", True, False
 
     def __init__(self, instruction: str) -> None:
         self._instruction = instruction

@@ -22,6 +22,7 @@ from rlinf_vla.commands.runtimes import Runtime
 from rlinf_vla.evaluation.sweep import EpisodeResult
 from rlinf_vla.flow.online import OnlineFlow
 from rlinf_vla.recipe import Recipe
+from rlinf_vla.recipe.robot import NOBODY
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.robot_episode import EVALUATION, Job, RobotEpisode
 from rlinf_vla.telemetry.console import stages
@@ -52,6 +53,7 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
             recipe.iterations,
             recipe.session.learner_nice,
             60 * (recipe.session.minutes or math.inf),
+            recipe.session.person == NOBODY,
             policy=trainer.policy,
             trainer=trainer,
             settings=session.actor_settings(recipe, recipe.rollout.temperature),

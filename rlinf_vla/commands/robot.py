@@ -74,6 +74,7 @@ def _with_recipe(verb: str, rest: Sequence[str]) -> int:
 
 def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:
     """Without Hydra and the models that its schemas name: whoever wants to stop an arm is in a hurry."""
+    words = [word.removeprefix("+") for word in words]  # which a recipe's command line wants for what is no key yet, as a camera
     chosen = [word.removeprefix("robot=") for word in words if word.startswith("robot=")]
     if len(chosen) != 1:
         raise UserError(f"which robot? robot={' or robot='.join(plugins.robots()) or '... (none is installed)'}: {USAGE}")

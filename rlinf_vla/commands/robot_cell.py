@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from rlinf_vla.commands import session
 from rlinf_vla.protocols import EnvSpec, Policy, ToolUnits
 from rlinf_vla.recipe import Recipe, RewardConfig
 from rlinf_vla.recipe.robot import BY_SCRIPT, NOBODY, ROBOT
-from rlinf_vla.robot import Action, Camera, CellError, Person, Robot, RobotSpec
+from rlinf_vla.robot import Action, Camera, CellError, Person, Robot, RobotSpec, Scene
 from rlinf_vla.rollout.background import Threaded
 from rlinf_vla.rollout.chunks import Chunk, Request
 from rlinf_vla.rollout.clock import MonotonicClock
@@ -29,6 +29,7 @@ from rlinf_vla.training.lora import copy_all
 from rlinf_vla.types import Episodes, Observation, UserError
 
 WARMUP = 3
+_SOMEBODY = "session.person=keyboard, gamepad or spacemouse"
 
 
 class Nobody:
@@ -113,6 +114,18 @@ def check(recipe: Recipe) -> None:
         raise UserError(f"{key} is for simulated robots, robot={recipe.robot.name} can hurt people: leave it out")
     if settings.person != NOBODY:
         plugins.choose("session.person", settings.person, dict(plugins.people()))
+    elif plugin.scene(recipe.robot).by_hand and not by_script:
+        raise UserError(f"robot={recipe.robot.name}: a person lays out its episodes, and says when that is done: {_SOMEBODY}")
+
+
+def require_shown(recipe: Recipe) -> None:
+    """Raises UserError where nobody could show the recipe's demonstrations."""
+    scene, count = plugins.choose("robot", recipe.robot.name, plugins.robots()).scene(recipe.robot), recipe.algorithm.demonstrations
+    if count and recipe.session.person == NOBODY and not scene.has_expert:
+        raise UserError(
+            f"algorithm.demonstrations={count}: robot={recipe.robot.name} has no expert that could show them: {_SOMEBODY}, "
+            "or algorithm.demonstrations=0"
+        )
 
 
 def build_policy(recipe: Recipe) -> Policy:
@@ -125,9 +138,9 @@ def build_policy(recipe: Recipe) -> Policy:
 
 @contextmanager
 def opened(
-    recipe: Recipe, tell: Tell, person: Person | None = None, limit: int | None = None, under_way: Path | None = None
+    recipe: Recipe, tell: Tell, staged: Callable[[Scene], Scene] = lambda scene: scene, under_way: Path | None = None
 ) -> Iterator[RobotCell]:
-    """Connected, everything started. ``person``, ``limit``: instead of the recipe's. ``under_way``: see :class:`RobotPlayer`.
+    """Connected, everything started. ``staged``: what is played instead of the robot's scene. ``under_way``: see :class:`RobotPlayer`.
 
     Raises UserError, CellError and RobotError.
     """
@@ -138,7 +151,7 @@ def opened(
     require_fit(policy, [camera.name for camera in cameras], recipe.control)
     cameras = [camera for camera in cameras if camera.name in policy.spec.images]
     rules = Rules(
-        limit=limit or recipe.env.episode_limit,
+        limit=recipe.env.episode_limit,
         dimensions=policy.spec.action_dim,
         patience_s=settings.patience_s,
         scripted_consent=settings.acknowledge == BY_SCRIPT,
@@ -149,7 +162,7 @@ def opened(
     with ExitStack() as stack:
         stack.enter_context(session.threads(recipe.cluster.rollout_threads))
         inference.warm_up()
-        person = person or _person(recipe, policy.spec.action_dim)
+        person = _person(recipe, policy.spec.action_dim)
         stack.callback(person.close)
         stack.callback(robot.close)
         robot.connect(settings.connect_s)
@@ -161,7 +174,7 @@ def opened(
         stack.callback(background.close)
         spec = env_spec(recipe, robot.spec, policy)
         score = own_reward if recipe.reward == RewardConfig() else session.build_worth(recipe, spec)
-        cell = Cell(robot, cameras, scene, person)
+        cell = Cell(robot, cameras, staged(scene), person)
         player = RobotPlayer(cell, background, recipe.control, rules, clock, score, tell, under_way)
         yield RobotCell(robot, player, inference, spec)
 

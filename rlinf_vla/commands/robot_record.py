@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from rlinf_vla import recipe as recipes
 from rlinf_vla.commands import session
-from rlinf_vla.commands.robot_cell import opened, require_robot
+from rlinf_vla.commands.robot_cell import opened, require_robot, require_shown
 from rlinf_vla.datasets.lerobot_format import Feature
 from rlinf_vla.datasets.lerobot_writer import LeRobotWriter
 from rlinf_vla.recipe import Recipe
@@ -34,6 +34,7 @@ def run(config: DictConfig) -> None:
     count = recipe.algorithm.demonstrations
     if not recipe.output or count < 1:
         raise UserError("robot record wants to know where to write, and how much: output=DIR algorithm.demonstrations=N")
+    require_shown(recipe)
     output = session.new_directory(recipe.output)
     seeds = numbered_episodes(DEMONSTRATION_SEEDS, 0, count, 1).seed.tolist()
     jobs = [Job(DEMONSTRATION, number, seed, scripted=recipe.session.person == NOBODY) for number, seed in enumerate(seeds)]

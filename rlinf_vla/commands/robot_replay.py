@@ -13,6 +13,7 @@ from rlinf_vla.commands.robot_record import say
 from rlinf_vla.datasets import lerobot_format as form
 from rlinf_vla.datasets.lerobot_reader import LeRobotReader
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
+from rlinf_vla.rollout.robot_attendant import Left
 from rlinf_vla.rollout.robot_dataset import Again
 from rlinf_vla.rollout.robot_episode import DEMONSTRATION, Job, RobotEpisode
 from rlinf_vla.types import UserError
@@ -29,13 +30,18 @@ def run(config: DictConfig, number: int) -> None:
         raise UserError(f"episode={number}: {recipe.algorithm.dataset} has episodes 0 to {len(reader) - 1}")
     recorded = reader.episode(number, [form.ACTION, form.STATE]).columns
     found: list[RobotEpisode] = []
-    again = Again(recorded[form.ACTION])
-    with opened(recipe, say, person=again, limit=len(recorded[form.ACTION])) as cell:
+    recipe.env.episode_limit = len(recorded[form.ACTION])
+    with opened(recipe, say, lambda scene: Again(scene, recorded[form.ACTION])) as cell:
         if recorded[form.ACTION].shape[1] != cell.spec.action_dim:
             raise UserError(f"its actions have {recorded[form.ACTION].shape[1]} numbers, the policy's {cell.spec.action_dim}")
-        job = Job(DEMONSTRATION, number, DEMONSTRATION_SEEDS[number])  # the layout it was recorded in, where `robot record` kept all
+        # the layout it was recorded in, where `robot record` kept all
+        job = Job(DEMONSTRATION, number, DEMONSTRATION_SEEDS[number], scripted=True)
         cell.inference.begin(job)
-        cell.player.play(job, found.append)
+        try:
+            cell.player.play(job, found.append)
+        except Left as left:
+            print(left)
+            return
     (episode,) = found
     both = min(len(episode.state), len(recorded[form.STATE]))
     apart = 1e3 * np.linalg.norm(episode.state[:both, :3].numpy() - recorded[form.STATE][:both, :3], axis=1)

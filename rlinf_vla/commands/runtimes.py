@@ -43,7 +43,10 @@ def opened(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -
     """``checkpoint``: to go on from. Raises UserError for what the user can mend, before anything slow where that is possible."""
     if recipe.env.name == ROBOT:
         from rlinf_vla.commands.online import at_robot
+        from rlinf_vla.commands.robot_cell import require_shown
 
+        if checkpoint is None:
+            require_shown(recipe)
         return at_robot(recipe, directory, checkpoint, say)
     if recipe.cluster.runtime == "ray":
         from rlinf_vla.commands.on_ray import on_ray

@@ -40,11 +40,13 @@ class Player(Protocol):
 class OnlineFlow(OffPolicyFlow):
     """While an iteration updates, the robot plays the next one's episodes, with weights that are one iteration old."""
 
-    def __init__(self, player: Player, iterations: int, nice: int = 0, seconds: float = math.inf, **options: Any) -> None:
+    def __init__(
+        self, player: Player, iterations: int, nice: int = 0, seconds: float = math.inf, scripted: bool = True, **options: Any
+    ) -> None:
         """``iterations``: after which nothing more is played. ``seconds``: after which no iteration begins. ``nice``: of the updates,
-        beside which a control loop runs."""
+        beside which a control loop runs. ``scripted``: the scene's expert demonstrates, not a person."""
         super().__init__(groups=(), **options)
-        self.player, self.iterations = player, iterations
+        self.player, self.iterations, self._scripted = player, iterations, scripted
         self._published = -1
         self._begun: dict[int, list[Job]] = {}
         # a thread has a nice value of its own, and so have the threads that it starts; the robot's process keeps ours
@@ -115,17 +117,17 @@ class OnlineFlow(OffPolicyFlow):
             yield from dataset_transitions(self.policy, self.config)
             return
         listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, episodes, 1)
-        jobs = [Job(DEMONSTRATION, number, seed, scripted=True) for number, seed in enumerate(listed.seed.tolist())]
+        jobs = [Job(DEMONSTRATION, number, seed, scripted=self._scripted) for number, seed in enumerate(listed.seed.tolist())]
         for job in jobs:
             self.player.begin(job)
         succeeded = 0
         for place, job in enumerate(jobs):
             episode = self._episode(job, place, len(jobs))
-            if episode.success:
+            if episode.success and len(episode):
                 succeeded += 1
                 yield recorded(episode, self._inputs(episode), self.config.gamma)
         if not succeeded:
-            raise UserError(f"algorithm.demonstrations={episodes}: none of them succeeded; does the scene have an expert?")
+            raise UserError(f"algorithm.demonstrations={episodes}: none of them succeeded")
 
     def _jobs(self, iteration: int) -> list[Job]:
         """Those of an iteration, begun."""

@@ -16,10 +16,9 @@ QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 BINS = 20
 """Of the histogram of when commands left: a tenth of a period each; what is later stands in one more."""
 
-POLICY, HUMAN, HELD, STARTING, SKIPPED, PAUSED = "policy", "human", "held", "starting", "skipped", "paused"
-STEPS = (POLICY, HUMAN, HELD, STARTING, SKIPPED, PAUSED)
+POLICY, HUMAN, HELD, STARTING, SKIPPED = STEPS = ("policy", "human", "held", "starting", "skipped")
 """What became of each control period. Policy, human: whose action was executed. Held: there was none. Starting: the same before the first
-action of a run or after a pause, while the arm stands anyway. Skipped: it was over before its tick could begin. Paused: on request."""
+action of a run, while the arm stands anyway. Skipped: it was over before its tick could begin."""
 ACCEPTED = "accepted"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rlinf_vla.robot import Camera, CameraError, Intervention, Robot, RobotError, Timed, ToolTarget
-from rlinf_vla.rollout.accounting import ACCEPTED, HELD, HUMAN, PAUSED, POLICY, SKIPPED, STARTING, Accounting
+from rlinf_vla.rollout.accounting import ACCEPTED, HELD, HUMAN, POLICY, SKIPPED, STARTING, Accounting
 from rlinf_vla.rollout.background import Background
 from rlinf_vla.rollout.chunks import Actions, Chosen, ChunkQueue, Request
 from rlinf_vla.rollout.clock import Clock
@@ -30,7 +30,7 @@ WARMUP_TIMEOUT = 600.0
 
 
 class ControlLoop:
-    """One robot, one policy. ``run`` is called once per episode; ``pause``, ``resume`` and ``end`` at any time, from any thread."""
+    """One robot, one policy. ``run`` is called once per episode."""
 
     def __init__(
         self,
@@ -55,19 +55,7 @@ class ControlLoop:
         self._executed = self._misses = 0
         self._queued: float = -math.inf
         self._commanded: float | None = None
-        self._paused, self._wish = False, ""
         self._restart()
-
-    def pause(self) -> None:
-        """From the next tick on the arm gets no commands, and so decelerates and holds."""
-        self._paused = True
-
-    def resume(self) -> None:
-        self._paused = False
-
-    def end(self, reason: str) -> None:
-        """The run ends before its next tick."""
-        self._wish = reason
 
     def warm_up(self, instruction: str) -> None:
         """So many inferences as the recipe says, none of which moves anything. Raises TimeoutError."""
@@ -88,7 +76,6 @@ class ControlLoop:
 
         Raises what the policy or ``after_step`` raises, after the robot was stopped.
         """
-        self._wish = ""
         self._restart()
         origin = self._clock.now()
         try:
@@ -109,20 +96,13 @@ class ControlLoop:
         while True:
             due = origin + tick * period
             self._clock.sleep_until(due)
-            if self._wish:
-                return Ended(FINISHED, self._wish)
-            if self._paused:
-                account.steps[PAUSED] += 1
-                self._robot.observe()  # it stops where nobody says anything any more
-                self._restart()
-            else:
-                account.took("lateness", self._clock.now() - due)
-                found = self._tick(tick, due, instruction)
-                if isinstance(found, Ended):
-                    return found
-                if reason := after_step(found):
-                    return Ended(FINISHED, reason)
-                account.took("tick", self._clock.now() - due)
+            account.took("lateness", self._clock.now() - due)
+            found = self._tick(tick, due, instruction)
+            if isinstance(found, Ended):
+                return found
+            if reason := after_step(found):
+                return Ended(FINISHED, reason)
+            account.took("tick", self._clock.now() - due)
             skipped = max(0, math.floor((self._clock.now() - origin) / period) - tick - 1)
             account.steps[SKIPPED] += skipped
             self._misses += skipped

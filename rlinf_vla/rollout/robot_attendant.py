@@ -95,14 +95,11 @@ class Attendant:
 
     def wait_for(self, word: str, why: str) -> None:
         """Until a person says it; or, where a fault is latched, until somebody acknowledged it elsewhere. Raises Left."""
+        self.heard()  # what she said before she was asked is no answer
         self._tell({"waiting": why, "for": word})
         began, was_latched = self._clock.now(), self.latched() is not None
         while True:
-            words = self._cell.person.words()
-            if QUIT in words:
-                self.leaving = f"{self._cell.person.name} said {QUIT}"
-            self.check_leaving()
-            if word in words or (word == ACKNOWLEDGE and was_latched and self.latched() is None):
+            if word in self.heard() or (word == ACKNOWLEDGE and was_latched and self.latched() is None):
                 break
             if self._rules.scripted_consent and self._clock.now() - began >= CONSENT_S:
                 self.consents += 1
@@ -111,6 +108,14 @@ class Attendant:
                 break
             self.sleep(POLL_S)
         self._tell({"going_on": why})
+
+    def heard(self) -> Sequence[str]:
+        """What the person has said since the last time; QUIT counts whenever it is said. Raises Left."""
+        words = self._cell.person.words()
+        if QUIT in words:
+            self.leaving = f"{self._cell.person.name} said {QUIT}"
+        self.check_leaving()
+        return words
 
     def check_leaving(self) -> None:
         if self.leaving is not None:

@@ -1,4 +1,4 @@
-"""Episodes at a robot as episodes of a LeRobotDataset, and the actions of one as a person who does them again."""
+"""Episodes at a robot as episodes of a LeRobotDataset, and the actions of one as a scene whose expert does them again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from rlinf_vla.datasets import lerobot_format as form
 from rlinf_vla.datasets.lerobot_format import Column, Feature
 from rlinf_vla.protocols import EnvSpec
-from rlinf_vla.robot import Action
+from rlinf_vla.robot import Action, RobotState, Scene
 from rlinf_vla.rollout.robot_episode import RobotEpisode
 
 
@@ -32,21 +32,25 @@ def robot_frames(episode: RobotEpisode) -> dict[str, Column]:
 
 
 class Again:
-    """Implements ``Person``: does ``actions``, float32 ``[N, D]``, one after the other, and then nothing."""
+    """Implements ``Scene``: ``scene``, whose expert does ``actions``, float32 ``[N, D]``, one after the other, and then nothing; each
+    episode begins with the first."""
 
-    name = "a recording"
+    has_expert = True
 
-    def __init__(self, actions: Column) -> None:
-        self._actions, self._done = actions, 0
+    def __init__(self, scene: Scene, actions: Column) -> None:
+        self._scene, self._actions, self._done = scene, actions, 0
+        self.task, self.by_hand = scene.task, scene.by_hand
 
-    def action(self) -> Action | None:
+    def arrange(self, seed: int) -> str:
+        self._done = 0
+        return self._scene.arrange(seed)
+
+    def succeeded(self, state: RobotState) -> bool | None:
+        return self._scene.succeeded(state)
+
+    def expert(self, state: RobotState) -> Action | None:
         if self._done == len(self._actions):
             return None
         self._done += 1
         action: Action = self._actions[self._done - 1]
         return action
-
-    def words(self) -> list[str]:
-        return []
-
-    def close(self) -> None: ...

@@ -26,7 +26,7 @@ _ABOUT = "about"
 @dataclass(frozen=True)
 class Job:
     """An episode to be played. kind: TRAINING, EVALUATION or DEMONSTRATION, whose ``number``-th it is. scripted: by the scene's own expert,
-    from beginning to end. temperature: of the policy's sampling, 0 is greedy. weights: of which version the policy shall at least be."""
+    unless a person acts. temperature: of the policy's sampling, 0 is greedy. weights: of which version the policy shall at least be."""
 
     kind: str
     number: int

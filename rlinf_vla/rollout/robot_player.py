@@ -53,26 +53,29 @@ class RobotPlayer:
         self._spool = Spool(under_way)
         self._take = Take(Job(TRAINING, 0, 0), "", "", 0.0, self._spool)
         self._warm = False
+        self._gripper = 1.0
+        """As last shown; open."""
 
     def leave(self, reason: str) -> None:
         """The episode under way is cut, and nothing else is played."""
         self._attendant.leaving = reason
 
     def rest(self) -> None:
-        """Called at least twice a second while nothing is played: a robot stops where nobody says anything any more."""
+        """Called at least twice a second while nothing is played: a robot stops where nobody says anything any more. Raises Left."""
         self._attendant.latched()
+        self._paused_early()
 
     def play(self, job: Job, keep: Callable[[RobotEpisode], None], weights: int = 0) -> None:
         """``keep`` gets the episode, also where the policy failed in it, and raises. Where something else went wrong, a training episode
         is what it is, cut; an evaluation has failed; a demonstration is played again. Where a person paused, all but training is played
-        again. ``weights``: the policy's version.
+        again; and so is, evaluations excepted, an episode without an action. ``weights``: the policy's version.
 
         Raises Left; and RobotError where consent by script does not help.
         """
         self._background.settle(self._clock.now() + self._rules.home_s)
         problem: str | None = None
         while True:
-            self._attendant.check_leaving()
+            self._paused_early()
             self._attendant.until_free(problem)
             try:
                 instruction = self._lay_out(job)
@@ -80,29 +83,34 @@ class RobotPlayer:
                 problem = str(error)
                 self._attendant.lost |= isinstance(error, CameraError)  # in the warm-up
                 continue
+            self._paused_early()
             task = self._cell.scene.task
             self._spool.begin(job, task, instruction, weights)
             self._take = Take(job, task, instruction, self._clock.now(), self._spool)
             try:
                 ended = self._loop.run(instruction, self._after_step)
             except BaseException as error:
-                if self._take.seen_something:
+                if len(self._take):
                     self._keep(keep, self._take.episode(f"{type(error).__name__}: {error}", True, weights))
                 raise
             problem = ended.detail if ended.kind != FINISHED else None
             self._attendant.lost |= ended.kind == CAMERA
             paused = ended.detail == PAUSE
-            whole = problem is None and not paused and self._attendant.leaving is None
+            # from no action at all there is nothing to learn
+            something = self._take.seen_something if job.kind == EVALUATION else len(self._take) > 0
+            whole = problem is None and something and not paused and self._attendant.leaving is None
             self._attendant.consents = 0 if whole else self._attendant.consents
             # were a fault in an evaluation played again, a policy that pushes too hard would be forgiven until it does not
             failed = job.kind == EVALUATION and problem is not None
-            done = (whole or failed or job.kind == TRAINING) and self._take.seen_something
+            done = (whole or failed or job.kind == TRAINING) and something
             if done:
                 self._keep(keep, self._take.episode(ended.detail, problem is not None, weights))
             if paused:
-                self._attendant.wait_for(RESUME, f"paused by {self._cell.person.name}")
+                self._until_resumed()
             if done:
                 return
+            if problem is None and not (something or paused):
+                problem = f"nothing was done in the episode: {ended.detail}"
 
     def _keep(self, keep: Callable[[RobotEpisode], None], episode: RobotEpisode) -> None:
         """In a thread: a disk may be slow, and the robot stops where nobody says anything for long."""
@@ -116,6 +124,14 @@ class RobotPlayer:
             while not wait([writing], POLL_S).done:
                 self._attendant.latched()
             writing.result()
+
+    def _paused_early(self) -> None:
+        """Words before an episode do not count, except those that keep the arm from moving."""
+        if PAUSE in self._attendant.heard():
+            self._until_resumed()
+
+    def _until_resumed(self) -> None:
+        self._attendant.wait_for(RESUME, f"paused by {self._cell.person.name}")
 
     def _lay_out(self, job: Job) -> str:
         robot, scene = self._cell.robot, self._cell.scene
@@ -132,10 +148,14 @@ class RobotPlayer:
     def _takeover(self) -> Action | None:
         job, scene, rules = self._take.job, self._cell.scene, self._rules
         helping = rules.patience_s is not None and self._clock.now() - self._take.began >= rules.patience_s
-        if job.scripted or (job.kind == TRAINING and helping):
-            return scene.expert(self._cell.robot.observe())
         found = self._cell.person.action()
-        return stand_still(rules.dimensions) if found is None and job.kind == DEMONSTRATION else found
+        if found is None and (job.scripted or (job.kind == TRAINING and helping)):
+            found = scene.expert(self._cell.robot.observe())
+        if found is not None:
+            self._gripper = float(found[-1])
+        elif job.scripted or job.kind == DEMONSTRATION:  # which is never the policy's
+            found = np.array([0.0] * (rules.dimensions - 1) + [self._gripper], np.float32)  # what is held stays held
+        return found
 
     def _after_step(self, step: Step) -> str | None:
         self._attendant.alive()
@@ -159,11 +179,12 @@ class RobotPlayer:
 
     def _judged(self, step: Step, words: Sequence[str]) -> str | None:
         """What came of the action before this observation; a reason to end the episode."""
-        take, own = self._take, self._cell.scene.succeeded(step.seen.state)
+        take = self._take
+        if take.before is None:
+            return None
+        own = self._cell.scene.succeeded(step.seen.state)
         take.success = bool(own) or SUCCESS in words
         take.terminated = take.success or FAILURE in words
-        if take.before is None:
-            return "at once" if take.terminated else None
         reward = float(take.success)
         if self._score is not own_reward and (take.job.kind == TRAINING or own is None):
             scored = self._scored(step, reward)
@@ -180,8 +201,3 @@ class RobotPlayer:
         seen = step.seen.observation(take.instruction)
         result = StepResult(seen, torch.tensor([[reward]]), over, no, success, ~no)
         return self._score(take.before.observation(take.instruction), take.last_action[None, None], result)
-
-
-def stand_still(dimensions: int) -> Action:
-    """The action that moves nothing, with the gripper open."""
-    return np.array([0.0] * (dimensions - 1) + [1.0], np.float32)

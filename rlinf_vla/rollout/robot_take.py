@@ -34,6 +34,10 @@ class Take:
     def seen_something(self) -> bool:
         return self._now is not None
 
+    def __len__(self) -> int:
+        """Executed steps whose outcome was seen."""
+        return max(0, len(self._steps) - 1)
+
     @property
     def last_action(self) -> Tensor:
         """float32 ``[D]``."""
@@ -57,10 +61,15 @@ class Take:
         """Of the last action: where the arm was held after it, what was seen last counts."""
         self._rewards[-1] = value
 
+    @property
+    def _steps(self) -> list[Step]:
+        now = self._now
+        return [*self._done, now] if now is not None and (not self._done or self._done[-1].tick < now.tick) else [*self._done]
+
     def episode(self, ended: str, fault: bool, weights: int) -> RobotEpisode:
         """What there is so far; something has been seen."""
         assert self._now is not None
-        steps = [*self._done, self._now] if not self._done or self._done[-1].tick < self._now.tick else [*self._done]
+        steps = self._steps
         done = steps[:-1]
         seen = [step.seen.observation(self.instruction) for step in steps]
         return RobotEpisode(

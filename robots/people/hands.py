@@ -46,7 +46,7 @@ class Hands:
         self._motion: tuple[float, ...] = (0.0,) * 6
         self._gripper, self._gripped = OPEN, False
         self._words: list[str] = []
-        self._closed = False
+        self._closed = self._lost = False
         threading.Thread(target=self._listen, name=device.name, daemon=True).start()
 
     def action(self) -> Action | None:
@@ -60,7 +60,7 @@ class Hands:
     def words(self) -> list[str]:
         with self._lock:
             said, self._words = self._words, []
-            return said
+            return [*said, PAUSE] if self._lost else said
 
     def close(self) -> None:
         self._closed = True
@@ -83,11 +83,10 @@ class Hands:
             self._let_go()
 
     def _let_go(self) -> None:
-        """A device that is gone holds nothing, and the policy does not go on with nobody to stop it."""
-        lost = not self._closed
-        if lost:
+        """A device that is gone holds nothing, and pauses for good: the policy does not go on with nobody to stop it."""
+        self.hear(Event(motion=(0.0,) * 6))
+        self._lost = not self._closed
+        if self._lost:
             self.name = f"{self._device.name}, which is gone"  # this is who paused
-        self.hear(Event(motion=(0.0,) * 6, word=PAUSE if lost else None))
-        if lost:
             with contextlib.suppress(OSError):  # the terminal may be what is gone
                 print(f"the {self._device.name} is gone: end the session, and begin it again with one", file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
 Reports: 1, translation as three little-endian int16 (right, towards the user, down), in newer devices followed by the rotation; 2,
 rotation; 3, a bit for each button. Full deflection is about 350 (spacenavd). The left button moves the gripper, the right one says success;
-both: pause.
+both: pause. All words can be said by the terminal's keys (keyboard.py), too, which move nothing here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf_vla.robot import PAUSE, SUCCESS, Person, RobotError
+from rlinf_vla.robot import PAUSE, SUCCESS, Action, Person, RobotError
 
+from . import keyboard
 from .hands import Event, Hands
 
 VENDORS = ("0000256F", "0000046D")
@@ -78,11 +79,40 @@ def _axes(data: bytes) -> list[float]:
     return [-towards, -right, -down]
 
 
+class MouseAndKeys:
+    """Implements ``Person``: what is done is the mouse's; what is said, either's."""
+
+    def __init__(self, mouse: Person, keys: Person) -> None:
+        self._mouse, self._keys = mouse, keys
+
+    @property
+    def name(self) -> str:
+        return self._mouse.name
+
+    def action(self) -> Action | None:
+        return self._mouse.action()
+
+    def words(self) -> list[str]:
+        return [*self._mouse.words(), *self._keys.words()]
+
+    def close(self) -> None:
+        self._mouse.close()
+        self._keys.close()
+
+
 def open_spacemouse(device: str | None, dimensions: int) -> Person:
     found = [Path(device)] if device is not None else _found()
     if not found:
         raise RobotError("session.person=spacemouse: no hidraw device of 3Dconnexion: plug one in, or give session.device=PATH")
-    return Hands(SpaceMouse(found[0]), dimensions)
+    mouse = SpaceMouse(found[0])
+    try:
+        keys = keyboard.open_keyboard(None, dimensions)
+    except RobotError:
+        raise RobotError(
+            "session.person=spacemouse: its buttons cannot say resume, failure, acknowledge and quit, and there is no terminal whose keys "
+            "could: begin the session in one, or use a gamepad"
+        ) from None
+    return MouseAndKeys(Hands(mouse, dimensions), keys)
 
 
 def _found() -> list[Path]:

@@ -20,7 +20,7 @@ GAIN = 1.0
 
 
 class Touch:
-    task, by_hand = "TouchCube", False
+    task, by_hand, has_expert = "TouchCube", False, True
 
     def __init__(self, cell: SimulatedCell, spec: RobotSpec, dimensions: int = 4) -> None:
         """``dimensions``: of the expert's actions, 4 or 7."""

@@ -60,6 +60,8 @@ def test_demonstrations_are_recorded_learnt_from_and_done_again(toy: Arguments, 
     assert found.code == 0 and "actions: success" in found.out and "0.0 mm from where it had been, at most 0.0" in found.out, (
         found.out + found.err
     )
+    by_hand = ("robot.by_hand=true", "session.acknowledge=person")
+    assert "a person lays out its episodes" in rlinf_vla("robot", *toy("replay", *shown, *by_hand)).complaint
     assert "episodes 0 to 1" in rlinf_vla("robot", *toy("replay", "episode=2", *shown)).complaint
     assert "algorithm.dataset=DIR" in rlinf_vla("robot", *toy("replay")).complaint
     assert "wants a recipe for a robot" in rlinf_vla("robot", "record", "recipe=maniskill_rlpd", "output=data").complaint
@@ -124,13 +126,15 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
         ("session.acknowledge=nobody", "session.acknowledge=nobody: one of person, script"),
         ("session.person=keybord", "did you mean keyboard"),
         ("session.patience_s=-1", "must not be negative"),
+        ("robot.expert=false", "algorithm.demonstrations=2: robot=toy has no expert that could show them: session.person=keyboard"),
+        ("robot.by_hand=true session.acknowledge=person", "a person lays out its episodes, and says when that is done: session.person="),
         ("algorithm.gamma_unit=chunk", "algorithm.gamma_unit=chunk"),
         ("model.options.images=[side]", "'side'"),
         ("robot=tou", "robot=tou does not exist"),
     ],
 )
 def test_mistakes_are_one_line(toy: Arguments, rlinf_vla: CommandLine, override: str, complaint: str) -> None:
-    arguments = toy("train", "run_dir=run", override)
+    arguments = toy("train", "run_dir=run", *override.split())
     if override.startswith("robot="):
         arguments = [word for word in arguments if not word.startswith("robot.")]
     assert complaint in rlinf_vla(*arguments).complaint

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Dict  # noqa: UP035
 
 import pytest
 
@@ -23,6 +23,7 @@ class MadeUpConfig:
     broken: bool = False
     latched: str | None = None
     """And nobody drives it."""
+    cameras: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006  (as the Franka's)
 
 
 class MadeUpRobot:
@@ -60,6 +61,7 @@ class MadeUp:
         return MadeUpRobot(self.log, config.broken, config.latched)
 
     def check(self, config: MadeUpConfig) -> Iterator[Finding]:
+        self.config = config
         yield Finding("connection", not config.broken, f"to {config.host}")
 
     def order(self, config: MadeUpConfig | None, order: str, person: str) -> list[str]:
@@ -81,6 +83,12 @@ def test_check_prints_a_table_and_fails_where_something_is_wrong(made_up: MadeUp
     assert "to here" in capsys.readouterr().out
     assert cli.run(["robot", "check", "robot=made_up", "robot.host=here", "robot.broken=true"]) == 1
     assert "WRONG" in capsys.readouterr().out
+
+
+def test_check_takes_the_words_that_a_session_does(made_up: MadeUp, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["robot.host=here", "+robot.cameras.front.driver=realsense", "+robot.cameras.front.max_age_s=1"]
+    assert cli.run(["robot", "check", "robot=made_up", *words]) == 0
+    assert made_up.config.cameras == {"front": {"driver": "realsense", "max_age_s": 1}}
 
 
 def test_home_lets_the_arm_go_whatever_happens(made_up: MadeUp, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,12 +67,14 @@ Arguments = Callable[..., list[str]]
 
 @dataclass
 class ToyConfig:
-    """fault: of a file; where it is, the arm stops with what it says, and the file is gone."""
+    """fault: of a file; where it is, the arm stops with what it says, and the file is gone. by_hand, expert: of its scene."""
 
     name: str = "toy"
     hz: float = 20.0
     fault: str = "fault"
     simulated: bool = True
+    by_hand: bool = False
+    expert: bool = True
 
 
 class ToyArm(SyntheticRobot):
@@ -98,7 +100,9 @@ class ToyPlugin:
         return [SyntheticCamera(MonotonicClock(), "front", (16, 16))]
 
     def scene(self, config: ToyConfig) -> Scene:
-        return ToyScene()
+        scene = ToyScene()
+        scene.by_hand, scene.has_expert = config.by_hand, config.expert
+        return scene
 
     def check(self, config: ToyConfig) -> Iterator[Finding]:
         yield Finding("toy", True, "there")

@@ -29,10 +29,14 @@ class Played:
     def __init__(self, human: slice = slice(0)) -> None:
         self.log: list[tuple[str, int]] = []
         self.human = human
-        self.shows_well = True
+        self.shows_well, self.empty = True, -1
         self.weights: dict[str, Tensor] = {}
+        self.scripted: list[bool] = []
+        self.shown: list[Job] = []
 
     def begin(self, job: Job) -> None:
+        self.scripted.append(job.scripted)
+        self.shown += [job] if job.kind == DEMONSTRATION else []
         self.log.append((f"begin {job.kind}", job.number))
 
     def episode(self, job: Job, idle: Callable[[], None]) -> RobotEpisode:
@@ -43,6 +47,8 @@ class Played:
         success = job.kind == DEMONSTRATION and self.shows_well
         human = torch.zeros(length, dtype=torch.bool)
         human[self.human] = True
+        if job.kind == DEMONSTRATION and job.number == self.empty:
+            length, human = 0, human[:0]
         images = torch.randint(256, (length + 1, 8, 8, 3), generator=generator).byte()
         return RobotEpisode(
             job=job,
@@ -53,7 +59,7 @@ class Played:
             tick=torch.arange(length + 1),
             action=torch.rand(length, 4, generator=generator),
             human=human | (job.kind == DEMONSTRATION),
-            reward=torch.tensor([0.0] * (length - 1) + [float(success)]),
+            reward=torch.tensor([0.0] * (length - 1) + [float(success)] * (length > 0)),
             terminated=success,
             success=success,
             ended="",
@@ -76,11 +82,17 @@ def policy(tmp_path: Path) -> SoftPolicy:
 
 
 def flow_of(
-    policy: SoftPolicy, player: Played, directory: Path, state: dict[str, int] | None = None, config: SACConfig = CONFIG
+    policy: SoftPolicy,
+    player: Played,
+    directory: Path,
+    state: dict[str, int] | None = None,
+    config: SACConfig = CONFIG,
+    scripted: bool = True,
 ) -> OnlineFlow:
     return OnlineFlow(
         player,
         iterations=3,
+        scripted=scripted,
         policy=policy,
         trainer=SoftTrainer(policy, config),
         settings=Settings(0, 1.0, 1),
@@ -143,6 +155,21 @@ def test_without_demonstrations_a_persons_steps_are_the_first(policy: SoftPolicy
     flow = flow_of(policy, Played(human=slice(0, 2)), tmp_path / "replay", config=config)
     iterate(flow, 0, config)
     assert len(flow.shown) == 4
+
+
+@pytest.mark.parametrize("scripted", [True, False])
+def test_a_person_or_the_expert_demonstrates(policy: SoftPolicy, tmp_path: Path, scripted: bool) -> None:
+    player = Played()
+    iterate(flow_of(policy, player, tmp_path / "replay", scripted=scripted), 0)
+    assert player.scripted == [scripted] * 2 + [False] * 4
+
+
+def test_a_demonstration_without_an_action_teaches_nothing(policy: SoftPolicy, tmp_path: Path) -> None:
+    player = Played()
+    player.empty = 0
+    flow = flow_of(policy, player, tmp_path / "replay")
+    iterate(flow, 0)
+    assert len(flow.shown) == sum(4 + job.seed % 3 for job in player.shown if job.number == 1)
 
 
 def test_demonstrations_that_fail_are_told(policy: SoftPolicy, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Circling:
 class Nothing:
     """A scene without a task, and a person who acknowledges whatever is asked; nobody asks while an episode is played."""
 
-    task, by_hand, name = "Circle", False, "tester"
+    task, by_hand, has_expert, name = "Circle", False, False, "tester"
 
     def arrange(self, seed: int) -> str:
         return "go round"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, RobotError
+from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, WORDS, RobotError
 from rlinf_vla.robots.people import gamepad, keyboard, spacemouse
 from rlinf_vla.robots.people.hands import Event, Hands
 
@@ -140,7 +140,8 @@ def test_a_device_that_is_gone_lets_go_and_pauses(device: str, tmp_path: Path, c
     assert person.words() == []
     os.close(ours)
     assert wait_for(lambda: person.action() is None)
-    assert person.words() == [PAUSE] and person.words() == [] and person.name == f"{device}, which is gone"
+    assert wait_for(lambda: PAUSE in person.words()) and person.words() == [PAUSE], "for good"
+    assert person.name == f"{device}, which is gone"
     assert wait_for(lambda: f"{device} is gone" in capfd.readouterr().err)
     person.close()
 
@@ -181,6 +182,31 @@ def test_who_closes_a_device_does_not_pause(capfd: pytest.CaptureFixture[str]) -
     person.close()
     assert wait_for(lambda: all(each.name != "silent" for each in threading.enumerate()))
     assert person.words() == [] and capfd.readouterr().err == ""
+
+
+def test_all_words_can_be_said() -> None:
+    for device in (keyboard, gamepad):
+        assert set(device.WORDS.values()) == set(WORDS)
+
+
+def test_beside_a_spacemouse_the_keys_say_the_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "hidraw"
+    os.mkfifo(path)
+    reports = os.open(path, os.O_RDWR)
+    monkeypatch.setattr(keyboard, "TERMINAL", f"{tmp_path}/no-terminal")
+    with pytest.raises(RobotError, match="no terminal whose keys could"):
+        spacemouse.open_spacemouse(str(path), 4)
+    master, slave = pty.openpty()
+    monkeypatch.setattr(keyboard, "TERMINAL", os.ttyname(slave))
+    person = spacemouse.open_spacemouse(str(path), 4)
+    said: list[str] = []
+    os.write(reports, bytes([3, 2]))
+    os.write(master, b"w\nk")
+    assert wait_for(lambda: said.extend(person.words()) or {SUCCESS, RESUME, ACKNOWLEDGE} <= set(said))  # type: ignore[func-returns-value]
+    assert person.action() is None, "keys move nothing here"
+    os.write(reports, struct.pack("<Bhhh", 1, 0, -350, 0))
+    assert wait_for(lambda: person.action() is not None) and person.name == "spacemouse"
+    person.close()
 
 
 def test_a_device_that_is_not_there_is_one_line(tmp_path: object) -> None:

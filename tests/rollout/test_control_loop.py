@@ -139,23 +139,6 @@ def test_a_person_takes_over() -> None:
     assert all(step.chosen is None for step in cell.steps[3:6])
 
 
-def test_a_pause_is_held_and_nothing_from_before_acts_after_it() -> None:
-    cell = Cell([150], chunk=6)
-
-    def pause(step: Step) -> None:
-        if step.tick == 4:
-            cell.loop.pause()
-            cell.clock.at(cell.clock.now() + 450 * MS, cell.loop.resume)
-
-    cell.run(14, pause)
-    ticks = [step.tick for step in cell.steps]
-    assert ticks == [0, 1, 2, 3, 4, 9, 10, 11, 12, 13]
-    assert cell.by == "ssppp" + "sspp" + "p"
-    assert all(step.chosen.chunk.request.tick >= 9 for step in cell.steps[5:] if step.chosen)
-    account = cell.loop.accounting
-    assert (account.steps["paused"], account.missed, account.chunks["superseded"]) == (4, 0, 2)
-
-
 def test_an_episode_does_not_act_on_what_the_last_one_saw() -> None:
     cell = Cell([150], chunk=6)
     cell.run(5)
@@ -164,13 +147,6 @@ def test_an_episode_does_not_act_on_what_the_last_one_saw() -> None:
     assert cell.by == "ssppp" * 2
     assert all(step.chosen.chunk.request.seen.number >= first for step in cell.steps[5:] if step.chosen)
     assert cell.loop.accounting.seconds == pytest.approx(800 * MS)
-
-
-def test_it_ends_when_it_is_told_to() -> None:
-    cell = Cell([0])
-    cell.clock.at(350 * MS, lambda: cell.loop.end("the cube is touched"))
-    assert cell.run(100) == Ended(FINISHED, "the cube is touched")
-    assert len(cell.steps) == 4 and cell.robot.state.fault is None, "a run that ends well needs nobody's acknowledgement"
 
 
 def test_a_latched_fault_ends_it_and_stays_named() -> None:

@@ -11,6 +11,7 @@ from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
 from rlinf_vla.datasets.lerobot_reader import LeRobotReader
 from rlinf_vla.datasets.lerobot_writer import LeRobotWriter
 from rlinf_vla.protocols import EnvSpec
+from rlinf_vla.robot import ACKNOWLEDGE, PAUSE, RESUME
 from rlinf_vla.rollout.from_dataset import dataset_transitions
 from rlinf_vla.rollout.robot_dataset import Again, robot_features, robot_frames
 from rlinf_vla.rollout.robot_episode import DEMONSTRATION, Job, prepared, recorded
@@ -36,6 +37,21 @@ def test_a_dataset_gives_the_records_that_the_session_would_have(limit: int, tmp
     for name in (ACTION, REWARD, DISCOUNT, ACTED, "image"):
         torch.testing.assert_close(found.records[name], wanted.records[name])
     action = LeRobotReader(tmp_path / "data").episode(0, ["action"]).columns["action"]
-    again = Again(action[: len(episode)])
-    np.testing.assert_array_equal(np.stack([again.action() for _ in range(len(episode))]), episode.action.numpy())  # type: ignore[arg-type]
-    assert again.action() is None
+    again, state = Again(toy.scene, action[: len(episode)]), toy.robot.state
+    assert again.arrange(7) == episode.instruction
+    np.testing.assert_array_equal(np.stack([again.expert(state) for _ in range(len(episode))]), episode.action.numpy())  # type: ignore[arg-type]
+    assert again.expert(state) is None
+
+
+def test_a_replay_begins_anew_after_a_fault_and_a_person_says_the_words() -> None:
+    actions = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
+    toy = Toy(limit=8)
+    toy.scene.by_hand, toy.scene.can_tell = True, False
+    toy.player._cell = replace(toy.player._cell, scene=Again(toy.scene, actions))
+    toy.clock.at(2.7, lambda: toy.robot.stop("reflex"))
+    toy.person.plan = {2_000: RESUME, 10_000: ACKNOWLEDGE, 12_000: RESUME, 12_600: PAUSE, 20_000: RESUME, 22_000: RESUME}
+    toy.player.play(Job(DEMONSTRATION, 0, 7, scripted=True), toy.keep)
+    (episode,) = toy.episodes
+    np.testing.assert_array_equal(episode.action.numpy(), actions)
+    assert episode.human.all() and [each["for"] for each in toy.told if "for" in each] == [RESUME, ACKNOWLEDGE, RESUME, RESUME, RESUME]
+    assert 4 < len(toy.robot.commands) - len(actions) < 2 * len(actions), "it was cut twice"

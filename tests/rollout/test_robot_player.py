@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,15 +10,26 @@ import torch
 
 from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError
+from rlinf_vla.robots.people.hands import Event, Hands
 from rlinf_vla.rollout.robot_attendant import CONSENTS, Left
 from rlinf_vla.rollout.robot_episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode, prepared, recorded, shown_by_a_person
 from rlinf_vla.rollout.synthetic_cell import REST
 from rlinf_vla.types import Observation, StepResult, Tensors, UserError
+from tests.rollout.control import MS
 from tests.rollout.toy_cell import NEAR_M, Toy
 
 TRAIN = Job(TRAINING, 3, seed=7)
 SHOW = Job(DEMONSTRATION, 0, seed=8, scripted=True)
 GAMMA = 0.9
+
+
+class Silent:
+    name = "silent"
+
+    def events(self) -> Iterator[Event]:
+        yield from ()
+
+    def close(self) -> None: ...
 
 
 def towards(toy: Toy) -> None:
@@ -77,6 +89,34 @@ def test_a_scripted_human_shows_how() -> None:
     (shown,) = shown_by_a_person(episode, inputs_of(episode), GAMMA)
     whole = recorded(episode, inputs_of(episode), GAMMA)
     assert shown.success and all((shown.records[name] == value).all() for name, value in whole.records.items())
+
+
+def test_a_demonstration_is_never_the_policys() -> None:
+    toy = Toy()
+    toy.scene.has_expert = False
+    episode = played(toy, SHOW)
+    assert episode.human.all() and (episode.state == episode.state[0]).all() and len(episode) == 20
+
+
+def test_what_a_person_holds_stays_held() -> None:
+    toy = Toy()
+    hands = Hands(Silent(), 4)
+    toy.person.hand = hands.action
+    toy.clock.at(0.65, lambda: hands.hear(Event(toggles=True)))
+    toy.clock.at(1.25, lambda: hands.hear(Event(motion=(1.0,) * 6)))
+    toy.clock.at(1.55, lambda: hands.hear(Event(motion=(0.0,) * 6)))
+    episode = played(toy, Job(DEMONSTRATION, 0, 8))
+    moved, gripper = episode.action[:, 0], episode.action[:, -1]
+    closed = int((gripper < 0).int().argmax())
+    assert 2 <= closed <= 5 and (gripper[:closed] == 1).all() and (gripper[closed:] == -1).all() and moved.sum() in (2, 3, 4)
+
+
+def test_a_person_goes_before_the_script() -> None:
+    toy = Toy()
+    by_hand = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
+    toy.person.hand = lambda: by_hand if len(toy.robot.commands) < 3 else None
+    episode = played(toy, SHOW)
+    assert (episode.action[:3] == torch.from_numpy(by_hand)).all() and episode.success and episode.human.all()
 
 
 def test_steps_of_a_person_are_flagged_and_cut_out() -> None:
@@ -139,6 +179,72 @@ def test_a_pause_cuts_and_waits() -> None:
     assert toy.clock.now() > 29 and [*toy.told[0]] == ["waiting", "for"] and "going_on" in toy.told[-1]
     toy.person.plan = {30_900: PAUSE, 40_000: RESUME}
     assert played(toy, Job(EVALUATION, 0, 7)).ended == "time is up", "an evaluation is played again"
+
+
+def test_what_was_said_before_it_was_asked_for_does_not_count() -> None:
+    toy = Toy()
+    toy.scene.by_hand, toy.scene.can_tell = True, False
+    toy.person.plan = {0: RESUME, 10_000: RESUME, 10_001: SUCCESS}
+    episode = played(toy)
+    assert episode.ended == "time is up" and len(episode) == 20 and not episode.success, "she had said so while the arm went home"
+    assert toy.robot.commands[0][0] > 10_000 * MS
+
+
+def test_an_acknowledgement_is_for_one_fault() -> None:
+    toy = Toy()
+    toy.robot.stop("reflex")
+
+    def home(timeout_s: float) -> None:
+        toy.clock.sleep_until(toy.clock.now() + 3)
+        if toy.clock.now() < 10:
+            toy.robot.stop("another reflex")
+            raise RobotError("another reflex")
+
+    toy.robot.home = home  # type: ignore[method-assign]
+    toy.person.plan = {5_000: ACKNOWLEDGE, 6_000: ACKNOWLEDGE, 20_000: ACKNOWLEDGE}
+    assert played(toy).ended == "time is up" and toy.robot.commands[0][0] > 20_000 * MS, "the second was for the first fault, too"
+
+
+@pytest.mark.parametrize("early", [0, 308])
+def test_a_pause_counts_whenever_it_is_said(early: int) -> None:
+    toy = Toy()
+    toy.person.plan = {early: PAUSE, 10_000: RESUME}
+    assert len(played(toy)) == 20 and len(toy.episodes) == 1 and toy.robot.commands[-20][0] > 10_000 * MS
+    toy.person.plan = {0: PAUSE}
+    toy.clock.at(toy.clock.now() + 5, lambda: toy.person.plan.update({0: RESUME}))
+    before = toy.clock.now()
+    toy.player.rest()
+    assert toy.clock.now() >= before + 5
+
+
+def test_who_quits_early_leaves_before_the_arm_moves() -> None:
+    toy = Toy()
+    for call in (lambda: toy.player.play(TRAIN, toy.keep), toy.player.rest):
+        toy.person.plan = {0: QUIT}
+        with pytest.raises(Left, match="Ada said quit"):
+            call()
+        toy.player._attendant.leaving = None
+    assert not toy.robot.commands and not toy.scene.laid_out
+
+
+@pytest.mark.parametrize("kind", [TRAINING, DEMONSTRATION])
+def test_an_episode_without_an_action_is_played_again(kind: str) -> None:
+    toy = Toy(limit=1)
+    toy.person.hand = lambda: None if toy.clock.now() < 10 else np.zeros(4, np.float32)
+    toy.delay = lambda request: 1.0
+    if kind == DEMONSTRATION:  # in which nothing but lateness leaves a step without an action
+        toy.scene.expert = lambda state: toy.clock.sleep_until(toy.clock.now() + 0.3 * (toy.clock.now() < 10))  # type: ignore[method-assign, func-returns-value]
+    toy.person.plan = {20_000: ACKNOWLEDGE}
+    assert len(played(toy, Job(kind, 0, 7, scripted=kind == DEMONSTRATION))) == 1 and len(toy.episodes) == 1
+    assert {"waiting": "nothing was done in the episode: time is up", "for": ACKNOWLEDGE} in toy.told
+
+
+def test_success_at_once_takes_an_action() -> None:
+    toy = Toy()
+    toy.scene.succeeded = lambda state: True  # type: ignore[method-assign]
+    for job in (TRAIN, SHOW, Job(EVALUATION, 0, 7)):
+        episode = played(toy, job)
+        assert episode.success and len(episode) == 1 and episode.reward.tolist() == [1.0]
 
 
 def test_who_quits_leaves_with_what_there_is() -> None:

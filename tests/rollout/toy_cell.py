@@ -24,7 +24,7 @@ NEAR_M = 0.021
 
 
 class ToyScene:
-    task, by_hand = "Touch", False
+    task, by_hand, has_expert = "Touch", False, True
     can_tell = True
 
     def __init__(self) -> None:
@@ -40,6 +40,8 @@ class ToyScene:
         return bool(np.linalg.norm(state.pose.position - self.goal) < NEAR_M) if self.can_tell else None
 
     def expert(self, state: RobotState) -> Action | None:
+        if not self.has_expert:
+            return None
         return np.array([*np.clip((self.goal - state.pose.position) / 0.05, -1, 1), 1.0], np.float32)
 
 
