@@ -76,17 +76,19 @@ class Hands:
                 self._words.append(event.word)
 
     def _listen(self) -> None:
+        why = ""
         try:
             for event in self._device.events():
                 self.hear(event)
-        finally:
-            self._let_go()
+        except Exception as error:
+            why = f" ({type(error).__name__}: {error})"
+        self._let_go(why)
 
-    def _let_go(self) -> None:
+    def _let_go(self, why: str) -> None:
         """A device that is gone holds nothing, and pauses for good: the policy does not go on with nobody to stop it."""
         self.hear(Event(motion=(0.0,) * 6))
         self._lost = not self._closed
         if self._lost:
             self.name = f"{self._device.name}, which is gone"  # this is who paused
             with contextlib.suppress(OSError):  # the terminal may be what is gone
-                print(f"the {self._device.name} is gone: end the session, and begin it again with one", file=sys.stderr, flush=True)
+                print(f"the {self._device.name} is gone{why}: end the session, and begin it again with one", file=sys.stderr, flush=True)

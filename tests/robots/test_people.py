@@ -133,8 +133,7 @@ def test_a_device_that_is_gone_lets_go_and_pauses(device: str, tmp_path: Path, c
     path = tmp_path / device
     os.mkfifo(path)
     ours = os.open(path, os.O_RDWR)
-    opens = {"gamepad": gamepad.open_gamepad, "spacemouse": spacemouse.open_spacemouse}[device]
-    person = opens(str(path), 4)
+    person = Hands({"gamepad": gamepad.Gamepad, "spacemouse": spacemouse.SpaceMouse}[device](path), 4)
     os.write(ours, forward(device))
     assert wait_for(lambda: person.action() is not None)
     assert person.words() == []
@@ -166,15 +165,15 @@ def test_keys_that_end_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(device.events()) == [], "and not for ever nothing"
 
 
-def test_a_device_that_breaks_lets_go_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_breaks_lets_go_and_pauses(capfd: pytest.CaptureFixture[str]) -> None:
     class Breaks(Silent):
         def events(self) -> Iterator[Event]:
             yield Event(motion=(1.0,) * 6)
             raise ValueError("nobody thought of this")
 
-    monkeypatch.setattr(threading, "excepthook", lambda about: None)
     person = Hands(Breaks(), 4)
     assert wait_for(lambda: PAUSE in person.words()) and person.action() is None
+    assert wait_for(lambda: "(ValueError: nobody thought of this)" in capfd.readouterr().err)
 
 
 def test_who_closes_a_device_does_not_pause(capfd: pytest.CaptureFixture[str]) -> None:
