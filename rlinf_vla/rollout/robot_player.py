@@ -25,6 +25,8 @@ from rlinf_vla.types import Observation, StepResult
 
 SETTLE_S = 0.3
 """After the layout: things come to rest, and pictures show them."""
+OPEN = 1.0
+"""Of an action's last number: the hand."""
 
 Score = Callable[[Observation, Tensor, StepResult], StepResult]
 
@@ -53,8 +55,8 @@ class RobotPlayer:
         self._spool = Spool(under_way)
         self._take = Take(Job(TRAINING, 0, 0), "", "", 0.0, self._spool)
         self._warm = False
-        self._gripper = 1.0
-        """As last shown; open."""
+        self._gripper = OPEN
+        """As last shown in this episode."""
 
     def leave(self, reason: str) -> None:
         """The episode under way is cut, and nothing else is played."""
@@ -86,7 +88,7 @@ class RobotPlayer:
             self._paused_early()
             task = self._cell.scene.task
             self._spool.begin(job, task, instruction, weights)
-            self._take = Take(job, task, instruction, self._clock.now(), self._spool)
+            self._take, self._gripper = Take(job, task, instruction, self._clock.now(), self._spool), OPEN
             try:
                 ended = self._loop.run(instruction, self._after_step)
             except BaseException as error:
