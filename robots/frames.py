@@ -34,3 +34,6 @@ class FrameRecord:
 
     def close(self) -> None:
         self._record.close()
+
+    def remove(self) -> None:
+        self._record.remove()

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import mmap
+import os
 import struct
+import tempfile
 import zlib
 from pathlib import Path
+
+MEMORY = Path("/dev/shm")  # noqa: S108  (mkstemp makes the files)
+"""A file system that is no disk's: writing to a page of a disk's file may wait for that."""
+_PREFIX = "rlinf-vla-"
 
 _NEWEST = struct.Struct("Q")
 """Number of the newest writing; 0: none yet."""
@@ -21,11 +27,14 @@ class Record:
     """
 
     def __init__(self, path: Path, capacity: int | None = None) -> None:
-        """Opens the file ``path``; the writer gives its ``capacity`` in bytes, which makes it anew. Raises OSError where there is none."""
+        """Opens where ``path`` leads; the writer gives its ``capacity`` in bytes, which makes it anew. Raises OSError where there is none."""
+        self._path = path
         if capacity is not None:
-            path.unlink(missing_ok=True)  # readers of an earlier one keep theirs
-            with path.open("xb") as file:
-                file.truncate(_NEWEST.size + 2 * (_SLOT.size + capacity))
+            self.remove()
+            made, name = tempfile.mkstemp(prefix=_PREFIX, dir=MEMORY if MEMORY.is_dir() else path.parent)
+            os.truncate(made, _NEWEST.size + 2 * (_SLOT.size + capacity))
+            os.close(made)
+            path.symlink_to(name)
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
         self._slot = (len(self._memory) - _NEWEST.size) // 2
@@ -54,3 +63,9 @@ class Record:
 
     def close(self) -> None:
         self._memory.close()
+
+    def remove(self) -> None:
+        """By its writer. Who reads it already, goes on to."""
+        if self._path.is_symlink() and (memory := self._path.readlink()).name.startswith(_PREFIX):
+            memory.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)

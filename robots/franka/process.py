@@ -103,6 +103,7 @@ class ArmProcess:
 
     def close(self) -> None:
         self._listener.close()
+        self._record.remove()
         self._journal.write("end", fault=self._servo.fault, durable=True)
         self._journal.close()
         self._disk.settle(_FAREWELL_S)

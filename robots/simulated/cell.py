@@ -90,6 +90,7 @@ class SimulatedCell:
 
     def close(self) -> None:
         self._listener.close()
+        self._truth.remove()
         self._server.cleanup()
 
     def _obey(self) -> None:

@@ -57,6 +57,10 @@ class SimulatedCameras:
             except ChannelClosed:
                 return
 
+    def close(self) -> None:
+        for frames in self._frames.values():
+            frames.remove()
+
     def draw(self) -> None:
         data = self._truth.read()
         assert data is not None  # the cell publishes before it says that it is ready
@@ -109,7 +113,10 @@ def main() -> None:
     cameras = SimulatedCameras(Path(options["folder"]), options["cameras"], options["height"], options["width"])
     cameras.draw()
     owner.send({"ready": True})
-    cameras.run(owner, options["hz"])
+    try:
+        cameras.run(owner, options["hz"])
+    finally:
+        cameras.close()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_vla.robot import Frame, RobotState, ToolPose, ToolTarget
+from rlinf_vla.robots import record
 from rlinf_vla.robots.frames import FrameRecord
 from rlinf_vla.robots.franka import messages
 from rlinf_vla.robots.record import Record
@@ -29,6 +31,27 @@ def test_readers_see_the_newest(tmp_path: Path) -> None:
 def test_there_must_be_a_writer(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         Record(tmp_path / "it")
+
+
+def test_it_is_in_memory_and_each_writer_removes_what_was_left(tmp_path: Path) -> None:
+    memory = []
+    for text in (b"one", b"two"):
+        writer = Record(tmp_path / "it", 100)
+        writer.write(text)
+        memory.append((tmp_path / "it").readlink())
+        assert memory[-1].parent == record.MEMORY and memory[-1].stat().st_mode & 0o077 == 0
+    assert not memory[0].exists() and memory[1].exists()
+    reader = Record(tmp_path / "it")
+    writer.remove()
+    assert reader.read() == b"two" and not memory[1].exists() and not (tmp_path / "it").is_symlink()
+
+
+@pytest.fixture(autouse=True)
+def _tidy(tmp_path: Path) -> Iterator[None]:
+    yield
+    for path in tmp_path.iterdir():
+        if path.is_symlink():
+            path.readlink().unlink()
 
 
 def test_a_writer_that_dies_in_the_middle_leaves_the_last_whole_writing(tmp_path: Path) -> None:
