@@ -27,7 +27,7 @@ class Record:
     """
 
     def __init__(self, path: Path, capacity: int | None = None) -> None:
-        """Opens where ``path`` leads; the writer gives its ``capacity`` in bytes, which makes it anew. Raises OSError where there is none."""
+        """Opens where ``path`` leads; the writer gives its ``capacity`` in bytes: that makes it anew. Raises OSError where nothing is."""
         self._path = path
         if capacity is not None:
             self.remove()
