@@ -17,6 +17,8 @@ from rlinf_vla.robot import RobotError
 from .bootstrap import __file__ as bootstrap
 from .channel import Channel, ChannelClosed, Message
 
+_NOT_INSTALLED = "ModuleNotFoundError: No module named "
+
 
 class Child:
     """``module`` (relative to this folder) in a process of its own, which finds its end of ``channel`` by the number in its first argument.
@@ -80,10 +82,12 @@ class Child:
         self._popen.wait()
 
     def obituary(self) -> str:
-        """One line: that it is dead, how it died, and the last thing that it said."""
+        """One line: that it is dead, how it died, and the last thing that it said; or what it lacks."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(0.1)  # its end of the channel closes a moment before
         size = os.fstat(self._output.fileno()).st_size
         lines = os.pread(self._output.fileno(), 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
         words = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        if words.startswith(_NOT_INSTALLED):
+            return f"{self._name} needs {words.removeprefix(_NOT_INSTALLED)}, which is not installed: pip install 'rlinf-vla[franka]'"
         return f"{self._name} (process {self.pid}) is gone with exit code {self._popen.poll()}: {words}"

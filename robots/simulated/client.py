@@ -111,6 +111,8 @@ def _cameras(options: dict[str, Any], deadline: float, python: str | None) -> Ch
             child.wait_ready(deadline)
             return child
         except RobotError as error:
+            if "is not installed" in str(error):
+                raise
             reasons.append(f"{backend}: {error}")
     raise RobotError(
         f"no OpenGL that renders without a screen: apt-get install libegl1 libgl1-mesa-dri, or libosmesa6 ({'; '.join(reasons)})"

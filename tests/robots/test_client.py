@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,12 @@ def test_a_host_that_is_not_found_is_left(tmp_path: Path) -> None:
     with pytest.raises(RobotError, match="no simulated cell"):
         robot.connect(20.0)
     assert left == [None]
+
+
+def test_what_its_python_lacks_is_named_with_the_mend(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o700)
+    robot = FrankaRobot(CELL, tmp_path, lambda timeout: "127.0.0.1", python=str(bare))
+    with pytest.raises(RobotError, match=r"the arm's process needs 'numpy', which is not installed: pip install 'rlinf-vla\[franka\]'"):
+        robot.connect(20.0)
