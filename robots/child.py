@@ -55,6 +55,11 @@ class Child:
     def alive(self) -> bool:
         return self._popen.poll() is None
 
+    def begin(self, options: Message) -> None:
+        """The first message to it. Where it is dead already, ``wait_ready`` says why."""
+        with contextlib.suppress(ChannelClosed):
+            self.channel.send(options)
+
     def wait_ready(self, deadline: float) -> Message:
         """Its first message. Raises RobotError where it says ``error``, dies, or is silent until ``deadline`` (monotonic)."""
         try:

@@ -58,7 +58,7 @@ class FrankaRobot:
             host = self._find_host(timeout_s)
             child = Child("the arm's process", "franka.process", self._python)
             undo.callback(child.kill)
-            child.channel.send(
+            child.begin(
                 {
                     "host": host,
                     "cell": self.cell.name,

@@ -42,7 +42,7 @@ class SimulatedCell:
             (self.folder / TRUTH).unlink(missing_ok=True)  # of an earlier cell; the cameras wait for the new one
             cell = Child("the simulated cell", "simulated.cell", python)
             self._children.append(cell)
-            cell.channel.send({"folder": str(self.folder)})
+            cell.begin({"folder": str(self.folder)})
             if cameras:
                 options = {"folder": str(self.folder), "cameras": cameras, "height": height, "width": width, "hz": hz}
                 self._children.append(_cameras(options, deadline, python))
@@ -106,7 +106,7 @@ def _cameras(options: dict[str, Any], deadline: float, python: str | None) -> Ch
         # Mesa would keep compiled shaders in the user's home.
         environment = {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "MESA_SHADER_CACHE_DISABLE": "true"}
         child = Child("the simulated cameras", "simulated.renderer", python, environment)
-        child.channel.send(options)
+        child.begin(options)
         try:
             child.wait_ready(deadline)
             return child
