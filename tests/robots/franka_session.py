@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from rlinf_vla.robot import RobotState, ToolPose, ToolTarget
-from rlinf_vla.robots.folder import JOURNAL, Latch
+from rlinf_vla.robots.folder import JOURNAL, STATE, Latch
+from rlinf_vla.robots.franka import messages
 from rlinf_vla.robots.franka.plugin import franka_sim
+from rlinf_vla.robots.record import Record
 from rlinf_vla.robots.simulated.client import SimulatedCell
 
 STILL_RAD_S = 0.05
@@ -43,6 +45,15 @@ SMALL = (
 def journal(folder: Path) -> list[dict[str, Any]]:
     """What happened to the arm, oldest first; a line that is being written is not."""
     return [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def pursues(folder: Path) -> bool:
+    """The arm of this folder has a command: an episode is being played."""
+    try:
+        data = Record(folder / STATE).read()
+    except (OSError, ValueError):
+        return False
+    return data is not None and messages.unpack(data).commanded is not None
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> float:

@@ -13,14 +13,12 @@ from pathlib import Path
 
 import pytest
 from chaos import ROUNDS, STRICT, Round
-from franka_session import CELL_YAML, SMALL, STILL_RAD_S, journal, wait_until
+from franka_session import CELL_YAML, SMALL, STILL_RAD_S, journal, pursues, wait_until
 from trajectory import Trajectory
 
 from rlinf_vla.commands.robot_process import EPISODES, LEARNER_GONE, UNDER_WAY
-from rlinf_vla.robots.folder import STATE, Latch
-from rlinf_vla.robots.franka import messages
+from rlinf_vla.robots.folder import Latch
 from rlinf_vla.robots.franka.plugin import read_cell
-from rlinf_vla.robots.record import Record
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.rollout.robot_episode import RobotEpisode
 from rlinf_vla.rollout.robot_spool import recovered
@@ -63,12 +61,7 @@ class Killed:
 
         def moving() -> bool:
             assert self.learner.poll() is None, self.said.read_text()
-            try:
-                data = Record(self.cell.folder / STATE).read()
-            except (OSError, ValueError):
-                data = None
-            pursues = data is not None and messages.unpack(data).commanded is not None
-            if not pursues or self.seen.samples[-1][1] < 2 * STILL_RAD_S:
+            if not pursues(self.cell.folder) or self.seen.samples[-1][1] < 2 * STILL_RAD_S:
                 since[0] = time.monotonic()
             return time.monotonic() - since[0] > 0.3
 

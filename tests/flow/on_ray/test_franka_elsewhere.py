@@ -16,12 +16,9 @@ from typing import Any
 import pytest
 
 from rlinf_vla.commands.robot_process import LEARNER_GONE
-from rlinf_vla.robots.folder import STATE
-from rlinf_vla.robots.franka import messages
-from rlinf_vla.robots.record import Record
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.flow.on_ray.namespaces import Nodes
-from tests.robots.franka_session import CELL_YAML, SMALL, journal, wait_until
+from tests.robots.franka_session import CELL_YAML, SMALL, journal, pursues, wait_until
 
 STEPS, WHOLE = "rollout/episode_len", 120
 HEARTBEAT_S, START_S = 5, 240.0
@@ -68,13 +65,7 @@ class Elsewhere:
         self.wait(lambda: len(self.lengths()) > before, "another episode was learnt from")
 
     def wait_moving(self) -> None:
-        def moving() -> bool:
-            try:
-                return messages.unpack(Record(self.cell / STATE).read()).commanded is not None
-            except (OSError, ValueError):
-                return False
-
-        self.wait(moving, "an episode is being played")
+        self.wait(lambda: pursues(self.cell), "an episode is being played")
         time.sleep(1.0)
 
     def close(self) -> None:
