@@ -326,13 +326,16 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str], secon
 def test_killed_and_gone_on_with_in_parallel(spawned: Callable[..., subprocess.Popen[str]], sweep: Eval, tmp_path: Path) -> None:
     """kill -9 of a process that plays, then of the command; what is made in the end is what one process makes undisturbed."""
     work = ("sweep.policies=[start,random]", "episodes=8", "sweep.block=1")
-    blocks = tmp_path / "out" / "blocks"
+
+    def finished() -> int:
+        return len(list((tmp_path / "out" / "blocks").glob("[!.]*.json")))  # a dot: one that was being written
+
     process = spawned("run_dir=out", *work, "sweep.parallel=2")
     try:
-        wait_for(lambda: len(list(blocks.glob("*.json"))) > 3, process)
+        wait_for(lambda: finished() > 3, process)
         os.kill(children(process.pid)[0], signal.SIGKILL)
-        so_far = len(list(blocks.glob("*.json")))
-        wait_for(lambda: len(list(blocks.glob("*.json"))) > so_far + 3, process)
+        so_far = finished()
+        wait_for(lambda: finished() > so_far + 3, process)
     finally:
         workers = children(process.pid)
         process.kill()
@@ -342,7 +345,7 @@ def test_killed_and_gone_on_with_in_parallel(spawned: Callable[..., subprocess.P
     while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < wait:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers), "they end with the command"
-    kept = len(list(blocks.glob("*.json")))
+    kept = finished()
     again = spawned("run_dir=out", *work, "sweep.parallel=2")
     said = again.communicate(timeout=280)[0]
     assert again.returncode == 0 and f"found {kept} of 96 episodes" in said, said
