@@ -183,8 +183,9 @@ class Person(Protocol):
     @property
     def name(self) -> str: ...
 
-    def action(self) -> Action | None:
-        """What she does now in the policy's place; None where she leaves it to the policy."""
+    def action(self, hand: float) -> Action | None:
+        """What she does now in the policy's place; None where she leaves it to the policy. ``hand``: the last number of the action before,
+        whoever chose it; it stays where she does not work the hand."""
 
     def words(self) -> list[str]:
         """Of WORDS, what she said since the last call."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rlinf_vla.robot import CameraError, Frame
 
+from .extra import INSTALL, LIBUSB
 from .frames import FrameRecord
 from .simulated.client import frames_path
 
@@ -165,7 +166,7 @@ class OpenCVCamera(CapturingCamera):
         try:
             import cv2
         except ImportError:
-            raise CameraError(f"camera {self.name}: OpenCV is not installed: pip install 'rlinf-vla[franka]'") from None
+            raise CameraError(f"camera {self.name}: OpenCV is not installed: {INSTALL}") from None
         device = self._options.device or "0"
         self._cv2, self._device = cv2, cv2.VideoCapture(int(device) if device.isdigit() else device)
         if not self._device.isOpened():
@@ -192,7 +193,7 @@ class RealSenseCamera(CapturingCamera):
         try:
             import pyrealsense2 as rs
         except ImportError as error:
-            mend = "apt-get install libusb-1.0-0" if "libusb" in str(error) else "pip install 'rlinf-vla[franka]'"
+            mend = LIBUSB if "libusb" in str(error) else INSTALL
             raise CameraError(f"camera {self.name}: pyrealsense2 cannot be imported: {mend}") from None
         self._queue = rs.frame_queue(1)  # the newest alone
         serials = self._serials(rs)

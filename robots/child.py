@@ -16,8 +16,13 @@ from rlinf_vla.robot import RobotError
 
 from .bootstrap import __file__ as bootstrap
 from .channel import Channel, ChannelClosed, Message
+from .extra import INSTALL
 
 _NOT_INSTALLED = "ModuleNotFoundError: No module named "
+
+
+class NotInstalled(RobotError):
+    """A package is missing where a process of ours runs."""
 
 
 class Child:
@@ -61,11 +66,12 @@ class Child:
             self.channel.send(options)
 
     def wait_ready(self, deadline: float) -> Message:
-        """Its first message. Raises RobotError where it says ``error``, dies, or is silent until ``deadline`` (monotonic)."""
+        """Its first message. Raises RobotError where it says ``error``, dies, or is silent until ``deadline`` (monotonic); NotInstalled
+        where it died for want of a package."""
         try:
             message = self.channel.receive(max(deadline - time.monotonic(), 1e-3))
         except ChannelClosed:
-            raise RobotError(self.obituary()) from None
+            raise self._reason() from None
         if message is None:
             self.kill()
             raise RobotError(f"{self._name} did not get ready in time")
@@ -88,11 +94,14 @@ class Child:
 
     def obituary(self) -> str:
         """One line: that it is dead, how it died, and the last thing that it said; or what it lacks."""
+        return str(self._reason())
+
+    def _reason(self) -> RobotError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(0.1)  # its end of the channel closes a moment before
         size = os.fstat(self._output.fileno()).st_size
         lines = os.pread(self._output.fileno(), 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
         words = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
         if words.startswith(_NOT_INSTALLED):
-            return f"{self._name} needs {words.removeprefix(_NOT_INSTALLED)}, which is not installed: pip install 'rlinf-vla[franka]'"
-        return f"{self._name} (process {self.pid}) is gone with exit code {self._popen.poll()}: {words}"
+            return NotInstalled(f"{self._name} needs {words.removeprefix(_NOT_INSTALLED)}, which is not installed: {INSTALL}")
+        return RobotError(f"{self._name} (process {self.pid}) is gone with exit code {self._popen.poll()}: {words}")

@@ -37,7 +37,7 @@ class Nobody:
 
     name = NOBODY
 
-    def action(self) -> Action | None:
+    def action(self, hand: float) -> Action | None:
         return None
 
     def words(self) -> list[str]:

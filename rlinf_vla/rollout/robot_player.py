@@ -55,8 +55,8 @@ class RobotPlayer:
         self._spool = Spool(under_way)
         self._take = Take(Job(TRAINING, 0, 0), "", "", 0.0, self._spool)
         self._warm = False
-        self._gripper = OPEN
-        """As last shown in this episode."""
+        self._hand = OPEN
+        """As it was last told in this episode."""
 
     def leave(self, reason: str) -> None:
         """The episode under way is cut, and nothing else is played."""
@@ -88,7 +88,8 @@ class RobotPlayer:
             self._paused_early()
             task = self._cell.scene.task
             self._spool.begin(job, task, instruction, weights)
-            self._take, self._gripper = Take(job, task, instruction, self._clock.now(), self._spool), OPEN
+            self._take, self._hand = Take(job, task, instruction, self._clock.now(), self._spool), OPEN
+            self._cell.person.action(OPEN)  # the hand's button counts in the episode only
             try:
                 ended = self._loop.run(instruction, self._after_step)
             except BaseException as error:
@@ -150,19 +151,21 @@ class RobotPlayer:
     def _takeover(self) -> Action | None:
         job, scene, rules = self._take.job, self._cell.scene, self._rules
         helping = rules.patience_s is not None and self._clock.now() - self._take.began >= rules.patience_s
-        found = self._cell.person.action()
+        found = self._cell.person.action(self._hand)
         if found is None and (job.scripted or (job.kind == TRAINING and helping)):
             found = scene.expert(self._cell.robot.observe())
         if found is not None:
-            self._gripper = float(found[-1])
+            self._hand = float(found[-1])
         elif job.scripted or job.kind == DEMONSTRATION:  # which is never the policy's
-            found = np.array([0.0] * (rules.dimensions - 1) + [self._gripper], np.float32)  # what is held stays held
+            found = np.array([0.0] * (rules.dimensions - 1) + [self._hand], np.float32)  # what is held stays held
         return found
 
     def _after_step(self, step: Step) -> str | None:
         self._attendant.alive()
         take, words = self._take, self._cell.person.words()
         take.look(step)
+        if step.action is not None:
+            self._hand = float(step.action[-1])
         if reason := self._judged(step, words):
             return reason
         if self._attendant.leaving is not None:

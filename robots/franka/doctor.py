@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rlinf_vla.robot import Finding
 
-INSTALL = "pip install 'rlinf-vla[franka]'"
-LIBUSB = "apt-get install libusb-1.0-0"
+from ..extra import INSTALL, LIBUSB
+
 _REALTIME = Path("/sys/kernel/realtime")
 """There on kernels with PREEMPT_RT."""
 

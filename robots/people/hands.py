@@ -28,8 +28,8 @@ class Device(Protocol):
 
 
 class Event:
-    """motion: dx, dy, dz, rx, ry, rz in [-1, 1], held until the next; None: as before. toggles: the gripper opens or closes. word: of
-    WORDS."""
+    """motion: dx, dy, dz, rx, ry, rz in [-1, 1], held until the next; None: as before. toggles: an open hand closes, a closed one opens.
+    word: of WORDS."""
 
     def __init__(self, motion: tuple[float, ...] | None = None, toggles: bool = False, word: str | None = None) -> None:
         self.motion, self.toggles, self.word = motion, toggles, word
@@ -44,18 +44,19 @@ class Hands:
         self._device, self._dimensions = device, dimensions
         self._lock = threading.Lock()
         self._motion: tuple[float, ...] = (0.0,) * 6
-        self._gripper, self._gripped = OPEN, False
+        self._toggled = False
         self._words: list[str] = []
         self._closed = self._lost = False
         threading.Thread(target=self._listen, name=device.name, daemon=True).start()
 
-    def action(self) -> Action | None:
+    def action(self, hand: float) -> Action | None:
         with self._lock:
-            gripped, self._gripped = self._gripped, False
-            if max(map(abs, self._motion)) < STILL and not gripped:
+            toggled, self._toggled = self._toggled, False
+            if max(map(abs, self._motion)) < STILL and not toggled:
                 return None
-            motion = self._motion[: self._dimensions - 1]
-            return np.clip(np.array([*motion, self._gripper], np.float32), -1, 1)
+            if toggled:
+                hand = CLOSED if hand > 0 else OPEN
+            return np.clip(np.array([*self._motion[: self._dimensions - 1], hand], np.float32), -1, 1)
 
     def words(self) -> list[str]:
         with self._lock:
@@ -70,8 +71,7 @@ class Hands:
         with self._lock:
             if event.motion is not None:
                 self._motion = event.motion
-            if event.toggles:
-                self._gripper, self._gripped = -self._gripper, True
+            self._toggled ^= event.toggles
             if event.word is not None:
                 self._words.append(event.word)
 

@@ -89,8 +89,8 @@ class MouseAndKeys:
     def name(self) -> str:
         return self._mouse.name
 
-    def action(self) -> Action | None:
-        return self._mouse.action()
+    def action(self, hand: float) -> Action | None:
+        return self._mouse.action(hand)
 
     def words(self) -> list[str]:
         return [*self._mouse.words(), *self._keys.words()]

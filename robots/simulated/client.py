@@ -10,7 +10,7 @@ from typing import Any
 from rlinf_vla.robot import RobotError
 
 from ..channel import ask
-from ..child import Child
+from ..child import Child, NotInstalled
 from ..record import Record
 from . import scene
 
@@ -110,9 +110,9 @@ def _cameras(options: dict[str, Any], deadline: float, python: str | None) -> Ch
         try:
             child.wait_ready(deadline)
             return child
+        except NotInstalled:
+            raise
         except RobotError as error:
-            if "is not installed" in str(error):
-                raise
             reasons.append(f"{backend}: {error}")
     raise RobotError(
         f"no OpenGL that renders without a screen: apt-get install libegl1 libgl1-mesa-dri, or libosmesa6 ({'; '.join(reasons)})"

@@ -122,7 +122,7 @@ class Nothing:
     def expert(self, state: RobotState) -> Action | None:
         return None
 
-    def action(self) -> Action | None:
+    def action(self, hand: float) -> Action | None:
         return None
 
     def words(self) -> list[str]:

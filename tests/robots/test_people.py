@@ -95,15 +95,18 @@ def test_keys() -> None:
 
 def test_hands_hold_until_they_let_go() -> None:
     hands = Hands(Silent(), 4)
-    assert hands.action() is None and hands.words() == []
+    assert hands.action(1) is None and hands.words() == []
     hands.hear(Event(motion=(0.5, 0, 0, 0.9, 0, 0)))
     for _ in range(2):
-        np.testing.assert_allclose(hands.action(), [0.5, 0, 0, 1], err_msg="the gripper is open, and four numbers have no turn")  # type: ignore[arg-type]
+        np.testing.assert_allclose(hands.action(0.3), [0.5, 0, 0, 0.3], err_msg="the hand stays, and four numbers have no turn", rtol=1e-6)  # type: ignore[arg-type]
     hands.hear(Event(motion=(0.01,) * 6))
-    assert hands.action() is None, "that is no hand"
+    assert hands.action(1) is None, "that is no hand"
     hands.hear(Event(toggles=True))
-    np.testing.assert_allclose(hands.action(), [0.01, 0.01, 0.01, -1], rtol=1e-6)  # type: ignore[arg-type]
-    assert hands.action() is None
+    np.testing.assert_allclose(hands.action(0.3), [0.01, 0.01, 0.01, -1], rtol=1e-6)  # type: ignore[arg-type]
+    assert hands.action(-1) is None
+    for _ in range(2):
+        hands.hear(Event(toggles=True))
+    assert hands.action(-1) is None, "as it was"
     hands.hear(Event(word=SUCCESS))
     assert hands.words() == [SUCCESS] and hands.words() == []
     hands.close()
@@ -119,7 +122,7 @@ def test_keys_come_from_a_terminal_which_is_left_as_it_was() -> None:
     os.write(master, b"wy")
     assert wait_for(lambda: SUCCESS in person.words())
     os.write(master, b"a")
-    assert wait_for(lambda: person.action() is not None) and wait_for(lambda: person.action() is None), "a key is let go"
+    assert wait_for(lambda: person.action(1) is not None) and wait_for(lambda: person.action(1) is None), "a key is let go"
     person.close()
     assert wait_for(lambda: termios.tcgetattr(slave) == before)
 
@@ -135,10 +138,10 @@ def test_a_device_that_is_gone_lets_go_and_pauses(device: str, tmp_path: Path, c
     ours = os.open(path, os.O_RDWR)
     person = Hands({"gamepad": gamepad.Gamepad, "spacemouse": spacemouse.SpaceMouse}[device](path), 4)
     os.write(ours, forward(device))
-    assert wait_for(lambda: person.action() is not None)
+    assert wait_for(lambda: person.action(1) is not None)
     assert person.words() == []
     os.close(ours)
-    assert wait_for(lambda: person.action() is None)
+    assert wait_for(lambda: person.action(1) is None)
     assert wait_for(lambda: PAUSE in person.words()) and person.words() == [PAUSE], "for good"
     assert person.name == f"{device}, which is gone"
     assert wait_for(lambda: f"{device} is gone" in capfd.readouterr().err)
@@ -149,10 +152,10 @@ def test_a_terminal_that_hangs_up_lets_go_and_pauses(capfd: pytest.CaptureFixtur
     master, slave = pty.openpty()
     person = keyboard.open_keyboard(os.ttyname(slave), 4)
     os.write(master, b"w")
-    assert wait_for(lambda: person.action() is not None)
+    assert wait_for(lambda: person.action(1) is not None)
     os.close(master)
     assert wait_for(lambda: PAUSE in person.words()), "EIO"
-    assert person.action() is None
+    assert person.action(1) is None
     assert wait_for(lambda: "keyboard is gone" in capfd.readouterr().err)
     person.close()
 
@@ -172,7 +175,7 @@ def test_a_device_that_breaks_lets_go_and_pauses(capfd: pytest.CaptureFixture[st
             raise ValueError("nobody thought of this")
 
     person = Hands(Breaks(), 4)
-    assert wait_for(lambda: PAUSE in person.words()) and person.action() is None
+    assert wait_for(lambda: PAUSE in person.words()) and person.action(1) is None
     assert wait_for(lambda: "(ValueError: nobody thought of this)" in capfd.readouterr().err)
 
 
@@ -202,9 +205,9 @@ def test_beside_a_spacemouse_the_keys_say_the_words(tmp_path: Path, monkeypatch:
     os.write(reports, bytes([3, 2]))
     os.write(master, b"w\nk")
     assert wait_for(lambda: said.extend(person.words()) or {SUCCESS, RESUME, ACKNOWLEDGE} <= set(said))  # type: ignore[func-returns-value]
-    assert person.action() is None, "keys move nothing here"
+    assert person.action(1) is None, "keys move nothing here"
     os.write(reports, struct.pack("<Bhhh", 1, 0, -350, 0))
-    assert wait_for(lambda: person.action() is not None) and person.name == "spacemouse"
+    assert wait_for(lambda: person.action(1) is not None) and person.name == "spacemouse"
     person.close()
 
 

@@ -101,7 +101,7 @@ def test_a_demonstration_is_never_the_policys() -> None:
 def test_what_a_person_holds_stays_held() -> None:
     toy = Toy()
     hands = Hands(Silent(), 4)
-    toy.person.hand = hands.action
+    toy.person.acts = hands.action
     toy.clock.at(0.65, lambda: hands.hear(Event(toggles=True)))
     toy.clock.at(1.25, lambda: hands.hear(Event(motion=(1.0,) * 6)))
     toy.clock.at(1.55, lambda: hands.hear(Event(motion=(0.0,) * 6)))
@@ -111,10 +111,23 @@ def test_what_a_person_holds_stays_held() -> None:
     assert 2 <= closed <= 5 and (gripper[:closed] == 1).all() and (gripper[closed:] == -1).all() and moved.sum() in (2, 3, 4)
 
 
+def test_a_person_who_takes_over_holds_what_the_policy_holds() -> None:
+    """Until she works the hand herself; and her button counts in an episode only."""
+    toy, hands = Toy(), Hands(Silent(), 4)
+    toy.acts, toy.person.acts = lambda position, goal: [0.0, 0.0, 0.0, -0.5], hands.action
+    toy.clock.at(0.1, lambda: hands.hear(Event(toggles=True)))
+    toy.clock.at(1.0, lambda: hands.hear(Event(motion=(0.0, 1.0) + (0.0,) * 4)))
+    toy.clock.at(1.45, lambda: hands.hear(Event(toggles=True)))
+    episode = played(toy)
+    hand = episode.action[episode.human][:, -1].tolist()
+    assert episode.human.any() and not episode.human[0] and (episode.action[~episode.human][:, -1] == -0.5).all()
+    assert sorted(set(hand)) == [-0.5, 1.0] and hand == sorted(hand), "as it was, and open from then on"
+
+
 def test_a_person_goes_before_the_script() -> None:
     toy = Toy()
     by_hand = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
-    toy.person.hand = lambda: by_hand if len(toy.robot.commands) < 3 else None
+    toy.person.acts = lambda hand: by_hand if len(toy.robot.commands) < 3 else None
     episode = played(toy, SHOW)
     assert (episode.action[:3] == torch.from_numpy(by_hand)).all() and episode.success and episode.human.all()
 
@@ -122,7 +135,7 @@ def test_a_person_goes_before_the_script() -> None:
 def test_steps_of_a_person_are_flagged_and_cut_out() -> None:
     toy = Toy()
     by_hand = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
-    toy.person.hand = lambda: by_hand if len(toy.robot.commands) in (3, 4, 5, 9) else None
+    toy.person.acts = lambda hand: by_hand if len(toy.robot.commands) in (3, 4, 5, 9) else None
     episode = played(toy)
     assert torch.nonzero(episode.human)[:, 0].tolist() == [3, 4, 5, 9]
     assert (episode.action[episode.human] == torch.from_numpy(by_hand)).all()
@@ -141,7 +154,7 @@ def test_a_patient_human_takes_over_late() -> None:
 
 def test_an_evaluation_in_which_a_person_took_over_has_failed() -> None:
     toy = Toy()
-    toy.person.hand = lambda: np.zeros(4, np.float32) if len(toy.robot.commands) == 5 else None
+    toy.person.acts = lambda hand: np.zeros(4, np.float32) if len(toy.robot.commands) == 5 else None
     episode = played(toy, Job(EVALUATION, 0, 7))
     assert not episode.success and episode.ended == "Ada took over" and len(episode) == 5
 
@@ -230,7 +243,7 @@ def test_who_quits_early_leaves_before_the_arm_moves() -> None:
 @pytest.mark.parametrize("kind", [TRAINING, DEMONSTRATION])
 def test_an_episode_without_an_action_is_played_again(kind: str) -> None:
     toy = Toy(limit=1)
-    toy.person.hand = lambda: None if toy.clock.now() < 10 else np.zeros(4, np.float32)
+    toy.person.acts = lambda hand: None if toy.clock.now() < 10 else np.zeros(4, np.float32)
     toy.delay = lambda request: 1.0
     if kind == DEMONSTRATION:  # in which nothing but lateness leaves a step without an action
         toy.scene.expert = lambda state: toy.clock.sleep_until(toy.clock.now() + 0.3 * (toy.clock.now() < 10))  # type: ignore[method-assign, func-returns-value]

@@ -21,7 +21,7 @@ def killed_at_its_end(path: Path) -> RobotEpisode:
     toy = Toy(limit=12, under_way=under_way)
     slow = iter([20.0] * 3 + [230.0] + [20.0] * 30)
     toy.delay = lambda request: next(slow) / 1024
-    toy.person.hand = lambda: np.array([0.0, 1.0, 0.0, 1.0], np.float32) if len(toy.robot.commands) in (7, 8) else None
+    toy.person.acts = lambda hand: np.array([0.0, 1.0, 0.0, 1.0], np.float32) if len(toy.robot.commands) in (7, 8) else None
     found = list[RobotEpisode]()
 
     def keep(episode: RobotEpisode) -> None:

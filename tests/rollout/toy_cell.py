@@ -53,10 +53,10 @@ class ToyPerson:
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self.plan: dict[float, str] = {}
-        self.hand: Callable[[], Action | None] = lambda: None
+        self.acts: Callable[[float], Action | None] = lambda hand: None
 
-    def action(self) -> Action | None:
-        return self.hand()
+    def action(self, hand: float) -> Action | None:
+        return self.acts(hand)
 
     def words(self) -> list[str]:
         due = [when for when in self.plan if when * MS <= self._clock.now()]
