@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SHELVES = ("models", "envs", "rewards", "robots")
 DATA = ("recipes", "assets")
-PAGES = {"types", "robot", "rotations", "protocols", "atomic", "places"}
+PAGES = {"types", "robot", "rotations", "protocols", "atomic", "places", "pictures"}
 """What a shelf may use of the engine."""
 
 ALGORITHMS = PAGES | {"algorithms"}
@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "types": set(),
     "atomic": set(),
     "places": set(),
+    "pictures": set(),
     "robot": set(),
     "rotations": set(),
     "protocols": {"types"},

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlinf_vla.pictures import resized
 from rlinf_vla.protocols import EnvSpec, Reward, RewardModel
 from rlinf_vla.types import Inputs, Observation, StepResult, UserError
 
@@ -49,7 +50,7 @@ class SuccessClassifier(RewardModel):
         self.head = nn.Sequential(nn.Linear(config["width"] * len(options.images), 64), nn.ReLU(), nn.Linear(64, 1))
 
     def prepare(self, obs: Observation) -> Inputs:
-        return {f"image.{name}": obs.images[name] for name in self.images}
+        return {f"image.{name}": resized(obs.images[name], size) for name, size in self.images.items()}
 
     def forward(self, inputs: Inputs) -> Tensor:
         return self.head(torch.cat([self.encoder(inputs[f"image.{name}"]) for name in self.images], dim=1))[:, 0]

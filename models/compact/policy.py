@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlinf_vla.pictures import resized
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors, UserError
 
@@ -95,7 +96,7 @@ class CompactPolicy(Policy):
 
     def prepare(self, obs: Observation) -> Inputs:
         state = (2 * (obs.state - self.low) / (self.high - self.low) - 1).clamp(-1, 1)
-        return {f"image.{name}": obs.images[name] for name in self.spec.images} | {"state": state}
+        return {f"image.{name}": resized(obs.images[name], size) for name, size in self.spec.images.items()} | {"state": state}
 
     def encode(self, inputs: Inputs) -> Tensor:
         """``[B, F]``."""

@@ -15,7 +15,7 @@ from rlinf_vla.commands import session
 from rlinf_vla.protocols import EnvSpec, Policy, ToolUnits
 from rlinf_vla.recipe import Recipe, RewardConfig
 from rlinf_vla.recipe.robot import BY_SCRIPT, NOBODY, ROBOT
-from rlinf_vla.robot import Action, Camera, CellError, Person, Robot, RobotSpec, Scene
+from rlinf_vla.robot import Action, CellError, Person, Robot, RobotSpec, Scene
 from rlinf_vla.rollout.background import Threaded
 from rlinf_vla.rollout.chunks import Chunk, Request
 from rlinf_vla.rollout.clock import MonotonicClock
@@ -24,7 +24,7 @@ from rlinf_vla.rollout.rewarded import own_reward
 from rlinf_vla.rollout.robot_attendant import Cell, Rules, Tell
 from rlinf_vla.rollout.robot_episode import Job
 from rlinf_vla.rollout.robot_player import RobotPlayer
-from rlinf_vla.rollout.sensing import STATE
+from rlinf_vla.rollout.sensing import STATE, ResizedCamera
 from rlinf_vla.training.lora import copy_all
 from rlinf_vla.types import Episodes, Observation, UserError
 
@@ -149,7 +149,8 @@ def opened(
     policy = build_policy(recipe)
     robot, cameras, scene = plugin.make(recipe.robot), plugin.cameras(recipe.robot), plugin.scene(recipe.robot)
     require_fit(policy, [camera.name for camera in cameras], recipe.control)
-    cameras = [camera for camera in cameras if camera.name in policy.spec.images]
+    sizes = policy.spec.images
+    cameras = [ResizedCamera(camera, sizes[camera.name]) for camera in cameras if camera.name in sizes]
     rules = Rules(
         limit=recipe.env.episode_limit,
         dimensions=policy.spec.action_dim,
@@ -169,7 +170,7 @@ def opened(
         for camera in cameras:
             stack.callback(camera.close)
             camera.start()
-        _check_pictures(policy, cameras)
+        stack.callback(robot.close)  # before cameras are closed, which may take long
         background = Threaded(inference, clock)
         stack.callback(background.close)
         spec = env_spec(recipe, robot.spec, policy)
@@ -209,10 +210,3 @@ def _person(recipe: Recipe, dimensions: int) -> Person:
     if settings.person == NOBODY:
         return Nobody()
     return plugins.people()[settings.person](settings.device, dimensions)
-
-
-def _check_pictures(policy: Policy, cameras: list[Camera]) -> None:
-    for camera in cameras:
-        found, wanted = camera.latest().image.shape[:2], policy.spec.images[camera.name]
-        if found[0] < wanted[0] or found[1] < wanted[1]:
-            raise UserError(f"the policy's image {camera.name!r} is {wanted[0]}x{wanted[1]} pixels, the camera's {found[0]}x{found[1]}")

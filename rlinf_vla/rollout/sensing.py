@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rlinf_vla.pictures import resized
 from rlinf_vla.robot import Camera, Frame, Robot, RobotState
 from rlinf_vla.rollout.clock import Clock
-from rlinf_vla.types import Observation
+from rlinf_vla.types import Observation, UserError
 
 STATE = 8
 """Numbers of a policy's state: tool position, quaternion, one finger (docs/conventions.md)."""
@@ -35,6 +36,35 @@ class Seen:
         state = np.concatenate([pose.position, pose.quaternion, [self.state.gripper_width / 2]])
         images = {name: torch.from_numpy(np.array(frame.image))[None] for name, frame in self.frames.items()}
         return Observation(images, torch.from_numpy(state.astype(np.float32))[None], [instruction])
+
+
+class ResizedCamera:
+    """Implements ``Camera``: another one's pictures in the size that a policy, and whatever is made for it, wants.
+
+    ``start`` raises UserError where they are smaller.
+    """
+
+    def __init__(self, camera: Camera, size: tuple[int, int]) -> None:
+        self.name = camera.name
+        self._camera, self._size = camera, size
+        self._taken: Frame | None = None
+        self._frame: Frame | None = None
+
+    def start(self) -> None:
+        self._camera.start()
+        found, wanted = self._camera.latest().image.shape[:2], self._size
+        if found[0] < wanted[0] or found[1] < wanted[1]:
+            raise UserError(f"the policy's image {self.name!r} is {wanted[0]}x{wanted[1]} pixels, the camera's {found[0]}x{found[1]}")
+
+    def latest(self) -> Frame:
+        taken = self._camera.latest()
+        if self._frame is None or taken is not self._taken:
+            image = resized(torch.from_numpy(np.array(taken.image))[None], self._size)[0].numpy()
+            self._taken, self._frame = taken, Frame(taken.time, taken.number, image)
+        return self._frame
+
+    def close(self) -> None:
+        self._camera.close()
 
 
 class Sensors:

@@ -67,7 +67,8 @@ Arguments = Callable[..., list[str]]
 
 @dataclass
 class ToyConfig:
-    """fault: of a file; where it is, the arm stops with what it says, and the file is gone. by_hand, expert: of its scene."""
+    """fault: of a file; where it is, the arm stops with what it says, and the file is gone. by_hand, expert: of its scene. pixels: of its
+    camera's height; no policy wants pictures of that shape."""
 
     name: str = "toy"
     hz: float = 20.0
@@ -75,6 +76,7 @@ class ToyConfig:
     simulated: bool = True
     by_hand: bool = False
     expert: bool = True
+    pixels: int = 24
 
 
 class ToyArm(SyntheticRobot):
@@ -97,7 +99,7 @@ class ToyPlugin:
         return ToyArm(config)
 
     def cameras(self, config: ToyConfig) -> list[Camera]:
-        return [SyntheticCamera(MonotonicClock(), "front", (16, 16))]
+        return [SyntheticCamera(MonotonicClock(), "front", (config.pixels, 2 * config.pixels))]
 
     def scene(self, config: ToyConfig) -> Scene:
         scene = ToyScene()
