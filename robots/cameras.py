@@ -5,10 +5,12 @@ A picture's time is when it arrived at this machine; exposure and transfer came 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,8 +107,7 @@ class CapturingCamera(ABC):
     def start(self) -> None:
         """Also anew, after ``close``. Raises CameraError, also where no picture comes within FIRST_FRAME_S."""
         self._forget()
-        self._open()
-        self._thread = threading.Thread(target=self._capture, args=(self._closed,), daemon=True)
+        self._thread = threading.Thread(target=self._capture, args=(self._closed, self._open()), daemon=True)
         self._thread.start()
         deadline = time.monotonic() + FIRST_FRAME_S
         while self._newest is None:
@@ -129,9 +130,8 @@ class CapturingCamera(ABC):
         if self._thread is not None:
             self._thread.join(1.0)
             self._thread = None
-            self._release()
 
-    def _capture(self, closed: threading.Event) -> None:
+    def _capture(self, closed: threading.Event, release: Callable[[], object]) -> None:
         number = 0
         while True:
             failure = None
@@ -140,29 +140,28 @@ class CapturingCamera(ABC):
             except Exception as error:
                 failure = " ".join(str(error).split()) or type(error).__name__
             if closed.is_set():
-                return
+                break
             if failure is not None:
                 self._failure = failure
-                return
+                break
             number += 1
             self._newest = Frame(time.monotonic(), number, image)
+        with contextlib.suppress(Exception):  # of a device that is gone
+            release()
 
     @abstractmethod
-    def _open(self) -> None:
-        """Raises CameraError."""
+    def _open(self) -> Callable[[], object]:
+        """What lets the device go; it is called where nobody reads it any more. Raises CameraError."""
 
     @abstractmethod
     def _read(self) -> NDArray[np.uint8]:
         """The next picture, when it comes: RGB ``[H, W, 3]``."""
 
-    @abstractmethod
-    def _release(self) -> None: ...
-
 
 class OpenCVCamera(CapturingCamera):
     """Anything that OpenCV opens: an index, /dev/v4l/by-id/..., a file or a stream."""
 
-    def _open(self) -> None:
+    def _open(self) -> Callable[[], object]:
         try:
             import cv2
         except ImportError:
@@ -175,6 +174,7 @@ class OpenCVCamera(CapturingCamera):
             self._device.set(getattr(cv2, f"CAP_PROP_FRAME_{key}"), value)
         self._device.set(cv2.CAP_PROP_FPS, self._options.hz)
         self._device.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # no queue of old pictures
+        return self._device.release
 
     def _read(self) -> NDArray[np.uint8]:
         there, image = self._device.read()
@@ -182,14 +182,11 @@ class OpenCVCamera(CapturingCamera):
             raise RuntimeError("it gives no more pictures")
         return np.asarray(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB), np.uint8)
 
-    def _release(self) -> None:
-        self._device.release()
-
 
 class RealSenseCamera(CapturingCamera):
     """The colour stream of an Intel RealSense."""
 
-    def _open(self) -> None:
+    def _open(self) -> Callable[[], object]:
         try:
             import pyrealsense2 as rs
         except ImportError as error:
@@ -201,7 +198,7 @@ class RealSenseCamera(CapturingCamera):
         if wanted not in serials:
             found = ", ".join(serials) or "none is plugged in"
             raise CameraError(f"camera {self.name}: no RealSense {wanted or ''} here (found: {found})".replace("  ", " "))
-        self._sensor = self._stream(rs, wanted)
+        return self._stream(rs, wanted).stop
 
     def _serials(self, rs: Any) -> list[str]:
         return [device.get_info(rs.camera_info.serial_number) for device in rs.context().query_devices()]
@@ -222,9 +219,6 @@ class RealSenseCamera(CapturingCamera):
         if frame.is_frameset():
             frame = frame.as_frameset().get_color_frame()
         return np.array(frame.get_data(), np.uint8)  # a copy: the driver uses its memory again
-
-    def _release(self) -> None:
-        self._sensor.stop()
 
 
 DRIVERS = {"opencv": OpenCVCamera, "realsense": RealSenseCamera}

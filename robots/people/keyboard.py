@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import termios
+import time
 import tty
 from collections.abc import Iterator
 
@@ -40,12 +41,15 @@ class Keyboard:
         self._closed, self._close = os.pipe()
 
     def events(self) -> Iterator[Event]:
+        held = None
         while True:
             ready = select.select([self._file, self._closed], [], [], HOLD_S)[0]
             if self._closed in ready:
                 return
-            if not ready:
+            if held is not None and time.monotonic() > held:  # also where another key is held now
+                held = None
                 yield RELEASED
+            if not ready:
                 continue
             try:
                 keys = os.read(self._file, 64)
@@ -55,6 +59,7 @@ class Keyboard:
                 return
             for key in keys.decode(errors="ignore"):
                 if (event := parse(key)) is not None:
+                    held = time.monotonic() + HOLD_S if event.motion is not None else held
                     yield event
 
     def close(self) -> None:

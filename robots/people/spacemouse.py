@@ -1,8 +1,9 @@
 """A 3Dconnexion SpaceMouse by its raw HID reports (/dev/hidraw*). Not yet tried on hardware.
 
 Reports: 1, translation as three little-endian int16 (right, towards the user, down), in newer devices followed by the rotation; 2,
-rotation; 3, a bit for each button. Full deflection is about 350 (spacenavd). The left button moves the gripper, the right one says success;
-both: pause. All words can be said by the terminal's keys (keyboard.py), too, which move nothing here.
+rotation; 3, a bit for each button. Full deflection is about 350 (spacenavd). One that is pushed goes on reporting: where it falls silent (a
+wireless one out of reach), it counts as let go. The left button moves the gripper, the right one says success, when they are let go; both:
+pause, at once. All words can be said by the terminal's keys (keyboard.py), too, which move nothing here.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ VENDORS = ("0000256F", "0000046D")
 FULL = 350.0
 TRANSLATION, ROTATION, BUTTONS = 1, 2, 3
 LEFT, RIGHT = 1, 2
+SILENCE_S = 0.3
+"""Far above the time between two reports of a mouse that is pushed (some 10 ms)."""
 
 
 class SpaceMouse:
@@ -35,10 +38,15 @@ class SpaceMouse:
             raise RobotError(f"SpaceMouse {path}: {error.strerror}; a udev rule must let you read it") from None
         self._closed, self._close = os.pipe()
         self._motion = [0.0] * 6
-        self._pressed = 0
+        self._chord = 0
+        """Buttons that were pressed since none was."""
 
     def events(self) -> Iterator[Event]:
-        while self._file in select.select([self._file, self._closed], [], [])[0]:
+        while self._closed not in (ready := select.select([self._file, self._closed], [], [], SILENCE_S)[0]):
+            if not ready:
+                self._motion = [0.0] * 6
+                yield Event(motion=tuple(self._motion))
+                continue
             try:
                 report = os.read(self._file, 64)
             except OSError:
@@ -60,14 +68,19 @@ class SpaceMouse:
         elif kind == ROTATION and len(data) >= 6:
             self._motion[3:] = _axes(data)
         elif kind == BUTTONS and data:
-            before, self._pressed = self._pressed, data[0] & (LEFT | RIGHT)
-            new = self._pressed & ~before
-            if self._pressed == LEFT | RIGHT and new:
-                return Event(word=PAUSE)
-            return Event(toggles=bool(new & LEFT), word=SUCCESS if new & RIGHT else None) if new else None
+            return self._buttons(data[0] & (LEFT | RIGHT))
         else:
             return None
         return Event(motion=tuple(self._motion))
+
+    def _buttons(self, pressed: int) -> Event | None:
+        """Two are never pressed in one report: what one says is known only when it is let go."""
+        before, self._chord = self._chord, self._chord | pressed if pressed else 0
+        if self._chord == LEFT | RIGHT != before:
+            return Event(word=PAUSE)
+        if not pressed and before in (LEFT, RIGHT):
+            return Event(toggles=before == LEFT, word=SUCCESS if before == RIGHT else None)
+        return None
 
     def close(self) -> None:
         os.write(self._close, b"x")

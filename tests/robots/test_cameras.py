@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,12 @@ def test_a_frozen_picture_is_refused_though_its_time_goes_on() -> None:
 class Scripted(CapturingCamera):
     """A device that shows, waits or breaks as told."""
 
-    def _open(self) -> None:
+    def _open(self) -> Callable[[], object]:
         self.pictures: list[NDArray[np.uint8] | Exception] = [frame(0, 0).image]
         self.more = threading.Event()
         self.more.set()
-        self.released = False
+        self.released = threading.Event()
+        return self.released.set
 
     def _read(self) -> NDArray[np.uint8]:
         self.more.wait()
@@ -59,9 +60,6 @@ class Scripted(CapturingCamera):
         if isinstance(picture, Exception):
             raise picture
         return picture
-
-    def _release(self) -> None:
-        self.released = True
 
 
 @pytest.fixture

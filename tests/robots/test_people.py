@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import struct
 import threading
 import time
@@ -58,11 +59,15 @@ def test_a_spacemouse_speaks_in_the_robots_axes(mouse: spacemouse.SpaceMouse) ->
     )
 
 
-def test_its_buttons_count_when_they_go_down(mouse: spacemouse.SpaceMouse) -> None:
-    events = [mouse.parse(bytes([3, pressed])) for pressed in (1, 1, 0, 2, 3, 0)]
-    assert [event and (event.toggles, event.word) for event in events] == [
-        *((True, None), None, None, (False, SUCCESS), (False, PAUSE), None)
-    ]
+def test_its_buttons_count_when_they_are_let_go_and_both_at_once(mouse: spacemouse.SpaceMouse) -> None:
+    def said(*reports: int) -> list[tuple[bool, str | None]]:
+        events = [mouse.parse(bytes([3, pressed])) for pressed in reports]
+        return [(event.toggles, event.word) for event in events if event]
+
+    assert said(1, 1) == [] and said(0) == [(True, None)]
+    assert said(2, 0) == [(False, SUCCESS)]
+    for first, last in ((1, 2), (2, 1), (1, 1)):
+        assert said(first, 3) == [(False, PAUSE)] and said(last, 3, 0) == [], "neither button counts besides"
 
 
 @given(st.binary(max_size=20))
@@ -112,6 +117,16 @@ def test_hands_hold_until_they_let_go() -> None:
     hands.close()
 
 
+def test_a_mouse_that_falls_silent_lets_go(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "hidraw0")
+    ours = os.open(path, os.O_RDWR)
+    hands = Hands(spacemouse.SpaceMouse(path), 4)
+    os.write(ours, forward("spacemouse"))
+    assert wait_for(lambda: hands.action(1) is not None) and wait_for(lambda: hands.action(1) is None) and hands.words() == []
+    hands.close()
+    os.close(ours)
+
+
 def test_keys_come_from_a_terminal_which_is_left_as_it_was() -> None:
     master, slave = pty.openpty()
     path = os.ttyname(slave)
@@ -123,6 +138,13 @@ def test_keys_come_from_a_terminal_which_is_left_as_it_was() -> None:
     assert wait_for(lambda: SUCCESS in person.words())
     os.write(master, b"a")
     assert wait_for(lambda: person.action(1) is not None) and wait_for(lambda: person.action(1) is None), "a key is let go"
+    os.write(master, b"a")
+    assert wait_for(lambda: person.action(1) is not None)
+    deadline = time.monotonic() + 20
+    while person.action(1) is not None and time.monotonic() < deadline:
+        os.write(master, b"k")
+        time.sleep(0.02)
+    assert time.monotonic() < deadline, "also while another key is held"
     person.close()
     assert wait_for(lambda: termios.tcgetattr(slave) == before)
 
@@ -202,7 +224,9 @@ def test_beside_a_spacemouse_the_keys_say_the_words(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(keyboard, "TERMINAL", os.ttyname(slave))
     person = spacemouse.open_spacemouse(str(path), 4)
     said: list[str] = []
-    os.write(reports, bytes([3, 2]))
+    for pressed in (2, 0):
+        os.write(reports, bytes([3, pressed]))
+        assert wait_for(lambda: not select.select([reports], [], [], 0)[0]), "a device gives one report at a time"
     os.write(master, b"w\nk")
     assert wait_for(lambda: said.extend(person.words()) or {SUCCESS, RESUME, ACKNOWLEDGE} <= set(said))  # type: ignore[func-returns-value]
     assert person.action(1) is None, "keys move nothing here"
