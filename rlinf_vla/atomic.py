@@ -17,12 +17,21 @@ def replacing(path: Path) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}")
     try:
         yield aside
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
+        fsync(aside)
         aside.replace(path)
+        fsync(path.parent)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def fsync(path: Path) -> None:
+    """A file, or the names in a directory, outlive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from rlinf_vla.rollout.episodes import task_episodes
 from rlinf_vla.rollout.player import Acts
 from rlinf_vla.rollout.scripted import Chance, Expert, Unprepared
 from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import COMPLETE, load_checkpoint
 from rlinf_vla.training.lora import copy_all, merged_lora
 from rlinf_vla.types import UserError
@@ -81,7 +82,7 @@ class BlockPlayer:
         if job.filmed:
             self.film(job.block, directory / VIDEOS, progress)
         else:
-            write_json(directory / BLOCKS / f"{job.block.name}.json", self.play(job.block, progress))
+            write_json(directory / run_directory.BLOCKS / f"{job.block.name}.json", self.play(job.block, progress))
 
     def close(self) -> None:
         self._opened.close()
@@ -126,7 +127,7 @@ class BlockPlayer:
         return self._groups
 
 
-BLOCKS, VIDEOS = "blocks", "videos"
+VIDEOS = "videos"
 
 
 def video_name(block: Block, seed: int) -> str:

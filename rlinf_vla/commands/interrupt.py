@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,13 @@ from types import FrameType
 class Interrupted(BaseException):
     """The run was asked to stop; the exit code is 128 + ``signum``."""
 
-    def __init__(self, signum: int) -> None:
+    def __init__(self, signum: int, at_once: bool = False) -> None:
+        """``at_once``: in the middle of whatever was being done."""
         super().__init__(signal.Signals(signum).name)
-        self.signum = signum
+        self.signum, self.at_once = signum, at_once
+
+
+_PATIENCE = b"\nstopping as soon as nothing is lost by it; again: at once, back to the last checkpoint\n"
 
 
 class Interrupt:
@@ -21,15 +26,24 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self.at_once = False
 
     def check(self) -> None:
+        """Where nothing would be lost."""
         if self.signum is not None:
             raise Interrupted(self.signum)
 
+    def check_at_once(self) -> None:
+        """In the middle of something, in any thread."""
+        if self.at_once and self.signum is not None:
+            raise Interrupted(self.signum, at_once=True)
+
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:
-            raise Interrupted(signum)
+            self.at_once = True
+            raise Interrupted(signum, at_once=True)
         self.signum = signum
+        os.write(2, _PATIENCE)  # print could be what was interrupted
 
 
 @contextmanager

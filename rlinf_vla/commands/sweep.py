@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from rlinf_vla import recipe as recipes
 from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
-from rlinf_vla.commands.block_player import BLOCKS, VIDEOS, BlockPlayer, contest, parts_of, video_name
+from rlinf_vla.commands.block_player import VIDEOS, BlockPlayer, contest, parts_of, video_name
 from rlinf_vla.commands.block_workers import BlockWorkers
 from rlinf_vla.commands.provenance import identities, same_provenance
 from rlinf_vla.evaluation.blocks import Block, Entrant, Job, cut
@@ -108,7 +108,7 @@ class Sweep:
     def _read(self, block: Block) -> dict[str, Any] | None:
         """None: it is not there, or damaged, and so is to be played."""
         try:
-            document = json.loads((self.directory / BLOCKS / f"{block.name}.json").read_text())
+            document = json.loads((self.directory / run_directory.BLOCKS / f"{block.name}.json").read_text())
             whole = document["block"] == asdict(block) | {"seeds": list(block.seeds)}
             return document if whole and len(document["episodes"]) == len(block.seeds) else None
         except (OSError, ValueError, KeyError, TypeError):
@@ -117,7 +117,7 @@ class Sweep:
     def _kept(self, block: Block) -> dict[str, Any]:
         document = self._read(block)
         if document is None:
-            raise RuntimeError(f"{block.name}.json has vanished from {self.directory / BLOCKS}")
+            raise RuntimeError(f"{block.name}.json has vanished from {self.directory / run_directory.BLOCKS}")
         return document
 
     def _chosen(self, blocks: Sequence[Block]) -> list[Block]:

@@ -124,8 +124,9 @@ class _Run:
 
         def progress(stage: str, fraction: float) -> None:
             self.console.stage(stage, fraction)
-            if stage == "rollout":
-                interrupt.check()  # nothing has changed since the last iteration; a half-made update would be lost
+            if stage == "rollout" and not flow.changed:
+                interrupt.check()
+            interrupt.check_at_once()
 
         flow.progress = progress
         try:
@@ -162,10 +163,11 @@ class _Run:
                 self.save(done)
             raise
         except Interrupted as interruption:
-            if done > saved or done == 0:
+            name, how = interruption.args[0], "at once in" if interruption.at_once else "after"
+            if not interruption.at_once and (done > saved or done == 0):  # a half-made update is no state to go on from
                 self.save(done)
-            name = interruption.args[0]
-            self.console.say(f"{name}: stopped after iteration {done}; go on with run_dir={session.relative(self.directory)} resume=auto")
+            done += interruption.at_once
+            self.console.say(f"{name}: stopped {how} iteration {done}; go on with run_dir={session.relative(self.directory)} resume=auto")
             raise
         return done
 

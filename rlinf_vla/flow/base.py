@@ -24,10 +24,12 @@ class BaseFlow:
         self.settings, self.timeline, self.progress = settings, timeline, progress
         self.iteration = 0
         self.policy_version = 0
+        self.changed = False
+        """This iteration has begun to change the policy: until it is done there is no state to go on from."""
         self.metrics: dict[str, float] = {}
 
     def begin(self, iteration: int) -> None:
-        self.iteration, self.metrics = iteration, {}
+        self.iteration, self.metrics, self.changed = iteration, {}, False
         self.timeline.begin_iteration(iteration + 1)
 
     def enough(self) -> bool:

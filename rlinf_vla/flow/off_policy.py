@@ -51,21 +51,25 @@ class OffPolicyFlow(LocalFlow):
         self.chunk_rewards = partial(chunk_rewards, gamma=config.gamma, unit=config.gamma_unit)
         self.replay = Replay(directory / "online", config.replay_capacity, state.get("replay", 0))
         self.shown = Replay(directory / "demonstrations", EVERYTHING, state.get("demonstrations", 0))
+        self._showing = False
+        """Demonstrations are being played: a run that is left in them begins them anew."""
 
     def demonstrate(self, episodes: int) -> None:
         if self.shown.total:
             return
         successes = []
+        self._showing = True
         for each in self._demonstrations(episodes):
             self.shown.append(each.records)
             successes.append(each.success)
+        self._showing = False
         if not successes:
             raise UserError(f"algorithm.dataset={self.config.dataset}: no episode of it shows what an action leads to")
         self.log({"demonstrations/success": sum(successes) / len(successes)})
 
     def _demonstrations(self, episodes: int) -> Iterable[Recorded]:
         if self.config.dataset is not None:
-            refuse_another_pace(self.config.dataset, self.groups)
+            refuse_another_pace(self.config.dataset, (env.spec for env in self.groups))
             return dataset_transitions(self.policy, self.config)
         if self.policy.spec.chunk != 1:
             raise UserError(f"demonstrations of single actions do not fit chunks of {self.policy.spec.chunk}: use a policy with chunk 1")
@@ -92,11 +96,12 @@ class OffPolicyFlow(LocalFlow):
     def improve(self, updates: int) -> None:
         started, sums, counts = time.perf_counter(), defaultdict[str, float](float), defaultdict[str, int](int)
         share = self.config.demonstration_share if len(self.shown) else 0.0
+        self.changed = True
         with self.timeline.span("update", "trainer"), self.update_threads():
             for index in range(updates):
                 # an update's random numbers depend on its place alone, so that a resumed run draws the same ones
                 seed = ((self.settings.run_seed * 1_000_003 + self.iteration) << 20) + index
-                generator = torch.Generator().manual_seed(seed)
+                generator = torch.Generator().manual_seed(seed % (1 << 63))
                 batch = sample_mixed([self.replay, self.shown], [1 - share, share], self.config.batch_size, generator)
                 with_actor = index % self.config.actor_every == 0
                 shown = self.shown.sample(self.config.batch_size, generator) if self.config.sft_coef and with_actor else None
@@ -112,7 +117,7 @@ class OffPolicyFlow(LocalFlow):
     def save(self) -> dict[str, Any]:
         for store in (self.replay, self.shown):
             store.flush()
-        return super().save() | {"replay": self.replay.total, "demonstrations": self.shown.total}
+        return super().save() | {"replay": self.replay.total, "demonstrations": 0 if self._showing else self.shown.total}
 
     def saved(self, states: Sequence[dict[str, Any]]) -> None:
         self.replay.forget(min(state["replay"] for state in states))

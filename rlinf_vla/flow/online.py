@@ -52,6 +52,8 @@ class OnlineFlow(OffPolicyFlow):
         # a thread has a nice value of its own, and so have the threads that it starts; the robot's process keeps ours
         self._updates = ThreadPoolExecutor(1, "updates", partial(os.nice, nice))
         self._forgotten = 0
+        self._succeeded: int | None = None
+        """Of the demonstrations that were played in this process."""
         self._seconds, self._first = seconds, math.inf
         """When the first iteration began."""
 
@@ -112,7 +114,13 @@ class OnlineFlow(OffPolicyFlow):
                 self.player.forget(job)
         self._forgotten = max(self._forgotten, last)
 
+    def demonstrate(self, episodes: int) -> None:
+        super().demonstrate(episodes)
+        if self._succeeded is not None:
+            self.log({"demonstrations/success": self._succeeded / episodes})
+
     def _demonstrations(self, episodes: int) -> Iterable[Recorded]:
+        """Those that failed show nothing."""
         if self.config.dataset is not None:
             yield from dataset_transitions(self.policy, self.config)
             return
@@ -128,6 +136,7 @@ class OnlineFlow(OffPolicyFlow):
                 yield recorded(episode, self._inputs(episode), self.config.gamma)
         if not succeeded:
             raise UserError(f"algorithm.demonstrations={episodes}: none of them succeeded")
+        self._succeeded = succeeded
 
     def _jobs(self, iteration: int) -> list[Job]:
         """Those of an iteration, begun."""

@@ -110,6 +110,7 @@ class InProcessFlow(OnPolicyFlow, LocalFlow):
         if config.sft_coef and not value_only and self.learning.shown is None:
             self.learning.shown, expert = demonstrate(self.policy, self.groups, config.demonstrations, self.settings.run_seed)
             self.log({"sft/expert_success": expert} if expert is not None else {})
+        self.changed = True
         with self.timeline.span("update", "trainer"), self.update_threads():
             metrics = self.learning.update(
                 batch, algorithm, value_only, self.iteration, self.policy_version, lambda fraction: self.progress("update", fraction)

@@ -36,7 +36,7 @@ def demonstrate(
     Also returns the share of episodes that succeeded, None where a dataset does not say.
     """
     if config.dataset is not None:
-        refuse_another_pace(config.dataset, groups)
+        refuse_another_pace(config.dataset, (env.spec for env in groups))
         return dataset_demonstrations(policy, config, progress)
     inputs: list[list[Inputs]] = [[] for _ in range(config.episodes)]
     labels: list[list[Tensor]] = [[] for _ in inputs]

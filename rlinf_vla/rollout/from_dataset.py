@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
 from rlinf_vla.datasets import lerobot_format as form
 from rlinf_vla.datasets.lerobot_reader import Episode, LeRobotReader
-from rlinf_vla.protocols import Learner, Policy, RewardModel, VectorEnv
+from rlinf_vla.protocols import EnvSpec, Learner, Policy, RewardModel
 from rlinf_vla.rollout.transitions import Recorded
 from rlinf_vla.types import Inputs, Observation, UserError
 
@@ -26,13 +26,13 @@ _UNITS = 1 + 1e-3
 """Actions of SAC lie in [-1, 1]; so far a rounding error may lead."""
 
 
-def refuse_another_pace(path: str, groups: Sequence[VectorEnv]) -> None:
+def refuse_another_pace(path: str, environments: Iterable[EnvSpec]) -> None:
     """Raises UserError where a step of the dataset is not as long as one of the environments: the same actions would do something else."""
     fps = LeRobotReader(Path(path).expanduser()).fps
-    for env in groups:
-        if abs(env.spec.control_hz - fps) > 0.01 * fps:
+    for spec in environments:
+        if abs(spec.control_hz - fps) > 0.01 * fps:
             raise UserError(
-                f"{path} has {fps:g} steps per second, the environment {env.spec.control_hz:g}: what is learnt at one pace fails at "
+                f"{path} has {fps:g} steps per second, the environment {spec.control_hz:g}: what is learnt at one pace fails at "
                 "the other; use an environment of that control rate, or a dataset recorded at this one"
             )
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rlinf_vla.atomic import fsync
 from rlinf_vla.protocols import Learner, Policy
 from rlinf_vla.training.lora import adapter_state, copy_all, is_lora, load_adapter, read_tensors, save_adapter, write_tensors
 from rlinf_vla.training.pieces import gathered
@@ -64,11 +65,11 @@ def save_checkpoint(
         digests = {str(path.relative_to(aside)): _digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
         for path in aside.rglob("*"):
-            _fsync(path)
-        _fsync(aside)
+            fsync(path)
+        fsync(aside)
         shutil.rmtree(final, ignore_errors=True)
         aside.rename(final)
-        _fsync(directory)
+        fsync(directory)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -143,11 +144,3 @@ def verify(checkpoint: Path) -> None:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

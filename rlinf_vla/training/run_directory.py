@@ -17,12 +17,17 @@ from rlinf_vla.training.checkpoint import complete_checkpoints
 from rlinf_vla.types import UserError
 
 RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = "recipe.yaml", "checkpoints", "replay", ".lock", "result.json"
+BLOCKS = "blocks"
+"""Of a sweep: its parts."""
+EPISODES = "episodes"
+"""Of a robot's run: those that were played."""
 
 # What may change between a run and its continuation: everything else would make it another run.
 _FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "record", "sweep", "session"}
 _FREE |= {"rollout.pipeline_depth", "env.processes", "control"}
 FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes", "control"}
 """The same for a sweep."""
+_FREE_IN_RECORDINGS = _FREE | {"output", "algorithm"}
 
 
 def choose(config: DictConfig) -> tuple[Path, Path | None]:
@@ -39,9 +44,11 @@ def choose(config: DictConfig) -> tuple[Path, Path | None]:
         return directory, checkpoint
     if run_dir is None and resume == "auto":
         runs = sorted((path.parent for path in Path("runs", config.name).glob(f"*/{RECIPE}")), key=lambda path: path.name)
-        run_dir = runs[-1] if runs else None
+        run_dir = next((run for run in reversed(runs) if not _is_sweep(run)), None)
     if run_dir is None:
         return _fresh(Path("runs", config.name)), None
+    if _is_sweep(run_dir):
+        raise UserError(f"run_dir={run_dir} holds an evaluation sweep: choose another run_dir")
     if resume == "never" and (run_dir / RECIPE).exists():
         raise UserError(f"run_dir={run_dir} holds a run already: continue it with resume=auto, or choose another run_dir")
     return run_dir, _newest(run_dir)
@@ -69,8 +76,8 @@ def for_sweep(config: DictConfig) -> Path:
 def opened(directory: Path, config: DictConfig, checkpoint: Path | None) -> Iterator[None]:
     """Hold the directory alone and keep its recipe; a continued run must be the same run. Raises UserError."""
     with _held(directory):
-        if checkpoint is not None and (difference := _difference(directory / RECIPE, config, _FREE)):
-            raise UserError(f"resume: {difference}")
+        begun = checkpoint is not None or _any(directory / "evaluation", "*.json") or _any(directory / EPISODES, "*.safetensors")
+        _require_same(directory, config, _FREE, begun, "resume")
         keep(directory, config)
         yield
 
@@ -79,8 +86,16 @@ def opened(directory: Path, config: DictConfig, checkpoint: Path | None) -> Iter
 def opened_for_sweep(directory: Path, config: DictConfig) -> Iterator[None]:
     """The same for a sweep, which goes on wherever there is one. Raises UserError."""
     with _held(directory):
-        if (directory / RECIPE).exists() and (difference := _difference(directory / RECIPE, config, FREE_IN_SWEEPS)):
-            raise UserError(f"run_dir={directory} holds something else: {difference}")
+        _require_same(directory, config, FREE_IN_SWEEPS, True, f"run_dir={directory} holds something else")
+        keep(directory, config)
+        yield
+
+
+@contextmanager
+def opened_for_recording(directory: Path, config: DictConfig) -> Iterator[None]:
+    """The same for the episodes of which a dataset will be made. Raises UserError."""
+    with _held(directory):
+        _require_same(directory, config, _FREE_IN_RECORDINGS, _any(directory, "*.safetensors"), f"{directory} holds other episodes")
         keep(directory, config)
         yield
 
@@ -106,6 +121,20 @@ def keep(directory: Path, config: DictConfig) -> None:
     """The recipe, for whoever reads it there."""
     with replacing(directory / RECIPE) as aside:
         aside.write_text(OmegaConf.to_yaml(config, resolve=True))
+
+
+def _is_sweep(directory: Path) -> bool:
+    return (directory / BLOCKS).is_dir() or (directory / RESULT).exists()
+
+
+def _any(directory: Path, pattern: str) -> bool:
+    return any(directory.glob(pattern))
+
+
+def _require_same(directory: Path, config: DictConfig, free: set[str], begun: bool, what: str) -> None:
+    """Raises UserError. ``begun``: there is something that goes on."""
+    if begun and (directory / RECIPE).exists() and (difference := _difference(directory / RECIPE, config, free)):
+        raise UserError(f"{what}: {difference}")
 
 
 def _newest(directory: Path) -> Path | None:

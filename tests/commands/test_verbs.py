@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlinf_vla.commands import train as train_command
+from rlinf_vla.flow.learning import Learning
 from rlinf_vla.telemetry.metrics import read_metrics
 from rlinf_vla.types import ActionEval, StepResult
 from tests.commands.conftest import CommandLine, Counting
@@ -141,6 +142,26 @@ def test_an_interrupted_run_goes_on_where_it_was(
         run_dir = train("run", *QUICK, "iterations=3", "checkpoints.every=3", code=code)
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"], "what was done is not lost"
     train("run", *QUICK, "iterations=3", "checkpoints.every=3", "resume=auto")
+    assert_same_bits(checkpoint(run_dir, 3), checkpoint(whole, 3))
+
+
+def test_who_does_not_wait_loses_what_was_half_made(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice Ctrl-C, in the midst of the second update: back to the last checkpoint, from which the same bits come."""
+    whole = train("whole", *QUICK, "iterations=3")
+    updates, update = [0], Learning.update
+
+    def interrupting(self: Learning, *arguments: Any) -> Any:
+        found = update(self, *arguments)
+        updates[0] += 1
+        for _ in range(2 * (updates[0] == 2)):
+            os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learning, "update", interrupting)
+        run_dir = train("run", *QUICK, "iterations=3", "checkpoints.every=1", code=130)
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"]
+    train("run", *QUICK, "iterations=3", "resume=auto")
     assert_same_bits(checkpoint(run_dir, 3), checkpoint(whole, 3))
 
 

@@ -172,6 +172,44 @@ def test_a_demonstration_without_an_action_teaches_nothing(policy: SoftPolicy, t
     assert len(flow.shown) == sum(4 + job.seed % 3 for job in player.shown if job.number == 1)
 
 
+def test_who_leaves_in_the_demonstrations_goes_on_with_all_of_them(policy: SoftPolicy, tmp_path: Path) -> None:
+    player = Played()
+    flow = flow_of(policy, player, tmp_path / "replay")
+    flow.begin(0)
+    episode = player.episode
+
+    def leave(job: Job, idle: Callable[[], None]) -> RobotEpisode:
+        if job.number == 1:
+            raise KeyboardInterrupt
+        return episode(job, idle)
+
+    player.episode = leave  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        flow.demonstrate(2)
+    state = flow.save()
+    assert state["demonstrations"] == 0 < flow.shown.total
+    player.episode = episode  # type: ignore[method-assign]
+    again = flow_of(policy, player, tmp_path / "replay", state)
+    again.demonstrate(2)
+    assert again.save()["demonstrations"] == again.shown.total == sum(4 + job.seed % 3 for job in player.shown[:2])
+
+
+def test_how_many_demonstrations_succeeded_is_told(policy: SoftPolicy, tmp_path: Path) -> None:
+    player = Played()
+    player.empty = 0
+    flow = flow_of(policy, player, tmp_path / "replay")
+    flow.begin(0)
+    flow.demonstrate(2)
+    assert flow.metrics["demonstrations/success"] == 0.5
+
+
+def test_a_date_is_a_seed(policy: SoftPolicy, tmp_path: Path) -> None:
+    flow = flow_of(policy, Played(), tmp_path / "replay")
+    flow.settings = Settings(20261123, 1.0, 1)
+    iterate(flow, 0)
+    assert flow.metrics["actor/updates"] > 0
+
+
 def test_demonstrations_that_fail_are_told(policy: SoftPolicy, tmp_path: Path) -> None:
     player = Played()
     player.shows_well = False

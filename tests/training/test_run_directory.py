@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from rlinf_vla.training.run_directory import choose, opened
+from rlinf_vla.training.run_directory import choose, opened, opened_for_recording
 from rlinf_vla.types import UserError
 from tests.training.processes import during
 
@@ -199,6 +199,39 @@ def test_a_continued_run_is_the_same_run(here: Path, key: str, value: object) ->
     with pytest.raises(UserError, match=f"resume: {key} was .* in this run and is .* now"), opened(directory, recipe, checkpoint):
         pytest.fail("it goes on")
     assert (here / "run" / "recipe.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("made", ["evaluation/before.json", "episodes/training_000000.safetensors"])
+def test_so_is_one_that_died_before_its_first_checkpoint(here: Path, made: str) -> None:
+    begin(here / "run")
+    assert resume(run_dir="run", resume="auto", seed=1), "nothing has been made of the recipe yet"
+    path = here / "run" / made
+    path.parent.mkdir()
+    path.write_text("")
+    assert resume(run_dir="run", resume="auto", seed=1)
+    with pytest.raises(UserError, match="resume: seed was 1 in this run and is 2 now"):
+        resume(run_dir="run", resume="auto", seed=2)
+
+
+def test_a_sweep_is_no_run_to_go_on_with(here: Path) -> None:
+    run = begin(Path("runs", NAME, "20260101-000000"), 5)
+    for stamp, mark in (("20260102-000000", "blocks"), ("20260103-000000", "result.json")):
+        begin(Path("runs", NAME, stamp))
+        Path("runs", NAME, stamp, mark).mkdir()
+        with pytest.raises(UserError, match="holds an evaluation sweep"):
+            choose(config(resume="auto", run_dir=f"runs/{NAME}/{stamp}"))
+    assert resume(resume="auto", run_dir=None)[0] == run
+
+
+def test_episodes_of_another_recipe_are_no_part_of_a_recording(here: Path) -> None:
+    with opened_for_recording(here / "parts", config()):
+        pass
+    with opened_for_recording(here / "parts", config(seed=1)):
+        (here / "parts" / "demonstration_000000.safetensors").write_text("")
+    with opened_for_recording(here / "parts", config(seed=1, algorithm__gamma=0.8)):
+        pass
+    with pytest.raises(UserError, match="parts holds other episodes: seed was 1"), opened_for_recording(here / "parts", config()):
+        pytest.fail("they would be mixed")
 
 
 @pytest.mark.parametrize(

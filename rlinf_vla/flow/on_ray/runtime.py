@@ -93,6 +93,7 @@ class RayFlow(OnPolicyFlow):
         if self.offload:  # they share the trainer's GPUs
             self._rest()
             self.trainers.call("wake")
+        self.changed = True
         with self.timeline.span("update", "trainer"):
             metrics, parity, seconds = self.trainers.call("update", batch, value_only, self.iteration, self.policy_version)[0][0]
         self.parity = self.parity if self.parity is not None else parity
