@@ -5,7 +5,7 @@ SI units everywhere, axes and signs of docs/conventions.md; times are ``time.mon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -105,8 +105,8 @@ class Robot(Protocol):
     def acknowledge(self, person: str) -> None:
         """A person looked, and lets the arm move again: clears what is latched. Never called by code that decides by itself."""
 
-    def home(self, timeout_s: float) -> None:
-        """Slowly to the cell's rest position."""
+    def home(self, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
+        """Slowly to the cell's rest position. ``objection``: asked on the way; what it says stops the arm, and is latched."""
 
     def close(self) -> None:
         """Idempotent; the arm stands still afterwards."""

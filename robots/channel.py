@@ -49,7 +49,8 @@ class Channel:
             raise ChannelClosed from error
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message; None after ``timeout`` seconds, of which 0 does not wait. Raises ChannelClosed."""
+        """The next message; None after ``timeout`` seconds, of which 0 does not wait. Raises ChannelClosed, and ValueError for what is
+        none."""
         self._socket.settimeout(timeout)
         try:
             data = self._socket.recv(_LARGEST)
@@ -60,6 +61,8 @@ class Channel:
         if not data:
             raise ChannelClosed
         message: Message = json.loads(data)
+        if not isinstance(message, dict):
+            raise ValueError("no object")
         return message
 
     def hang_up(self) -> None:

@@ -25,11 +25,11 @@ class Later:
     def __call__(self, work: Work) -> None:
         self._work.put(work)
 
-    def settle(self, seconds: float) -> None:
-        """Returns when all until now is done, and no later than in so many seconds."""
+    def settle(self, seconds: float) -> bool:
+        """Whether all until now is on the disk, which may take so many seconds."""
         done = threading.Event()
         self(done.set)
-        done.wait(seconds)
+        return done.wait(seconds) and self.problem is None
 
     def _run(self) -> None:
         while True:

@@ -83,6 +83,11 @@ class Lock:
             ) from None
         holder, drove = self._read()
         self.killed = holder if drove else None
+        if not drove:
+            self.hold()
+
+    def hold(self) -> None:
+        """That the process before was killed is latched, where it was."""
         self._write(str(os.getpid()))
 
     def drive(self) -> None:

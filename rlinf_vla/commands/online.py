@@ -24,6 +24,7 @@ from rlinf_vla.flow.online import OnlineFlow
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.recipe.robot import NOBODY
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.from_dataset import refuse_another_pace
 from rlinf_vla.rollout.robot_episode import EVALUATION, Job, RobotEpisode
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.timeline import Timeline
@@ -48,6 +49,8 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
         state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
         say(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights; robot {recipe.robot.name}")
         spec = spec_of(recipe, policy)
+        if recipe.algorithm.dataset is not None:
+            refuse_another_pace(recipe.algorithm.dataset, [spec])
         flow = OnlineFlow(
             side,
             recipe.iterations,

@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from rlinf_vla import places
 from rlinf_vla.atomic import replacing
 from rlinf_vla.commands.robot_link import Process
-from rlinf_vla.commands.robot_process import EPISODES, FAREWELL_S, WEIGHTS
+from rlinf_vla.commands.robot_process import FAREWELL_S, WEIGHTS
 from rlinf_vla.commands.robot_side import RobotSide
 from rlinf_vla.flow.on_ray.cluster import Role, connected
 from rlinf_vla.flow.on_ray.pool import Patience, raised_there
@@ -35,7 +35,7 @@ from rlinf_vla.flow.on_ray.worker import node_address
 from rlinf_vla.recipe import Recipe
 from rlinf_vla.rollout.robot_episode import EVALUATION, Job
 from rlinf_vla.telemetry.run_directory import CONTROL_FILE
-from rlinf_vla.training.run_directory import LOCK, RECIPE
+from rlinf_vla.training.run_directory import EPISODES, LOCK, RECIPE
 
 SESSION = ".session"
 """In a run directory: what the run is called at its robot. A run that goes on gets what was not delivered to the one before."""

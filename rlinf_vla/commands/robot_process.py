@@ -26,9 +26,9 @@ from rlinf_vla.rollout.robot_episode import TRAINING, Job, RobotEpisode
 from rlinf_vla.rollout.robot_spool import recovered
 from rlinf_vla.types import UserError
 
-EPISODES, WEIGHTS = "episodes", "weights.safetensors"
+WEIGHTS = "weights.safetensors"
 UNDER_WAY = ".under_way"
-"""In ``EPISODES``: what there is of the one that is being played; also where this process was killed in it."""
+"""Beside the episodes: what there is of the one that is being played; also where this process was killed in it."""
 FAREWELL = "farewell\n"
 """The last line of a learner that ends in its own time; without it, the end of the input is a fault."""
 LEARNER_GONE, SESSION_OVER = "the learner is gone", "the session is over"
@@ -105,9 +105,12 @@ def main(directory: Path) -> None:
 def _play(recipe: Any, directory: Path, orders: Orders, answer: Answers) -> None:
     from rlinf_vla.atomic import write_json
     from rlinf_vla.commands.robot_cell import opened
+    from rlinf_vla.rollout.accounting import added
     from rlinf_vla.telemetry.run_directory import CONTROL_FILE
+    from rlinf_vla.training.run_directory import EPISODES
 
-    episodes = directory / EPISODES
+    episodes, control = directory / EPISODES, directory / CONTROL_FILE
+    before = json.loads(control.read_text()) if control.exists() else {}
     under_way = episodes / UNDER_WAY
     cut = recovered(under_way)
     # others than training's are played again, to their end
@@ -121,7 +124,7 @@ def _play(recipe: Any, directory: Path, orders: Orders, answer: Answers) -> None
 
         def keep(episode: RobotEpisode) -> None:
             path = episode.write(episodes)
-            write_json(directory / CONTROL_FILE, cell.player.accounting.document())
+            write_json(control, added(before, cell.player.accounting.document()))
             answer({"played": path.name})
 
         try:
@@ -129,7 +132,7 @@ def _play(recipe: Any, directory: Path, orders: Orders, answer: Answers) -> None
                 if (episodes / job.file).exists():
                     answer({"played": job.file})
                     continue
-                version = cell.inference.pull(directory / WEIGHTS)
+                version = cell.player.meanwhile(lambda: cell.inference.pull(directory / WEIGHTS))
                 cell.inference.begin(job)
                 cell.player.play(job, keep, version)
         finally:

@@ -20,6 +20,7 @@ from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.robot_attendant import Left
 from rlinf_vla.rollout.robot_dataset import robot_features, robot_frames
 from rlinf_vla.rollout.robot_episode import DEMONSTRATION, Job, RobotEpisode
+from rlinf_vla.training import run_directory
 from rlinf_vla.types import UserError
 
 
@@ -39,13 +40,19 @@ def run(config: DictConfig) -> None:
     seeds = numbered_episodes(DEMONSTRATION_SEEDS, 0, count, 1).seed.tolist()
     jobs = [Job(DEMONSTRATION, number, seed, scripted=recipe.session.person == NOBODY) for number, seed in enumerate(seeds)]
     parts = output.with_name(f".{output.name}.episodes")
+    with run_directory.opened_for_recording(parts, config):
+        _record(recipe, jobs, parts, output)
+
+
+def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
+    """In ``parts``, which then become the dataset ``output``."""
+    count = len(jobs)
     missing = [job for job in jobs if not (parts / job.file).exists()]
     if len(missing) < count:
         print(f"{count - len(missing)} of {count} episodes are in {session.relative(parts)}")
 
     def keep(episode: RobotEpisode) -> None:
         if not episode.fault:  # what an error or Ctrl-C cut is played again
-            parts.mkdir(parents=True, exist_ok=True)
             episode.write(parts)
         print(f"episode {episode.job.number + 1}/{count}: {episode.ended}, {len(episode)} steps", flush=True)
 

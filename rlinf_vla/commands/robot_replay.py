@@ -13,6 +13,7 @@ from rlinf_vla.commands.robot_record import say
 from rlinf_vla.datasets import lerobot_format as form
 from rlinf_vla.datasets.lerobot_reader import LeRobotReader
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
+from rlinf_vla.rollout.from_dataset import refuse_another_pace
 from rlinf_vla.rollout.robot_attendant import Left
 from rlinf_vla.rollout.robot_dataset import Again
 from rlinf_vla.rollout.robot_episode import DEMONSTRATION, Job, RobotEpisode
@@ -32,6 +33,7 @@ def run(config: DictConfig, number: int) -> None:
     found: list[RobotEpisode] = []
     recipe.env.episode_limit = len(recorded[form.ACTION])
     with opened(recipe, say, lambda scene: Again(scene, recorded[form.ACTION])) as cell:
+        refuse_another_pace(recipe.algorithm.dataset, [cell.spec])
         if recorded[form.ACTION].shape[1] != cell.spec.action_dim:
             raise UserError(f"its actions have {recorded[form.ACTION].shape[1]} numbers, the policy's {cell.spec.action_dim}")
         # the layout it was recorded in, where `robot record` kept all

@@ -12,9 +12,10 @@ from torch import Tensor
 from rlinf_vla.atomic import replacing
 from rlinf_vla.commands.interrupt import Interrupted
 from rlinf_vla.commands.robot_link import Link
-from rlinf_vla.commands.robot_process import EPISODES, WEIGHTS
+from rlinf_vla.commands.robot_process import WEIGHTS
 from rlinf_vla.robot import RobotError
 from rlinf_vla.rollout.robot_episode import Job, RobotEpisode
+from rlinf_vla.training.run_directory import EPISODES
 from rlinf_vla.types import UserError
 
 ATTEMPTS = 3

@@ -94,6 +94,9 @@ def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     require_one_of("session.acknowledge", session.acknowledge, ACKNOWLEDGED_BY)
     for name in ("connect_s", "home_s", "silence_s"):
         require(getattr(session, name) > 0, f"session.{name}={getattr(session, name)}: must be above 0")
+    connect, silence = session.connect_s, session.silence_s
+    mute = "the process beside the robot says nothing while it connects, and would count as hung"
+    require(connect < silence, f"session.connect_s={connect} is not under session.silence_s={silence}: {mute}")
     require(0 <= session.learner_nice <= 19, f"session.learner_nice={session.learner_nice}: between 0 and 19")
     require(session.minutes is None or session.minutes > 0, f"session.minutes={session.minutes}: must be above 0, or null")
     require(session.patience_s is None or session.patience_s >= 0, f"session.patience_s={session.patience_s}: must not be negative")

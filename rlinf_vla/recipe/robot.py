@@ -38,7 +38,7 @@ class SessionConfig:
     """Until the robot must be there."""
     home_s: float = 60.0
     """Until it must be at its rest position."""
-    silence_s: float = 60.0
-    """After which a process beside the robot that says nothing counts as hung, and is replaced."""
+    silence_s: float = 90.0
+    """After which a process beside the robot that says nothing counts as hung, and is replaced; above ``connect_s``."""
     learner_nice: int = 10
     """Nice value of the updates: where cores are shared, the control loop goes first."""

@@ -67,6 +67,22 @@ class Accounting:
         }
 
 
+def added(before: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """The counts of two processes' documents, one after the other, and the quantiles of the later; ``before`` may be of another rate, or
+    none: it does not count then."""
+    if before.get("control_hz") != document["control_hz"]:
+        return document
+
+    def counts(name: str) -> dict[str, int]:
+        earlier, later = before[name], document[name]
+        return {each: earlier.get(each, 0) + later.get(each, 0) for each in earlier | later}
+
+    found = document | {name: before[name] + document[name] for name in ("seconds", "missed")}
+    found |= {name: counts(name) for name in ("steps", "chunks", "interventions")}
+    pairs = zip(before["left_per_tenth"], document["left_per_tenth"], strict=True)
+    return found | {"left_per_tenth": [earlier + later for earlier, later in pairs]}
+
+
 def milliseconds(seconds: Iterable[float]) -> dict[str, float]:
     """n, and the quantiles in ms."""
     values = 1e3 * np.fromiter(seconds, np.float64)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_vla.robot import ACKNOWLEDGE, QUIT, Camera, Person, Robot, RobotError, Scene
+from rlinf_vla.robot import ACKNOWLEDGE, PAUSE, QUIT, Camera, Person, Robot, RobotError, Scene
 from rlinf_vla.rollout.clock import Clock
 
 POLL_S = 0.1
@@ -116,6 +116,14 @@ class Attendant:
             self.leaving = f"{self._cell.person.name} said {QUIT}"
         self.check_leaving()
         return words
+
+    def objection(self) -> str | None:
+        """Why the arm shall not go on with what it does by itself."""
+        self.alive()
+        words = self._cell.person.words()
+        if QUIT in words:
+            self.leaving = self.leaving or f"{self._cell.person.name} said {QUIT}"
+        return self.leaving or (f"paused by {self._cell.person.name}" if PAUSE in words else None)
 
     def check_leaving(self) -> None:
         if self.leaving is not None:

@@ -21,11 +21,12 @@ def robot_features(spec: EnvSpec, video: bool) -> dict[str, Feature]:
 
 def robot_frames(episode: RobotEpisode) -> dict[str, Column]:
     """Every feature of :func:`robot_features`: a frame for each executed step. An episode that was cut ends with the observation in which
-    nothing was done, under an action of zeros."""
+    nothing was done, under an action that moves nothing."""
     rows = len(episode) + (not episode.terminated)
     last = np.arange(rows) == rows - 1
     action, reward = np.zeros((rows, episode.action.shape[1]), np.float32), np.zeros(rows, np.float32)
     action[: len(episode)], reward[: len(episode)] = episode.action, episode.reward
+    action[len(episode) :, -1] = episode.action[-1, -1]  # the hand
     found: dict[str, Column] = {form.STATE: episode.state[:rows].numpy(), form.ACTION: action, form.REWARD: reward}
     found |= {form.DONE: last, form.TRUNCATED: last & (not episode.terminated), form.SUCCESS: last & episode.success}
     return found | {form.IMAGES + name: images[:rows].numpy() for name, images in episode.images.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ SETTLE_S = 0.3
 OPEN = 1.0
 """Of an action's last number: the hand."""
 
+Result = TypeVar("Result")
 Score = Callable[[Observation, Tensor, StepResult], StepResult]
 
 
@@ -57,6 +59,8 @@ class RobotPlayer:
         self._warm = False
         self._hand = OPEN
         """As it was last told in this episode."""
+        self._paused = False
+        """In this episode."""
 
     def leave(self, reason: str) -> None:
         """The episode under way is cut, and nothing else is played."""
@@ -65,6 +69,7 @@ class RobotPlayer:
     def rest(self) -> None:
         """Called at least twice a second while nothing is played: a robot stops where nobody says anything any more. Raises Left."""
         self._attendant.latched()
+        self._attendant.alive()
         self._paused_early()
 
     def play(self, job: Job, keep: Callable[[RobotEpisode], None], weights: int = 0) -> None:
@@ -88,45 +93,47 @@ class RobotPlayer:
             self._paused_early()
             task = self._cell.scene.task
             self._spool.begin(job, task, instruction, weights)
-            self._take, self._hand = Take(job, task, instruction, self._clock.now(), self._spool), OPEN
+            self._take, self._hand, self._paused = Take(job, task, instruction, self._clock.now(), self._spool), OPEN, False
             self._cell.person.action(OPEN)  # the hand's button counts in the episode only
             try:
                 ended = self._loop.run(instruction, self._after_step)
             except BaseException as error:
                 if len(self._take):
-                    self._keep(keep, self._take.episode(f"{type(error).__name__}: {error}", True, weights))
+                    self._keep(keep, f"{type(error).__name__}: {error}", True, weights)
                 raise
             problem = ended.detail if ended.kind != FINISHED else None
             self._attendant.lost |= ended.kind == CAMERA
-            paused = ended.detail == PAUSE
             # from no action at all there is nothing to learn
             something = self._take.seen_something if job.kind == EVALUATION else len(self._take) > 0
-            whole = problem is None and something and not paused and self._attendant.leaving is None
+            cut = not self._take.terminated and (self._paused or self._attendant.leaving is not None)
+            whole = problem is None and something and not cut
             self._attendant.consents = 0 if whole else self._attendant.consents
             # were a fault in an evaluation played again, a policy that pushes too hard would be forgiven until it does not
             failed = job.kind == EVALUATION and problem is not None
             done = (whole or failed or job.kind == TRAINING) and something
             if done:
-                self._keep(keep, self._take.episode(ended.detail, problem is not None, weights))
-            if paused:
+                self._keep(keep, ended.detail, problem is not None, weights)
+            if self._paused:
                 self._until_resumed()
             if done:
                 return
-            if problem is None and not (something or paused):
+            if problem is None and not (something or self._paused):
                 problem = f"nothing was done in the episode: {ended.detail}"
 
-    def _keep(self, keep: Callable[[RobotEpisode], None], episode: RobotEpisode) -> None:
-        """In a thread: a disk may be slow, and the robot stops where nobody says anything for long."""
-
+    def _keep(self, keep: Callable[[RobotEpisode], None], ended: str, fault: bool, weights: int) -> None:
         def write() -> None:
-            keep(episode)
+            keep(self._take.episode(ended, fault, weights))
             self._spool.end()
 
+        self.meanwhile(write)
+
+    def meanwhile(self, work: Callable[[], Result]) -> Result:
+        """``work()`` in a thread: the robot stops where nobody says anything for long, and a disk may be slow."""
         with ThreadPoolExecutor(1) as pool:
-            writing = pool.submit(write)
-            while not wait([writing], POLL_S).done:
+            working = pool.submit(work)
+            while not wait([working], POLL_S).done:
                 self._attendant.latched()
-            writing.result()
+            return working.result()
 
     def _paused_early(self) -> None:
         """Words before an episode do not count, except those that keep the arm from moving."""
@@ -138,7 +145,7 @@ class RobotPlayer:
 
     def _lay_out(self, job: Job) -> str:
         robot, scene = self._cell.robot, self._cell.scene
-        robot.home(self._rules.home_s)
+        robot.home(self._rules.home_s, self._attendant.objection)
         instruction = scene.arrange(job.seed)
         if scene.by_hand:
             self._attendant.wait_for(RESUME, f"lay out episode {job.number + 1}: {instruction}")
@@ -166,14 +173,15 @@ class RobotPlayer:
         take.look(step)
         if step.action is not None:
             self._hand = float(step.action[-1])
+        self._paused |= PAUSE in words
+        if QUIT in words:
+            self._attendant.leaving = self._attendant.leaving or f"{self._cell.person.name} said {QUIT}"
         if reason := self._judged(step, words):
             return reason
         if self._attendant.leaving is not None:
-            return self._attendant.leaving
-        for word in (QUIT, PAUSE):
-            if word in words:
-                self._attendant.leaving = f"{self._cell.person.name} said {QUIT}" if word == QUIT else None
-                return word
+            return QUIT if QUIT in words else self._attendant.leaving
+        if self._paused:
+            return PAUSE
         if take.job.kind == EVALUATION and step.human:
             take.terminated = True
             return f"{self._cell.person.name} took over"
@@ -191,10 +199,11 @@ class RobotPlayer:
         take.success = bool(own) or SUCCESS in words
         take.terminated = take.success or FAILURE in words
         reward = float(take.success)
-        if self._score is not own_reward and (take.job.kind == TRAINING or own is None):
+        judged = SUCCESS in words or FAILURE in words  # what a person says, nobody knows better
+        if self._score is not own_reward and not judged and (take.job.kind == TRAINING or own is None):
             scored = self._scored(step, reward)
             reward, over = float(scored.reward), bool(scored.terminated)
-            take.success |= own is None and over and reward > 0 and FAILURE not in words
+            take.success |= own is None and over and reward > 0
             take.terminated = over
         take.reward(reward)
         return ("success" if take.success else "failure") if take.terminated else None
@@ -202,7 +211,8 @@ class RobotPlayer:
     def _scored(self, step: Step, reward: float) -> StepResult:
         take = self._take
         assert take.before is not None
-        over, success, no = (torch.tensor([[each]]) for each in (take.terminated, take.success, False))
+        time_is_up = step.tick >= self._rules.limit and not take.terminated
+        over, success, cut, yes = (torch.tensor([[each]]) for each in (take.terminated, take.success, time_is_up, True))
         seen = step.seen.observation(take.instruction)
-        result = StepResult(seen, torch.tensor([[reward]]), over, no, success, ~no)
+        result = StepResult(seen, torch.tensor([[reward]]), over, cut, success, yes)
         return self._score(take.before.observation(take.instruction), take.last_action[None, None], result)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from rlinf_vla.robot import Frame, Intervention, RobotSpec, RobotState, ToolPose, ToolTarget
+from rlinf_vla.robot import Frame, Intervention, RobotError, RobotSpec, RobotState, ToolPose, ToolTarget
 from rlinf_vla.rollout.clock import Clock
 
 REST = ToolPose(np.array([0.45, 0.0, 0.3]), np.array([0.0, 1.0, 0.0, 0.0]))
@@ -46,7 +47,10 @@ class SyntheticRobot:
     def acknowledge(self, person: str) -> None:
         self.state = replace(self.state, fault=None)
 
-    def home(self, timeout_s: float) -> None:
+    def home(self, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
+        if (why := objection()) is not None:
+            self.stop(why)
+            raise RobotError(why)
         self.state = replace(self.state, pose=REST)
 
     def close(self) -> None: ...

@@ -108,7 +108,7 @@ class FrankaRobot:
         self.refusal = None
         self._send({"acknowledge": person})
 
-    def home(self, timeout_s: float) -> None:
+    def home(self, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
         """Raises RobotError where it does not get there in time; the arm is stopped then."""
         self._send({"home": True})
         self._homed = False
@@ -119,6 +119,9 @@ class FrankaRobot:
                 raise RobotError(f"{fault}, so the arm does not go home")
             if self._homed:
                 return
+            if (why := objection()) is not None:
+                self.stop(why)
+                raise RobotError(f"{why}, so the arm does not go home")
             time.sleep(_POLL_S)
         late = f"the arm was not home within {timeout_s:g} s"
         self.stop(late)

@@ -15,7 +15,7 @@ from rlinf_vla.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
 from .measured import Measured
-from .troubles import explained, is_dead, is_ending, trouble, words
+from .troubles import LineDead, explained, is_dead, is_ending, trouble, words
 
 _REFLEX_MARGIN = 1.5
 """The arm's own reflexes stand behind our thresholds of force: ours stop it gently, its own at once."""
@@ -62,6 +62,7 @@ class FrankyArm:
         self._problem = trouble(state)
         self._measured = _measure(state)
         self._clock: int = state.time.to_msec()
+        self._controlled = False
         self._closed = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -87,6 +88,11 @@ class FrankyArm:
     @property
     def homing(self) -> bool:
         return self._homing
+
+    @property
+    def controlled(self) -> bool:
+        """A motion goes on, as lately read. To leave in one is a reflex of a real arm."""
+        return self._controlled and self._problem is None
 
     def track(self, pose: ToolPose, velocity: Vector) -> None:
         """The tool is drawn to ``pose`` by springs; at the first call they are put on. velocity: metres and radians per second ``[6]``."""
@@ -118,7 +124,7 @@ class FrankyArm:
     def rest(self) -> None:
         """Take the springs off; the arm's own brake of torques, then its own controller, hold it."""
         if self._motion is not None:
-            self._motion = None
+            self._motion, self._controlled = None, True
             with self._noted():
                 self._robot.move(franky.TorqueStopMotion(ramp_duration=_FADE_S), asynchronous=True)
 
@@ -134,6 +140,8 @@ class FrankyArm:
     def recover(self, timeout: float) -> None:
         """Clear what the arm latched. Only for a person's acknowledgement. Raises RobotError; LineDead where a new connection is needed."""
         deadline = time.monotonic() + timeout
+        if self._robot is None:  # the line was given up, and no other was to be had yet
+            raise LineDead
         with explained(self._robot.fci_hostname):
             if self._robot.state.robot_mode == franky.RobotMode.UserStopped:
                 raise RobotError("user stop: release it, then acknowledge again")
@@ -165,7 +173,8 @@ class FrankyArm:
                 if self._problem is None:
                     self._problem = trouble(state)
                 self._robot.poll_motion()
-                if self._homing and not self._robot.is_in_control:
+                self._controlled = self._robot.is_in_control
+                if self._homing and not self._controlled:
                     self._go_home()
             except Exception as error:
                 self._fail(error)

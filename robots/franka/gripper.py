@@ -37,6 +37,8 @@ class FrankyGripper:
         self.problem: str | None = None
         self._wish: float | None = None
         self._sent: float | None = None
+        self.halting = False
+        """Fingers are to be stopped, and have not been yet."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -51,11 +53,12 @@ class FrankyGripper:
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Forget the wish; the fingers stay as they are, and keep what they hold."""
-        self._wish = self._sent
+        """Forget the wish. Fingers on their way stop; those that hold something go on holding it."""
+        if self._wish is not None:
+            self._wish, self.halting = None, True
 
     def mend(self) -> None:
-        self.problem, self._wish, self._sent = None, None, None
+        self.problem = None
 
     def close(self) -> None:
         self._closed = True
@@ -71,6 +74,11 @@ class FrankyGripper:
                         raise RuntimeError("a command failed")
                     underway = None
                 self.width = self._gripper.width
+                if self.halting:
+                    if underway is not None:
+                        self._gripper.stop()
+                    underway = self._sent = None
+                    self.halting = False
                 wish = self._wish
                 if wish is None or self.problem or (self._sent is not None and abs(wish - self._sent) < _TOLERANCE_M):
                     continue
@@ -78,8 +86,8 @@ class FrankyGripper:
                     self._gripper.stop()
                 underway, self._sent = self._begin(wish), wish
             except Exception as error:
-                underway = None
-                self._wish = self._sent
+                underway = self._wish = self._sent = None
+                self.halting = False
                 text = " ".join(str(error).replace("libfranka gripper:", "").replace("libfranka:", "").split())
                 self.problem = self.problem or f"gripper: {text}"
                 if isinstance(error, franky.NetworkException):

@@ -15,11 +15,12 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlinf_vla.robot import CellError, RobotError
 
@@ -55,7 +56,9 @@ class ArmProcess:
         latch = Latch(folder, self._disk)
         if self._lock.killed is not None and latch.read() is None:
             latch.write(f"the arm's process {self._lock.killed} was killed")
-            self._disk.settle(_FAREWELL_S)
+            if not self._disk.settle(_FAREWELL_S):
+                raise RobotError(f"{folder}: {self._disk.problem or 'the disk does not answer'}; make room, and begin again")
+        self._lock.hold()
         self._journal = Journal(Path(options["journal"]) if options["journal"] else folder / JOURNAL, self._disk)
         self._arm = self._within(lambda: FrankyArm(self._host, cell))
         self._gripper = self._within(lambda: FrankyGripper(self._host, cell))
@@ -80,7 +83,7 @@ class ArmProcess:
         due = time.monotonic()
         leaving = None
         now = due
-        while leaving is None or not (self._servo.standing or time.monotonic() > leaving):
+        while leaving is None or not (self._left or time.monotonic() > leaving):
             # A late tick is followed by one that is on time again, but never sooner than the filter takes one.
             due = max(due + period, now + _SOONEST * period)
             time.sleep(max(0.0, due - time.monotonic()))
@@ -98,8 +101,22 @@ class ArmProcess:
                 self._servo.stop(self._disk.problem, now)
             self._publish(now)
             self._journal.flush()
-        self._disk.settle(_FAREWELL_S)
-        self._lock.release()
+        if self._disk.settle(_FAREWELL_S) or self._servo.fault is None:  # else the next one finds that this one was killed
+            self._lock.release()
+
+    @property
+    def _left(self) -> bool:
+        """Arm and fingers stand, and nothing moves them."""
+        return self._servo.standing and not (self._arm.controlled or self._gripper.halting)
+
+    def fail(self, error: BaseException) -> None:
+        """This process cannot go on: that is latched, and the arm brakes."""
+        self._servo.stop(f"the arm's process failed: {type(error).__name__}: {error}", time.monotonic())
+        self._arm.halt()
+        self._arm.rest()
+        deadline = time.monotonic() + _FAREWELL_S
+        while (self._arm.controlled or self._gripper.halting) and time.monotonic() < deadline:
+            time.sleep(1 / self._cell.servo_hz)
 
     def close(self) -> None:
         self._listener.close()
@@ -114,6 +131,7 @@ class ArmProcess:
         try:
             return future.result(self._cell.connect_timeout_s)
         except TimeoutError:
+            future.add_done_callback(_let_go)  # the arm takes one connection at a time
             seconds = self._cell.connect_timeout_s
             raise RobotError(f"{self._host} took the connection and said nothing for {seconds:g} s: restart the arm's control") from None
 
@@ -222,6 +240,11 @@ def begin(work: Callable[[], Result]) -> Future[Result]:
     return future
 
 
+def _let_go(late: Future[Any]) -> None:
+    if late.exception() is None:
+        late.result().close()
+
+
 def main() -> None:
     owner = Channel(socket.socket(fileno=int(sys.argv[1])))
     options = owner.receive(10.0) or {}
@@ -230,12 +253,18 @@ def main() -> None:
     except (RobotError, CellError) as error:
         owner.send({"error": str(error)})
         os._exit(1)  # a connection that hangs would keep this process
+    code = 0
     try:
         process.run()
+    except BaseException as error:
+        code = 1
+        traceback.print_exc()
+        process.fail(error)
     finally:
         process.close()
         sys.stdout.flush()
-        os._exit(0)  # so would its thread
+        sys.stderr.flush()
+        os._exit(code)  # so would its thread
 
 
 if __name__ == "__main__":

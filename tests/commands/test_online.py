@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from rlinf_vla.commands.robot_link import Process
-from rlinf_vla.commands.robot_process import EPISODES, SESSION_OVER, UNDER_WAY
+from rlinf_vla.commands.robot_process import SESSION_OVER, UNDER_WAY
 from rlinf_vla.commands.robot_side import RobotSide
 from rlinf_vla.datasets.lerobot_reader import LeRobotReader
 from rlinf_vla.rollout.robot_episode import EVALUATION, TRAINING, Job, RobotEpisode
 from rlinf_vla.rollout.robot_spool import LOST, recovered
 from rlinf_vla.telemetry.metrics import read_metrics
+from rlinf_vla.training.run_directory import EPISODES
 from tests.commands.conftest import CommandLine
 from tests.commands.toy_robot import Arguments, toy_run
 
@@ -60,6 +61,9 @@ def test_demonstrations_are_recorded_learnt_from_and_done_again(toy: Arguments, 
     assert found.code == 0 and "actions: success" in found.out and "0.0 mm from where it had been, at most 0.0" in found.out, (
         found.out + found.err
     )
+    for verb in (("train", "run_dir=slow"), ("robot", "replay")):
+        command = [*verb[:-1], *toy(*verb[-1:])] if verb[0] == "robot" else toy(*verb)
+        assert "data has 20 steps per second, the environment 10" in rlinf_vla(*command, *shown, "robot.hz=10").complaint
     by_hand = ("robot.by_hand=true", "session.acknowledge=person")
     assert "a person lays out its episodes" in rlinf_vla("robot", *toy("replay", *shown, *by_hand)).complaint
     assert "episodes 0 to 1" in rlinf_vla("robot", *toy("replay", "episode=2", *shown)).complaint
@@ -130,6 +134,8 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
         ("robot.by_hand=true session.acknowledge=person", "a person lays out its episodes, and says when that is done: session.person="),
         ("algorithm.gamma_unit=chunk", "algorithm.gamma_unit=chunk"),
         ("model.options.images=[side]", "'side'"),
+        ("robot.pixels=8", "the policy's image 'front' is 16x16 pixels, the camera's 8x16"),
+        ("session.connect_s=90", "session.connect_s=90.0 is not under session.silence_s=90.0"),
         ("robot=tou", "robot=tou does not exist"),
     ],
 )

@@ -16,11 +16,12 @@ import torch
 from rlinf_vla import recipe as recipes
 from rlinf_vla.commands.robot_link import Process
 from rlinf_vla.commands.robot_on_ray import Outpost, RayLink, robot_on_ray
-from rlinf_vla.commands.robot_process import EPISODES, LEARNER_GONE
+from rlinf_vla.commands.robot_process import LEARNER_GONE
 from rlinf_vla.commands.robot_side import RobotSide
 from rlinf_vla.recipe.kept import read_kept
 from rlinf_vla.rollout.robot_episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
 from rlinf_vla.telemetry.metrics import read_metrics
+from rlinf_vla.training.run_directory import EPISODES
 from tests.commands.conftest import CommandLine
 from tests.commands.toy_robot import Arguments, toy_run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +113,7 @@ class VirtualFranka:
         if self.arm.problem is None:
             self.servo.acknowledge(person)
 
-    def home(self, timeout_s: float) -> None:
+    def home(self, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
         self.servo.home()
         self._clock.sleep_until(self._clock.now() + 0.1)
 

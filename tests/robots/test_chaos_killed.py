@@ -16,13 +16,14 @@ from chaos import ROUNDS, STRICT, Round
 from franka_session import CELL_YAML, SMALL, STILL_RAD_S, journal, pursues, wait_until
 from trajectory import Trajectory
 
-from rlinf_vla.commands.robot_process import EPISODES, LEARNER_GONE, UNDER_WAY
+from rlinf_vla.commands.robot_process import LEARNER_GONE, UNDER_WAY
 from rlinf_vla.robots.folder import Latch
 from rlinf_vla.robots.franka.plugin import read_cell
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.rollout.robot_episode import RobotEpisode
 from rlinf_vla.rollout.robot_spool import recovered
 from rlinf_vla.telemetry.metrics import read_metrics
+from rlinf_vla.training.run_directory import EPISODES
 
 pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900 + 300 * ROUNDS)]
 

@@ -37,6 +37,7 @@ def test_a_dataset_gives_the_records_that_the_session_would_have(limit: int, tmp
     for name in (ACTION, REWARD, DISCOUNT, ACTED, "image"):
         torch.testing.assert_close(found.records[name], wanted.records[name])
     action = LeRobotReader(tmp_path / "data").episode(0, ["action"]).columns["action"]
+    assert (action[len(episode) :] == [0, 0, 0, episode.action[-1, -1]]).all(), "nothing moves, not even the hand"
     again, state = Again(toy.scene, action[: len(episode)]), toy.robot.state
     assert again.arrange(7) == episode.instruction
     np.testing.assert_array_equal(np.stack([again.expert(state) for _ in range(len(episode))]), episode.action.numpy())  # type: ignore[arg-type]

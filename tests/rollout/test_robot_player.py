@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,6 +184,75 @@ def test_a_classifier_judges_where_the_scene_cannot() -> None:
     assert not played(toy, Job(EVALUATION, 1, 7)).success, "the scene's own word counts in an evaluation"
 
 
+@pytest.mark.parametrize(("word", "worth"), [(SUCCESS, 1.0), (FAILURE, 0.0)])
+def test_a_person_knows_better_than_a_classifier(word: str, worth: float) -> None:
+    toy = Toy(score=lambda before, action, result: replace(result, reward=torch.full((1, 1), 1 - worth)))
+    toy.scene.can_tell = False
+    toy.person.plan = {900: word}
+    for job in (TRAIN, Job(DEMONSTRATION, 0, 7)):
+        episode = played(toy, job)
+        assert episode.terminated and episode.success == bool(worth) and episode.reward[-1] == worth
+        toy.person.plan = {toy.clock.now() / MS + 900: word}
+
+
+def test_a_reward_is_told_that_time_is_up() -> None:
+    told: list[bool] = []
+
+    def reward(before: Observation, action: torch.Tensor, result: StepResult) -> StepResult:
+        told.append(bool(result.truncated))
+        return result
+
+    episode = played(Toy(score=reward))
+    assert told == [False] * (len(episode) - 1) + [True] and not episode.terminated
+
+
+def test_a_pause_in_the_moment_of_success_counts() -> None:
+    toy = Toy()
+    toy.scene.can_tell = False
+    toy.person.plan = {900: SUCCESS, 900.5: PAUSE, 30_000: RESUME}
+    episode = played(toy)
+    assert episode.success and episode.ended == "success" and toy.clock.now() > 29
+    toy.person.plan = {toy.clock.now() / MS + 900: SUCCESS, toy.clock.now() / MS + 900.5: QUIT}
+    assert played(toy).success
+    with pytest.raises(Left, match="Ada said quit"):
+        toy.player.rest()
+
+
+@pytest.mark.parametrize(("word", "why"), [(PAUSE, "paused by Ada"), (QUIT, "Ada said quit"), (None, "the learner is gone")])
+def test_who_objects_while_the_arm_goes_home_stops_it(word: str | None, why: str) -> None:
+    toy = Toy()
+    homed: list[float] = []
+
+    def home(timeout_s: float, objection: Callable[[], str | None]) -> None:
+        while toy.clock.now() < 5:
+            toy.clock.sleep_until(toy.clock.now() + 0.01)
+            if (said := objection()) is not None:
+                homed.append(toy.clock.now())
+                toy.robot.stop(said)
+                raise RobotError(said)
+
+    toy.robot.home = home  # type: ignore[method-assign]
+    toy.person.plan = {1_000: word, 20_000: ACKNOWLEDGE} if word else {}
+    if word is None:
+        toy.clock.at(1.0, lambda: toy.player.leave(why))
+    if word == PAUSE:
+        assert len(played(toy)) == 20 and toy.robot.commands[0][0] > 20_000 * MS and {"waiting": why, "for": ACKNOWLEDGE} in toy.told
+    else:
+        with pytest.raises(Left, match=why):
+            played(toy)
+        assert toy.robot.state.fault == why and not toy.robot.commands
+    assert 0.9 < homed[0] < 1.1
+
+
+def test_who_rests_says_that_it_is_still_there() -> None:
+    toy = Toy()
+    toy.player._attendant._tell = lambda message: toy.told.append(message)
+    for _ in range(30):
+        toy.clock.sleep_until(toy.clock.now() + 0.1)
+        toy.player.rest()
+    assert toy.told == [{}] * 2
+
+
 def test_a_pause_cuts_and_waits() -> None:
     toy = Toy()
     toy.person.plan = {900: PAUSE, 30_000: RESUME}
@@ -207,7 +276,7 @@ def test_an_acknowledgement_is_for_one_fault() -> None:
     toy = Toy()
     toy.robot.stop("reflex")
 
-    def home(timeout_s: float) -> None:
+    def home(timeout_s: float, objection: object) -> None:
         toy.clock.sleep_until(toy.clock.now() + 3)
         if toy.clock.now() < 10:
             toy.robot.stop("another reflex")
