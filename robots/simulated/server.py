@@ -72,8 +72,18 @@ class _Hand(FrankaGripperServer):
             super()._start_motion(motion_state, command_type, command_id, tcp_socket)
             return
         self._robot.set_hand_goal(self._robot.hand_width, 0.05, 70.0)
-        formats = {"command_type_struct": "H", "status_type_struct": "H"}
-        BaseCommand.send_response(tcp_socket, command_type, command_id, GripperCommandStatus.kAborted, **formats)
+        _aborted(tcp_socket, command_type, command_id)
+
+    def stop(self, command_id: int, tcp_socket: Any) -> None:
+        """Who waits for what is stopped hears that."""
+        if self._pending_command_id is not None:
+            _aborted(self._pending_tcp_socket, self._pending_command_type, self._pending_command_id)
+        super().stop(command_id, tcp_socket)
+
+
+def _aborted(tcp_socket: Any, command_type: GripperCommand | None, command_id: int) -> None:
+    formats = {"command_type_struct": "H", "status_type_struct": "H"}
+    BaseCommand.send_response(tcp_socket, command_type, command_id, GripperCommandStatus.kAborted, **formats)
 
 
 # The server looks its parts up under these names.

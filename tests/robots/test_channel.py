@@ -40,10 +40,11 @@ def test_sending_never_waits_for_a_peer_that_does_not_read() -> None:
 
 def test_a_listener_hears_several_callers_and_survives_nonsense(tmp_path: Path) -> None:
     listener = Listener(tmp_path / "socket")
-    first, second = Channel.dial(tmp_path / "socket"), Channel.dial(tmp_path / "socket")
+    first, second, third = (Channel.dial(tmp_path / "socket") for _ in range(3))
     first.send({"from": 1})
     second._socket.send(b"not JSON")
-    heard = [message for _ in range(4) for _, message in listener.messages()]
+    third._socket.send(b"[]")
+    heard = [message for _ in range(6) for _, message in listener.messages()]
     assert heard == [{"from": 1}]
     first.send({"from": 1})
     assert [message for _, message in listener.messages()] == [{"from": 1}]

@@ -14,11 +14,12 @@ def test_all_is_done_in_order_and_nobody_waits(tmp_path: Path) -> None:
     later(may.wait)
     latch, journal = Latch(tmp_path, later), Journal(tmp_path / "journal", later)
     latch.write("first")
+    assert not later.settle(0.01)
     latch.write("second")
     journal.write("fault", durable=True)
     assert latch.read() is None, "it has not been waited for"
     may.set()
-    later.settle(10)
+    assert later.settle(10)
     assert latch.read() == "second" and "fault" in (tmp_path / "journal").read_text() and later.problem is None
 
 
@@ -28,5 +29,5 @@ def test_a_full_disk_is_a_problem_and_no_exception() -> None:
     journal.write("fault", durable=True)
     journal.write("end", durable=True)
     journal.close()
-    later.settle(10)
+    assert not later.settle(10)
     assert later.problem == "disk: No space left on device, so that nothing is kept of what the arm does"

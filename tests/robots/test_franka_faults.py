@@ -161,6 +161,34 @@ def test_a_full_disk_stops_it(session: Session) -> None:
     assert session.robot.pid, "the arm's process lives"
 
 
+def test_fingers_stop_where_the_arm_does(session: Session) -> None:
+    for width, there in ((0.08, lambda now: now > 0.075), (0.0, lambda now: now < 0.07)):
+        session.move(0.3, by=(0.0, 0.0, 0.0), width=width)
+        wait_until(lambda: there(session.robot.observe().gripper_width), 5, f"they are on their way to {width} m")  # noqa: B023
+    session.robot.stop("not there")
+    session.wait_fault(1)
+    time.sleep(1.0)
+    width = session.robot.observe().gripper_width
+    time.sleep(1.0)
+    assert abs(session.robot.observe().gripper_width - width) < 1e-3 and width > 0.005
+    session.acknowledge()
+    session.move(1.0, by=(0.0, 0.0, 0.0), width=0.0)
+    wait_until(lambda: session.robot.observe().gripper_width < 0.01, 5, "the same wish is a new one")
+
+
+def test_a_failure_of_its_process_is_latched_and_named(session: Session) -> None:
+    session.move(0.5)
+    session.robot._send({"goal": [1.0], "until": 0.0})  # which nobody sends
+    with pytest.raises(RobotError, match=r"gone with exit code 1: IndexError"):
+        wait_until(lambda: session.robot.observe() is None, 10, "the arm's process ends")
+    session.wait_still(STANDS_S)
+    session.robot.close()
+    session.robot = franka_sim.make(session.config)
+    session.robot.connect(30)
+    assert str(session.robot.observe().fault).startswith("the arm's process failed: IndexError")
+    session.acknowledge()
+
+
 def test_a_user_stop_that_was_pressed_before_outlives_its_release(session: Session) -> None:
     session.robot.close()
     session.cell.fault("user_stop")
