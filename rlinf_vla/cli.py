@@ -74,7 +74,10 @@ def _system_error(error: Exception) -> int | None:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads it any more, which is not what failed
+        sys.stdout = None
     print(f"rlinf-vla: {message}", file=sys.stderr)
     return code
 

@@ -317,6 +317,23 @@ def test_a_signal_ends_a_command(rlinf_vla: CommandLine, monkeypatch: pytest.Mon
     assert found.code == code and found.err == f"rlinf-vla: interrupted by {signal.Signals(signum).name}\n"
 
 
+def test_an_interrupted_run_ends_as_one_though_nobody_reads_its_output() -> None:
+    """Ctrl-C ends ``| tee log`` as well."""
+    program = (
+        "import sys\nfrom rlinf_vla import cli\nfrom rlinf_vla.commands.interrupt import Interrupted\n"
+        "def dispatch(arguments):\n    print('unread')\n    sys.stdin.read()\n    raise Interrupted(2)\n"
+        "cli._dispatch = dispatch\ncli.main()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == "rlinf-vla: interrupted by SIGINT\n"
+    assert process.returncode == 130
+
+
 # verbs without a recipe
 
 
