@@ -118,7 +118,8 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "rlinf-vla VERB --help shows a verb's keys; rlinf-vla VERB recipe=NAME --cfg job shows what it would run.",
+            "rlinf-vla VERB recipe=NAME --cfg job shows what it would run. --help shows the keys of train, record, eval, export, plan,",
+            "bench rollout (and the other benches), robot record and robot replay, and what verify takes.",
         ]
     )
 

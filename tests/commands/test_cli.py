@@ -99,7 +99,7 @@ def test_an_absurd_verb_gets_no_advice(rlinf_vla: CommandLine) -> None:
     assert "did you mean" not in complaint and "train" in complaint
 
 
-@pytest.mark.parametrize("verb", ["train", "record", "eval", "plan"])
+@pytest.mark.parametrize("verb", ["train", "record", "eval", "export", "plan"])
 @pytest.mark.parametrize("arguments", [["--help"], ["recipe=maniskill_ppo", "--help"]])
 def test_help_of_a_verb(rlinf_vla: CommandLine, trained: list[DictConfig], verb: str, arguments: list[str]) -> None:
     found = rlinf_vla(verb, *arguments)
