@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS ?= maniskill,ray,dev
+# the extras stand in its name: other ones are installed into an environment that is there already
+comma := ,
+INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 # uv does not read pip's own find-links, from which a machine without a GPU may get its CPU build of PyTorch
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 # cores are shared with simulators: waiting threads must sleep, not spin
@@ -10,9 +13,9 @@ export OMP_WAIT_POLICY ?= passive
 
 .PHONY: install quickstart test test-slow lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference clean
 
-install: $(VENV)/.installed
+install: $(INSTALLED)
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check uv
 	UV_FIND_LINKS="$(FIND_LINKS)" $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -c constraints.txt -e ".[$(EXTRAS)]"

@@ -74,7 +74,10 @@ def _system_error(error: Exception) -> int | None:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads it any more, which is not what failed
+        sys.stdout = None
     print(f"rlinf-vla: {message}", file=sys.stderr)
     return code
 
@@ -115,7 +118,8 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "rlinf-vla VERB --help shows a verb's keys; rlinf-vla VERB recipe=NAME --cfg job shows what it would run.",
+            "rlinf-vla VERB recipe=NAME --cfg job shows what it would run. --help shows the keys of train, record, eval, export, plan,",
+            "bench rollout (and the other benches), robot record and robot replay, and what verify takes.",
         ]
     )
 

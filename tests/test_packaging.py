@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from itertools import chain
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_torchvision_is_absent_or_fits() -> None:
 
 
 def test_torch_is_bounded() -> None:
-    project = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (request,) = [each for each in project["dependencies"] if re.match(r"torch\b", each)]
     assert request.endswith("<2.14")
     pinned = re.search(r"^torch==(2\.\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
@@ -103,8 +104,26 @@ def test_torch_is_bounded() -> None:
 
 
 def test_the_entry_points_exist() -> None:
-    project = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     targets = [*project["scripts"].values(), *(target for group in project["entry-points"].values() for target in group.values())]
     for target in targets:
         module, _, name = target.partition(":")
         assert hasattr(importlib.import_module(module), name)
+
+
+def test_other_extras_are_installed_into_an_environment_that_is_there(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+
+    def would_do(extras: str) -> str:
+        make = ["make", "--dry-run", "install", f"EXTRAS={extras}", "VENV=.venv", "FIND_LINKS="]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # these tests run under make, too
+        return subprocess.run(make, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    (tmp_path / ".venv").mkdir()
+    for extras in ("maniskill,ray,dev", "libero,dev"):
+        said = would_do(extras)
+        assert f'-e ".[{extras}]"' in said
+        stamp = said.splitlines()[-1].removeprefix("touch ")
+        (tmp_path / stamp).touch()
+        assert "uv pip install" not in would_do(extras), "once is enough"

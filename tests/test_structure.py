@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,7 +182,7 @@ def test_the_checks_see_what_they_forbid() -> None:
 
 
 def test_the_listed_packages_are_the_folders() -> None:
-    setuptools = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     places = setuptools["package-dir"]
     folders = {
         ".".join([package, *init.parent.relative_to(ROOT / folder).parts])

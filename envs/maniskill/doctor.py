@@ -22,7 +22,7 @@ BRIDGE_DOWNLOAD = (
 
 def checks() -> Iterator[Diagnosis]:
     if find_spec("mani_skill") is None:
-        yield Diagnosis("ManiSkill", False, "not installed", INSTALL)
+        yield Diagnosis("ManiSkill", False, "optional: not installed", INSTALL)
         return
     yield Diagnosis("ManiSkill", True, f"{version('mani_skill')} with SAPIEN {version('sapien')}")
     driver = vulkan.find()

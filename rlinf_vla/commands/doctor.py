@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _checks() -> Iterator[Diagnosis]:
-    yield Diagnosis("python", sys.version_info >= (3, 10), sys.version.split()[0], "install Python 3.10 or newer")
+    yield Diagnosis("python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer")
     yield torch_check()
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     yield Diagnosis("disk", free >= FREE_GIB, f"{free:.0f} GiB free here", f"free {FREE_GIB} GiB, or work in another folder")

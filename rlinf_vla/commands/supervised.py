@@ -21,7 +21,7 @@ from rlinf_vla.evaluation.statistics import wilson_interval
 from rlinf_vla.flow.supervised import SupervisedFlow
 from rlinf_vla.protocols import Learner, Policy, VectorEnv
 from rlinf_vla.recipe import Recipe
-from rlinf_vla.telemetry.console import stages
+from rlinf_vla.telemetry.console import say, stages
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.report import write_report
@@ -83,7 +83,7 @@ def _run(
             state = {"iteration": step, "policy_version": step, "seed": recipe.seed}
             save_checkpoint(directory / run_directory.CHECKPOINTS, flow.learner, flow.trainer, state, recipe.checkpoints.keep)
         if stop:
-            print(f"stopped after step {step}; go on with run_dir={session.relative(directory)} resume=auto")
+            say(f"stopped after step {step}; go on with run_dir={session.relative(directory)} resume=auto")
             interrupt.check()
 
 

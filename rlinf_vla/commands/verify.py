@@ -25,6 +25,9 @@ from rlinf_vla.types import UserError
 SHOWN = 5
 """Episodes that came out otherwise, told one by one."""
 
+NUMBERS: dict[str, Any] = {"seed": int, "success": bool, "steps": int, "return": float | int}
+"""Columns of an episode that are no words."""
+
 Place = tuple[str, str, str, int]
 """policy, suite, task, seed"""
 
@@ -84,12 +87,6 @@ def _says(path: Path, verdict: Verdict, changes: Sequence[str], sound: bool) -> 
     return lines
 
 
-def _decisive(environment: dict[str, Any]) -> dict[str, Any]:
-    """A fingerprint with the commit of this package, where it runs from a checkout."""
-    git = environment.get("git")
-    return environment | {"commit": git.get("commit") if isinstance(git, dict) else None}
-
-
 class _Places:
     """Between episodes, which bear names, and blocks, which bear numbers."""
 
@@ -128,10 +125,16 @@ def _read(path: Path) -> dict[str, Any]:
     for name, kind in kinds.items():
         if not isinstance(document.get(name), kind):
             raise UserError(f"{path} is damaged ({name} is missing): take another copy of it")
-    for number, episode in enumerate(document["episodes"]):
-        if not isinstance(episode, dict) or any(column not in episode for column in COLUMNS):
-            raise UserError(f"{path} is damaged (episode {number}): take another copy of it")
+    pieces = {"entrant": document["entrants"].items(), "suite": enumerate(document["suites"]), "episode": enumerate(document["episodes"])}
+    for what, of_them in pieces.items():
+        for name, piece in of_them:
+            if not isinstance(piece, dict) or (what == "episode" and not _is_episode(piece)):
+                raise UserError(f"{path} is damaged ({what} {name}): take another copy of it")
     return document
+
+
+def _is_episode(piece: dict[str, Any]) -> bool:
+    return all(isinstance(piece.get(column), NUMBERS.get(column, str)) for column in COLUMNS)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +49,7 @@ class TrainingConsole:
             left = sum(self._seconds) / len(self._seconds) * (self._total - iteration)
             status.append(f"{duration(min(left, max(0.0, self._limit - self._spent)))} left")
         if self._live is None:
-            print(f"iteration {iteration}/{self._total}", *status, sep="  ", flush=True)
+            say("  ".join([f"iteration {iteration}/{self._total}", *status]))
         else:
             self._live.update(self._task, completed=iteration, status=" · ".join(status), stage="")
 
@@ -65,7 +66,7 @@ class TrainingConsole:
     def say(self, text: str) -> None:
         """A line that stays, above the bar."""
         if self._live is None:
-            print(text, flush=True)
+            say(text)
         else:
             self._live.console.print(text, markup=False, highlight=False)
 
@@ -87,10 +88,20 @@ def stages() -> Iterator[Callable[[str, float], None]]:
             live.update(tasks[stage], completed=100 * fraction)
         elif int(fraction * PLAIN_STEPS) > tenths.get(stage, 0):
             tenths[stage] = int(fraction * PLAIN_STEPS)
-            print(f"{stage} {fraction:.0%}", flush=True)
+            say(f"{stage} {fraction:.0%}")
 
     with live or nullcontext():
         yield report
+
+
+def say(text: str) -> None:
+    """A plain line. Work goes on where nobody reads it any more: Ctrl-C ends ``| tee log`` too, before the checkpoint is written."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # also for what others print from now on
+        os.close(nowhere)
 
 
 def duration(seconds: float) -> str:

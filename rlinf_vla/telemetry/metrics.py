@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,7 +39,7 @@ class MetricsLog:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log ``metrics`` of ``step``; on disk when this returns. JSON has no NaN or infinity: they become null."""
         values = {name: float(value) for name, value in metrics.items()}
-        line = {"step": step, "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds")}
+        line = {"step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
         line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()

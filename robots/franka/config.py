@@ -32,7 +32,7 @@ class FrankaConfig:
     cameras: name -> keys of CameraConfig; ``+robot.cameras.front.driver=opencv``.
     instruction: what the policy is told; a person lays out the scene, and says whether it was done.
     journal: file to which interventions, faults and acknowledgements are appended; null: beside the arm's lock.
-    python: interpreter of another environment, with numpy, PyYAML and franky-control, for the arm's process; null: this one.
+    python: interpreter of another environment, with numpy and franky-control, for the arm's process; null: this one.
     """
 
     name: str = "franka"

@@ -61,7 +61,9 @@ def explained(host: str) -> Iterator[None]:
         ) from None
     except franky.NetworkException as error:
         raise LineDead(f"{host} does not answer: {words(error)}; is it on, is the cable in, is FCI active in Desk?") from None
-    except (franky.CommandException, franky.ControlException, franky.InvalidOperationException, RuntimeError) as error:
+    except franky.CommandException as error:
+        raise RobotError(f"{host}: {words(error)}; where this goes on, clear the arm's errors in Desk") from None
+    except (franky.ControlException, franky.InvalidOperationException, RuntimeError) as error:
         if isinstance(error, RobotError):
             raise
         raise (LineDead if is_dead(error) else RobotError)(f"{host}: {words(error)}") from None

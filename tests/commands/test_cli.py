@@ -99,7 +99,7 @@ def test_an_absurd_verb_gets_no_advice(rlinf_vla: CommandLine) -> None:
     assert "did you mean" not in complaint and "train" in complaint
 
 
-@pytest.mark.parametrize("verb", ["train", "record", "eval", "plan"])
+@pytest.mark.parametrize("verb", ["train", "record", "eval", "export", "plan"])
 @pytest.mark.parametrize("arguments", [["--help"], ["recipe=maniskill_ppo", "--help"]])
 def test_help_of_a_verb(rlinf_vla: CommandLine, trained: list[DictConfig], verb: str, arguments: list[str]) -> None:
     found = rlinf_vla(verb, *arguments)
@@ -315,6 +315,23 @@ def test_a_signal_ends_a_command(rlinf_vla: CommandLine, monkeypatch: pytest.Mon
     monkeypatch.setattr(train, "run", interrupted)
     found = rlinf_vla("train", PPO)
     assert found.code == code and found.err == f"rlinf-vla: interrupted by {signal.Signals(signum).name}\n"
+
+
+def test_an_interrupted_run_ends_as_one_though_nobody_reads_its_output() -> None:
+    """Ctrl-C ends ``| tee log`` as well."""
+    program = (
+        "import sys\nfrom rlinf_vla import cli\nfrom rlinf_vla.commands.interrupt import Interrupted\n"
+        "def dispatch(arguments):\n    print('unread')\n    sys.stdin.read()\n    raise Interrupted(2)\n"
+        "cli._dispatch = dispatch\ncli.main()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == "rlinf-vla: interrupted by SIGINT\n"
+    assert process.returncode == 130
 
 
 # verbs without a recipe

@@ -267,6 +267,9 @@ def test_other_weights_are_named(sweep: Eval, rlinf_vla: CommandLine, tmp_path: 
         (lambda document: document["recipe"]["env"].update(name="abacus"), "env=abacus is not known"),
         (lambda document: document["recipe"].update(colour="red"), "holds no recipe"),
         (lambda document: document["suites"].pop(), "does not hold"),
+        (lambda document: document["suites"].__setitem__(0, "within 6"), "suite 0"),
+        (lambda document: document["entrants"].update(expert=None), "entrant expert"),
+        (lambda document: document["episodes"][1].update(success="yes"), "episode 1"),
     ],
 )
 def test_a_damaged_result_is_told_in_one_line(

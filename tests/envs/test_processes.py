@@ -104,7 +104,7 @@ def test_a_hanging_process_is_replaced() -> None:
         env.reset(episodes(1, 2, 3))
         os.kill(env.pool.pids[1], signal.SIGSTOP)
         assert_same(env.step(random_actions(env, 3, seed=0)), expected[0])
-        assert env.pool.restarts == 1
+        assert env.pool.restarts >= 1  # more where the machine itself stood still for a second
     finally:
         env.close()
 

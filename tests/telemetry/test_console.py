@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,37 @@ def test_time_left_is_no_longer_than_the_session(capsys: pytest.CaptureFixture[s
 )
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+UNREAD = """
+import sys
+from rlinf_vla.telemetry.console import TrainingConsole, stages
+print("not written yet")
+sys.stdin.read()
+with stages() as report:
+    report("learning", 0.5)  # report
+with TrainingConsole(10) as console:
+    console.update(1, {})  # update
+    console.say("stopped after iteration 1")
+print("read by nobody either", flush=True)
+print("the checkpoint is written", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("silent", [(), ("report",), ("report", "update")])
+def test_work_goes_on_when_nobody_reads_any_more(silent: tuple[str, ...]) -> None:
+    """As when Ctrl-C ends ``| tee log``, whoever says something first."""
+    program = UNREAD
+    for name in silent:
+        program = re.sub(rf"\S.*  # {name}\n", "pass\n", program)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == "the checkpoint is written\n"
+    assert process.returncode == 0
 
 
 PROGRAM = """

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,8 @@ def test_written_lines_are_read_back(tmp_path: Path) -> None:
     assert first["actor/pg_loss"] == 0.5 and first["critic/vf_loss"] is None and first["rollout/reward_mean"] is None
     assert second["actor/pg_loss"] == 0.25
     moment = datetime.fromisoformat(first["time"])
-    assert moment.utcoffset() == timezone.utc.utcoffset(None)
-    assert abs((datetime.now(timezone.utc) - moment).total_seconds()) < 60
+    assert moment.utcoffset() == UTC.utcoffset(None)
+    assert abs((datetime.now(UTC) - moment).total_seconds()) < 60
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)  # strict JSON: no NaN
 

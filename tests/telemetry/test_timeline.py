@@ -32,12 +32,13 @@ def test_busy_is_the_union(policy: list[tuple[int, int]], trainer: list[tuple[in
 def test_spans_are_timed_and_survive_an_exception() -> None:
     timeline = Timeline()
     timeline.begin_iteration(1)
+    started = time.perf_counter()
     with timeline.span("outer", "policy"):
         with timeline.span("inner", "policy"):
             time.sleep(0.02)
         with pytest.raises(KeyError), timeline.span("failed", "trainer"):
             raise KeyError
-    assert 0.02 <= timeline.busy("policy") < 1
+    assert 0.02 <= timeline.busy("policy") <= time.perf_counter() - started
     assert 0 < timeline.busy("trainer") < timeline.busy("policy")
 
 
@@ -75,11 +76,11 @@ def test_only_the_latest_iterations_are_kept(tmp_path: Path) -> None:
 
 def test_a_span_costs_microseconds() -> None:
     timeline = Timeline()
-    started = time.perf_counter()
+    started = time.thread_time()  # of the processor, which others may have for any length of time
     for _ in range(2000):
         with timeline.span("act", "policy"):
             pass
-    assert (time.perf_counter() - started) / 2000 < 100e-6
+    assert (time.thread_time() - started) / 2000 < 100e-6
 
 
 def test_nothing_recorded_is_an_empty_trace(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""A machine without a simulator is a machine that does not need it: ``rlinf-vla doctor`` notes it, and nothing is wrong."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from rlinf_vla import plugins
+from rlinf_vla.envs.libero import suites
+
+ASKS = {"genesis": "doctor", "gymnasium": "plugin", "libero": "suites", "maniskill": "doctor"}
+"""The module of each plug-in that looks for its simulator."""
+
+
+@pytest.mark.parametrize("name", list(plugins.envs()))
+def test_a_simulator_that_is_not_installed_is_optional(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module(f"rlinf_vla.envs.{name}.{ASKS[name]}"), "find_spec", lambda module: None)
+    suites.root.cache_clear()
+    try:
+        (check,) = plugins.envs()[name].diagnose()
+    finally:
+        suites.root.cache_clear()
+    assert not check.ok and check.detail.startswith("optional: ") and "not installed" in check.detail
+    assert check.mend.startswith("pip install")
