@@ -356,6 +356,19 @@ def test_it_does_not_begin_outside_the_workspace_or_the_cone() -> None:
         SafetyFilter(dataclasses.replace(ROOMY, workspace_x_m=(0.4, 0.6))).start(Follower(CELL).state())
 
 
+@pytest.mark.parametrize(("beyond", "begins"), [(0.0029, True), (0.0031, False)])
+def test_an_arm_that_sags_at_a_wall_begins_at_the_wall(beyond: float, begins: bool) -> None:
+    state = Follower(CELL).state()
+    wall = float(state.pose.position[2]) + beyond
+    filter_ = SafetyFilter(dataclasses.replace(ROOMY, workspace_z_m=(wall, wall + 0.3)))
+    if begins:
+        filter_.start(state)
+        assert filter_.step(None, state, TICK).command.pose.position[2] == pytest.approx(wall, abs=1e-12)
+    else:
+        with pytest.raises(RobotError, match="workspace_z_m: the tool stands at"):
+            filter_.start(state)
+
+
 def test_a_step_before_the_start_is_a_mistake() -> None:
     with pytest.raises(RuntimeError, match="before start"):
         SafetyFilter(CELL).step(None, Follower(CELL).state(), TICK)
