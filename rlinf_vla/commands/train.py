@@ -88,8 +88,9 @@ def _attempt(
             run.evaluate("before", 0)
         with deferred() as interrupt:
             done = run.train(algorithm, done, interrupt)
-        if recipe.evaluation.before_and_after and not run.evaluated("after", done):
-            run.evaluate("after", done)
+        if recipe.evaluation.before_and_after:
+            if not run.evaluated("after", done):
+                run.evaluate("after", done)
             run.compare()
         return run
 
@@ -190,8 +191,10 @@ class _Run:
         return path.exists() and _read_json(path)["policy_version"] == version
 
     def compare(self) -> None:
-        before, after = (_read_json(self.directory / "evaluation" / f"{name}.json") for name in ("before", "after"))
-        write_json(self.directory / "evaluation" / "comparison.json", compare(before, after))
+        """With what was before, where that is known: a run may have been told late to evaluate."""
+        before, after = (self.directory / "evaluation" / f"{name}.json" for name in ("before", "after"))
+        if before.exists():
+            write_json(self.directory / "evaluation" / "comparison.json", compare(_read_json(before), _read_json(after)))
 
     def summary(self) -> list[str]:
         """Success before and after, where both are known."""

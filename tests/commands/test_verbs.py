@@ -71,6 +71,17 @@ def test_training_leaves_everything_in_its_run_directory(train: Any, counting: C
     assert counting.plugin.created and all(env.closed for env in counting.plugin.created)
 
 
+def test_what_a_run_that_was_killed_at_its_end_lacks_is_made(train: Any) -> None:
+    comparison = train("run", "iterations=1") / "evaluation" / "comparison.json"
+    told = comparison.read_text()
+    comparison.unlink()
+    train("run", "iterations=1", "resume=auto")
+    assert comparison.read_text() == told
+    late = train("late", *QUICK, "iterations=1")
+    train("late", "iterations=1", "resume=auto", "evaluation.before_and_after=true")
+    assert [path.name for path in (late / "evaluation").iterdir()] == ["after.json"], "what was before nobody knows any more"
+
+
 def test_the_plan_changes_nothing(train: Any) -> None:
     """Groups and micro-batches: the first bit for bit, the second to rounding."""
     one = train("one", *QUICK, "rollout.pipeline_depth=1")
