@@ -161,7 +161,7 @@ class Chaos(ABC):
             ControlConfig(warmup=0),
             Rules(limit=40, dimensions=4),
             clock,
-            tell=lambda message: self.told.append(message) if message else None,
+            tell=self._hear,
         )
         self._number = 0
         self._latched: str | None = None
@@ -186,6 +186,11 @@ class Chaos(ABC):
     @abstractmethod
     def mend(self, fault: str) -> None:
         """The cause is gone."""
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        self.told += [message] if message else []
+        if message.get("for") == ACKNOWLEDGE and self._pending is not None and not math.isnan(self._injected):
+            self.mend(self._pending[1])  # nothing was done in the episode, which is played again: a person mends before she acknowledges
 
     def stated_s(self, fault: str) -> float:
         return FAULTS[fault].notice(self.limits, self.cameras_may) + self.limits.stop_time_s + self.settle_s
