@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS ?= maniskill,ray,dev
-# the extras stand in its name: other ones are installed into an environment that is there already
+# the extras stand in the stamp's name: others are installed into an environment that is there already, and are what is wanted from then on
 comma := ,
+NEWEST := $(shell ls -t $(VENV)/.installed-* 2>/dev/null | head -1)
+EXTRAS ?= $(or $(subst -,$(comma),$(NEWEST:$(VENV)/.installed-%=%)),maniskill$(comma)ray$(comma)dev)
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 # uv does not read pip's own find-links, from which a machine without a GPU may get its CPU build of PyTorch
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))

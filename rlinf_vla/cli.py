@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 the user's mistake, 130 and 143 interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -78,7 +79,8 @@ def _fail(message: str, code: int) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads it any more, which is not what failed
         sys.stdout = None
-    print(f"rlinf-vla: {message}", file=sys.stderr)
+    with contextlib.suppress(BrokenPipeError):
+        print(f"rlinf-vla: {message}", file=sys.stderr)
     return code
 
 

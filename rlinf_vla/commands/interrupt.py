@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -43,7 +44,8 @@ class Interrupt:
             self.at_once = True
             raise Interrupted(signum, at_once=True)
         self.signum = signum
-        os.write(2, _PATIENCE)  # print could be what was interrupted
+        with contextlib.suppress(OSError):  # who reads that may have died of the same Ctrl-C
+            os.write(2, _PATIENCE)  # print could be what was interrupted
 
 
 @contextmanager

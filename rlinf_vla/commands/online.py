@@ -49,7 +49,7 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
         state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
         say(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights; robot {recipe.robot.name}")
         spec = spec_of(recipe, policy)
-        if recipe.algorithm.dataset is not None:
+        if recipe.algorithm.dataset is not None and checkpoint is None:
             refuse_another_pace(recipe.algorithm.dataset, [spec])
         flow = OnlineFlow(
             side,
@@ -86,6 +86,7 @@ def evaluate_at_robot(recipe: Recipe, config: DictConfig) -> None:
     """``rlinf-vla eval``, of one checkpoint or the recipe's start."""
     checkpoint = Path(recipe.checkpoint).expanduser() if recipe.checkpoint else None
     directory = run_directory.for_evaluation(config, checkpoint)
+    recipe.algorithm.dataset = None  # nothing is learnt
     name = checkpoint.name if checkpoint else "start"
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder, stages() as progress:
         run_directory.keep(Path(folder), config)

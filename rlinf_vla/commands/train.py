@@ -164,11 +164,11 @@ class _Run:
                 self.save(done)
             raise
         except Interrupted as interruption:
-            name, how = interruption.args[0], "at once in" if interruption.at_once else "after"
-            if not interruption.at_once and (done > saved or done == 0):  # a half-made update is no state to go on from
+            name, half_made = interruption.args[0], flow.changed and flow.iteration == done
+            if not half_made and (done > saved or done == 0):
                 self.save(done)
-            done += interruption.at_once
-            self.console.say(f"{name}: stopped {how} iteration {done}; go on with run_dir={session.relative(self.directory)} resume=auto")
+            where = f"in iteration {done + 1}" if half_made else f"after iteration {done}"
+            self.console.say(f"{name}: stopped {where}; go on with run_dir={session.relative(self.directory)} resume=auto")
             raise
         return done
 

@@ -25,7 +25,7 @@ class BaseFlow:
         self.iteration = 0
         self.policy_version = 0
         self.changed = False
-        """This iteration has begun to change the policy: until it is done there is no state to go on from."""
+        """This iteration has begun to change policy or replay: until it is done there is no state to go on from."""
         self.metrics: dict[str, float] = {}
 
     def begin(self, iteration: int) -> None:

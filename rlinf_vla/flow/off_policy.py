@@ -86,6 +86,7 @@ class OffPolicyFlow(LocalFlow):
             found = collect_transitions(
                 lambda _: self.actor, self.policy, self.groups, episodes, self.chunk_rewards, self.timeline, self._rolling
             )
+        self.changed = True
         for each in found:
             self.replay.append(each.records)
         steps = sum(each.steps for each in found)
@@ -96,7 +97,6 @@ class OffPolicyFlow(LocalFlow):
     def improve(self, updates: int) -> None:
         started, sums, counts = time.perf_counter(), defaultdict[str, float](float), defaultdict[str, int](int)
         share = self.config.demonstration_share if len(self.shown) else 0.0
-        self.changed = True
         with self.timeline.span("update", "trainer"), self.update_threads():
             for index in range(updates):
                 # an update's random numbers depend on its place alone, so that a resumed run draws the same ones

@@ -88,6 +88,7 @@ class OnlineFlow(OffPolicyFlow):
         if self.iteration + 1 < self.iterations:
             self._jobs(self.iteration + 1)
         found = []
+        self.changed = True
         for episode in played:
             if len(episode):
                 inputs = self._inputs(episode)

@@ -99,6 +99,7 @@ class Attendant:
         self._tell({"waiting": why, "for": word})
         began, was_latched = self._clock.now(), self.latched() is not None
         while True:
+            was_latched |= self.latched() is not None
             if word in self.heard() or (word == ACKNOWLEDGE and was_latched and self.latched() is None):
                 break
             if self._rules.scripted_consent and self._clock.now() - began >= CONSENT_S:
@@ -118,12 +119,9 @@ class Attendant:
         return words
 
     def objection(self) -> str | None:
-        """Why the arm shall not go on with what it does by itself."""
+        """Why the arm shall not go on with what it does by itself. Raises Left."""
         self.alive()
-        words = self._cell.person.words()
-        if QUIT in words:
-            self.leaving = self.leaving or f"{self._cell.person.name} said {QUIT}"
-        return self.leaving or (f"paused by {self._cell.person.name}" if PAUSE in words else None)
+        return f"paused by {self._cell.person.name}" if PAUSE in self.heard() else None
 
     def check_leaving(self) -> None:
         if self.leaving is not None:

@@ -76,7 +76,7 @@ def for_sweep(config: DictConfig) -> Path:
 def opened(directory: Path, config: DictConfig, checkpoint: Path | None) -> Iterator[None]:
     """Hold the directory alone and keep its recipe; a continued run must be the same run. Raises UserError."""
     with _held(directory):
-        begun = checkpoint is not None or _any(directory / "evaluation", "*.json") or _any(directory / EPISODES, "*.safetensors")
+        begun = checkpoint is not None or _any(directory / "evaluation", "*.json") or _any(directory / EPISODES, "*")
         _require_same(directory, config, _FREE, begun, "resume")
         keep(directory, config)
         yield

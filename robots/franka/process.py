@@ -112,10 +112,11 @@ class ArmProcess:
     def fail(self, error: BaseException) -> None:
         """This process cannot go on: that is latched, and the arm brakes."""
         self._servo.stop(f"the arm's process failed: {type(error).__name__}: {error}", time.monotonic())
-        self._arm.halt()
         self._arm.rest()
         deadline = time.monotonic() + _FAREWELL_S
-        while (self._arm.controlled or self._gripper.halting) and time.monotonic() < deadline:
+        while (self._arm.homing or self._arm.controlled or self._gripper.halting) and time.monotonic() < deadline:
+            if self._arm.homing:
+                self._arm.halt()
             time.sleep(1 / self._cell.servo_hz)
 
     def close(self) -> None:

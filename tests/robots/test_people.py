@@ -121,8 +121,11 @@ def test_a_mouse_that_falls_silent_lets_go(tmp_path: Path) -> None:
     os.mkfifo(path := tmp_path / "hidraw0")
     ours = os.open(path, os.O_RDWR)
     hands = Hands(spacemouse.SpaceMouse(path), 4)
-    os.write(ours, forward("spacemouse"))
-    assert wait_for(lambda: hands.action(1) is not None) and wait_for(lambda: hands.action(1) is None) and hands.words() == []
+    assert (
+        wait_for(lambda: os.write(ours, forward("spacemouse")) > 0 and hands.action(1) is not None)
+        and wait_for(lambda: hands.action(1) is None)
+        and hands.words() == []
+    )
     hands.close()
     os.close(ours)
 
@@ -159,8 +162,7 @@ def test_a_device_that_is_gone_lets_go_and_pauses(device: str, tmp_path: Path, c
     os.mkfifo(path)
     ours = os.open(path, os.O_RDWR)
     person = Hands({"gamepad": gamepad.Gamepad, "spacemouse": spacemouse.SpaceMouse}[device](path), 4)
-    os.write(ours, forward(device))
-    assert wait_for(lambda: person.action(1) is not None)
+    assert wait_for(lambda: os.write(ours, forward(device)) > 0 and person.action(1) is not None)
     assert person.words() == []
     os.close(ours)
     assert wait_for(lambda: person.action(1) is None)
@@ -230,8 +232,7 @@ def test_beside_a_spacemouse_the_keys_say_the_words(tmp_path: Path, monkeypatch:
     os.write(master, b"w\nk")
     assert wait_for(lambda: said.extend(person.words()) or {SUCCESS, RESUME, ACKNOWLEDGE} <= set(said))  # type: ignore[func-returns-value]
     assert person.action(1) is None, "keys move nothing here"
-    os.write(reports, struct.pack("<Bhhh", 1, 0, -350, 0))
-    assert wait_for(lambda: person.action(1) is not None) and person.name == "spacemouse"
+    assert wait_for(lambda: os.write(reports, forward("spacemouse")) > 0 and person.action(1) is not None) and person.name == "spacemouse"
     person.close()
 
 

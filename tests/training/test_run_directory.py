@@ -201,7 +201,7 @@ def test_a_continued_run_is_the_same_run(here: Path, key: str, value: object) ->
     assert (here / "run" / "recipe.yaml").read_text() == before
 
 
-@pytest.mark.parametrize("made", ["evaluation/before.json", "episodes/training_000000.safetensors"])
+@pytest.mark.parametrize("made", ["evaluation/before.json", "episodes/.under_way"])
 def test_so_is_one_that_died_before_its_first_checkpoint(here: Path, made: str) -> None:
     begin(here / "run")
     assert resume(run_dir="run", resume="auto", seed=1), "nothing has been made of the recipe yet"
