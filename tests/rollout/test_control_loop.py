@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import re
@@ -277,3 +278,10 @@ def test_within_the_budget_there_is_no_miss(chunk: int, horizon: int, asynchrono
     assert within.loop.accounting.missed == 0
     if not asynchronous and horizon == chunk:  # else one may be luckier than the worst, or has an older chunk to go on with
         assert beyond.loop.accounting.missed > 0
+
+
+def test_no_collection_looks_at_what_was_there_before() -> None:
+    """It would take longer than a control period, and hold every thread meanwhile."""
+    gc.unfreeze()
+    Cell([20.0])
+    assert gc.get_freeze_count() > 10_000 > len(gc.get_objects())
