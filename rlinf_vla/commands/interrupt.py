@@ -13,10 +13,9 @@ from types import FrameType
 class Interrupted(BaseException):
     """The run was asked to stop; the exit code is 128 + ``signum``."""
 
-    def __init__(self, signum: int, at_once: bool = False) -> None:
-        """``at_once``: in the middle of whatever was being done."""
+    def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
-        self.signum, self.at_once = signum, at_once
+        self.signum = signum
 
 
 _PATIENCE = b"\nstopping as soon as nothing is lost by it; again: at once, back to the last checkpoint\n"
@@ -37,12 +36,12 @@ class Interrupt:
     def check_at_once(self) -> None:
         """In the middle of something, in any thread."""
         if self.at_once and self.signum is not None:
-            raise Interrupted(self.signum, at_once=True)
+            raise Interrupted(self.signum)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:
             self.at_once = True
-            raise Interrupted(signum, at_once=True)
+            raise Interrupted(signum)
         self.signum = signum
         with contextlib.suppress(OSError):  # who reads that may have died of the same Ctrl-C
             os.write(2, _PATIENCE)  # print could be what was interrupted

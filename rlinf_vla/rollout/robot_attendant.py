@@ -110,11 +110,16 @@ class Attendant:
             self.sleep(POLL_S)
         self._tell({"going_on": why})
 
-    def heard(self) -> Sequence[str]:
-        """What the person has said since the last time; QUIT counts whenever it is said. Raises Left."""
+    def said(self) -> Sequence[str]:
+        """By the person since the last time; QUIT counts whenever it is said."""
         words = self._cell.person.words()
         if QUIT in words:
-            self.leaving = f"{self._cell.person.name} said {QUIT}"
+            self.leaving = self.leaving or f"{self._cell.person.name} said {QUIT}"
+        return words
+
+    def heard(self) -> Sequence[str]:
+        """The same while nothing is played. Raises Left."""
+        words = self.said()
         self.check_leaving()
         return words
 

@@ -169,13 +169,11 @@ class RobotPlayer:
 
     def _after_step(self, step: Step) -> str | None:
         self._attendant.alive()
-        take, words = self._take, self._cell.person.words()
+        take, words = self._take, self._attendant.said()
         take.look(step)
         if step.action is not None:
             self._hand = float(step.action[-1])
         self._paused |= PAUSE in words
-        if QUIT in words:
-            self._attendant.leaving = self._attendant.leaving or f"{self._cell.person.name} said {QUIT}"
         if reason := self._judged(step, words):
             return reason
         if self._attendant.leaving is not None:

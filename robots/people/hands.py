@@ -35,6 +35,9 @@ class Event:
         self.motion, self.toggles, self.word = motion, toggles, word
 
 
+RELEASED = Event(motion=(0.0,) * 6)
+
+
 class Hands:
     """Implements ``Person`` for one device. While she moves nothing the policy acts."""
 
@@ -86,7 +89,7 @@ class Hands:
 
     def _let_go(self, why: str) -> None:
         """A device that is gone holds nothing, and pauses for good: the policy does not go on with nobody to stop it."""
-        self.hear(Event(motion=(0.0,) * 6))
+        self.hear(RELEASED)
         self._lost = not self._closed
         if self._lost:
             self.name = f"{self._device.name}, which is gone"  # this is who paused

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Person, RobotError
 
-from .hands import Event, Hands
+from .hands import RELEASED, Event, Hands
 
 TERMINAL = "/dev/tty"
 HOLD_S = 0.25
@@ -25,7 +25,6 @@ MOTIONS = {"w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2
 """Key -> (place in the motion, value)."""
 WORDS = {"y": SUCCESS, "n": FAILURE, "p": PAUSE, "\n": RESUME, "\r": RESUME, "k": ACKNOWLEDGE, "x": QUIT}
 GRIPPER = " "
-RELEASED = Event(motion=(0.0,) * 6)
 
 
 class Keyboard:

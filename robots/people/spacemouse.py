@@ -17,7 +17,7 @@ from pathlib import Path
 from rlinf_vla.robot import PAUSE, SUCCESS, Action, Person, RobotError
 
 from . import keyboard
-from .hands import Event, Hands
+from .hands import RELEASED, Event, Hands
 
 VENDORS = ("0000256F", "0000046D")
 """3Dconnexion, and Logitech, which made the older ones."""
@@ -45,7 +45,7 @@ class SpaceMouse:
         while self._closed not in (ready := select.select([self._file, self._closed], [], [], SILENCE_S)[0]):
             if not ready:
                 self._motion = [0.0] * 6
-                yield Event(motion=tuple(self._motion))
+                yield RELEASED
                 continue
             try:
                 report = os.read(self._file, 64)

@@ -22,6 +22,7 @@ from rlinf_vla.commands.interrupt import Interrupted
 from rlinf_vla.protocols import Diagnosis
 from rlinf_vla.types import UserError
 from tests.commands.conftest import CommandLine, Counting
+from tests.unread import unread
 
 PPO = "recipe=maniskill_ppo"
 RECIPES = list(list_command.recipe_names())
@@ -324,14 +325,7 @@ def test_an_interrupted_run_ends_as_one_though_nobody_reads_its_output() -> None
         "def dispatch(arguments):\n    print('unread')\n    sys.stdin.read()\n    raise Interrupted(2)\n"
         "cli._dispatch = dispatch\ncli.main()"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, **pipes) as process:
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        process.stdout.close()
-        process.stdin.close()
-        assert process.stderr.read() == "rlinf-vla: interrupted by SIGINT\n"
-    assert process.returncode == 130
+    assert unread(program) == ("rlinf-vla: interrupted by SIGINT\n", 130)
 
 
 # verbs without a recipe
