@@ -91,14 +91,3 @@ def closed(ids: Tensor) -> Tensor:
 def difference(actual: Tensor, expected: Tensor) -> float:
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     return float((actual.double() - expected.double()).abs().max())
-
-
-def gradient_norms_differ(named: dict[str, Tensor], expected: dict[str, float]) -> dict[str, float]:
-    """Relative differences of gradient norms over 1e-4, by parameter; norms below 1e-6 are rounding."""
-    wrong = {}
-    for name, norm in expected.items():
-        gradient = named[name].grad
-        actual = float(gradient.norm()) if gradient is not None else 0.0
-        if norm > 1e-6 and abs(actual - norm) > 1e-4 * norm:
-            wrong[name] = actual / norm - 1
-    return wrong
