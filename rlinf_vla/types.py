@@ -37,13 +37,17 @@ class Observation:
     instruction: list[str]
 
 
+MAX_TASKS = MAX_ATTEMPTS = 1 << 16
+"""Task and attempt share a 32-bit word of the counter that the policy's random numbers are drawn by."""
+
+
 @dataclass(frozen=True)
 class Episodes:
     """Which episode each environment plays; an episode is fully determined by ``(task_id, seed)``.
 
-    task_id: int64 ``[B]``, an index into ``EnvSpec.tasks``.
+    task_id: int64 ``[B]``, an index into ``EnvSpec.tasks``, below ``MAX_TASKS``.
     seed: int64 ``[B]``, 0 <= seed < 2**32.
-    attempt: int64 ``[B]``; the policy's noise differs between attempts at an episode, the environment does not.
+    attempt: int64 ``[B]``, below ``MAX_ATTEMPTS``; the policy's noise differs between attempts at an episode, the environment does not.
     """
 
     task_id: Tensor
@@ -61,7 +65,9 @@ class Episodes:
         return Episodes(task_id, seed, torch.zeros_like(seed))
 
     def repeat(self, attempts: int) -> Episodes:
-        """Each episode ``attempts`` times, one after the other."""
+        """Each episode ``attempts`` times, one after the other. Raises ValueError where that is more than ``MAX_ATTEMPTS``."""
+        if attempts > MAX_ATTEMPTS:
+            raise ValueError(f"{attempts} attempts at an episode: at most {MAX_ATTEMPTS} have random numbers of their own")
         task_id, seed = (each.repeat_interleave(attempts) for each in (self.task_id, self.seed))
         return Episodes(task_id, seed, torch.arange(len(seed), device=seed.device) % attempts)
 

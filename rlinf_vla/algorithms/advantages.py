@@ -11,6 +11,9 @@ BASELINES = ("group_mean", "leave_one_out", "batch_mean")
 SCALES = ("group_std", "batch_std", "none")
 GAMMA_UNITS = ("step", "chunk")
 
+RESOLUTION = 1e-6
+"""Scores that differ by less, relative to the largest of them, are equal: rewards are float32, and their sums are rounded."""
+
 
 def chunk_rewards(reward: Tensor, valid: Tensor, gamma: float, unit: str = "step") -> tuple[Tensor, Tensor]:
     """A chunk of n executed steps as one step of a semi-Markov decision process (Sutton, Precup and Singh 1999).
@@ -46,12 +49,15 @@ def gae(trajectory: Trajectory, gamma: float, gae_lambda: float, unit: str = "st
 
 
 def episode_returns(calls: Trajectory, gamma: float, unit: str = "step") -> Tensor:
-    """The discounted return of each episode, float32 ``[E]``, from the ``N`` calls of all of them, in any order."""
-    reward, _ = chunk_rewards(calls.reward, calls.valid, gamma, unit)
+    """The discounted return of each episode, float64 ``[E]``, from the ``N`` calls of all of them, in any order.
+
+    In float64, so that the order of the sum, which a GPU does not fix, does not show in float32.
+    """
+    reward, _ = chunk_rewards(calls.reward.double(), calls.valid, gamma, unit)
     # every call of an episode but its last executes its whole chunk
     elapsed = calls.step if unit == "step" else calls.step // calls.reward.shape[-1]
     ids = calls.episode_ids()
-    return torch.zeros(count_of(ids), device=reward.device).index_add(0, ids, gamma ** elapsed.to(reward.dtype) * reward)
+    return reward.new_zeros(count_of(ids)).index_add(0, ids, gamma ** elapsed.to(reward.dtype) * reward)
 
 
 def count_of(ids: Tensor) -> int:
@@ -68,18 +74,29 @@ def group_statistics(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Ten
     return size, mean, variance.sqrt()
 
 
+def all_equal(values: Tensor, group: Tensor) -> Tensor:
+    """bool ``[G]``: whether the ``values`` ``[E]`` of each group are the same number, but for rounding (``RESOLUTION``).
+
+    A standard deviation cannot tell: the rounded mean of equal numbers is often another number.
+    """
+    zeros = torch.zeros(count_of(group), dtype=values.dtype, device=values.device)
+    low, high = (zeros.scatter_reduce(0, group, values, kind, include_self=False) for kind in ("amin", "amax"))
+    return high - low <= RESOLUTION * torch.maximum(low.abs(), high.abs())
+
+
 def relative_advantages(score: Tensor, group: Tensor, baseline: str, scale: str, eps: float = 1e-6) -> Tensor:
     """How much better each episode was than what it is compared with; ``score`` and ``group`` (int64, from 0 on) ``[E]``.
 
     ``baseline``: the mean of its group (GRPO, arXiv 2402.03300, eq. 4.1.2), of the others of its group (RLOO, 2402.14740, eq. 7) or of all.
     ``scale``: divided by the standard deviation of its group, or of all differences (REINFORCE++, 2501.03262), or not (Dr. GRPO,
-    2503.20783).
+    2503.20783). Where all that is compared is equal, the advantage is exactly 0.
     """
     size, mean, std = group_statistics(score, group)
     if baseline == "batch_mean":
-        difference = score - score.mean()
+        nothing = all_equal(score, torch.zeros_like(group)).expand(len(score))
+        difference = torch.where(nothing, 0, score - score.mean())
     else:
-        difference = score - mean[group]
+        difference = torch.where(all_equal(score, group)[group], 0, score - mean[group])
         if baseline == "leave_one_out":
             difference = difference * (size / (size - 1).clamp(min=1))[group]
     if scale == "none":
@@ -88,12 +105,13 @@ def relative_advantages(score: Tensor, group: Tensor, baseline: str, scale: str,
 
 
 def standardise(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
-    """Zero mean and unit (biased) variance over the true entries of ``mask``; zero elsewhere."""
+    """Zero mean and unit (biased) variance over the true entries of ``mask``; zero elsewhere, and where those entries are all equal."""
     count = mask.sum().clamp(min=1)
     kept = torch.where(mask, values, 0)
     mean = kept.sum() / count
     variance = torch.where(mask, (kept - mean) ** 2, 0).sum() / count
-    return torch.where(mask, (kept - mean) / (variance + eps).sqrt(), 0)
+    flat = all_equal(values[mask], torch.zeros(mask.sum(), dtype=torch.int64, device=mask.device)).any()
+    return torch.where(mask & ~flat, (kept - mean) / (variance + eps).sqrt(), 0)
 
 
 def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> float:

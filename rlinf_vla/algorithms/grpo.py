@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.advantages import BASELINES, SCALES, count_of, episode_returns, group_statistics, relative_advantages
+from rlinf_vla.algorithms.advantages import BASELINES, SCALES, all_equal, count_of, episode_returns, group_statistics, relative_advantages
 from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
 from rlinf_vla.types import Rollouts, Trajectory, UserError, require_one_of
 
@@ -107,7 +107,7 @@ class GRPO(OnPolicy):
         if self.config.baseline == "batch_mean":
             teaches = torch.ones(count_of(group), dtype=torch.bool, device=group.device)
         else:
-            teaches = group_statistics(self._scores(rollouts), group)[2] > 0
+            teaches = ~all_equal(self._scores(rollouts), group)
         if self.config.success_range is not None:
             low, high = self.config.success_range
             rate = group_statistics(rollouts.episode_success().float(), group)[1]
@@ -118,7 +118,7 @@ class GRPO(OnPolicy):
         """``[N]``: of the episode that each call belongs to."""
         config = self.config
         per_episode = relative_advantages(self._scores(calls), calls.group_of_episode(), config.baseline, config.scale)
-        return per_episode[calls.episode_ids()]
+        return per_episode.to(calls.reward.dtype)[calls.episode_ids()]
 
     def _scores(self, calls: Trajectory) -> Tensor:
         return episode_returns(calls, self.config.gamma, self.config.gamma_unit)

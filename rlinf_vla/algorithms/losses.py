@@ -7,6 +7,7 @@ count, a weight ``[N]`` how much each element of a call does, see :func:`aggrega
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,12 +52,25 @@ def aggregation_weights(mask: Tensor, episode: Tensor, group: Tensor, aggregatio
     return torch.where(count > 0, 1.0 / (size[unit].clamp(min=1) * (size > 0).sum().clamp(min=1)), 0.0)
 
 
+class _Bounded(torch.autograd.Function):
+    """Clamps, and passes the gradient on as if it had not: an action that became e**20 times as likely is pushed back, not forgotten."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, limit: float) -> Tensor:
+        return x.clamp(-limit, limit)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
 def safe_ratio(log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """``log(pi / pi_old)`` and the ratio itself; 0 and 1 behind the mask.
 
-    Masked and clamped before ``exp``: an overflow behind a ``where`` after it would still make the gradient NaN.
+    Masked and bounded before ``exp``: an overflow behind a ``where`` after it would still make the gradient NaN. Beyond the bound of
+    ``|log ratio| = 20`` the gradient is that of the bound, so that it has its direction and stays finite.
     """
-    log_ratio = torch.where(mask, log_prob - old_log_prob, 0).clamp(-20, 20)
+    log_ratio: Tensor = _Bounded.apply(torch.where(mask, log_prob - old_log_prob, 0), 20.0)
     return log_ratio, log_ratio.exp()
 
 

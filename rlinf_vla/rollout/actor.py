@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.types import ActionSample, Episodes, Inputs, Tensors
+from rlinf_vla.types import MAX_TASKS, ActionSample, Episodes, Inputs, Tensors
 
 WARMUP = 3
 
@@ -41,7 +41,7 @@ class Actor:
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         """``step`` int64 ``[B]``: control steps executed in the episodes so far."""
         device = next(iter(inputs.values())).device
-        counters = {"task_id": episodes.task_id, "seed": episodes.seed, "step": noise_step(episodes, step)}
+        counters = {"task": noise_task(episodes), "seed": episodes.seed, "step": step}
         found = self._in_blocks(self._act, inputs | {f"{COUNTER}{name}": value.to(device) for name, value in counters.items()})
         latent = {name.removeprefix(_LATENT): value for name, value in found.items() if name.startswith(_LATENT)}
         return ActionSample(found["actions"], latent, found["log_prob"], found["value"])
@@ -62,7 +62,7 @@ class Actor:
         return self.policy.encode(inputs)
 
     def _act_block(self, tensors: Tensors) -> Tensors:
-        counters = (tensors[f"{COUNTER}task_id"], tensors[f"{COUNTER}seed"], tensors[f"{COUNTER}step"])
+        counters = (tensors[f"{COUNTER}task"], tensors[f"{COUNTER}seed"], tensors[f"{COUNTER}step"])
         inputs = {name: value for name, value in tensors.items() if not name.startswith(COUNTER)}
         noise = CounterNoise(self.settings.run_seed, *counters) if self.settings.temperature > 0 else None
         sample = self.policy.act(self._features(inputs), noise, self.settings.temperature)
@@ -73,14 +73,12 @@ class Actor:
         return {"value": self.policy.value(self._features(tensors))}
 
 
-def noise_step(episodes: Episodes, step: Tensor) -> Tensor:
-    """What keys the noise beside task and seed: int64 ``[B]``, different for every attempt at an episode and every step of it."""
-    return step + (episodes.attempt << _ATTEMPT_SHIFT)
+def noise_task(episodes: Episodes) -> Tensor:
+    """What keys the noise beside seed and step: int64 ``[B]``, different for every task and every attempt at an episode."""
+    return episodes.task_id + episodes.attempt * MAX_TASKS
 
 
 COUNTER, _LATENT = "counter.", "latent."
-_ATTEMPT_SHIFT = 16
-"""Each attempt at an episode has 2**16 control steps' random numbers of its own."""
 
 
 class Recorded:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rlinf_vla.protocols import ActsOnto, Policy
-from rlinf_vla.rollout.actor import Actor, Settings, noise_step
+from rlinf_vla.rollout.actor import Actor, Settings, noise_task
 from rlinf_vla.rollout.chunks import Chunk, Committed, Request
 from rlinf_vla.rollout.clock import Clock
 from rlinf_vla.rollout.control_config import ControlConfig
@@ -62,7 +62,7 @@ class ControlActor(Actor):
         """Not in inference mode, whose tensors no gradient can pass."""
         assert isinstance(self.policy, ActsOnto)
         settings, episode = self.settings, self.episode
-        task, seed, step = (each.to(self._device) for each in (episode.task_id, episode.seed, noise_step(episode, tick)))
+        task, seed, step = (each.to(self._device) for each in (noise_task(episode), episode.seed, tick))
         noise = CounterNoise(settings.run_seed, task, seed, step) if settings.temperature > 0 else None
         actions = torch.from_numpy(np.ascontiguousarray(committed.actions))[None].to(self._device)
         return self.policy.act_onto(self._features(inputs), noise, settings.temperature, actions, committed.frozen)

@@ -76,9 +76,8 @@ def play_expert(
 
 
 def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
-    """The random numbers of a loss on demonstrations; ``draws`` int64 ``[B]``."""
-    zero = torch.zeros_like(draws)
-    return CounterNoise(run_seed, zero, draws, zero, _IMITATION)
+    """The random numbers of a loss on demonstrations; ``draws`` int64 ``[B]``, not negative: each has numbers of its own."""
+    return CounterNoise(run_seed, torch.zeros_like(draws), draws, draws >> 32, _IMITATION)
 
 
 class _NoisyExpert(Expert):

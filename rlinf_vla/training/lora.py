@@ -154,7 +154,8 @@ def merge_lora(backbone: nn.Module) -> None:
 def merged_lora(policy: Policy) -> Iterator[None]:
     """For a while the adapters stand in the weights that they adapt: acting costs no more than without them. Every bit is put back.
 
-    In float32 only: in bfloat16 what adapters change would be rounded away. Raises UserError where the policy is sharded.
+    In float32 only: in bfloat16 what adapters change would be rounded away. Raises UserError where the policy is sharded, RuntimeError
+    where the adapters stand in the weights already: they would count twice.
     """
     if any(map(is_sharded, policy.parameters())):
         raise UserError("cluster.trainer_sharding=full: no rank has the whole policy to act with; use rollout workers, or set it to none")
@@ -164,6 +165,8 @@ def merged_lora(policy: Policy) -> Iterator[None]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers: list[Any] = [module for module in policy.backbone.modules() if isinstance(module, BaseTunerLayer)]
+    if any(layer.merged for layer in layers):
+        raise RuntimeError("the adapters are merged already: merged_lora cannot be nested")
     weights = {layer: layer.get_base_layer().weight for layer in layers}
     saved = {layer: weight.detach().clone() for layer, weight in weights.items() if weight.dtype == torch.float32}
     try:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from rlinf_vla.algorithms.advantages import BASELINES, SCALES, episode_returns, relative_advantages
+from rlinf_vla.algorithms.advantages import BASELINES, SCALES, all_equal, episode_returns, relative_advantages
 from rlinf_vla.algorithms.grpo import GRPO, PRESETS, GRPOConfig
 from rlinf_vla.flow.runtime import InProcessFlow
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -20,11 +22,13 @@ from rlinf_vla.rollout.collector import collect_episodes
 from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Optimisation, Trainer
-from rlinf_vla.types import Episodes, Trajectory, UserError
+from rlinf_vla.types import Episodes, Trajectory, UserError, flattened
+from tests.algorithms.trajectories import trajectory
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 CONFIG = GRPOConfig(episodes=12, group_size=4, minibatch_size=10, target_kl=None)
+CONFIGURED = GRPO(GRPOConfig(), 1.0)
 SETTINGS = Settings(run_seed=3, temperature=1.0, batch_size=2)
 
 
@@ -48,6 +52,67 @@ def test_relative_advantages_against_a_loop(sizes: list[int], baseline: str, sca
     divisors = {"none": [1.0] * len(group), "group_std": [spread + 1e-6 for spread in spreads], "batch_std": [overall] * len(group)}
     expected = [difference / divisor for difference, divisor in zip(differences, divisors[scale], strict=True)]
     assert relative_advantages(score, group, baseline, scale).tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@given(
+    st.floats(-1e6, 1e6, width=32),
+    st.integers(1, 40),
+    st.sampled_from(BASELINES),
+    st.sampled_from(SCALES),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_equal_scores_teach_nothing(score: float, count: int, baseline: str, scale: str, dtype: torch.dtype) -> None:
+    scores, group = torch.full((count,), score, dtype=dtype), torch.zeros(count, dtype=torch.int64)
+    assert not relative_advantages(scores, group, baseline, scale).any()
+    assert all_equal(scores, group).all()
+
+
+@given(st.lists(st.floats(-2, 2, width=32), min_size=2, max_size=300), st.floats(-3, 3, width=32), st.randoms())
+def test_equal_returns_of_differently_ordered_rewards_teach_nothing(rewards: list[float], offset: float, random: Random) -> None:
+    """Whether the cube is touched early or late, the float32 rewards are the same numbers; so is a sum by a GPU, in any order."""
+    orders = []
+    for _ in range(8):
+        random.shuffle(rewards)
+        orders.append(torch.tensor(rewards) + offset)
+    calls = steps(torch.stack(orders))
+    assert not CONFIGURED.informative(calls).any() and not CONFIGURED.advantages(calls).any()
+
+
+def test_a_hundred_steps_of_a_reward_that_float32_does_not_have() -> None:
+    for reward in (-0.07, -0.1, 1 / 3):
+        calls = steps(torch.full((8, 100), reward))
+        assert not CONFIGURED.informative(calls).any() and not CONFIGURED.advantages(calls).any()
+
+
+@given(st.integers(2, 8), st.floats(2**-10, 1, width=32), st.floats(-10, 10, width=32))
+def test_a_difference_of_a_thousandth_teaches(count: int, bonus: float, offset: float) -> None:
+    rewards = torch.full((count, 10), offset)
+    rewards[0, 3] += bonus
+    calls = steps(rewards)
+    advantages = CONFIGURED.advantages(calls).view(10, count)
+    assert CONFIGURED.informative(calls).all() and advantages.dtype == torch.float32
+    assert (advantages[:, 0] > 0).all() and (advantages[:, 1:] < 0).all()
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_the_order_of_the_sum_does_not_show(seed: int) -> None:
+    """As ``index_add`` on a GPU adds in any order."""
+    generator = torch.Generator().manual_seed(seed)
+    calls = steps(torch.randn(6, 50, generator=generator))
+    order = torch.randperm(len(calls), generator=generator)
+    assert torch.equal(CONFIGURED.advantages(calls[order]), CONFIGURED.advantages(calls)[order])
+
+
+def steps(rewards: Tensor) -> Trajectory:
+    """One group: the attempts ``[E]`` at an episode, with ``rewards`` ``[E, T]`` of one step per call; flattened calls."""
+    attempts, length = rewards.shape
+    flags = torch.zeros(length, attempts, 1, dtype=torch.bool)
+    last = flags.clone()
+    last[-1] = True
+    zeros = torch.zeros(length, attempts)
+    calls = trajectory(rewards.T[..., None], zeros, ~flags, last, flags, zeros)
+    attempt, step = torch.arange(attempts).expand(length, -1), torch.arange(length)[:, None].expand(-1, attempts)
+    return flattened(replace(calls, attempt=attempt, step=step))
 
 
 def played(episodes: Episodes, envs: int = 4, depth: int = 2, chunk: int = 2) -> Trajectory:
@@ -97,7 +162,9 @@ def test_returns_of_whole_episodes_against_a_loop(gamma: float, unit: str) -> No
         played_calls[key] += 1
     ids, found = calls.episode_ids(), episode_returns(calls, gamma, unit)
     for n in range(len(calls)):
-        assert float(found[ids[n]]) == pytest.approx(expected[int(calls.task_id[n]), int(calls.seed[n]), int(calls.attempt[n])], abs=1e-5)
+        assert float(found[ids[n]]) == pytest.approx(
+            expected[int(calls.task_id[n]), int(calls.seed[n]), int(calls.attempt[n])], rel=1e-12, abs=1e-12
+        )
 
 
 def flow(**changes: Any) -> InProcessFlow:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_vla.algorithms.losses import Clip, joint, policy_loss, safe_ratio, value_loss
+from rlinf_vla.algorithms.losses import Clip, joint, kl_loss, policy_loss, safe_ratio, value_loss
 from tests.algorithms.trajectories import GARBAGE
 
 LOW, HIGH = 0.2, 0.3
@@ -132,6 +132,19 @@ def test_an_overflow_behind_the_mask_stays_there(bad: float) -> None:
     assert log_ratio.tolist() == pytest.approx([0.1, 0.0]) and ratio.tolist() == pytest.approx([math.exp(0.1), 1.0])
     (gradient,) = torch.autograd.grad((ratio * torch.tensor([1.0, bad]).where(mask, 0)).sum(), log_prob)
     assert gradient.tolist() == pytest.approx([math.exp(0.1), 0.0])
+
+
+@pytest.mark.parametrize("difference", [25.0, 500.0])
+def test_what_became_far_too_likely_is_pushed_back(difference: float) -> None:
+    """Without a gradient it would stay so; the loss is that of a ratio of e**20."""
+    log_prob, mask = torch.tensor([difference, 0.1], requires_grad=True), torch.ones(2, dtype=torch.bool)
+    loss, _ = ppo_policy_loss(log_prob, torch.zeros(2), -torch.ones(2), mask)
+    (gradient,) = torch.autograd.grad(loss, log_prob)
+    assert float(gradient[0]) == pytest.approx(math.exp(20), rel=1e-5)
+    assert float(gradient[1]) == pytest.approx(math.exp(0.1), rel=1e-5)
+    kl, _ = kl_loss(log_prob[:, None], torch.zeros(2, 1), mask[:, None], torch.ones(2))
+    (gradient,) = torch.autograd.grad(kl, log_prob)
+    assert float(gradient[0]) == pytest.approx(1 - math.exp(-20)), "k3 grows by 1 per nat of what the reference does not say"
 
 
 @pytest.mark.parametrize("difference", [500.0, -500.0])

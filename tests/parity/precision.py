@@ -1,8 +1,8 @@
-"""How far may a float32 network be from what an official implementation computed on another machine?
+"""How far a float32 network may be from what an official implementation computed on another machine: as far as rounding goes.
 
-As far as rounding goes. Every compared quantity is computed twice here: in float32, as the policies do, and in float64, which stands for the
-exact answer. The two differ by the rounding of this machine's instructions. The official numbers, which another machine rounded, may be as
-far from the exact answer, times ``FACTOR``. A wrong network is wrong in float64, too.
+Every compared quantity is computed twice here: in float32, as the policies do, and in float64, which stands for the exact answer. The two
+differ by the rounding of this machine's instructions. The official numbers, which another machine rounded, may be as far from the exact
+answer, times ``FACTOR``. A wrong network is wrong in float64, too.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def gradients_agree(compute: Compute, norms: Mapping[str, float]) -> None:
 
 def _accept(name: str, off: float, rounding: float) -> None:
     ratio = _ratio(off, rounding)
-    ratios[name] = max(ratios.get(name, 0.0), ratio)
     assert ratio <= FACTOR, f"{name}: {off:.2e} off, {ratio:.1f} times this machine's rounding of {rounding:.2e}"
+    ratios[name] = max(ratios.get(name, 0.0), ratio)
 
 
 def _ratio(off: float, rounding: float) -> float:

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_vla.protocols import Noise
+from rlinf_vla.rollout.actor import noise_task
+from rlinf_vla.rollout.demonstrations import imitation_noise
+from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.rollout.noise import CounterNoise, philox
+from rlinf_vla.types import MAX_ATTEMPTS, MAX_TASKS, Episodes, UserError
 
 word = st.integers(0, 2**32 - 1)
 
@@ -94,6 +98,26 @@ def test_no_two_episodes_or_steps_share_their_noise() -> None:
     counters = [(zero, bits, zero), (tasks, tasks * 0, tasks * 0), (steps * 0, steps * 0, steps)]
     draws = torch.cat([CounterNoise(7, *each).uniform(4) for each in counters])
     assert len(draws.unique(dim=0)) == len(draws)
+
+
+def test_attempts_share_no_noise_however_long_the_episode() -> None:
+    steps = torch.tensor([0, 1, 1 << 16, 1 << 17, (1 << 32) - 1])
+    rows = [(task, attempt, step) for task in (0, 1, MAX_TASKS - 1) for attempt in (0, 1, 2, MAX_ATTEMPTS - 1) for step in steps.tolist()]
+    task, attempt, step = (torch.tensor(each) for each in zip(*rows, strict=True))
+    seed = torch.full_like(step, 5)
+    draws = CounterNoise(7, noise_task(Episodes(task, seed, attempt)), seed, step).uniform(4)
+    assert len(draws.unique(dim=0)) == len(rows)
+    with pytest.raises(ValueError, match="at most 65536"):
+        Episodes.first_attempts(task, seed).repeat(MAX_ATTEMPTS + 1)
+    with pytest.raises(UserError, match="65537 tasks: at most 65536"):
+        numbered_episodes(range(10), 0, 3, MAX_TASKS + 1)
+
+
+@given(st.lists(st.integers(0, 2**62), min_size=2, max_size=50, unique=True))
+def test_every_draw_of_an_imitation_loss_has_numbers_of_its_own(draws: list[int]) -> None:
+    """Their numbers pass 2**32 after 128 iterations of 32 demonstrations per minibatch."""
+    found = imitation_noise(7, torch.tensor([*draws, draws[0] ^ (1 << 40)])).uniform(4)
+    assert len(found.unique(dim=0)) == len({*draws, draws[0] ^ (1 << 40)})
 
 
 def test_consecutive_draws_differ_and_repeat() -> None:

@@ -72,6 +72,9 @@ def test_merged_for_a_while(directory: Path) -> None:
     with pytest.raises(ZeroDivisionError), merged_lora(policy):
         torch.testing.assert_close(log_prob(policy), expected, rtol=0, atol=1e-5)
         assert any(not torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+        with pytest.raises(RuntimeError, match="merged already"), merged_lora(policy):
+            pass
+        torch.testing.assert_close(log_prob(policy), expected, rtol=0, atol=1e-5)
         raise ZeroDivisionError
     assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
     assert torch.equal(log_prob(policy), expected)
