@@ -12,7 +12,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.conformance and 
 import pytest
 from hypothesis import settings
 
+from tests.skips import SkipCheck
+
 pytest.register_assert_rewrite("tests.conformance.policy", "tests.conformance.vector_env")
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-extras", action="store_true", help="a test that is skipped for want of an extra fails the run")
+    parser.addoption("--list-not-installed", metavar="FILE", help="write the tests that were skipped for want of an extra, one per line")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        check = SkipCheck(config.getoption("--all-extras"), config.getoption("--list-not-installed"))
+        config.pluginmanager.register(check, "skip-check")

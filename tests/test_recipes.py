@@ -15,6 +15,7 @@ from rlinf_vla.commands.list import recipe_names
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.recipe.robot import ROBOT
 from rlinf_vla.telemetry.metrics import read_metrics
+from tests.skips import require
 
 pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900)]  # on a busy machine a simulator takes minutes to start
 
@@ -90,22 +91,21 @@ def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     torch.set_num_threads(threads)
 
 
-def missing(name: str) -> str | None:
-    """What the recipe's simulator lacks on this machine."""
+def require_simulator(name: str) -> None:
+    """Skips where the recipe's simulator is not installed; one that is, and lacks something else, fails."""
     env = compose.load("train", [f"recipe={name}", "cluster=laptop"]).env.name
     if env == ROBOT:
-        return "a robot: tests/robots/test_online_franka.py"
-    checks = plugins.envs()[env].diagnose()
-    needed = (check for check in checks if not check.detail.startswith("optional") or "not installed" in check.detail)
-    return next((check.detail for check in needed if not check.ok), None)
+        pytest.skip("a robot's recipe")
+    require(env)
+    lacking = [check for check in plugins.envs()[env].diagnose() if not check.ok and not check.detail.startswith("optional")]
+    assert not lacking, lacking
 
 
 @pytest.mark.parametrize("name", list(recipe_names()))
 def test_a_recipe_survives_an_iteration(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if lacking := missing(name):
-        pytest.skip(f"its simulator cannot run here: {lacking}")
+    require_simulator(name)
     if recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name == "none":
-        pytest.skip("it trains nothing: see below")
+        pytest.skip("an evaluation recipe")
     directory = run(name)
     assert (directory / "checkpoints" / "step_000001" / "COMPLETE").exists() and (directory / "report.html").exists()
     algorithm = recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name
@@ -118,8 +118,7 @@ def test_a_recipe_survives_an_iteration(run: Run, name: str, capsys: pytest.Capt
 
 def test_a_sweep_of_real_simulators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """And what it leaves is verified."""
-    if lacking := missing("maniskill_eval"):
-        pytest.skip(f"its simulator cannot run here: {lacking}")
+    require_simulator("maniskill_eval")
     monkeypatch.chdir(tmp_path)
     small = ("env.tasks=[PushCube]", "env.num_envs=2", "env.processes=1", "rollout.pipeline_depth=1", "rollout.batch_size=2")
     assert cli.run(["eval", "recipe=maniskill_eval", "run_dir=out", "episodes=2", "evaluation.filmed=0", *small]) == 0

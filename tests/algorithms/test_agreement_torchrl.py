@@ -1,4 +1,4 @@
-"""Ours beside TorchRL's own modules, where both mean the same. CI skips it: docs/algorithms.md says how to install TorchRL."""
+"""Ours beside TorchRL's own modules, where both mean the same."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from rlinf_vla.algorithms.soft import Critics, squash
 from rlinf_vla.commands.update_soft import separate
 from rlinf_vla.types import Trajectory
 from tests.algorithms.trajectories import trajectories
+from tests.skips import NOT_INSTALLED
 
-pytest.importorskip("torchrl", exc_type=ImportError)
+pytest.importorskip("torchrl", reason=NOT_INSTALLED + "peers")
 
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule

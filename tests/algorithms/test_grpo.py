@@ -191,8 +191,10 @@ def test_an_iteration_learns_from_groups_that_differ() -> None:
 
 
 def test_it_gets_better() -> None:
-    _, metrics = run(replace(CONFIG, episodes=32, learning_rate=0.05, epochs=2), iterations=12)
-    assert metrics[-1]["rollout/success_once"] > metrics[0]["rollout/success_once"] + 0.2
+    """From 0.2; eight run seeds came to between 0.74 and 1.0."""
+    config = replace(CONFIG, episodes=64, group_size=8, learning_rate=0.02, epochs=1, minibatch_size=64)
+    success = [metrics["rollout/success_once"] for metrics in run(config, iterations=8)[1]]
+    assert sum(success[-2:]) / 2 > success[0] + 0.2
 
 
 class Known:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.types import UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from tests.skips import needs
 
 SCENE = Path(__file__).with_name("fixtures") / "everything.yaml"
 
@@ -25,7 +25,7 @@ real = [
     pytest.mark.simulator,
     pytest.mark.genesis,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(find_spec("genesis") is None, reason="Genesis is not installed"),
+    needs("genesis"),
 ]
 """Of tests that start Genesis."""
 
@@ -150,7 +150,8 @@ def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], groups: 
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.skipif(torch.cuda.is_available() or find_spec("genesis") is None, reason="has a GPU, or no Genesis")
+@needs("genesis")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_the_gpu_backend_needs_a_gpu() -> None:
     with pytest.raises(UserError, match=r"use env\.backend=cpu"):
         plugin.create(GenesisConfig(backend="gpu"), 1)
@@ -164,7 +165,7 @@ def test_a_machine_that_cannot_draw_is_told_what_to_install(monkeypatch: pytest.
         plugin.create(GenesisConfig(), 1)
 
 
-@pytest.mark.skipif(find_spec("genesis") is None, reason="Genesis is not installed")
+@needs("genesis")
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"env\.cache_dir=.*file.* cannot be written"):

@@ -20,6 +20,7 @@ from rlinf_vla.envs.genesis.loading import read_scene, scene_from
 from rlinf_vla.envs.genesis.plugin import FOLDER, SCENES
 from rlinf_vla.envs.genesis.scene import Scene, draw
 from rlinf_vla.types import UserError
+from tests.skips import require
 
 GOOD: dict[str, Any] = {
     "instruction": "put the {target} into the corner",
@@ -267,7 +268,9 @@ def mesh_scene(folder: Path, **keys: Any) -> Scene:
 
 
 def test_a_mesh_is_measured(tmp_path: Path) -> None:
-    trimesh = pytest.importorskip("trimesh")
+    require("genesis")
+    import trimesh
+
     box = trimesh.creation.box((20.0, 30.0, 40.0))
     box.apply_translation((0.0, 0.0, 20.0))
     box.export(tmp_path / "box.stl")

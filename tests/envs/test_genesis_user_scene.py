@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from rlinf_vla.envs.genesis.kernels import cache_dir
 from rlinf_vla.envs.genesis.loading import read_scene
 from rlinf_vla.envs.genesis.scene import Box, Cylinder, Inside, Lifted, Mesh, Sphere
+from tests.skips import needs
 
 SCENE = Path(__file__).with_name("fixtures") / "everything.yaml"
 
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.simulator,
     pytest.mark.genesis,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(find_spec("genesis") is None, reason="Genesis is not installed"),
+    needs("genesis"),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from rlinf_vla.envs.gymnasium import GymnasiumConfig, plugin
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.types import UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, episodes
+from tests.skips import needs
 
-pytestmark = pytest.mark.skipif(find_spec("gymnasium") is None, reason="gymnasium is not installed")
+pytestmark = needs("maniskill")
 
 TINY: dict[str, Any] = {
     "id": "tests.envs.tiny_gym:Tiny-v0",

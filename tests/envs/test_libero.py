@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,9 @@ from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.types import Episodes, UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, random_actions
+from tests.skips import needs
 
-pytestmark = pytest.mark.skipif(find_spec("libero") is None, reason="LIBERO is not installed: pip install 'rlinf-vla[libero]'")
+pytestmark = needs("libero")
 
 REFERENCE = Path(__file__).parents[2] / ".venv-libero-reference" / "bin" / "python"
 TABLE = [line.split(maxsplit=3) for line in Path(__file__).with_name("fixtures").joinpath("libero_tasks.txt").read_text().splitlines()]

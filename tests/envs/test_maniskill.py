@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,11 @@ from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.types import UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from tests.skips import needs
 
 pytestmark = [
     pytest.mark.simulator,
-    pytest.mark.skipif(find_spec("mani_skill") is None, reason="ManiSkill is not installed"),
+    needs("maniskill"),
 ]
 
 

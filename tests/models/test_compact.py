@@ -52,7 +52,7 @@ class TestSoftPolicy(PolicyConformance):
 
 
 def test_a_timm_encoder() -> None:
-    pytest.importorskip("timm")
+    pytest.importorskip("timm", reason="timm is not installed")
     policy = compact(encoder="timm:resnet10t")
     assert sum(p.numel() for p in policy.backbone.parameters()) > 4e6
     with pytest.raises(UserError, match="timm has no model 'resnet11'"):

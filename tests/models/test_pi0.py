@@ -129,8 +129,7 @@ class TestPi0WholeChain(Pi0):
 class TestPi0FlowNoise(Pi0):
     options = {"sampler": "flow_noise", "chunk": 2}  # noqa: RUF012
 
-    def test_save_and_load(self, policy: Any, tmp_path: Path) -> None:
-        pytest.skip("the noise head belongs to training: checkpoints keep it, the model's layout has no place for it")
+    test_save_and_load = None  # type: ignore[assignment]  # a training checkpoint keeps the noise head; the model's own layout has no place for it
 
 
 def test_a_frozen_vlm_learns_nothing(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import chaos_page
@@ -13,13 +12,12 @@ from chaos import Round
 from franka_session import Session
 
 from rlinf_vla.robots.simulated.client import SimulatedCell
+from tests.skips import require
 
 
 @pytest.fixture(scope="session")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedCell]:
-    for package in ("franky", "franky_sim"):
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: EXTRAS=franka")
+    require("franka")
     simulated = SimulatedCell(tmp_path_factory.mktemp("cell"))
     simulated.start(120, ["front"], 64, 64, 15)
     yield simulated

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("franky_sim")
+from tests.skips import NOT_INSTALLED
+
+pytest.importorskip("franky_sim", reason=NOT_INSTALLED + "franka")
 
 from franky_sim.franka_robot_protocol import MoveCommandControllerMode, MoveCommandMotionGeneratorMode, UDPCommand
 from franky_sim.franka_robot_state import FrankaRobotState

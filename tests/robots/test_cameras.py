@@ -22,6 +22,7 @@ from rlinf_vla.robots.franka.config import CameraConfig
 from rlinf_vla.robots.franka.plugin import franka
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.types import UserError
+from tests.skips import require
 
 
 def frame(time: float, seed: int) -> Frame:
@@ -140,8 +141,15 @@ def test_an_unknown_driver_is_one_line() -> None:
         device("front", CameraConfig(driver="gopro"))
 
 
+def realsense() -> Any:
+    require("franka")
+    return pytest.importorskip("pyrealsense2", exc_type=ImportError, reason="libusb is not installed")
+
+
 def test_opencv_shows_a_film_and_says_when_it_ends(tmp_path: Path) -> None:
-    cv2 = pytest.importorskip("cv2")
+    require("franka")
+    import cv2
+
     writer = cv2.VideoWriter(str(tmp_path / "film.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 30, (64, 48))
     for _ in range(3):
         writer.write(np.full((48, 64, 3), (0, 0, 200), np.uint8))  # BGR: red
@@ -158,20 +166,20 @@ def test_opencv_shows_a_film_and_says_when_it_ends(tmp_path: Path) -> None:
 
 
 def test_opencv_names_a_device_that_is_not_there() -> None:
-    pytest.importorskip("cv2")
+    require("franka")
     with pytest.raises(CameraError, match="OpenCV finds nothing at device '97'"):
         device("front", CameraConfig(driver="opencv", device="97")).start()
 
 
 def test_a_missing_realsense_is_named_at_once() -> None:
-    pytest.importorskip("pyrealsense2", exc_type=ImportError)
+    realsense()
     with pytest.raises(CameraError, match="camera front: no RealSense 123 here"):
         device("front", CameraConfig(device="123")).start()
 
 
 def test_realsense_pictures_are_read_as_the_driver_gives_them() -> None:
     """A software device of librealsense stands in for the sensor."""
-    rs = pytest.importorskip("pyrealsense2", exc_type=ImportError)
+    rs = realsense()
     image = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
 
     class OnSoftware(RealSenseCamera):
@@ -201,8 +209,7 @@ def test_realsense_pictures_are_read_as_the_driver_gives_them() -> None:
 
 @pytest.mark.simulator
 def test_simulated_cameras_see_the_table_and_freeze_and_fall_silent(tmp_path: Path) -> None:
-    for package in ("franky", "franky_sim"):
-        pytest.importorskip(package)
+    require("franka")
     early = SimulatedCamera("front", tmp_path, 2.0, 1.0)
     with pytest.raises(CameraError, match="connect the robot first"):
         early.start()

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 
 from rlinf_vla.robots.franka import doctor
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
+from tests.skips import needs
 
 
 def test_what_is_not_installed_is_optional_and_has_a_mend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +25,7 @@ def test_a_package_that_lacks_a_library_is_told_apart(monkeypatch: pytest.Monkey
     assert not found["RealSense"].ok and "libusb" in found["RealSense"].detail and found["RealSense"].mend == doctor.LIBUSB
 
 
-@pytest.mark.skipif(find_spec("franky") is None, reason="EXTRAS=franka")
+@needs("franka")
 def test_versions_and_the_kernel_are_told() -> None:
     found = {each.name: each for each in franka.diagnose()}
     assert found["franky"].ok and found["franky"].detail[0].isdigit()

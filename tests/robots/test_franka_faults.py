@@ -18,6 +18,7 @@ from trajectory import Trajectory
 
 from rlinf_vla.robot import RobotError, ToolPose, ToolTarget
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
+from tests.skips import require
 
 pytestmark = pytest.mark.simulator
 
@@ -235,7 +236,7 @@ def real_cell(tmp_path: Path) -> str:
 
 
 def connect(host: str, cell: str) -> None:
-    pytest.importorskip("franky")
+    require("franka")
     robot = franka.make(franka.Config(host=host, cell=cell))
     try:
         robot.connect(30)

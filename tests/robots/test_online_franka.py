@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -11,11 +10,12 @@ import pytest
 from rlinf_vla import cli
 from rlinf_vla.datasets.lerobot_reader import LeRobotReader
 from rlinf_vla.telemetry.metrics import read_metrics
+from tests.skips import needs
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not importlib.util.find_spec("franky_sim"), reason="no franky-sim: pip install 'rlinf-vla[franka]'"),
+    needs("franka"),
 ]
 
 LENIENT = (

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from rlinf_vla.commands.robot_process import LEARNER_GONE
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.flow.on_ray.namespaces import Nodes
 from tests.robots.franka_session import CELL_YAML, SMALL, journal, pursues, wait_until
+from tests.skips import require
 
 STEPS, WHOLE = "rollout/episode_len", 120
 HEARTBEAT_S, START_S = 5, 240.0
@@ -75,9 +75,7 @@ class Elsewhere:
 
 @pytest.fixture
 def elsewhere(nodes: Nodes, tmp_path: Path) -> Iterator[Elsewhere]:
-    for package in ("franky", "franky_sim"):
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: EXTRAS=franka")
+    require("franka")
     made = Elsewhere(nodes, tmp_path)
     try:
         yield made

@@ -1,0 +1,95 @@
+"""Which tests may be skipped, and why. Any other skip fails the run: a test that nobody runs shows nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+MODULES = {
+    "maniskill": ("mani_skill",),
+    "libero": ("libero", "robosuite", "mujoco"),
+    "genesis": ("genesis",),
+    "franka": ("franky", "franky_sim", "cv2"),
+    "ray": ("ray",),
+    "peers": ("torchrl",),
+}
+"""What an extra of pyproject.toml installs, as far as tests ask for it."""
+
+NOT_INSTALLED = "not installed: EXTRAS="
+
+ALLOWED = {
+    "has a GPU": "what a machine without a GPU answers is shown on such machines",
+    "this kernel has real time": "what a kernel without real time answers is shown on such machines",
+    "libusb is not installed": "librealsense cannot be imported without it, and a package manager's rights are needed for it",
+    "network namespaces cannot be made here": "they need root's rights",
+    "make cluster-test": "takes minutes and root's rights; .ci/run does it",
+    "make libero-reference": "another MuJoCo in an environment of its own; .ci/run makes it",
+    "LEROBOT_PYTHON names no Python": "lerobot wants Python 3.12 and another torch",
+    "timm is not installed": "it wants torchvision, which cannot be imported beside a torch without CUDA, and breaks transformers then",
+    "no scripted expert": "the conformance suite asks a simulator for what it offers",
+    "actions do not move a tool": "the conformance suite asks a simulator for what it offers",
+    "an evaluation recipe": "it trains nothing",
+    "a robot's recipe": "tests/robots plays it at the simulated arm",
+}
+"""By a part of the reason that the skip gives."""
+
+WITH_ALL_EXTRAS = ("make cluster-test", "make libero-reference")
+"""Of these, what is not allowed where all extras are installed."""
+
+
+def missing(extra: str) -> bool:
+    return any(find_spec(module) is None for module in MODULES[extra])
+
+
+def needs(extra: str) -> pytest.MarkDecorator:
+    """Of tests that import what ``extra`` installs."""
+    return pytest.mark.skipif(missing(extra), reason=NOT_INSTALLED + extra)
+
+
+def require(extra: str) -> None:
+    """The same inside a fixture or a test."""
+    if missing(extra):
+        pytest.skip(NOT_INSTALLED + extra)
+
+
+class SkipCheck:
+    """A plug-in of pytest that knows all skips of a run, on however many workers."""
+
+    def __init__(self, all_extras: bool, list_file: str | None) -> None:
+        self.all_extras, self.list_file = all_extras, list_file
+        self.reasons: dict[str, str] = {}
+        """By test, or by module where all of it was skipped."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            assert isinstance(report.longrepr, tuple)
+            self.reasons[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
+
+    def allowed(self, reason: str) -> bool:
+        if NOT_INSTALLED in reason:
+            return not self.all_extras
+        refused = WITH_ALL_EXTRAS if self.all_extras else ()
+        return any(part in reason for part in ALLOWED if part not in refused)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.list_file is not None:
+            names = [name for name, reason in self.reasons.items() if NOT_INSTALLED in reason]
+            Path(self.list_file).parent.mkdir(parents=True, exist_ok=True)
+            Path(self.list_file).write_text("".join(f"{name}\n" for name in names))
+        if session.exitstatus == pytest.ExitCode.OK and not all(map(self.allowed, self.reasons.values())):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for reason, count in sorted(Counter(self.reasons.values()).items()):
+            verdict = next((f" ({why})" for part, why in ALLOWED.items() if part in reason), "")
+            verdict = verdict if self.allowed(reason) else ": NOT ALLOWED, see tests/skips.py"
+            terminalreporter.write_line(f"{count} skipped: {' '.join(reason.split())}{verdict}")

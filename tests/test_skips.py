@@ -1,0 +1,77 @@
+"""A skip that nobody has allowed fails a run, on workers as in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.skips import ALLOWED, NOT_INSTALLED, WITH_ALL_EXTRAS, SkipCheck
+
+pytest_plugins = ["pytester"]
+
+TESTS = f"""
+import pytest
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.skipif(True, reason={NOT_INSTALLED + "genesis"!r})
+def test_extra(number): pass
+
+@pytest.mark.skipif({{own}}, reason="I do not feel like it")
+def test_own(): pass
+
+@pytest.mark.skipif(True, reason="has a GPU")
+def test_gpu(): pass
+
+@pytest.mark.xfail
+def test_expected(): assert False
+"""
+MODULE = f"""
+import pytest
+pytest.skip({NOT_INSTALLED + "peers"!r}, allow_module_level=True)
+"""
+CONFTEST = """
+from tests.skips import SkipCheck
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SkipCheck({all_extras}, "list.txt"))
+"""
+
+
+@pytest.fixture(params=["", "-n2"])
+def run(request: pytest.FixtureRequest, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+
+    def once(own: bool, all_extras: bool) -> pytest.RunResult:
+        pytester.makeconftest(CONFTEST.format(all_extras=all_extras))
+        pytester.makepyfile(test_some=TESTS.format(own=own), test_module=MODULE)
+        return pytester.runpytest_subprocess(*request.param.split(), "-p", "no:cacheprovider")
+
+    return once
+
+
+def test_extras_may_lack_and_are_listed(run, pytester: pytest.Pytester) -> None:  # type: ignore[no-untyped-def]
+    found = run(own=False, all_extras=False)
+    assert found.ret == pytest.ExitCode.OK
+    listed = (pytester.path / "list.txt").read_text().splitlines()
+    assert sorted(listed) == ["test_module.py", "test_some.py::test_extra[1]", "test_some.py::test_extra[2]"]
+    found.stdout.fnmatch_lines(["2 skipped: not installed: EXTRAS=genesis"])
+
+
+def test_with_all_extras_nothing_lacks(run) -> None:  # type: ignore[no-untyped-def]
+    found = run(own=False, all_extras=True)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    found.stdout.fnmatch_lines(["2 skipped: not installed: EXTRAS=genesis: NOT ALLOWED*"])
+
+
+def test_any_other_skip_fails(run) -> None:  # type: ignore[no-untyped-def]
+    found = run(own=True, all_extras=False)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    found.stdout.fnmatch_lines(["1 skipped: I do not feel like it: NOT ALLOWED*", "1 skipped: has a GPU (*"])
+
+
+def test_what_ci_makes_is_not_skipped_there() -> None:
+    assert set(WITH_ALL_EXTRAS) <= ALLOWED.keys()
+    for reason in WITH_ALL_EXTRAS:
+        assert SkipCheck(False, None).allowed(reason) and not SkipCheck(True, None).allowed(reason)
