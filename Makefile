@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-extras test-slow lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference clean
+.PHONY: install quickstart test test-extras test-slow portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference clean
 
 install: $(INSTALLED)
 
@@ -50,6 +50,10 @@ type: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The numerical tests with PyTorch, MKL and oneDNN limited to each instruction set of this machine: half an hour and more.
+portability: install
+	$(BIN)/python tests/portability.py docs/results/portability.md
 
 # Learning, proven: two seeds, 200 paired evaluation episodes before and after. Results are kept in docs/results/.
 prove-ppo: RECIPE = maniskill_ppo

@@ -38,7 +38,7 @@ KINKS = 8
 Compute = Callable[["Precision"], Mapping[str, Tensor]]
 
 ratios: dict[str, float] = {}
-"""The largest ratio found in this process, by quantity; written as JSON to the file that ``PARITY_RATIOS`` names."""
+"""The largest accepted ratio in this process, by quantity; written as JSON into the folder that ``PARITY_RATIOS`` names."""
 
 
 class Precision:
@@ -171,5 +171,5 @@ def _largest(values: Tensor) -> float:
     return float(values.abs().max())
 
 
-if path := os.environ.get("PARITY_RATIOS"):
-    atexit.register(lambda: Path(path).write_text(json.dumps(ratios)))
+if folder := os.environ.get("PARITY_RATIOS"):
+    atexit.register(lambda: Path(folder, f"{os.getpid()}.json").write_text(json.dumps(ratios)))
