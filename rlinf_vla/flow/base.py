@@ -27,9 +27,11 @@ class BaseFlow:
         self.changed = False
         """This iteration has begun to change policy or replay: until it is done there is no state to go on from."""
         self.metrics: dict[str, float] = {}
+        self._played_steps = 0
 
     def begin(self, iteration: int) -> None:
         self.iteration, self.metrics, self.changed = iteration, {}, False
+        self._played_steps = 0
         self.timeline.begin_iteration(iteration + 1)
 
     def enough(self) -> bool:
@@ -43,10 +45,11 @@ class BaseFlow:
         self.policy_version += 1
 
     def log_rollout(self, seconds: float, steps: int) -> None:
-        """Adds up over the rollouts of an iteration."""
+        """Adds up over the rollouts that were played during an iteration. Some of them may be learnt from later: ``rollout/steps`` counts
+        those that this iteration learns from."""
         seconds += self.metrics.get("timing_s/rollout", 0.0)
-        steps += int(self.metrics.get("rollout/steps", 0))
-        self.log({"timing_s/rollout": seconds, "throughput/rollout_steps_per_s": steps / seconds, "rollout/steps": steps})
+        self._played_steps += steps
+        self.log({"timing_s/rollout": seconds, "throughput/rollout_steps_per_s": self._played_steps / seconds})
 
     def save(self) -> dict[str, Any]:
         """What a checkpoint must remember of the flow, as JSON; it is on disk when this returns."""

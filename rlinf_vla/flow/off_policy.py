@@ -90,7 +90,7 @@ class OffPolicyFlow(LocalFlow):
         for each in found:
             self.replay.append(each.records)
         steps = sum(each.steps for each in found)
-        self.log(transition_metrics(found))
+        self.log(transition_metrics(found) | {"rollout/steps": float(steps)})
         self.log_rollout(time.perf_counter() - started, steps)
         return steps
 

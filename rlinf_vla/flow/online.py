@@ -98,7 +98,7 @@ class OnlineFlow(OffPolicyFlow):
                     self.shown.append(shown.records)
         steps = sum(each.steps for each in found)
         self.log(transition_metrics(found) if found else {})
-        self.log(_metrics(played))
+        self.log(_metrics(played) | {"rollout/steps": float(steps)})
         self.log_rollout(time.perf_counter() - started, steps)
         return steps
 

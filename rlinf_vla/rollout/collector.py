@@ -92,6 +92,7 @@ def episode_metrics(calls: Trajectory) -> dict[str, float]:
     """Of whole episodes, ``[N]`` calls."""
     success = calls.episode_success()
     return {
+        "rollout/steps": float(calls.valid.sum()),
         "rollout/episodes": float(len(success)),
         "rollout/reward_mean": calls.reward[calls.valid].mean().item(),
         "rollout/success_once": success.float().mean().item(),
@@ -107,7 +108,8 @@ def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
         success[t] |= success[t - 1] & ~ended[t - 1]
     lengths = rollouts.step + rollouts.valid.sum(-1)
     episodes = int(ended.sum())
-    metrics = {"rollout/episodes": float(episodes), "rollout/reward_mean": rollouts.reward[rollouts.valid].mean().item()}
+    metrics = {"rollout/steps": float(rollouts.valid.sum()), "rollout/episodes": float(episodes)}
+    metrics["rollout/reward_mean"] = rollouts.reward[rollouts.valid].mean().item()
     if episodes:
         metrics["rollout/success_once"] = success[ended].float().mean().item()
         metrics["rollout/episode_len"] = lengths[ended].float().mean().item()

@@ -211,6 +211,7 @@ def test_metrics_against_a_loop(chunk: int, ends_at_goal: bool) -> None:
                     length, won = 0, False
     assert rollout_metrics(found) == pytest.approx(
         {
+            "rollout/steps": len(rewards),
             "rollout/episodes": len(lengths),
             "rollout/reward_mean": sum(rewards) / len(rewards),
             "rollout/success_once": sum(outcomes) / len(outcomes),
