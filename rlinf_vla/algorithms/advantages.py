@@ -110,7 +110,7 @@ def standardise(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     kept = torch.where(mask, values, 0)
     mean = kept.sum() / count
     variance = torch.where(mask, (kept - mean) ** 2, 0).sum() / count
-    flat = all_equal(values[mask], torch.zeros(mask.sum(), dtype=torch.int64, device=mask.device)).any()
+    flat = all_equal(values[mask], torch.zeros_like(values[mask], dtype=torch.int64)).any()
     return torch.where(mask & ~flat, (kept - mean) / (variance + eps).sqrt(), 0)
 
 
