@@ -11,13 +11,13 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
+from rlinf_vla import child_process
 from rlinf_vla.types import UserError
 
 from .serving import SimulatorSpec
@@ -61,7 +61,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
+                env=child_process.environment({"OMP_NUM_THREADS": "1", **self._environment}),
                 start_new_session=True,  # Ctrl-C reaches the parent only
             )
         self.channel = Channel(ours)
@@ -137,7 +137,7 @@ class SimulatorPool:
         self._processes: list[_Process] = []
         for index in range(processes):
             owned = range(index * slots // processes, (index + 1) * slots // processes)
-            process = _Process([python or sys.executable, *program], options, owned, self._memory, environment or {})
+            process = _Process(child_process.command(program, python), options, owned, self._memory, environment or {})
             process.launch(start_timeout)
             self._processes.append(process)
 

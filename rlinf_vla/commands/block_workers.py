@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from rlinf_vla import child_process
 from rlinf_vla.evaluation.blocks import Block, Job
 from rlinf_vla.types import UserError
 
@@ -96,10 +97,11 @@ class _Worker:
         self.deadline = float("inf")
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (nameless, and open as long as the process)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rlinf_vla.commands.block_workers", str(directory)],
+            child_process.command(["-m", "rlinf_vla.commands.block_workers", str(directory)]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
+            env=child_process.environment(),
             start_new_session=True,  # Ctrl-C reaches the parent only
         )
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import sys
@@ -98,7 +99,9 @@ def say(text: str) -> None:
     """A plain line. Work goes on where nobody reads it any more: Ctrl-C ends ``| tee log`` too, before the checkpoint is written."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):  # a pipe without a reader, a terminal that was closed
+            raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())  # also for what others print from now on
         os.close(nowhere)
