@@ -18,6 +18,7 @@ from typing import Any
 
 from rlinf_vla import __version__, child_process
 from rlinf_vla.commands.interrupt import Interrupted, exit_at_once, raise_at_once
+from rlinf_vla.trust import printable
 
 VERBS = {
     "train": "reinforcement learning, imitation, success classifiers: rlinf-vla train recipe=maniskill_ppo",
@@ -87,7 +88,7 @@ def _fail(message: str, code: int) -> int:
     except OSError:  # nobody reads it any more, which is not what failed
         sys.stdout = None
     with contextlib.suppress(OSError):
-        print(f"rlinf-vla: {message}", file=sys.stderr)
+        print(printable(f"rlinf-vla: {message}"), file=sys.stderr)
     return code
 
 

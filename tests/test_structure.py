@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SHELVES = ("models", "envs", "rewards", "robots")
 DATA = ("recipes", "assets")
-PAGES = {"types", "child_process", "robot", "rotations", "protocols", "atomic", "places", "pictures"}
+PAGES = {"types", "child_process", "trust", "robot", "rotations", "protocols", "atomic", "places", "pictures"}
 """What a shelf may use of the engine."""
 
 ALGORITHMS = PAGES | {"algorithms"}
@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "atomic": set(),
     "places": set(),
     "child_process": set(),
+    "trust": set(),
     "pictures": set(),
     "robot": set(),
     "rotations": set(),
@@ -37,7 +38,7 @@ MAY_IMPORT = {
     "recipe": ALGORITHMS | SIBLINGS | {"flow", "plugins"},
     "compose": {"recipe", "plugins", "types"},
     "commands": ALGORITHMS | SIBLINGS | {"flow", "recipe", "plugins", "compose"},
-    "cli": {"child_process", "commands", "compose", "plugins", "robot", "types"},
+    "cli": {"child_process", "commands", "compose", "plugins", "robot", "trust", "types"},
 }
 """commands -> flow -> {rollout, training, evaluation, telemetry} -> {algorithms, datasets} -> {protocols, types}, and never back up."""
 
