@@ -24,7 +24,7 @@ from .serving import SimulatorSpec
 from .wire import Channel, ChannelClosed, Layout, SharedArrays
 
 _ATTEMPTS = 3
-"""So many processes may be lost in a row, with no command completed, before the pool gives up."""
+"""So many processes may be lost in a row, none of which got further than those before, until the pool gives up."""
 
 Row = list[Any]
 """``[slot, *arguments]`` of one command, JSON values only."""
@@ -47,7 +47,9 @@ class _Process:
         self.slots = slots
         self.command: dict[str, Any] | None = None
         self.losses = 0
-        """Processes lost since a command was last completed."""
+        """Processes lost in a row, since a command was last completed, none of which got further than those before."""
+        self.furthest = 0
+        """What the processes that were started since then got to: ``reached`` at its largest."""
         self._program, self._options, self._memory, self._environment = program, options, memory, environment
 
     def launch(self, timeout: float) -> None:
@@ -65,12 +67,16 @@ class _Process:
                 start_new_session=True,  # Ctrl-C reaches the parent only
             )
         self.channel = Channel(ours)
-        self.ready = False
+        self.started = self.ready = False
         self.send({"options": self._options, "first": self.slots.start, "slots": len(self.slots)}, timeout)
 
     @property
     def pid(self) -> int:
         return self._popen.pid
+
+    def reached(self, arrays: SharedArrays | None) -> int:
+        """How far this process got: grows with each control step that it plays or replays, in an order that every other would keep."""
+        return int(self.started) + (0 if arrays is None else int(arrays.reached[self.slots].sum()))
 
     def send(self, message: dict[str, Any], timeout: float) -> None:
         """Its answer is due in ``timeout`` seconds. A process that is gone is noticed when the answer is awaited."""
@@ -189,7 +195,7 @@ class SimulatorPool:
                         self._slots[slot] = _Slot(tuple(arguments))
                     elif process.command["verb"] == "step":
                         self._slots[slot].executed = answer
-                process.command, process.losses = None, 0
+                process.command, process.losses, process.furthest = None, 0, 0
         except BaseException:
             self.close()  # some answers are still on their way: nothing here can be trusted any more
             raise
@@ -228,7 +234,7 @@ class SimulatorPool:
         while not process.ready:
             try:
                 self._spec = SimulatorSpec(**process.receive()["spec"])
-                spec = self._spec
+                spec, process.started = self._spec, True
                 layout = Layout(len(self._slots), self.episode_limit, spec.action_dim, spec.state_dim, spec.images, spec.picture)
                 if self._arrays is None:
                     self._arrays = SharedArrays(self._memory.fileno(), layout)
@@ -247,10 +253,18 @@ class SimulatorPool:
     def _replace(self, process: _Process, loss: Exception) -> None:
         exit_code = process.kill()
         how = f"gave no answer for {process.timeout:.0f} s" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
+        reached = process.reached(self._arrays)
+        # The first to be lost was where no other has to get to first: it had answered all commands before.
+        if process.losses and reached > process.furthest:
+            process.losses, process.furthest = 0, reached
         process.losses += 1
         if process.losses >= _ATTEMPTS:
             doing = f"while it carried out '{process.command['verb']}'" if process.command else "while it started"
             words = process.last_words() or "(it said nothing)"
-            raise RuntimeError(f"simulator processes were lost {_ATTEMPTS} times in a row: the last one {how} {doing}.\n{words}")
+            raise RuntimeError(
+                f"simulator processes were lost {_ATTEMPTS} times in a row with nothing gained: the last one {how} {doing}.\n{words}"
+            )
         self.restarts += 1
+        if self._arrays is not None:
+            self._arrays.reached[process.slots] = 0
         process.launch(self._start_timeout)
