@@ -18,13 +18,11 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from rlinf_vla import child_process
-from rlinf_vla.types import UserError
+from rlinf_vla.child_process import ATTEMPTS, Losses
+from rlinf_vla.types import Failure, UserError
 
 from .serving import SimulatorSpec
 from .wire import Channel, ChannelClosed, Layout, SharedArrays
-
-_ATTEMPTS = 3
-"""So many processes may be lost in a row, none of which got further than those before, until the pool gives up."""
 
 Row = list[Any]
 """``[slot, *arguments]`` of one command, JSON values only."""
@@ -46,10 +44,8 @@ class _Process:
     ) -> None:
         self.slots = slots
         self.command: dict[str, Any] | None = None
-        self.losses = 0
-        """Processes lost in a row, since a command was last completed, none of which got further than those before."""
-        self.furthest = 0
-        """What the processes that were started since then got to: ``reached`` at its largest."""
+        self.losses = Losses()
+        """Since a command was last completed."""
         self._program, self._options, self._memory, self._environment = program, options, memory, environment
 
     def launch(self, timeout: float) -> None:
@@ -195,7 +191,7 @@ class SimulatorPool:
                         self._slots[slot] = _Slot(tuple(arguments))
                     elif process.command["verb"] == "step":
                         self._slots[slot].executed = answer
-                process.command, process.losses, process.furthest = None, 0, 0
+                process.command, process.losses = None, Losses()
         except BaseException:
             self.close()  # some answers are still on their way: nothing here can be trusted any more
             raise
@@ -253,16 +249,12 @@ class SimulatorPool:
     def _replace(self, process: _Process, loss: Exception) -> None:
         exit_code = process.kill()
         how = f"gave no answer for {process.timeout:.0f} s" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
-        reached = process.reached(self._arrays)
-        # The first to be lost was where no other has to get to first: it had answered all commands before.
-        if process.losses and reached > process.furthest:
-            process.losses, process.furthest = 0, reached
-        process.losses += 1
-        if process.losses >= _ATTEMPTS:
+        # The first to be lost had not replayed what the others have to replay before they get as far.
+        if process.losses.give_up(process.reached(self._arrays) if process.losses.in_a_row else 0):
             doing = f"while it carried out '{process.command['verb']}'" if process.command else "while it started"
             words = process.last_words() or "(it said nothing)"
-            raise RuntimeError(
-                f"simulator processes were lost {_ATTEMPTS} times in a row with nothing gained: the last one {how} {doing}.\n{words}"
+            raise Failure(
+                f"simulator processes were lost {ATTEMPTS} times in a row with nothing gained: the last one {how} {doing}.\n{words}"
             )
         self.restarts += 1
         if self._arrays is not None:

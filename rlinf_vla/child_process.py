@@ -1,4 +1,4 @@
-"""How a Python process of ours is started. Standard library only.
+"""How a Python process of ours is started, and how often one may be lost. Standard library only.
 
 Python puts the current directory on the path of what ``python -m`` and ``python -c`` import, and before the installed packages: a file
 ``json.py`` that lies there would run in place of the standard library's. A child must therefore not look there.
@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+ATTEMPTS = 3
+"""So many processes may be lost in a row at the same work, none of which got further than those before."""
 
 SAFE = {"PYTHONSAFEPATH": "1"}
 """For a child's environment, which its own children inherit: Python 3.11 and newer then leave the current directory out."""
@@ -36,3 +40,19 @@ def command(program: Sequence[str], python: str | None = None) -> list[str]:
 def environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
     """A child's environment variables: this process's, and ``added``."""
     return {**os.environ, **SAFE, **(added or {})}
+
+
+@dataclass
+class Losses:
+    """Processes that were lost at one piece of work, which each of them began anew."""
+
+    in_a_row: int = 0
+    """Of which none got further than those before."""
+    _furthest: float = 0.0
+
+    def give_up(self, reached: float) -> bool:
+        """One more is lost, which had got so far. Whether another attempt is not worth it."""
+        if not self.in_a_row or reached > self._furthest:
+            self.in_a_row, self._furthest = 0, reached
+        self.in_a_row += 1
+        return self.in_a_row >= ATTEMPTS

@@ -48,13 +48,13 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every failure ends in one line on stderr."""
     from rlinf_vla.robot import CellError, RobotError
-    from rlinf_vla.types import UserError
+    from rlinf_vla.types import Failure, UserError
 
     try:
         return _dispatch(arguments)
     except (UserError, CellError) as error:
         return _fail(str(error), 2)
-    except RobotError as error:
+    except (Failure, RobotError) as error:
         return _fail(str(error), 1)
     except Interrupted as interruption:
         return _fail(f"interrupted by {interruption.args[0]}", 128 + interruption.signum)
