@@ -39,10 +39,25 @@ BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "env"
 
 def main() -> None:
     exit_at_once()
+    _open_standard_files()
     os.environ.update(child_process.SAFE)  # also for processes that libraries start
     code = run(sys.argv[1:])
     exit_at_once()
     sys.exit(code)
+
+
+def _open_standard_files() -> None:
+    """Where one was closed (``>&-``), nothing is read or written, and the next file that is opened does not take its number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  (as long as the process)
 
 
 def run(arguments: Sequence[str]) -> int:
