@@ -11,20 +11,18 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-from rlinf_vla.types import UserError
+from rlinf_vla import child_process
+from rlinf_vla.child_process import ATTEMPTS, Losses
+from rlinf_vla.types import Failure, UserError
 
 from .serving import SimulatorSpec
 from .wire import Channel, ChannelClosed, Layout, SharedArrays
-
-_ATTEMPTS = 3
-"""So many processes may be lost in a row, with no command completed, before the pool gives up."""
 
 Row = list[Any]
 """``[slot, *arguments]`` of one command, JSON values only."""
@@ -46,8 +44,8 @@ class _Process:
     ) -> None:
         self.slots = slots
         self.command: dict[str, Any] | None = None
-        self.losses = 0
-        """Processes lost since a command was last completed."""
+        self.losses = Losses()
+        """Since a command was last completed."""
         self._program, self._options, self._memory, self._environment = program, options, memory, environment
 
     def launch(self, timeout: float) -> None:
@@ -61,16 +59,20 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
+                env=child_process.environment({"OMP_NUM_THREADS": "1", **self._environment}),
                 start_new_session=True,  # Ctrl-C reaches the parent only
             )
         self.channel = Channel(ours)
-        self.ready = False
+        self.started = self.ready = False
         self.send({"options": self._options, "first": self.slots.start, "slots": len(self.slots)}, timeout)
 
     @property
     def pid(self) -> int:
         return self._popen.pid
+
+    def reached(self, arrays: SharedArrays | None) -> int:
+        """How far this process got: grows with each control step that it plays or replays, in an order that every other would keep."""
+        return int(self.started) + (0 if arrays is None else int(arrays.reached[self.slots].sum()))
 
     def send(self, message: dict[str, Any], timeout: float) -> None:
         """Its answer is due in ``timeout`` seconds. A process that is gone is noticed when the answer is awaited."""
@@ -137,7 +139,7 @@ class SimulatorPool:
         self._processes: list[_Process] = []
         for index in range(processes):
             owned = range(index * slots // processes, (index + 1) * slots // processes)
-            process = _Process([python or sys.executable, *program], options, owned, self._memory, environment or {})
+            process = _Process(child_process.command(program, python), options, owned, self._memory, environment or {})
             process.launch(start_timeout)
             self._processes.append(process)
 
@@ -189,7 +191,7 @@ class SimulatorPool:
                         self._slots[slot] = _Slot(tuple(arguments))
                     elif process.command["verb"] == "step":
                         self._slots[slot].executed = answer
-                process.command, process.losses = None, 0
+                process.command, process.losses = None, Losses()
         except BaseException:
             self.close()  # some answers are still on their way: nothing here can be trusted any more
             raise
@@ -228,7 +230,7 @@ class SimulatorPool:
         while not process.ready:
             try:
                 self._spec = SimulatorSpec(**process.receive()["spec"])
-                spec = self._spec
+                spec, process.started = self._spec, True
                 layout = Layout(len(self._slots), self.episode_limit, spec.action_dim, spec.state_dim, spec.images, spec.picture)
                 if self._arrays is None:
                     self._arrays = SharedArrays(self._memory.fileno(), layout)
@@ -247,10 +249,14 @@ class SimulatorPool:
     def _replace(self, process: _Process, loss: Exception) -> None:
         exit_code = process.kill()
         how = f"gave no answer for {process.timeout:.0f} s" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
-        process.losses += 1
-        if process.losses >= _ATTEMPTS:
+        # The first to be lost had not replayed what the others have to replay before they get as far.
+        if process.losses.give_up(process.reached(self._arrays) if process.losses.in_a_row else 0):
             doing = f"while it carried out '{process.command['verb']}'" if process.command else "while it started"
             words = process.last_words() or "(it said nothing)"
-            raise RuntimeError(f"simulator processes were lost {_ATTEMPTS} times in a row: the last one {how} {doing}.\n{words}")
+            raise Failure(
+                f"simulator processes were lost {ATTEMPTS} times in a row with nothing gained: the last one {how} {doing}.\n{words}"
+            )
         self.restarts += 1
+        if self._arrays is not None:
+            self._arrays.reached[process.slots] = 0
         process.launch(self._start_timeout)

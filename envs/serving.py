@@ -129,7 +129,7 @@ class SlotServer:
         return {"rows": [verb(slot, *arguments) for slot, *arguments in command["rows"]]}
 
     def reset(self, slot: int, seed: int, task: int) -> str:
-        instruction = self.simulator.reset(slot - self.first, seed, task)
+        instruction = self._reset(slot, seed, task)
         self._observe(slot)
         return instruction
 
@@ -141,6 +141,7 @@ class SlotServer:
             reward, terminated, success = self.simulator.step(slot - self.first, arrays.actions[slot, done])
             arrays.reward[slot, done], arrays.terminated[slot, done], arrays.success[slot, done] = reward, terminated, success
             done += 1
+            arrays.reached[slot] += 1
             if terminated:
                 break
         self._observe(slot)
@@ -148,15 +149,21 @@ class SlotServer:
 
     def replay(self, slot: int, seed: int, task: int, executed: int) -> None:
         """Bring a new simulator to where a lost one was. Nothing is written: the parent still has what the lost one saw."""
-        self.simulator.reset(slot - self.first, seed, task)
+        self._reset(slot, seed, task)
         for action in self.arrays.actions[slot, :executed]:
             self.simulator.step(slot - self.first, action)
+            self.arrays.reached[slot] += 1
 
     def expert(self, slot: int) -> None:
         self.arrays.expert[slot] = self.simulator.expert(slot - self.first)
 
     def render(self, slot: int) -> None:
         self.arrays.picture[:] = self.simulator.render(slot - self.first)
+
+    def _reset(self, slot: int, seed: int, task: int) -> str:
+        instruction = self.simulator.reset(slot - self.first, seed, task)
+        self.arrays.reached[slot] = 1
+        return instruction
 
     def _observe(self, slot: int) -> None:
         state, images = self.simulator.observe(slot - self.first)

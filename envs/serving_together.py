@@ -97,6 +97,7 @@ class _Server:
         for row, seed in zip(rows, seeds, strict=True):
             self._seeds[row] = seed
         instructions = self.batch.reset(list(self._seeds), rows)
+        self.arrays.reached[list(slots)] = 1
         return [instructions[row] for row in rows]
 
     def _step(self, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
@@ -105,7 +106,9 @@ class _Server:
 
         actions = np.zeros((self.batch.num_envs, self.batch.action_dim), np.float32)
         actions[slots - self.first] = self.arrays.actions[slots, numbers]
-        return tuple(np.asarray(each) for each in self.batch.step(torch.from_numpy(actions)))
+        result = tuple(np.asarray(each) for each in self.batch.step(torch.from_numpy(actions)))
+        self.arrays.reached[slots] += 1
+        return result
 
     def _observe(self, slots: tuple[int, ...]) -> None:
         state, images = self.batch.observe([slot - self.first for slot in slots])

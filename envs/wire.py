@@ -83,7 +83,8 @@ class SharedArrays:
     """The arrays that both sides see. One row per slot, so two processes never write the same bytes.
 
     actions float32 ``[N, L, D]`` is written by the parent; row ``n`` is the whole episode so far, so it is also the record from which a
-    lost simulator is rebuilt. Written by the simulator: reward float32, terminated and success bool ``[N, L]``; state float32 ``[N, S]``;
+    lost simulator is rebuilt. Written by the simulator: reached int64 ``[N]``, 0 before the slot's first reset in this process, then 1 more
+    than the control steps that its episode has had here; reward float32, terminated and success bool ``[N, L]``; state float32 ``[N, S]``;
     images name -> uint8 ``[N, H, W, 3]``; expert float32 ``[N, D]``; picture uint8 ``[H, W, 3]``, for people, one at a time.
     """
 
@@ -92,6 +93,7 @@ class SharedArrays:
         n, limit, dim = layout.slots, layout.episode_limit, layout.action_dim
         shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
             "actions": (np.float32, (n, limit, dim)),
+            "reached": (np.int64, (n,)),
             "reward": (np.float32, (n, limit)),
             "terminated": (np.bool_, (n, limit)),
             "success": (np.bool_, (n, limit)),
@@ -110,6 +112,7 @@ class SharedArrays:
         memory = mmap.mmap(file, end)
         views: dict[str, NDArray[Any]] = {name: np.ndarray(shape, dtype, memory, offsets[name]) for name, (dtype, shape) in shapes.items()}
         self.actions: NDArray[np.float32] = views["actions"]
+        self.reached: NDArray[np.int64] = views["reached"]
         self.reward: NDArray[np.float32] = views["reward"]
         self.terminated: NDArray[np.bool_] = views["terminated"]
         self.success: NDArray[np.bool_] = views["success"]

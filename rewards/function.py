@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 import torch
@@ -11,6 +11,7 @@ from omegaconf import MISSING
 from torch import Tensor
 
 from rlinf_vla.protocols import EnvSpec, Reward, RewardModel
+from rlinf_vla.trust import OUTSIDE
 from rlinf_vla.types import Observation, StepResult, UserError
 
 Shaped = Callable[[Observation, Tensor, StepResult], Tensor]
@@ -20,7 +21,7 @@ Shaped = Callable[[Observation, Tensor, StepResult], Tensor]
 class FunctionOptions:
     """Recipe node ``reward.options``."""
 
-    function: str = MISSING
+    function: str = field(default=MISSING, metadata=OUTSIDE)
     """module:name of a function of (observation before, actions ``[B, C, D]``, StepResult) that returns the reward ``[B, C]``."""
 
 

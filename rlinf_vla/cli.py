@@ -1,6 +1,8 @@
 """The command line: ``rlinf-vla VERB [recipe=NAME] [KEY=VALUE ...]``. One verb, one module of ``commands``.
 
-Exit codes: 0 done, 1 failed, 2 the user's mistake, 130 and 143 interrupted.
+Exit codes: 0 done, 1 failed, 2 the user's mistake, 129, 130 and 143 interrupted by SIGHUP, SIGINT and SIGTERM.
+
+At its top this module imports nothing but what is ready at once: until ``main`` has begun, Ctrl-C ends in Python's own traceback.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ import errno
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
-from rlinf_vla import __version__
-from rlinf_vla.robot import CellError, RobotError
-from rlinf_vla.types import UserError
+from rlinf_vla import __version__, child_process
+from rlinf_vla.commands.interrupt import Interrupted, exit_at_once, raise_at_once
+from rlinf_vla.trust import printable
 
 VERBS = {
     "train": "reinforcement learning, imitation, success classifiers: rlinf-vla train recipe=maniskill_ppo",
@@ -36,19 +38,38 @@ BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "env"
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    exit_at_once()
+    _open_standard_files()
+    os.environ.update(child_process.SAFE)  # also for processes that libraries start
+    code = run(sys.argv[1:])
+    exit_at_once()
+    sys.exit(code)
+
+
+def _open_standard_files() -> None:
+    """Where one was closed (``>&-``), nothing is read or written, and the next file that is opened does not take its number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  (as long as the process)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every failure ends in one line on stderr."""
-    from rlinf_vla.commands.interrupt import Interrupted, raise_at_once
+    from rlinf_vla.robot import CellError, RobotError
+    from rlinf_vla.types import Failure, UserError
 
-    raise_at_once()
     try:
         return _dispatch(arguments)
     except (UserError, CellError) as error:
         return _fail(str(error), 2)
-    except RobotError as error:
+    except (Failure, RobotError) as error:
         return _fail(str(error), 1)
     except Interrupted as interruption:
         return _fail(f"interrupted by {interruption.args[0]}", 128 + interruption.signum)
@@ -62,6 +83,8 @@ def run(arguments: Sequence[str]) -> int:
         if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
             return _fail(f"{os.strerror(code)}{where}: free space, then go on with resume=auto; the last checkpoint is whole", 1)
+        import traceback
+
         traceback.print_exc()
         return _fail(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}", 1)
 
@@ -77,10 +100,10 @@ def _system_error(error: Exception) -> int | None:
 def _fail(message: str, code: int) -> int:
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads it any more, which is not what failed
+    except OSError:  # nobody reads it any more, which is not what failed
         sys.stdout = None
-    with contextlib.suppress(BrokenPipeError):
-        print(f"rlinf-vla: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(printable(f"rlinf-vla: {message}"), file=sys.stderr)
     return code
 
 
@@ -91,6 +114,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if arguments[0] in ("--version", "version"):
         print(__version__)
         return 0
+    from rlinf_vla.types import UserError
+
     verb, *rest = arguments
     if verb not in VERBS:
         from rlinf_vla.plugins import nearest
@@ -103,10 +128,15 @@ def _dispatch(arguments: Sequence[str]) -> int:
         module = f"bench_{rest.pop(0)}"
     command: Callable[..., int | None] = import_module(f"rlinf_vla.commands.{module}").run
     if module in PLAIN:
+        raise_at_once()
         return command(rest) or 0
     from rlinf_vla.compose import compose_and_run
 
-    return compose_and_run(module, rest, command)
+    def begin(config: Any) -> int | None:
+        raise_at_once()
+        return command(config)
+
+    return compose_and_run(module, rest, begin)
 
 
 def _usage() -> str:

@@ -238,6 +238,10 @@ class UserError(Exception):
     """The user's mistake, told in one line: what is wrong, where, and the mend. The command line exits with 2."""
 
 
+class Failure(RuntimeError):
+    """Something failed as often as it was tried again, and the first line of the message says what. The command line exits with 1."""
+
+
 def require_one_of(key: str, value: str, known: Sequence[str]) -> None:
     """Raises UserError where the recipe's ``key`` has a ``value`` that is not known."""
     if value not in known:

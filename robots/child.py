@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlinf_vla import robot
+from rlinf_vla import child_process, robot
 from rlinf_vla.robot import RobotError
 
 from .bootstrap import __file__ as bootstrap
@@ -37,7 +36,7 @@ class Child:
         self._name = name
         self.channel, theirs = Channel.pair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (nameless, and open as long as the process)
-        program = [python or sys.executable, bootstrap, str(Path(robot.__file__).parent), module, str(theirs.fileno())]
+        program = child_process.command([bootstrap, str(Path(robot.__file__).parent), module, str(theirs.fileno())], python)
         try:
             with theirs:
                 self._popen = subprocess.Popen(
@@ -46,7 +45,7 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,
                     stderr=self._output,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+                    env=child_process.environment({"OMP_NUM_THREADS": "1", **(environment or {})}),
                     start_new_session=True,  # Ctrl-C reaches this process only
                 )
         except OSError as error:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SHELVES = ("models", "envs", "rewards", "robots")
 DATA = ("recipes", "assets")
-PAGES = {"types", "robot", "rotations", "protocols", "atomic", "places", "pictures"}
+PAGES = {"types", "child_process", "trust", "robot", "rotations", "protocols", "atomic", "places", "pictures"}
 """What a shelf may use of the engine."""
 
 ALGORITHMS = PAGES | {"algorithms"}
@@ -21,6 +21,8 @@ MAY_IMPORT = {
     "types": set(),
     "atomic": set(),
     "places": set(),
+    "child_process": set(),
+    "trust": set(),
     "pictures": set(),
     "robot": set(),
     "rotations": set(),
@@ -36,7 +38,7 @@ MAY_IMPORT = {
     "recipe": ALGORITHMS | SIBLINGS | {"flow", "plugins"},
     "compose": {"recipe", "plugins", "types"},
     "commands": ALGORITHMS | SIBLINGS | {"flow", "recipe", "plugins", "compose"},
-    "cli": {"commands", "compose", "plugins", "robot", "types"},
+    "cli": {"child_process", "commands", "compose", "plugins", "robot", "trust", "types"},
 }
 """commands -> flow -> {rollout, training, evaluation, telemetry} -> {algorithms, datasets} -> {protocols, types}, and never back up."""
 
@@ -179,6 +181,13 @@ def test_the_checks_see_what_they_forbid() -> None:
         (call,) = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call))
         with pytest.raises(AssertionError):
             check_call(call)
+
+
+@each([path for path in SHIPPED if path != ROOT / "rlinf_vla" / "child_process.py"])
+def test_one_module_makes_the_command_lines_of_python_processes(path: Path) -> None:
+    """Which leave out the current directory."""
+    tree = ast.parse(path.read_text())
+    assert "sys.executable" not in {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
 
 def test_the_listed_packages_are_the_folders() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
+from rlinf_vla.trust import OUTSIDE
+
 BACKENDS = ("auto", "cpu", "gpu")
 CONTROL_MODES = ("ee_delta_pos", "ee_delta_pose")
 REWARDS = ("sparse", "progress")
@@ -37,7 +39,7 @@ class GenesisConfig:
     name: str = "genesis"
     task: str = "PickCube"
     tasks: List[str] = field(default_factory=list)  # noqa: UP006
-    scene: Optional[str] = None  # noqa: UP045
+    scene: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
     num_envs: int = 16
     episode_limit: Optional[int] = None  # noqa: UP045
     backend: str = "auto"
@@ -47,5 +49,5 @@ class GenesisConfig:
     robot_visuals: str = "low_poly"
     reward: str = "sparse"
     processes: Optional[int] = None  # noqa: UP045
-    cache_dir: Optional[str] = None  # noqa: UP045
+    cache_dir: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
     step_timeout_s: float = 120.0

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla import child_process
 from rlinf_vla.types import UserError
 
 TIMEOUT_S = 1800.0
@@ -56,12 +57,12 @@ def _compile(options: dict[str, Any], num_envs: int, folder: Path) -> None:
     job = json.dumps({"options": options, "num_envs": num_envs})
     try:
         process = subprocess.run(
-            [sys.executable, "-m", "rlinf_vla.envs.genesis.simulator", "compile"],
+            child_process.command(["-m", "rlinf_vla.envs.genesis.simulator", "compile"]),
             input=job,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment(folder)},
+            env=child_process.environment({"OMP_NUM_THREADS": "1", **environment(folder)}),
             timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:

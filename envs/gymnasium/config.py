@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
+from rlinf_vla.trust import OUTSIDE
+
 VECTORIZATIONS = ("sync", "async", "vector_entry_point")
 
 
@@ -30,8 +32,8 @@ class GymnasiumConfig:
     """
 
     name: str = "gymnasium"
-    id: str = "Pendulum-v1"
-    kwargs: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
+    id: str = field(default="Pendulum-v1", metadata=OUTSIDE)
+    kwargs: Dict[str, Any] = field(default_factory=dict, metadata=OUTSIDE)  # noqa: UP006
     vectorization: str = "sync"
     num_envs: int = 16
     episode_limit: int = 100

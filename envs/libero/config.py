@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Optional
 
+from rlinf_vla.trust import OUTSIDE
+
 from .words import FLIPS, GRIPPERS, STATES
 
 RENDERINGS = ("lazy", "exact", "fast")
@@ -83,4 +85,4 @@ class LiberoConfig:
     processes: Optional[int] = None  # noqa: UP045
     scenes: int = 1
     step_timeout_s: float = 300.0
-    python: Optional[str] = None  # noqa: UP045
+    python: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045

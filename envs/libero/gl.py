@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
-import sys
 from dataclasses import dataclass
 
+from rlinf_vla import child_process
 from rlinf_vla.types import UserError
 
 BACKENDS = ("egl", "osmesa")
@@ -39,7 +38,7 @@ def environment(backend: str) -> dict[str, str]:
 def find(wanted: str, python: str | None, needed: bool = True) -> Renderer:
     """The renderer ``egl`` or ``osmesa``, or for ``auto`` the first that works. Raises UserError where one is ``needed``."""
     for backend in BACKENDS if wanted == "auto" else (wanted,):
-        name = _renderer(backend, python or sys.executable)
+        name = _renderer(backend, python)
         if name is not None:
             return Renderer(backend, name)
     if not needed:
@@ -48,11 +47,11 @@ def find(wanted: str, python: str | None, needed: bool = True) -> Renderer:
 
 
 @functools.cache
-def _renderer(backend: str, python: str) -> str | None:
+def _renderer(backend: str, python: str | None) -> str | None:
     """Asked in a process of its own: what has looked at OpenGL once must not fork any more, and a driver may crash."""
-    variables = {**os.environ, **environment(backend)}
+    program, variables = child_process.command(["-c", _PROBE], python), child_process.environment(environment(backend))
     try:
-        done = subprocess.run([python, "-c", _PROBE], env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(program, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

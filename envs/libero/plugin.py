@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ class Libero:
                 images,
                 (str(bootstrap.__file__), "libero.stock", json.dumps(work | {"images": images})),
                 gl.environment(renderer.backend if images else "none"),
-                config.python or sys.executable,
+                config.python,
             )
             for name, images in (("SubprocVectorEnv, images", True), ("SubprocVectorEnv, state", False))
             if config.cameras or not images

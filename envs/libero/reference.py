@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from rlinf_vla import child_process
+
 from .. import bootstrap
 from . import gl
 from .suites import LIMITS, of_suite
@@ -39,10 +41,10 @@ def snapshots(python: str | None) -> dict[str, Any]:
             for task in chosen
         ]
     )
-    environment = {**os.environ, **gl.environment(gl.find("auto", python).backend)}
+    environment = child_process.environment(gl.environment(gl.find("auto", python).backend))
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "snapshots.npz")
-        command = [python or sys.executable, str(bootstrap.__file__), "libero.snapshots", str(output)]
+        command = child_process.command([str(bootstrap.__file__), "libero.snapshots", str(output)], python)
         subprocess.run(command, input=asked, text=True, env=environment, check=True)
         with np.load(output, allow_pickle=False) as stored:
             return dict(stored)

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from rlinf_vla import child_process
 from rlinf_vla.types import UserError
 
 from ..options import one_of
@@ -64,7 +65,8 @@ def root(python: str | None) -> Path:
 
 def _ask(python: str) -> str:
     try:
-        answer = subprocess.run([python, "-c", _WHERE], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        program, variables = child_process.command(["-c", _WHERE], python), child_process.environment()
+        answer = subprocess.run(program, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     except OSError as error:
         raise UserError(f"env.python={python} cannot be started ({error.strerror}): give the path of a Python program") from error
     except subprocess.TimeoutExpired as error:

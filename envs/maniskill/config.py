@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Optional
 
+from rlinf_vla.trust import OUTSIDE
+
 BACKENDS = ("auto", "cpu", "gpu")
 CAMERAS = ("close", "stock")
 VISUALS = ("low_poly", "stock")
@@ -50,4 +52,4 @@ class ManiSkillConfig:
     reward: str = "sparse"
     processes: Optional[int] = None  # noqa: UP045
     step_timeout_s: float = 120.0
-    asset_dir: Optional[str] = None  # noqa: UP045
+    asset_dir: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045

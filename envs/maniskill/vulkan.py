@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from rlinf_vla import child_process
 from rlinf_vla.types import UserError
 
 _CHECK = "import sys, sapien; sapien.render.RenderSystem(sys.argv[1])"
@@ -103,11 +104,9 @@ def _environment() -> dict[str, str]:
 def _accepted(driver: Driver) -> bool:
     """Ask SAPIEN in a process of its own, because the loader reads its environment once."""
     device = {"cpu": "cpu", "gpu": "cuda"}[driver.render_backend]
-    environment = {**os.environ, **driver.environment}
+    program, environment = child_process.command(["-c", _CHECK, device]), child_process.environment(driver.environment)
     try:
-        check = subprocess.run(
-            [sys.executable, "-c", _CHECK, device], env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120
-        )
+        check = subprocess.run(program, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
     except subprocess.TimeoutExpired:
         return False
     return check.returncode == 0

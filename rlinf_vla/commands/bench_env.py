@@ -3,7 +3,6 @@ own straightforward vector environment on the same work: all environments reset,
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 import threading
@@ -17,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from rlinf_vla import compose, plugins
+from rlinf_vla import child_process, compose, plugins
 from rlinf_vla import recipe as recipes
 from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
@@ -135,8 +134,8 @@ def _cpu() -> float:
 
 def _stock(baseline: Baseline, steps: int) -> Measured:
     with tempfile.TemporaryFile() as said:
-        command = [baseline.python, *baseline.program]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **baseline.environment}
+        command = child_process.command(baseline.program, baseline.python)
+        environment = child_process.environment({"OMP_NUM_THREADS": "1", **baseline.environment})
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment, text=True)
         watch = threading.Timer(TIMEOUT, process.kill)
         watch.start()

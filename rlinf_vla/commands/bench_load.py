@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from rlinf_vla import plugins
+from rlinf_vla import child_process, plugins
 from rlinf_vla import recipe as recipes
 from rlinf_vla.protocols import Policy
 from rlinf_vla.recipe import asset_path
@@ -45,8 +45,8 @@ def run(config: DictConfig) -> None:
 
 
 def _in_process(stage: str, folder: str, chosen: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "rlinf_vla.commands.bench_load", stage, folder, json.dumps(chosen)]
-    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
+    command = child_process.command(["-m", "rlinf_vla.commands.bench_load", stage, folder, json.dumps(chosen)])
+    finished = subprocess.run(command, env=child_process.environment(), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
     if finished.returncode:
         raise UserError(f"bench load: could not {stage} the checkpoint in {folder} (exit code {finished.returncode}, reason above)")
     return json.loads(finished.stdout or "{}")

@@ -1,7 +1,8 @@
-"""Processes that play a sweep's blocks, several at once. One that dies or hangs is replaced, and its block played again.
+"""Processes that play a sweep's blocks, several at once. One that dies or hangs is replaced, and its block played again from its beginning.
 
 A worker is ``python -m rlinf_vla.commands.block_workers RUN_DIR``: it reads the recipe there, takes jobs from its standard input and
-answers on its standard output, one JSON object per line; results are files in the run directory, written whole or not at all.
+answers on its standard output, one JSON object per line (``reached``: which part of the block it has played; ``done``, ``mistake``,
+``error``); results are files in the run directory, written whole or not at all.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
+from rlinf_vla import child_process
+from rlinf_vla.child_process import ATTEMPTS, Losses
 from rlinf_vla.evaluation.blocks import Block, Job
-from rlinf_vla.types import UserError
-
-ATTEMPTS = 3
-"""So many workers may be lost in a row, with no block completed, before the sweep gives up."""
+from rlinf_vla.types import Failure, UserError
 
 
 class BlockWorkers:
@@ -49,8 +49,9 @@ class BlockWorkers:
         self._workers = []
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """The jobs as they are finished. Raises UserError where one says so, and RuntimeError with its reason where one fails."""
-        waiting, lost_in_a_row = deque(jobs), 0
+        """The jobs as they are finished. Raises UserError where one says so, RuntimeError with its reason where one fails, and Failure
+        where workers are lost at one again and again, none of which plays more of its episodes than those before."""
+        waiting, losses = deque(jobs), {job: Losses() for job in jobs}
         while len(self._workers) < min(self._count, len(jobs)):
             self._workers.append(_Worker(self._directory))
         while waiting or any(worker.job for worker in self._workers):
@@ -58,21 +59,27 @@ class BlockWorkers:
                 if worker.job is None and waiting:
                     worker.give(waiting.popleft(), self._timeout)
             for worker in self._heard():
-                answer, job = worker.answer(), worker.job
-                if answer is None:
-                    self.losses, lost_in_a_row = self.losses + 1, lost_in_a_row + 1
-                    if lost_in_a_row == ATTEMPTS:
-                        raise RuntimeError(
-                            f"{ATTEMPTS} processes in a row died or hung while playing blocks; the last said: {worker.last_words()}"
+                job, answers = worker.job, worker.answers()
+                assert job is not None
+                for answer in answers:
+                    if "mistake" in answer:
+                        raise UserError(answer["mistake"])
+                    if "error" in answer:
+                        raise RuntimeError(answer["error"])
+                    if "reached" in answer:
+                        worker.reached = answer["reached"]
+                    else:
+                        worker.job = None
+                        yield job
+                if worker.job is not None and (worker.gone or worker.deadline <= time.monotonic()):
+                    self.losses += 1
+                    if losses[job].give_up(worker.reached):
+                        words = worker.last_words()
+                        raise Failure(
+                            f"{ATTEMPTS} processes in a row died or hung while playing block {job.block.name}, with nothing gained; "
+                            f"the last said: {words}"
                         )
                     self._replace(worker, waiting)
-                elif "mistake" in answer:
-                    raise UserError(answer["mistake"])
-                elif "error" in answer:
-                    raise RuntimeError(answer["error"])
-                elif job is not None:
-                    worker.job, lost_in_a_row = None, 0
-                    yield job
 
     def _heard(self) -> list[_Worker]:
         """Those that have answered, died or been silent for too long."""
@@ -81,7 +88,8 @@ class BlockWorkers:
             for worker in busy:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
             found = selector.select(max(0.0, min(worker.deadline for worker in busy) - time.monotonic()))
-        return [key.data for key, _ in found] or [worker for worker in busy if worker.deadline <= time.monotonic()]
+        heard = [key.data for key, _ in found]
+        return [worker for worker in busy if worker in heard or worker.deadline <= time.monotonic()]
 
     def _replace(self, worker: _Worker, waiting: deque[Job]) -> None:
         if worker.job is not None:
@@ -93,32 +101,39 @@ class BlockWorkers:
 class _Worker:
     def __init__(self, directory: Path) -> None:
         self.job: Job | None = None
-        self.deadline = float("inf")
+        self.reached = 0.0
+        """The part of its job's episodes that it has played."""
+        self.deadline, self.gone, self._buffer = float("inf"), False, b""
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (nameless, and open as long as the process)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rlinf_vla.commands.block_workers", str(directory)],
+            child_process.command(["-m", "rlinf_vla.commands.block_workers", str(directory)]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
+            env=child_process.environment(),
             start_new_session=True,  # Ctrl-C reaches the parent only
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self.output = self._process.stdin, self._process.stdout
+        os.set_blocking(self.output.fileno(), False)
 
     def give(self, job: Job, timeout: float) -> None:
-        self.job, self.deadline = job, time.monotonic() + timeout
+        self.job, self.reached, self.deadline = job, 0.0, time.monotonic() + timeout
         try:
             self._input.write(json.dumps(asdict(job)).encode() + b"\n")
             self._input.flush()
         except BrokenPipeError:
-            pass  # it has died; its answer, which is none, says so
+            pass  # it has died; the end of its output says so
 
-    def answer(self) -> dict[str, str] | None:
-        """None: it has died, or says nothing any more."""
-        if self.deadline <= time.monotonic():
-            return None
-        line = self.output.readline()
-        return json.loads(line) if line.endswith(b"\n") else None
+    def answers(self) -> list[dict[str, Any]]:
+        """What it has said since; afterwards ``gone`` says whether it has died."""
+        try:
+            data = os.read(self.output.fileno(), 1 << 16)
+        except BlockingIOError:
+            return []
+        self.gone = not data
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
 
     def last_words(self) -> str:
         return last_line(self._said) or "nothing"
@@ -141,6 +156,10 @@ def last_line(said: IO[bytes]) -> str:
 def main(directory: Path) -> None:
     """The worker's side."""
     answers = os.fdopen(os.dup(1), "w")
+
+    def answer(**said: object) -> None:
+        print(json.dumps(said), file=answers, flush=True)
+
     os.dup2(2, 1)  # what libraries print is no answer
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     from rlinf_vla import recipe as recipes
@@ -155,13 +174,13 @@ def main(directory: Path) -> None:
             for line in iter(sys.stdin.readline, ""):
                 said = json.loads(line)
                 block = Block(**{**said["block"], "seeds": tuple(said["block"]["seeds"])})
-                player.keep(Job(block, said["filmed"]), directory)
-                print(json.dumps({"done": block.name}), file=answers, flush=True)
+                player.keep(Job(block, said["filmed"]), directory, lambda fraction: answer(reached=fraction))
+                answer(done=block.name)
         except UserError as error:
-            print(json.dumps({"mistake": str(error)}), file=answers, flush=True)
+            answer(mistake=str(error))
         except Exception as error:
             traceback.print_exc()
-            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
+            answer(error=f"{type(error).__name__}: {error}")
 
 
 def _leave_with_parent() -> None:

@@ -1,13 +1,16 @@
-"""Ctrl-C and SIGTERM: stop where nothing is lost."""
+"""Ctrl-C, SIGTERM and a closed terminal (SIGHUP): stop where nothing is lost."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
@@ -39,18 +42,18 @@ class Interrupt:
             raise Interrupted(self.signum)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
+        _leave_closed_terminal()
         if self.signum is not None:
             self.at_once = True
             raise Interrupted(signum)
         self.signum = signum
-        with contextlib.suppress(OSError):  # who reads that may have died of the same Ctrl-C
-            os.write(2, _PATIENCE)  # print could be what was interrupted
+        _write(_PATIENCE)  # print could be what was interrupted
 
 
 @contextmanager
 def deferred() -> Iterator[Interrupt]:
     interrupt = Interrupt()
-    before = {signum: signal.signal(signum, interrupt._receive) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = _handle(interrupt._receive)
     try:
         yield interrupt
     finally:
@@ -62,7 +65,40 @@ def raise_at_once() -> None:
     """Outside training nothing is worth waiting for."""
 
     def receive(signum: int, frame: FrameType | None) -> None:
+        _leave_closed_terminal()
         raise Interrupted(signum)
 
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, receive)
+    _handle(receive)
+
+
+def exit_at_once() -> None:
+    """While modules are imported, and when the work is over: there is nothing to tidy up, and an exception would not always arrive, because
+    what is raised in a destructor or a callback of the interpreter is printed and forgotten."""
+
+    def receive(signum: int, frame: FrameType | None) -> None:
+        _write(f"rlinf-vla: interrupted by {signal.Signals(signum).name}\n".encode())
+        os._exit(128 + signum)
+
+    _handle(receive)
+
+
+def _handle(receive: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Returns the handlers until now. Where SIGHUP is ignored, as below ``nohup``, it stays so."""
+    wanted = [signum for signum in SIGNALS if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN]
+    return {signum: signal.signal(signum, receive) for signum in wanted}
+
+
+def _write(text: bytes) -> None:
+    with contextlib.suppress(OSError):  # who reads that may have died of the same signal
+        os.write(2, text)
+
+
+def _leave_closed_terminal() -> None:
+    """What is printed from now on goes nowhere where the terminal is gone: an error of ``print`` must not cost the checkpoint."""
+    for output in (1, 2):
+        try:
+            os.write(output, b"")  # fails on a terminal that has hung up, and does nothing elsewhere
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, output)
+            os.close(nowhere)

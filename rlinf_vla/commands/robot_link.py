@@ -7,13 +7,13 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlinf_vla import child_process
 from rlinf_vla.commands.block_workers import last_line
 from rlinf_vla.commands.robot_process import FAREWELL, FAREWELL_S
 from rlinf_vla.rollout.robot_episode import Job
@@ -51,10 +51,11 @@ class Process:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (nameless, and open as long as the process)
         self._process = subprocess.Popen(
             # else in our process group: it may read the terminal's keys, and leaves Ctrl-C to us
-            [sys.executable, "-m", "rlinf_vla.commands.robot_process", str(directory)],
+            child_process.command(["-m", "rlinf_vla.commands.robot_process", str(directory)]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
+            env=child_process.environment(),
             start_new_session=lock is not None,
             pass_fds=() if lock is None else (lock,),
         )

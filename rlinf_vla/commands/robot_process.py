@@ -83,7 +83,8 @@ class Answers:
 
 
 def main(directory: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the learner, which ends this process in its own time
+    for signum in (signal.SIGINT, signal.SIGHUP):  # they are for the learner, which ends this process in its own time
+        signal.signal(signum, signal.SIG_IGN)
     answer, orders = Answers(), Orders()
     from rlinf_vla import recipe as recipes
     from rlinf_vla.recipe.kept import read_kept

@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlinf_vla import recipe as recipes
 from rlinf_vla.commands.block_player import BlockPlayer, contest, parts_of
 from rlinf_vla.commands.provenance import SOFTWARE, identities
 from rlinf_vla.commands.sweep import FORMAT
@@ -17,9 +16,10 @@ from rlinf_vla.evaluation.blocks import Block, Entrant, cut
 from rlinf_vla.evaluation.results import COLUMNS, Episode, tables
 from rlinf_vla.evaluation.verification import OUTCOME, SIGNIFICANCE, Verdict, differing, judge, sample
 from rlinf_vla.protocols import Part
-from rlinf_vla.recipe.kept import restored
+from rlinf_vla.recipe.kept import with_said
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.trust import printable
 from rlinf_vla.types import UserError
 
 SHOWN = 5
@@ -28,15 +28,18 @@ SHOWN = 5
 NUMBERS: dict[str, Any] = {"seed": int, "success": bool, "steps": int, "return": float | int}
 """Columns of an episode that are no words."""
 
+PLAYED = ("env", "model")
+"""Nodes of a recipe that make simulators and policies; verify uses no reward, no robot and no cluster, and writes nothing."""
+
 Place = tuple[str, str, str, int]
 """policy, suite, task, seed"""
 
 
 def run(arguments: Sequence[str]) -> int:
     """0: it agrees; 1: it does not. Raises UserError where the file is no whole result, or cannot be played again here."""
-    path, count = _read_arguments(arguments)
+    path, count, settings = _read_arguments(arguments)
     document = _read(path)
-    recipe = recipes.read(restored(document["recipe"], str(path)))
+    recipe = with_said(document["recipe"], settings, PLAYED, str(path))
     entrants, parts = contest(recipe), parts_of(recipe)
     places = _Places(entrants, parts)
     expected = cut(len(entrants), [len(part.tasks) for part in parts], recipe.episodes, recipe.sweep.block)
@@ -63,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     sums = json.loads(json.dumps(tables(document["episodes"])))
     sound = all(document[name] == table for name, table in sums.items())
     for line in _says(path, verdict, changes, sound):
-        print(line)
+        print(printable(line))
     return 0 if verdict.agrees and sound else 1
 
 
@@ -117,7 +120,7 @@ def _read(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): give it the result.json of a sweep") from None
-    except ValueError:
+    except (ValueError, RecursionError):  # the second: lists in lists in lists
         raise UserError(f"{path} is damaged (no JSON): take another copy of it") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UserError(f"{path} is not a sweep's result.json ({FORMAT})")
@@ -142,11 +145,15 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"verify: {message} (rlinf-vla verify RESULT.json --episodes 20)")
 
 
-def _read_arguments(arguments: Sequence[str]) -> tuple[Path, int]:
+def _read_arguments(arguments: Sequence[str]) -> tuple[Path, int, list[str]]:
     parser = _Parser("rlinf-vla verify", description="Play part of an evaluation again; exit code 0 where it agrees, 1 where it does not.")
     parser.add_argument("result", metavar="RESULT.json", help="what rlinf-vla eval wrote")
+    settings = "programs and places that the recipe in the file names and that are taken from here alone, such as env.python=PATH"
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=settings)
     parser.add_argument("--episodes", type=int, default=20, help="how many, spread over all policies and tasks (20)")
-    found = parser.parse_args(arguments)
+    found = parser.parse_intermixed_args(arguments)
+    if wrong := [setting for setting in found.settings if "=" not in setting]:
+        parser.error(f"{wrong[0]} is not KEY=VALUE")
     if found.episodes < 1:
         raise UserError(f"verify: --episodes {found.episodes}: must be at least 1")
-    return Path(found.result).expanduser(), found.episodes
+    return Path(found.result).expanduser(), found.episodes, found.settings

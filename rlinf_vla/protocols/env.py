@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -142,7 +141,8 @@ class Baseline:
     """What follows ``python``."""
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the environment variables."""
-    python: str = sys.executable
+    python: str | None = None
+    """The program of another Python environment; None: this one's."""
 
 
 @runtime_checkable

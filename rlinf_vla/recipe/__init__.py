@@ -25,6 +25,7 @@ from rlinf_vla.recipe.evaluation import EvaluationConfig, NoAlgorithmConfig, Swe
 from rlinf_vla.recipe.robot import ROBOT, RobotEnvConfig, SessionConfig
 from rlinf_vla.rollout.control_config import ControlConfig
 from rlinf_vla.training.lora import LoraOptions
+from rlinf_vla.trust import OUTSIDE
 from rlinf_vla.types import UserError
 
 ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
@@ -102,13 +103,13 @@ class Recipe:
     seed: int = 0
     iterations: int = MISSING
     """Of the algorithm; of what is shown how (sft, classifier), optimiser steps."""
-    run_dir: str | None = None
+    run_dir: str | None = field(default=None, metadata=OUTSIDE)
     """null: runs/<recipe>/<timestamp>."""
     resume: str = "never"
     """never, auto (the newest complete checkpoint of run_dir, or of the newest run of this recipe), or a run directory or checkpoint."""
     checkpoint: str | None = None
     """A checkpoint of an earlier run, to evaluate, to start from or to export."""
-    output: str | None = None
+    output: str | None = field(default=None, metadata=OUTSIDE)
     """Where export and record write: a directory that is new or empty."""
     output_dtype: str | None = None
     """Of exported weights: float32 or bfloat16; null: as in model.checkpoint."""

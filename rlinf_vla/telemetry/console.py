@@ -95,10 +95,11 @@ def stages() -> Iterator[Callable[[str, float], None]]:
 
 
 def say(text: str) -> None:
-    """A plain line. Work goes on where nobody reads it any more: Ctrl-C ends ``| tee log`` too, before the checkpoint is written."""
+    """A plain line. Work goes on where it cannot be written any more: Ctrl-C ends ``| tee log`` too, before the checkpoint is written; a
+    terminal was closed; the disk of a log file is full."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+    except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())  # also for what others print from now on
         os.close(nowhere)

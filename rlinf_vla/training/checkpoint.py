@@ -135,7 +135,7 @@ def verify(checkpoint: Path) -> None:
         raise UserError(f"checkpoint={checkpoint} is not a complete checkpoint ({COMPLETE} is missing): choose one of its siblings")
     try:
         digests = json.loads((checkpoint / COMPLETE).read_text())
-        damaged = [name for name, digest in digests.items() if not (checkpoint / name).exists() or _digest(checkpoint / name) != digest]
+        damaged = [name for name, digest in digests.items() if not (checkpoint / name).is_file() or _digest(checkpoint / name) != digest]
     except (ValueError, AttributeError, SafetensorError):
         damaged = [COMPLETE]
     if damaged:

@@ -132,8 +132,9 @@ def _stored_config(directory: Path) -> LoraConfig:
         config = PeftConfig.from_pretrained(str(directory))
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{directory / _CONFIG} cannot be read ({str(error).splitlines()[0]}): copy the adapter again") from None
-    # other initialisations change the base weights, too
-    if not isinstance(config, LoraConfig) or config.init_lora_weights not in (True, "gaussian") or config.modules_to_save:
+    # other initialisations change the base weights, too; of Megatron, peft imports the module that the file names
+    plain = isinstance(config, LoraConfig) and config.init_lora_weights in (True, "gaussian")
+    if not plain or config.modules_to_save or config.megatron_config:
         raise UserError(f"model.lora.adapter={directory}: only plain LoRA is supported; merge this adapter with the tool that made it")
     config.inference_mode, config.lora_dropout = False, 0.0
     return config

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
+from rlinf_vla.trust import OUTSIDE
+
 
 @dataclass
 class CameraConfig:
@@ -36,12 +38,12 @@ class FrankaConfig:
     """
 
     name: str = "franka"
-    host: str = "???"
-    cell: str = "???"
-    cameras: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006  (of CameraConfig Hydra could not add one)
+    host: str = field(default="???", metadata=OUTSIDE)
+    cell: str = field(default="???", metadata=OUTSIDE)
+    cameras: Dict[str, Any] = field(default_factory=dict, metadata=OUTSIDE)  # noqa: UP006  (of CameraConfig Hydra could not add one)
     instruction: str = "touch the red cube"
-    journal: Optional[str] = None  # noqa: UP045
-    python: Optional[str] = None  # noqa: UP045
+    journal: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
+    python: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
 
 
 @dataclass
@@ -55,12 +57,12 @@ class FrankaSimConfig:
     """
 
     name: str = "franka_sim"
-    cell: str = "cell://franka_sim"
-    folder: Optional[str] = None  # noqa: UP045
+    cell: str = field(default="cell://franka_sim", metadata=OUTSIDE)
+    folder: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
     cameras: List[str] = field(default_factory=lambda: ["front"])  # noqa: UP006
     image_size: int = 64
     camera_hz: float = 20.0
     max_age_s: float = 0.4
     frozen_s: float = 1.0
-    journal: Optional[str] = None  # noqa: UP045
-    python: Optional[str] = None  # noqa: UP045
+    journal: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
+    python: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlinf_vla.protocols import Part
+from rlinf_vla.envs.processes import SimulatorPool
+from rlinf_vla.envs.vector_env import ProcessVectorEnv
+from rlinf_vla.protocols import Part, VectorEnv
 from tests.rollout.fake_env import GOALS, CounterConfig, CounterPlugin
 
 ENTRY_POINTS = """[rlinf_vla.envs]
 counter = tests.commands.counting_plugins:plugin
+counter_processes = tests.commands.counting_plugins:in_processes
 
 [rlinf_vla.models]
 linear = tests.rollout.linear_policy:LinearPolicy
@@ -23,7 +26,29 @@ class CountingInSuites(CounterPlugin):
         return [Part(f"within {limit}", tuple(GOALS), replace(config, episode_limit=limit)) for limit in (config.episode_limit, 3)]
 
 
+@dataclass
+class ProcessesConfig(CounterConfig):
+    name: str = "counter_processes"
+    seconds: float = 0.0
+    """Of a control step."""
+
+
+class CountingInProcesses(CounterPlugin):
+    """Two simulator processes for each group."""
+
+    name = "counter_processes"
+    Config = ProcessesConfig
+
+    def create(self, config: CounterConfig, groups: int) -> list[VectorEnv]:
+        assert isinstance(config, ProcessesConfig)
+        program, options = ["-m", "tests.envs.counting_simulator"], {"seconds": config.seconds}
+        slots, limit = config.num_envs // groups, config.episode_limit
+        pools = [SimulatorPool(program, options, slots=slots, processes=2, episode_limit=limit) for _ in range(groups)]
+        return [ProcessVectorEnv(pool, ("Low",)) for pool in pools]
+
+
 plugin = CountingInSuites()
+in_processes = CountingInProcesses()
 
 
 def announce(folder: Path) -> None:

@@ -20,7 +20,7 @@ from rlinf_vla.commands import list as list_command
 from rlinf_vla.commands import train
 from rlinf_vla.commands.interrupt import Interrupted
 from rlinf_vla.protocols import Diagnosis
-from rlinf_vla.types import UserError
+from rlinf_vla.types import Failure, UserError
 from tests.commands.conftest import CommandLine, Counting
 from tests.unread import unread
 
@@ -307,7 +307,7 @@ def test_how_a_failure_ends(
     assert ("Traceback" in found.err) == traced and (traced or found.err.count("\n") == 1)
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_a_command(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch, signum: int, code: int) -> None:
     def interrupted(config: DictConfig) -> None:
         os.kill(os.getpid(), signum)
@@ -326,6 +326,32 @@ def test_an_interrupted_run_ends_as_one_though_nobody_reads_its_output() -> None
         "cli._dispatch = dispatch\ncli.main()"
     )
     assert unread(program) == ("rlinf-vla: interrupted by SIGINT\n", 130)
+
+
+def test_closed_standard_files_are_opened_on_nothing(tmp_path: Path) -> None:
+    """As by ``<&- >&- 2>&-``. What is opened later does not take their numbers, and what is printed goes nowhere."""
+    program = (
+        "import os, sys\nfrom pathlib import Path\nfrom rlinf_vla import cli\n"
+        "def dispatch(arguments):\n"
+        "    print('unread', flush=True)\n    print('unread', file=sys.stderr, flush=True)\n"
+        "    with open('made', 'w') as file:\n        file.write(f'{file.fileno()} {sys.stdin.read()!r} {sys.stdout.isatty()}')\n"
+        "    return 0\n"
+        "cli._dispatch = dispatch\ncli.main()"
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = f"{sys.executable} program.py <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=250).returncode == 0
+    number, read, terminal = (tmp_path / "made").read_text().split()
+    assert int(number) > 2 and (read, terminal) == ("''", "False")
+
+
+def test_what_failed_again_and_again_is_told_without_a_traceback(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: DictConfig) -> None:
+        raise Failure("simulator processes were lost")
+
+    monkeypatch.setattr(train, "run", fail)
+    found = rlinf_vla("train", PPO)
+    assert (found.code, found.err) == (1, "rlinf-vla: simulator processes were lost\n")
 
 
 # verbs without a recipe

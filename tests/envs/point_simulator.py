@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,11 @@ from rlinf_vla.envs.serving import Seen, SimulatorSpec, Step, Unusable, serve
 
 
 class PointSimulator:
-    """Actions over 50 hang the process, those over 100 kill it, those under -100 raise."""
+    """Actions over 50 hang the process, those over 100 kill it, those under -100 raise.
+
+    ``options["lives"]``: a file with a number for each process to be started, after so many control steps of which it dies; those that find
+    none there live on.
+    """
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
         if options.get("unusable"):
@@ -22,15 +27,24 @@ class PointSimulator:
         if options.get("dies_at_start"):
             print("no ink left", file=sys.stderr)
             os._exit(7)
+        self._left = self._life(Path(options["lives"])) if "lives" in options else None
         self.spec = SimulatorSpec(action_dim=2, state_dim=2, control_hz=10.0, images={"map": [8, 6]}, picture=[4, 4])
         self.position = np.zeros((slots, 2), np.float32)
         self.goal = np.zeros((slots, 2), np.float32)
+
+    def _life(self, file: Path) -> int | None:
+        lives = file.read_text().split()
+        file.write_text(" ".join(lives[1:]))
+        return int(lives[0]) if lives else None
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         self.position[slot], self.goal[slot] = np.random.RandomState(seed).uniform(-1, 1, (2, 2))
         return f"task {task}"
 
     def step(self, slot: int, action: NDArray[np.float32]) -> Step:
+        if self._left == 0:
+            os._exit(7)
+        self._left = None if self._left is None else self._left - 1
         if action[0] > 100:
             print("out of ink", file=sys.stderr)
             os._exit(7)

@@ -112,7 +112,9 @@ def test_a_hanging_process_is_replaced() -> None:
 def test_a_process_that_always_hangs_is_reported() -> None:
     env = make_env(step_timeout=1.0)
     env.reset(episodes(1, 2, 3))
-    with pytest.raises(RuntimeError, match=r"3 times in a row: the last one gave no answer for 1 s while it carried out 'step'"):
+    with pytest.raises(
+        RuntimeError, match=r"3 times in a row with nothing gained: the last one gave no answer for 1 s while it carried out 'step'"
+    ):
         env.step(torch.full((NUM_ENVS, 1, 2), 60.0))
 
 
@@ -131,6 +133,32 @@ def test_an_action_that_always_kills_is_reported(env: ProcessVectorEnv) -> None:
         env.step(torch.full((NUM_ENVS, 1, 2), 101.0))
     with pytest.raises(RuntimeError, match="closed"):
         env.reset(episodes(1, 2, 3))
+
+
+def play_with(lives: str, file: Path) -> tuple[list[StepResult], int]:
+    """Two steps of five actions, and how many processes were lost meanwhile."""
+    file.write_text(lives)
+    env = make_env(slots=1, processes=1, lives=str(file))
+    env.reset(episodes(1))
+    actions = random_actions(env, 10, seed=0)
+    try:
+        return [env.step(actions[:, :5]), env.step(actions[:, 5:])], env.pool.restarts
+    finally:
+        env.close()
+
+
+def test_processes_that_each_get_further_may_be_lost_any_number_of_times(tmp_path: Path) -> None:
+    expected, _ = play_with("", tmp_path / "lives")
+    results, restarts = play_with("6  0 1 2 2 3 3 5 7 7 8", tmp_path / "lives")
+    assert restarts == 11
+    assert_all_same(results, expected)
+
+
+@pytest.mark.parametrize(("lives", "left"), [("6  3 3 3  9", "9"), ("6  0 4 2 4  9", "9"), ("6  7 7 7  9", "9")])
+def test_processes_that_get_no_further_are_reported(lives: str, left: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="3 times in a row with nothing gained: the last one died with exit code 7 while it carried out"):
+        play_with(lives, tmp_path / "lives")
+    assert (tmp_path / "lives").read_text() == left
 
 
 def test_an_exception_is_reported_with_its_traceback(env: ProcessVectorEnv) -> None:

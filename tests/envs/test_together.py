@@ -50,6 +50,19 @@ def test_episodes_of_different_age_are_replayed(ahead: int) -> None:
     env.close()
 
 
+def test_a_process_tells_how_far_it_is() -> None:
+    """One more than the control steps of each slot's episode, also when it was replayed."""
+    env = make_env()
+    env.reset(episodes(1, 2, 3))
+    env.step(random_actions(env, 2, seed=0))
+    env.reset(episodes(4, 0, 0), torch.tensor([True, False, False]))
+    assert env.pool.arrays.reached.tolist() == [1, 3, 3]
+    os.kill(env.pool.pids[0], signal.SIGKILL)
+    env.step(random_actions(env, 1, seed=0))
+    assert env.pool.arrays.reached.tolist() == [2, 4, 4]
+    env.close()
+
+
 def test_slots_that_end_at_different_times_are_observed_at_their_ends() -> None:
     """One is truncated two steps into the chunk, the others go on."""
     env = make_env()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,5 +12,7 @@ from rlinf_vla.flow.on_ray.cluster import connected
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """A Ray cluster of this machine's own; its start takes longer than most tests."""
-    with connected(None, {}, lambda text: None):
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)  # workers do not import from the current directory
+        with connected(None, {}, lambda text: None):
+            yield

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import resource
@@ -237,6 +238,14 @@ def test_a_spoilt_list_of_files_is_damage(model: Path, tmp_path: Path, content: 
     written = save(tmp_path, *trained(model), iteration=1)
     (written / "COMPLETE").write_text(content)
     with pytest.raises(UserError, match="COMPLETE"):
+        load_checkpoint(written, *build(model))
+
+
+def test_a_list_of_files_that_names_a_device_is_damage(model: Path, tmp_path: Path) -> None:
+    """Reading one may never end; this one is empty, as its digest says."""
+    written = save(tmp_path, *trained(model), iteration=1)
+    (written / "COMPLETE").write_text(json.dumps({os.devnull: hashlib.sha256(b"").hexdigest()}))
+    with pytest.raises(UserError, match=os.devnull):
         load_checkpoint(written, *build(model))
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
+import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,21 +46,27 @@ class Role:
 @contextmanager
 def connected(address: str | None, roles: Mapping[str, Role], say: Callable[[str], None]) -> Iterator[None]:
     """In a cluster that has room for ``roles``. Raises UserError where it does not answer, is another version, or has no room."""
+    if address is None:
+        _require_token()
     try:
         import ray
+        from ray.job_config import JobConfig
     except ImportError:
         raise UserError("cluster.runtime=ray needs Ray: pip install 'rlinf-vla[ray]', or use cluster.runtime=in_process") from None
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # they are the job; Ray's default is 15
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    job = JobConfig()
+    job._py_driver_sys_path = _Nothing()
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "job_config": job}
     if address is None:
         wanted: dict[str, float] = {}
         for role in roles.values():
             wanted = _sum(wanted, {name: amount * role.count for name, amount in role.bundle.items()})
         own = {name: amount for name, amount in wanted.items() if name not in _RAYS_OWN}
         cpus = max(os.cpu_count() or 1, int(-(-wanted.get("CPU", 0.0) // 1)))
-        context = ray.init(address="local", num_cpus=cpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet)
+        with _hangup_ignored():
+            context = ray.init(address="local", num_cpus=cpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet)
     else:
         _reach(address)
         try:
@@ -110,6 +120,36 @@ def placed(roles: Mapping[str, Role], patience_s: float, spread: bool = False) -
         yield found
     finally:
         remove_placement_group(group)
+
+
+class _Nothing(list[str]):
+    """Of a job, the folders that Ray's workers import from before all others: Ray adds the driver's current directory, where anything may
+    lie. What workers need is installed, or on PYTHONPATH."""
+
+    def extend(self, folders: Iterable[str]) -> None:
+        """They are left out."""
+
+
+def _require_token() -> None:
+    """Ray's processes listen on all of the machine's addresses, and run what they are sent: only by who knows a secret of this run.
+
+    Ray reads this when it is imported. A choice of the user's is left as it is.
+    """
+    if "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+
+
+@contextmanager
+def _hangup_ignored() -> Iterator[None]:
+    """What is started meanwhile outlives the terminal, as this process does until it has written a checkpoint."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may say what a signal does
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:

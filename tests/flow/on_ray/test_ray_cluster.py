@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -80,3 +83,32 @@ def test_a_users_mistake_on_a_worker_is_a_line_and_a_defect_has_its_traceback() 
 def test_what_ray_says_is_told_in_a_line(said: str, message: str) -> None:
     told = ray_cluster._told(RuntimeError(said))
     assert message in told and "\n" not in told
+
+
+STRANGER = """
+import sys
+import ray._raylet
+try:
+    ray._raylet.GcsClient(address=sys.argv[1])
+except Exception as error:
+    print(type(error).__name__)
+else:
+    print("let in")
+"""
+OWN_CLUSTER = """
+import os, subprocess, sys
+from rlinf_vla.flow.on_ray.cluster import connected
+with connected(None, {}, lambda text: None):
+    import ray
+    address = ray.get_runtime_context().gcs_address
+    for token in (None, "0" * 64, os.environ["RAY_AUTH_TOKEN"]):
+        known = {} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")} | known
+        subprocess.run([sys.executable, "-c", sys.argv[1], address], env=environment, check=True)
+"""
+
+
+def test_nobody_else_may_use_a_cluster_of_this_machines_own() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run([sys.executable, "-c", OWN_CLUSTER, STRANGER], env=environment, capture_output=True, text=True, timeout=280)
+    assert done.stdout.split() == ["AuthenticationError", "AuthenticationError", "let", "in"], done.stdout + done.stderr
