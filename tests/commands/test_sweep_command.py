@@ -161,7 +161,7 @@ def test_without_a_directory_it_goes_on_with_the_unfinished_one(rlinf_vla: Comma
 def test_what_would_mix_two_things_is_refused(sweep: Eval, rlinf_vla: CommandLine, suites: Counting, tmp_path: Path) -> None:
     directory = sweep("out", *SCRIPTED)
     arguments = suites.arguments("eval", "counting_ppo", "run_dir=out", *SCRIPTED)
-    assert "episodes was 7 in this run and is 8 now" in rlinf_vla(*arguments, "episodes=8").complaint
+    assert "episodes was 7 in out and is 8 now" in rlinf_vla(*arguments, "episodes=8").complaint
     kept = json.loads((directory / "environment.json").read_text())
     kept["packages"]["torch"] = "1.0"
     (directory / "environment.json").write_text(json.dumps(kept))
