@@ -37,6 +37,15 @@ def train(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatc
     return run
 
 
+@pytest.fixture
+def kept(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> Path:
+    """A run directory that holds its recipe and nothing else yet."""
+    found = rlinf_vla(*counting.arguments("train", "counting_ppo", "cluster.micro_batch_size=7"), "--cfg", "job")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(found.out)
+    return tmp_path / "run"
+
+
 def forget(run_dir: Path, after: int) -> None:
     """As a run that was killed before it had written the checkpoints after that iteration."""
     for path in (run_dir / "checkpoints").iterdir():
@@ -194,14 +203,11 @@ def test_a_run_is_shown_without_running(train: Train, rlinf_vla: CommandLine) ->
         (["checkpoint=run/checkpoints/step_000009"], "checkpoint=run/checkpoints/step_000009: no such directory"),
     ],
 )
-def test_what_is_asked_on_top_is_checked_as_always(train: Train, rlinf_vla: CommandLine, overrides: list[str], words: str) -> None:
-    train("run", *QUICK, "iterations=1")
+def test_what_is_asked_on_top_is_checked_as_always(kept: Path, rlinf_vla: CommandLine, overrides: list[str], words: str) -> None:
     assert words in rlinf_vla("eval", "run=run", *overrides).complaint
 
 
-def test_the_cluster_is_the_runs_unless_another_is_named(train: Train, rlinf_vla: CommandLine) -> None:
-    train("run", *QUICK, "iterations=1", "cluster.micro_batch_size=7")
-
+def test_the_cluster_is_the_runs_unless_another_is_named(kept: Path, rlinf_vla: CommandLine) -> None:
     def cluster(*overrides: str) -> Any:
         return OmegaConf.create(rlinf_vla("train", "run=run", *overrides, "--cfg", "job").out).cluster
 
@@ -227,13 +233,12 @@ def test_the_cluster_is_the_runs_unless_another_is_named(train: Train, rlinf_vla
 )
 @pytest.mark.parametrize("verb", ["train", "eval"])
 def test_a_recipe_of_another_version_or_of_somebody_else(
-    train: Train, rlinf_vla: CommandLine, verb: str, change: Callable[[dict[str, Any]], object], words: list[str]
+    kept: Path, rlinf_vla: CommandLine, verb: str, change: Callable[[dict[str, Any]], object], words: list[str]
 ) -> None:
-    run = train("run", *QUICK, "iterations=1")
-    kept = OmegaConf.to_container(OmegaConf.load(run / "recipe.yaml"))
-    assert isinstance(kept, dict)
-    change(kept)  # type: ignore[arg-type]
-    (run / "recipe.yaml").write_text(json.dumps(kept))
+    values = OmegaConf.to_container(OmegaConf.load(kept / "recipe.yaml"))
+    assert isinstance(values, dict)
+    change(values)  # type: ignore[arg-type]
+    (kept / "recipe.yaml").write_text(json.dumps(values))
     complaint = rlinf_vla(verb, "run=run").complaint
     assert all(word in complaint for word in words), complaint
 
@@ -247,7 +252,6 @@ def test_where_no_run_is(rlinf_vla: CommandLine, counting: Counting, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-def test_a_run_without_a_checkpoint_has_nothing_to_evaluate(train: Train, rlinf_vla: CommandLine) -> None:
-    forget(train("run", *QUICK, "iterations=1"), after=0)
+def test_a_run_without_a_checkpoint_has_nothing_to_evaluate(kept: Path, rlinf_vla: CommandLine) -> None:
     for arguments in (["eval"], ["export", "output=out"]):
         assert "no complete checkpoint there" in rlinf_vla(*arguments, "run=run").complaint

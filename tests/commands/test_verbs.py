@@ -112,6 +112,15 @@ def test_a_continued_run_is_the_uninterrupted_one(train: Any) -> None:
     assert metrics(parts) == metrics(whole)
 
 
+@pytest.mark.parametrize("name", ["evaluation/after.json", "metrics.jsonl"])
+def test_a_damaged_file_of_a_run_is_told_in_one_line(train: Any, rlinf_vla: CommandLine, counting: Counting, name: str) -> None:
+    path = train("run", *QUICK) / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("rubbish\n")
+    arguments = counting.arguments("train", "counting_ppo", "run_dir=run", "resume=auto")
+    assert f"run/{name}" in (complaint := rlinf_vla(*arguments).complaint) and "is damaged" in complaint
+
+
 @pytest.mark.parametrize("recipe", ["counting_grpo", "counting_sac"])
 def test_other_algorithms_train_and_go_on(train: Any, rlinf_vla: CommandLine, counting: Counting, recipe: str) -> None:
     straight = train("straight", "iterations=4", recipe=recipe)
