@@ -97,12 +97,24 @@ def _newest_of(runs: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def for_evaluation(config: DictConfig, checkpoint: Path | None) -> Path:
-    """Where an evaluation writes: ``run_dir``, else the run of its checkpoint, else a directory of its own."""
+    """Where an evaluation writes: ``run_dir``, else the run of its checkpoint, else a directory of its own.
+
+    Raises UserError where nothing can be written there, before anything is played.
+    """
     if config.run_dir:
-        return Path(config.run_dir).expanduser()
-    if checkpoint is not None and checkpoint.resolve().parent.name == CHECKPOINTS:
-        return checkpoint.resolve().parent.parent
-    return _fresh(Path("runs", config.name))
+        directory = Path(config.run_dir).expanduser()
+    elif checkpoint is not None and checkpoint.resolve().parent.name == CHECKPOINTS:
+        directory = checkpoint.resolve().parent.parent
+    else:
+        return _fresh(Path("runs", config.name))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        writable = os.access(directory, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise UserError(f"run_dir={directory} cannot be written: choose another run_dir")
+    return directory
 
 
 def for_sweep(config: DictConfig) -> Path:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from rlinf_vla.training.run_directory import checkpoint_at, choose, kept, opened, opened_for_recording
+from rlinf_vla.training.run_directory import checkpoint_at, choose, for_evaluation, kept, opened, opened_for_recording
 from rlinf_vla.types import UserError
 from tests.training.processes import during
 
@@ -108,6 +109,18 @@ def test_a_directory_that_cannot_be_written_is_the_users_to_mend(here: Path) -> 
     for directory in (here / "file", here / "file" / "run", Path("/proc/run")):
         with pytest.raises(UserError, match=f"run_dir={directory} cannot be written"), opened(directory, config(), None):
             pytest.fail("it is open")
+
+
+def test_an_evaluation_knows_before_it_plays_that_nothing_can_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = begin(here / "run", 5) / "checkpoints" / "step_000005"
+    assert for_evaluation(config(), checkpoint) == here / "run"
+    assert for_evaluation(config(run_dir="new"), checkpoint) == Path("new")
+    (here / "file").write_text("")
+    with pytest.raises(UserError, match="run_dir=file cannot be written"):
+        for_evaluation(config(run_dir="file"), checkpoint)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # somebody else's run; who is root may write everywhere
+    with pytest.raises(UserError, match="run cannot be written: choose another run_dir"):
+        for_evaluation(config(), checkpoint)
 
 
 # where a continued run goes on
