@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import sys
@@ -23,9 +24,9 @@ from rlinf_vla.trust import printable
 VERBS = {
     "train": "reinforcement learning, imitation, success classifiers: rlinf-vla train recipe=maniskill_ppo",
     "record": "a LeRobotDataset of a scripted expert: rlinf-vla record recipe=maniskill_sft output=DIR",
-    "eval": "success on fixed episodes: rlinf-vla eval recipe=maniskill_ppo checkpoint=DIR, or a sweep: eval recipe=maniskill_eval",
+    "eval": "success on fixed episodes: rlinf-vla eval run=DIR, or a sweep: rlinf-vla eval recipe=maniskill_eval",
     "verify": "play part of an evaluation again: rlinf-vla verify RESULT.json --episodes 20",
-    "export": "merge a checkpoint into the official layout: rlinf-vla export recipe=maniskill_ppo checkpoint=DIR output=DIR",
+    "export": "merge a checkpoint into the official layout: rlinf-vla export run=DIR output=DIR",
     "plan": "who does what where, and how long it will take: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
     "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control} recipe=NAME, {env|soak} env=NAME, load",
     "robot": "an arm: rlinf-vla robot {check|home|stop|acknowledge} robot=franka_sim, robot {record|replay} recipe=franka_rlpd",
@@ -65,6 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     from rlinf_vla.robot import CellError, RobotError
     from rlinf_vla.types import Failure, UserError
 
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where it cannot write below HOME, and works all the same
     try:
         return _dispatch(arguments)
     except (UserError, CellError) as error:
@@ -83,6 +85,9 @@ def run(arguments: Sequence[str]) -> int:
         if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
             return _fail(f"{os.strerror(code)}{where}: free space, then go on with resume=auto; the last checkpoint is whole", 1)
+        if code == errno.ENAMETOOLONG:
+            assert isinstance(error, OSError)
+            return _fail(f"{os.strerror(code)} ({str(error.filename)[:60]}...): choose a shorter one", 2)
         import traceback
 
         traceback.print_exc()
@@ -146,10 +151,11 @@ def _usage() -> str:
         [
             f"rlinf-vla {__version__}: fine-tune vision-language-action policies with reinforcement learning",
             "",
-            "rlinf-vla VERB [recipe=NAME] [KEY=VALUE ...]",
+            "rlinf-vla VERB [recipe=NAME|run=DIR] [KEY=VALUE ...]",
             "",
             *lines,
             "",
+            "run=DIR takes the recipe that a run keeps: train goes on with that run, eval and export take its newest checkpoint.",
             "rlinf-vla VERB recipe=NAME --cfg job shows what it would run. --help shows the keys of train, record, eval, export, plan,",
             "bench rollout (and the other benches), robot record and robot replay, and what verify takes.",
         ]

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_vla import recipe as recipes
+from rlinf_vla.recipe.kept import choose_run
 from rlinf_vla.types import UserError
 
 CONFIG_MODULE = "rlinf_vla.recipes"
@@ -29,7 +30,7 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
         print(usage(verb, [argument for argument in arguments if argument not in ("--help", "-h")]))
         return 0
     recipes.register()
-    arguments = sorted(with_cluster(arguments), key=_is_flag)  # argparse wants the overrides together
+    given, arguments = arguments, sorted(with_choices(verb, arguments), key=_is_flag)  # argparse wants the overrides together
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
 
     def job(config: DictConfig) -> None:
@@ -46,7 +47,7 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
         assert failed.__cause__ is not None
         raise failed.__cause__ from None
     except Exception as error:  # the command's own failures are _Failed: what is left is wrong in the recipe
-        raise UserError(explain(error, arguments)) from error
+        raise UserError(explain(error, given)) from error
     finally:
         sys.argv = saved
     return 0
@@ -67,7 +68,8 @@ def usage(verb: str, overrides: Sequence[str]) -> str:
     choices = {group: [*_stored(group), *_filed(group)] for group in CHOICES}
     return "\n".join(
         [
-            f"rlinf-vla {verb.replace('_', ' ')} recipe=NAME [KEY=VALUE ...]",
+            f"rlinf-vla {verb.replace('_', ' ')} {{recipe=NAME|run=DIR}} [KEY=VALUE ...]",
+            "run=DIR: the recipe that the run in DIR keeps, and the run's newest checkpoint.",
             "",
             "== Choices (GROUP=NAME) ==",
             *(f"{group}: {', '.join(sorted(names))}" for group, names in choices.items()),
@@ -94,12 +96,27 @@ def load(verb: str, overrides: Sequence[str]) -> DictConfig:
     """The composed recipe, without running anything. Raises UserError."""
     recipes.register()
     GlobalHydra.instance().clear()
-    overrides = with_cluster(overrides)
+    choices = with_choices(verb, overrides)
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            return compose(_primary(verb), overrides=list(overrides))
+            return compose(_primary(verb), overrides=choices)
     except Exception as error:
         raise UserError(explain(error, overrides)) from error
+
+
+def with_choices(verb: str, arguments: Sequence[str]) -> list[str]:
+    """``run=DIR`` becomes the choice of the recipe that the run keeps, on its cluster unless another is named. Raises UserError."""
+    runs = [argument.removeprefix("run=") for argument in arguments if argument.startswith("run=")]
+    if not runs:
+        return with_cluster(arguments)
+    rest = [argument for argument in arguments if not argument.startswith("run=")]
+    if len(runs) > 1:
+        raise UserError(f"run={runs[0]} and run={runs[1]}: give one")
+    for argument in rest:
+        if argument.partition("=")[0] in CHOICES and not argument.startswith("cluster="):
+            raise UserError(f"run={runs[0]} and {argument}: a run keeps a recipe of its own, leave one of the two out")
+    named = any(argument.startswith("cluster=") for argument in rest)
+    return [choose_run(runs[0], verb, rest), *(with_cluster(rest) if named else rest)]
 
 
 def with_cluster(arguments: Sequence[str]) -> list[str]:

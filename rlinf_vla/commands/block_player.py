@@ -18,8 +18,8 @@ from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, START, Block, Entrant,
 from rlinf_vla.evaluation.results import episode
 from rlinf_vla.evaluation.sweep import EpisodeResult, play_out
 from rlinf_vla.protocols import EnvSpec, HasParts, Part, Policy, VectorEnv
-from rlinf_vla.recipe import Recipe
-from rlinf_vla.recipe.checks import NO_MODEL
+from rlinf_vla.recipe import Recipe, asset_path
+from rlinf_vla.recipe.checks import NO_ALGORITHM, NO_MODEL
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import task_episodes
 from rlinf_vla.rollout.player import Acts
@@ -44,13 +44,29 @@ def parts_of(recipe: Recipe) -> list[Part]:
 
 def contest(recipe: Recipe) -> list[Entrant]:
     """Raises UserError where the recipe has no model for an entrant that needs one, or a directory is not there."""
-    found = entrants(recipe.sweep.policies, recipe.evaluation.modes)
-    for policy in recipe.sweep.policies:
-        if policy not in SCRIPTED and recipe.model.name == NO_MODEL:
+    policies, model = _policies(recipe), recipe.model
+    found = entrants(policies, recipe.evaluation.modes)
+    if model.name == NO_MODEL and model.checkpoint != NO_MODEL:
+        raise UserError(f"model.checkpoint={model.checkpoint} belongs to no model, recipe={recipe.name} has none: set model=NAME, too")
+    for policy in policies:
+        if policy not in SCRIPTED and model.name == NO_MODEL:
             raise UserError(f"sweep.policies names {policy}, recipe={recipe.name} has no model: set model=NAME model.checkpoint=DIR")
+        if policy == START and not asset_path(model.checkpoint).is_dir():
+            raise UserError(f"model.checkpoint={model.checkpoint}: no such directory")
         if policy not in (START, *SCRIPTED) and not Path(policy).expanduser().is_dir():
             raise UserError(f"sweep.policies names {policy}: no such directory (or {START}, {' or '.join(SCRIPTED)})")
     return found
+
+
+def _policies(recipe: Recipe) -> list[str]:
+    """``sweep.policies``, and before them what the recipe asks to evaluate elsewhere, so that no key is without effect: ``checkpoint``,
+    or, where nothing learns and a model can be there for no other purpose, that model."""
+    listed = list(recipe.sweep.policies)
+    if recipe.checkpoint is not None:
+        chosen = Path(recipe.checkpoint).resolve()
+        return listed if any(Path(each).expanduser().resolve() == chosen for each in listed) else [recipe.checkpoint, *listed]
+    unplayed = recipe.algorithm.name == NO_ALGORITHM and recipe.model.name != NO_MODEL and set(listed) <= set(SCRIPTED)
+    return [START, *listed] if unplayed else listed
 
 
 class BlockPlayer:

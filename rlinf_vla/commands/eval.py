@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -14,15 +13,15 @@ from rlinf_vla.recipe.robot import ROBOT
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import load_checkpoint
-from rlinf_vla.types import UserError
 
 
 def run(config: DictConfig) -> None:
     """Writes evaluation/<checkpoint>.json and videos into ``run_dir``, by default the run that the checkpoint belongs to."""
     recipe = recipes.read(config)
+    checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint") if recipe.checkpoint else None
+    if checkpoint is not None:  # found once: a run that trains meanwhile gets newer ones
+        recipe.checkpoint = config.checkpoint = str(checkpoint)
     if recipe.sweep.policies:
-        if recipe.checkpoint:
-            raise UserError("checkpoint is for an evaluation into its own run; in a sweep it is one of sweep.policies")
         sweep.run(config)
         return
     if recipe.env.name == ROBOT:
@@ -30,7 +29,6 @@ def run(config: DictConfig) -> None:
 
         evaluate_at_robot(recipe, config)
         return
-    checkpoint = Path(recipe.checkpoint).expanduser() if recipe.checkpoint else None
     # a checkpoint without adapter or heads of a run is a model directory: the start of the recipe is one
     policy = session.build_policy(recipe)
     version = 0

@@ -16,6 +16,7 @@ from rlinf_vla.atomic import write_json
 from rlinf_vla.commands import session
 from rlinf_vla.protocols import Learner
 from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.training import run_directory
 from rlinf_vla.training.checkpoint import load_checkpoint, save_heads
 from rlinf_vla.training.lora import merge_lora
 from rlinf_vla.types import DTYPES, UserError
@@ -24,11 +25,11 @@ from rlinf_vla.types import DTYPES, UserError
 def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     if not recipe.checkpoint or not recipe.output:
-        raise UserError(f"export wants both: rlinf-vla export recipe={recipe.name} checkpoint=RUN/checkpoints/step_N output=DIR")
+        raise UserError("export wants to know what and where: rlinf-vla export run=RUN output=DIR, or checkpoint=RUN/checkpoints/step_N")
     if recipe.output_dtype not in (None, *DTYPES):
         raise UserError(f"output_dtype={recipe.output_dtype}: choose {' or '.join(DTYPES)}, or leave it out to keep the model's own")
     output = session.new_directory(recipe.output)
-    checkpoint = Path(recipe.checkpoint).expanduser()
+    checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint")
     policy = session.build_policy(recipe)
     state = load_checkpoint(checkpoint, policy)
     merge_lora(policy.backbone)

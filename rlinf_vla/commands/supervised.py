@@ -42,6 +42,8 @@ def learn(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     trainer = Trainer(learner, settings, recipe.cluster.micro_batch_size)
     done = load_checkpoint(checkpoint, learner, trainer)["iteration"] if checkpoint else 0
     print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {session.relative(directory)}")
+    if checkpoint is not None:
+        print(f"continuing after iteration {done} from {session.relative(checkpoint)}")
     with ExitStack() as stack:
         progress = stack.enter_context(stages())
         groups: Sequence[VectorEnv] = ()

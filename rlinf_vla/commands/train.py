@@ -188,7 +188,7 @@ class _Run:
 
     def evaluated(self, name: str, version: int) -> bool:
         path = self.directory / "evaluation" / f"{name}.json"
-        return path.exists() and _read_json(path)["policy_version"] == version
+        return path.exists() and _read_json(path).get("policy_version") == version
 
     def compare(self) -> None:
         """With what was before, where that is known: a run may have been told late to evaluate."""
@@ -203,4 +203,11 @@ class _Run:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
+    """Raises UserError where it is no JSON object."""
+    try:
+        document = json.loads(path.read_text())
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise UserError(f"{path} is damaged (no JSON object): delete it, then go on with resume=auto")
+    return document

@@ -28,7 +28,7 @@ SHOWN = 5
 NUMBERS: dict[str, Any] = {"seed": int, "success": bool, "steps": int, "return": float | int}
 """Columns of an episode that are no words."""
 
-PLAYED = ("env", "model")
+PLAYED = ("env.", "model.")
 """Nodes of a recipe that make simulators and policies; verify uses no reward, no robot and no cluster, and writes nothing."""
 
 Place = tuple[str, str, str, int]

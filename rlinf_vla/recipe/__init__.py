@@ -106,9 +106,9 @@ class Recipe:
     run_dir: str | None = field(default=None, metadata=OUTSIDE)
     """null: runs/<recipe>/<timestamp>."""
     resume: str = "never"
-    """never, auto (the newest complete checkpoint of run_dir, or of the newest run of this recipe), or a run directory or checkpoint."""
+    """never, auto (the newest complete checkpoint of run_dir, or of all runs of this recipe), or a run directory or checkpoint."""
     checkpoint: str | None = None
-    """A checkpoint of an earlier run, to evaluate, to start from or to export."""
+    """A checkpoint of an earlier run, to evaluate, to start from or to export; eval and export take a run directory's newest, too."""
     output: str | None = field(default=None, metadata=OUTSIDE)
     """Where export and record write: a directory that is new or empty."""
     output_dtype: str | None = None

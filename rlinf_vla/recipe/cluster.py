@@ -51,7 +51,7 @@ class ClusterConfig:
     """given: as the keys below say. auto: they and rollout.pipeline_depth become what is predicted to be fastest (docs/plan.md)."""
     replan_after: int = 0
     """Iterations after which a run with a prediction plans again from what it has measured; 0: never."""
-    runtime: str = field(default="in_process", metadata=OUTSIDE)
+    runtime: str = "in_process"
     """in_process: one process and its simulators. ray: workers on a Ray cluster, any of which but the trainer may die."""
     address: str | None = field(default=None, metadata=OUTSIDE)
     """HOST:PORT of a Ray cluster's head; null: one of this machine's own, for this run."""

@@ -21,7 +21,8 @@ class SweepConfig:
 
     policies: list[str] = field(default_factory=list)
     """Each is ``start`` (model.checkpoint as it is), a checkpoint of a run, a model directory, ``expert`` (the simulator's own) or
-    ``random``; all play the same episodes. Empty: no sweep, ``checkpoint`` is evaluated into its run."""
+    ``random``; all play the same episodes. ``checkpoint`` plays, too, and so does the model of a recipe with ``algorithm=none``.
+    Empty: no sweep, ``checkpoint`` is evaluated into its run."""
     block: int = 10
     """Episodes of a task that are played and kept together; a sweep that is killed loses at most the blocks under way."""
     parallel: int = 1

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rlinf_vla.types import UserError
+
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -60,7 +62,8 @@ class MetricsLog:
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """All lines of a run, oldest first; none where there is no file. A value is None where it was not finite.
 
-    A run that was killed while it wrote leaves half a line at the end: that line is passed over.
+    A run that was killed while it wrote leaves half a line at the end: that line is passed over. Raises UserError where another line is
+    damaged.
     """
     path = run_dir / METRICS_FILE
     if not path.exists():
@@ -68,7 +71,17 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
-    return [json.loads(line) for line in lines]
+    return [_read_line(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _read_line(line: str, where: str) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or "step" not in values:
+        raise UserError(f"{where} is damaged (no JSON object with a step): delete that line, or start a new run_dir")
+    return values
 
 
 def _repair(path: Path, last_step: int | None) -> None:

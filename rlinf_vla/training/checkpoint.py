@@ -132,7 +132,7 @@ def verify(checkpoint: Path) -> None:
     if not checkpoint.is_dir():
         raise UserError(f"checkpoint={checkpoint}: no such directory")
     if not (checkpoint / COMPLETE).exists():
-        raise UserError(f"checkpoint={checkpoint} is not a complete checkpoint ({COMPLETE} is missing): choose one of its siblings")
+        raise UserError(f"checkpoint={checkpoint} is not a complete checkpoint ({COMPLETE} is missing): choose another of its run")
     try:
         digests = json.loads((checkpoint / COMPLETE).read_text())
         damaged = [name for name, digest in digests.items() if not (checkpoint / name).is_file() or _digest(checkpoint / name) != digest]

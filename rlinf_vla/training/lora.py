@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -222,7 +223,10 @@ def adapter_state(backbone: nn.Module) -> Tensors:
 
 def save_adapter(backbone: nn.Module, factors: Tensors, directory: Path) -> None:
     """``factors``: ``adapter_state(backbone)``, whole."""
-    config: LoraConfig = backbone.peft_config["default"]  # type: ignore[index,assignment]
+    config: LoraConfig = copy(backbone.peft_config["default"])  # type: ignore[index,assignment]
+    for name, value in vars(config).items():
+        if isinstance(value, set):  # peft would write it in an order that differs from process to process
+            setattr(config, name, sorted(value))
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
     write_tensors(factors, directory / _FACTORS)

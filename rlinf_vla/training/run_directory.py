@@ -5,15 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from rlinf_vla.atomic import replacing
-from rlinf_vla.training.checkpoint import complete_checkpoints
+from rlinf_vla.training.checkpoint import COMPLETE, complete_checkpoints
 from rlinf_vla.types import UserError
 
 RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = "recipe.yaml", "checkpoints", "replay", ".lock", "result.json"
@@ -30,46 +33,97 @@ FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "r
 _FREE_IN_RECORDINGS = _FREE | {"output", "algorithm"}
 
 
-def choose(config: DictConfig) -> tuple[Path, Path | None]:
-    """The run directory and the checkpoint to go on from (None: from the start). Raises UserError."""
-    resume, run_dir = config.resume, config.run_dir and Path(config.run_dir).expanduser()
+def choose(config: DictConfig, say: Callable[[str], None] = print) -> tuple[Path, Path | None]:
+    """The run directory and the checkpoint to go on from (None: from the start). Raises UserError.
+
+    ``say`` is told what ``resume=auto`` passed over, and that it found nothing.
+    """
+    resume, run_dir, runs = config.resume, config.run_dir and Path(config.run_dir).expanduser(), Path("runs", config.name)
     if resume not in ("auto", "never"):
-        path = Path(resume).expanduser().absolute()
-        checkpoint = path if path.name.startswith("step_") else _newest(path)
-        if checkpoint is None or not checkpoint.is_dir():
-            raise UserError(f"resume={resume}: no complete checkpoint there (a run directory or a checkpoints/step_* is expected)")
-        directory = checkpoint.parent.parent
+        directory, checkpoint = split(checkpoint_at(resume, "resume"))
+        if checkpoint is None:
+            raise UserError(f"resume={resume} is a checkpoint outside a run directory: start a new run with checkpoint={resume}")
         if run_dir and run_dir.resolve() != directory.resolve():
             raise UserError(f"resume={resume} belongs to {directory}, run_dir says {run_dir}: leave run_dir out")
         return directory, checkpoint
-    if run_dir is None and resume == "auto":
-        runs = sorted((path.parent for path in Path("runs", config.name).glob(f"*/{RECIPE}")), key=lambda path: path.name)
-        run_dir = next((run for run in reversed(runs) if not _is_sweep(run)), None)
     if run_dir is None:
-        return _fresh(Path("runs", config.name)), None
-    if _is_sweep(run_dir):
+        directory = (_newest_of(runs, say) if resume == "auto" else None) or _fresh(runs)
+    else:
+        directory = run_dir
+    if is_sweep(directory):
         raise UserError(f"run_dir={run_dir} holds an evaluation sweep: choose another run_dir")
-    if resume == "never" and (run_dir / RECIPE).exists():
+    if resume == "never" and (directory / RECIPE).exists():
         raise UserError(f"run_dir={run_dir} holds a run already: continue it with resume=auto, or choose another run_dir")
-    return run_dir, _newest(run_dir)
+    checkpoint = _newest(directory)
+    if resume == "auto" and checkpoint is None:
+        say(f"resume=auto: there is no complete checkpoint in {run_dir or runs}: training begins at the start, in {directory}")
+    return directory, checkpoint
+
+
+def split(path: Path) -> tuple[Path, Path | None]:
+    """The run directory that ``path`` is or lies in, and the checkpoint of it that ``path`` is (None: it is the run directory)."""
+    for each in (path.expanduser().absolute(), path.expanduser().resolve()):
+        if each.parent.name == CHECKPOINTS:
+            return each.parent.parent, each
+    return path.expanduser().absolute(), None
+
+
+def checkpoint_at(location: str, key: str) -> Path:
+    """A checkpoint, or the newest complete one of a run directory. ``key`` names it. Raises UserError where there is none."""
+    path = Path(location).expanduser()
+    if not path.is_dir():
+        raise UserError(f"{key}={location}: no such directory")
+    is_one = split(path)[1] is not None or (path / COMPLETE).exists()
+    checkpoint = path if is_one else _newest(path)
+    if checkpoint is None:
+        raise UserError(f"{key}={location}: no complete checkpoint there (a run directory or a checkpoints/step_* is expected)")
+    return checkpoint
+
+
+def _newest_of(runs: Path, say: Callable[[str], None]) -> Path | None:
+    """Of the runs in a directory the one whose newest complete checkpoint was written last; where none has any, the newest by name.
+
+    Not simply the newest run: a start that failed leaves a directory, too.
+    """
+    found = sorted(path.parent for path in runs.glob(f"*/{RECIPE}") if not is_sweep(path.parent))
+    written = {run: (checkpoint / COMPLETE).stat().st_mtime_ns for run in found if (checkpoint := _newest(run))}
+    if not written:
+        return found[-1] if found else None
+    chosen = max(written, key=lambda run: (written[run], run))
+    for run in found:
+        if run not in written and (run / RECIPE).stat().st_mtime_ns > written[chosen]:
+            say(f"resume=auto: {run} is newer and has no complete checkpoint: going on with {chosen} instead")
+    return chosen
 
 
 def for_evaluation(config: DictConfig, checkpoint: Path | None) -> Path:
-    """Where an evaluation writes: ``run_dir``, else the run of its checkpoint, else a directory of its own."""
+    """Where an evaluation writes: ``run_dir``, else the run of its checkpoint, else a directory of its own.
+
+    Raises UserError where nothing can be written there, before anything is played.
+    """
     if config.run_dir:
-        return Path(config.run_dir).expanduser()
-    if checkpoint is not None and checkpoint.resolve().parent.name == CHECKPOINTS:
-        return checkpoint.resolve().parent.parent
-    return _fresh(Path("runs", config.name))
+        directory = Path(config.run_dir).expanduser()
+    elif checkpoint is not None and checkpoint.resolve().parent.name == CHECKPOINTS:
+        directory = checkpoint.resolve().parent.parent
+    else:
+        return _fresh(Path("runs", config.name))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        writable = os.access(directory, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise UserError(f"run_dir={directory} cannot be written: choose another run_dir")
+    return directory
 
 
 def for_sweep(config: DictConfig) -> Path:
     """Where a sweep writes: ``run_dir``, else the newest unfinished sweep of this very recipe, else a directory of its own."""
     if config.run_dir:
         return Path(config.run_dir).expanduser()
-    earlier = sorted((path for path in Path("runs", config.name).glob(f"*/{RECIPE}")), reverse=True)
-    unfinished = (path for path in earlier if not (path.parent / RESULT).exists() and not _difference(path, config, FREE_IN_SWEEPS))
-    return next((path.parent for path in unfinished), None) or _fresh(Path("runs", config.name))
+    earlier = sorted((path.parent for path in Path("runs", config.name).glob(f"*/{RECIPE}")), reverse=True)
+    unfinished = (directory for directory in earlier if not (directory / RESULT).exists() and _same(directory, config, FREE_IN_SWEEPS))
+    return next(unfinished, None) or _fresh(Path("runs", config.name))
 
 
 @contextmanager
@@ -123,7 +177,28 @@ def keep(directory: Path, config: DictConfig) -> None:
         aside.write_text(OmegaConf.to_yaml(config, resolve=True))
 
 
-def _is_sweep(directory: Path) -> bool:
+def kept(directory: Path) -> dict[str, Any]:
+    """The values of the recipe that ``keep`` wrote, which may come from somebody else: nothing in them is looked up or carried out.
+
+    Raises UserError where there is no recipe of plain values.
+    """
+    path = directory / RECIPE
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except FileNotFoundError:
+        raise UserError(f"{directory} is no run directory: {RECIPE} is missing") from None
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, take another copy of it") from None
+    if not isinstance(values, dict) or "name" not in values:
+        raise UserError(f"{path} cannot be read (it names no recipe): it is damaged, take another copy of it")
+    for key, value in _flat(values).items():
+        if "${" in str(value):
+            raise UserError(f"{path}: {key} is no plain value ({value}): a run's recipe holds none that refer to others")
+    return values  # type: ignore[return-value]
+
+
+def is_sweep(directory: Path) -> bool:
+    """It holds an evaluation sweep, or part of one."""
     return (directory / BLOCKS).is_dir() or (directory / RESULT).exists()
 
 
@@ -133,8 +208,15 @@ def _any(directory: Path, pattern: str) -> bool:
 
 def _require_same(directory: Path, config: DictConfig, free: set[str], begun: bool, what: str) -> None:
     """Raises UserError. ``begun``: there is something that goes on."""
-    if begun and (directory / RECIPE).exists() and (difference := _difference(directory / RECIPE, config, free)):
+    if begun and (directory / RECIPE).exists() and (difference := _difference(directory, config, free)):
         raise UserError(f"{what}: {difference}")
+
+
+def _same(directory: Path, config: DictConfig, free: set[str]) -> bool:
+    try:
+        return _difference(directory, config, free) is None
+    except UserError:  # somebody's damaged recipe.yaml is not this sweep's
+        return False
 
 
 def _newest(directory: Path) -> Path | None:
@@ -157,16 +239,17 @@ def _fresh(parent: Path) -> Path:
     raise UserError(f"{parent} holds too many runs of this second: set run_dir")
 
 
-def _difference(path: Path, config: DictConfig, free: set[str]) -> str | None:
+def _difference(directory: Path, config: DictConfig, free: set[str]) -> str | None:
     """The first key of the kept recipe that is another now, of those that are not ``free``, and what to do about it."""
-    before, now = _flat(OmegaConf.to_container(OmegaConf.load(path))), _flat(OmegaConf.to_container(config, resolve=True))
+    before, now = _flat(kept(directory)), _flat(OmegaConf.to_container(config, resolve=True))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key) and not any(key == each or key.startswith(f"{each}.") for each in free):
-            return (
-                f"{key} was {json.dumps(before.get(key))} in this run and is {json.dumps(now.get(key))} now: "
-                "leave it as it was, or start a new run_dir"
-            )
+            return f"{key} was {_told(before, key)} in {directory} and is {_told(now, key)} now: leave it as it was, or start a new run_dir"
     return None
+
+
+def _told(values: dict[str, object], key: str) -> str:
+    return json.dumps(values[key]) if key in values else "absent"
 
 
 def _flat(node: object, prefix: str = "") -> dict[str, object]:

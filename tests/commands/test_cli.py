@@ -60,6 +60,13 @@ def test_a_process_ends_with_the_code_and_one_line(tmp_path: Path) -> None:
     assert found.stderr == "rlinf-vla: algorithm.gama is not a key; did you mean algorithm.gamma?\n"
 
 
+def test_a_home_that_cannot_be_written_matters_to_nobody_who_does_not_need_it(tmp_path: Path) -> None:
+    program = "from rlinf_vla import cli\ncli.run(['--version'])\nimport rlinf_vla.telemetry.charts"
+    environment = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"} | {"HOME": "/dev/null"}
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
 # recipes
 
 
@@ -286,6 +293,7 @@ def test_a_folder_of_recipes_that_is_not_there(rlinf_vla: CommandLine, tmp_path:
         (FloatingPointError("the gradient is not finite"), 1, "FloatingPointError: the gradient is not finite", True),
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 1, "No space left on device (/x/y): free space", False),
         (SafetensorError("I/O error: No space left on device (os error 28)"), 1, "No space left on device: free space", False),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), 2, f"File name too long ({'x' * 60}...)", False),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x/y"), 1, "/x/y", True),
         (UserError("model.checkpoint=x: no such directory"), 2, "model.checkpoint=x: no such directory", False),
         (Interrupted(signal.SIGINT), 130, "interrupted by SIGINT", False),

@@ -161,7 +161,7 @@ def test_without_a_directory_it_goes_on_with_the_unfinished_one(rlinf_vla: Comma
 def test_what_would_mix_two_things_is_refused(sweep: Eval, rlinf_vla: CommandLine, suites: Counting, tmp_path: Path) -> None:
     directory = sweep("out", *SCRIPTED)
     arguments = suites.arguments("eval", "counting_ppo", "run_dir=out", *SCRIPTED)
-    assert "episodes was 7 in this run and is 8 now" in rlinf_vla(*arguments, "episodes=8").complaint
+    assert "episodes was 7 in out and is 8 now" in rlinf_vla(*arguments, "episodes=8").complaint
     kept = json.loads((directory / "environment.json").read_text())
     kept["packages"]["torch"] = "1.0"
     (directory / "environment.json").write_text(json.dumps(kept))
@@ -182,7 +182,10 @@ def test_what_would_mix_two_things_is_refused(sweep: Eval, rlinf_vla: CommandLin
         (["sweep.policies=[expert]", "sweep.block=0"], "sweep.block=0"),
         (["sweep.policies=[expert]", "sweep.parallel=0"], "sweep.parallel=0"),
         (["sweep.policies=[start]", "evaluation.modes=[]"], "evaluation.modes is empty"),
-        (["sweep.policies=[expert]", "checkpoint=somewhere"], "one of sweep.policies"),
+        (["sweep.policies=[expert]", "checkpoint=somewhere"], "checkpoint=somewhere: no such directory"),
+        (["recipe=counting_eval", "model=linear", "model.checkpoint=/not/there"], "model.checkpoint=/not/there: no such directory"),
+        (["sweep.policies=[expert,start]", "model.checkpoint=/not/there"], "model.checkpoint=/not/there: no such directory"),
+        (["recipe=counting_eval", "model.checkpoint=/not/there"], "model.checkpoint=/not/there belongs to no model"),
         (["sweep.policies=[expert]", "episodes=2000000"], "episodes=2000000"),
         (["sweep.polices=[expert]"], "did you mean sweep.policies"),
     ],
@@ -192,6 +195,20 @@ def test_bad_lines(rlinf_vla: CommandLine, suites: Counting, overrides: list[str
     found = rlinf_vla("eval", "--config-dir", str(suites.folder), *recipe, *overrides)
     assert words in found.complaint
     assert not Path("runs").exists()
+
+
+def test_the_model_of_a_recipe_that_only_evaluates_is_evaluated(rlinf_vla: CommandLine, suites: Counting) -> None:
+    """Nothing learns: the model can be there for no other purpose. Where it stands in sweep.policies already it plays once."""
+    few = ("model=linear", f"model.checkpoint={suites.folder}/model", "episodes=2", "evaluation.modes=[greedy]", "evaluation.filmed=0")
+    for name, policies, players in (
+        ("added", "[expert,random]", ["start", "expert", "random"]),
+        ("listed", "[expert,start]", ["expert", "start"]),
+        ("path", f"[random,{suites.folder}/model]", ["random", "model"]),
+    ):
+        arguments = suites.arguments("eval", "counting_eval", f"run_dir={name}", f"sweep.policies={policies}", *few)
+        found = rlinf_vla(*arguments)
+        assert found.code == 0 and list(result(Path(name))["policies"]) == players, found.err
+    assert verify(rlinf_vla, Path("added")).code == 0
 
 
 def test_a_recipe_that_only_evaluates_does_not_train(rlinf_vla: CommandLine, suites: Counting) -> None:

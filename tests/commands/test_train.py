@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from rlinf_vla import cli
 from rlinf_vla.telemetry.metrics import read_metrics
+from tests.commands.test_verbs import assert_same_files
 
 pytestmark = pytest.mark.simulator
 
@@ -50,11 +51,6 @@ def train(run_dir: Path, *overrides: str) -> int:
 def weights(run_dir: Path, step: int = 3) -> dict[str, torch.Tensor]:
     checkpoint = run_dir / "checkpoints" / f"step_{step:06d}"
     return load_file(checkpoint / "adapter" / "adapter_model.safetensors") | load_file(checkpoint / "heads.safetensors")
-
-
-def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +87,7 @@ def test_two_groups_with_a_killed_simulator_train_the_same_weights_as_one(undist
     threading.Thread(target=kill, daemon=True).start()
     assert train(tmp_path / "disturbed", "rollout.pipeline_depth=2", "env.processes=2") == 0
     assert killed, "the run ended before its simulator could be killed"
-    assert_same_bits(weights(tmp_path / "disturbed"), weights(undisturbed))
+    assert_same_files(tmp_path / "disturbed", undisturbed, 3)
 
 
 @pytest.mark.slow
@@ -101,7 +97,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(undisturbed: Path, tmp_path: 
     assert not (run_dir / "checkpoints" / "step_000003").exists(), "the run was over before it could be killed"
     assert train(run_dir, "resume=auto") == 0
     assert [line["step"] for line in read_metrics(run_dir)] == [1, 2, 3]
-    assert_same_bits(weights(run_dir), weights(undisturbed))
+    assert_same_files(run_dir, undisturbed, 3)
 
 
 def kill_after(step: int, run_dir: Path) -> None:
@@ -138,7 +134,7 @@ def test_the_same_bits_on_ray_though_its_trainer_is_killed(undisturbed: Path, tm
     said = (tmp_path / "log").read_text()
     assert victim is None or "trainer 0 was lost" in said, said
     assert [line["step"] for line in read_metrics(there)] == [1, 2, 3]
-    assert_same_bits(weights(undisturbed), weights(there))
+    assert_same_files(there, undisturbed, 3)
 
 
 def trainer_of(driver: int) -> int | None:

@@ -30,6 +30,16 @@ def checkpoint(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
     return {f"{file.name}:{name}": value for file in files for name, value in load_file(file).items()}
 
 
+def assert_same_files(run_dir: Path, other: Path, step: int) -> None:
+    """Whole checkpoints: which files there are, and every byte of them. None of them says when, where or how long."""
+    first, second = (
+        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (each / "checkpoints" / f"step_{step:06d}" for each in (run_dir, other))
+    )
+    assert {"COMPLETE", "state.json", "optimizer.safetensors", "heads.safetensors"} <= first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+
+
 def assert_same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
     assert first.keys() == second.keys() and [name for name in first if not torch.equal(first[name], second[name])] == []
 
@@ -87,7 +97,7 @@ def test_the_plan_changes_nothing(train: Any) -> None:
     one = train("one", *QUICK, "rollout.pipeline_depth=1")
     for depth in (2, 4):
         other = train(f"depth{depth}", *QUICK, f"rollout.pipeline_depth={depth}")
-        assert_same_bits(checkpoint(other, 2), checkpoint(one, 2))
+        assert_same_files(other, one, 2)
         assert metrics(other) == metrics(one)
     cut = checkpoint(train("cut", *QUICK, "cluster.micro_batch_size=3"), 2)
     for name, value in checkpoint(one, 2).items():
@@ -98,8 +108,17 @@ def test_a_continued_run_is_the_uninterrupted_one(train: Any) -> None:
     whole = train("whole", *QUICK, "iterations=4")
     parts = train("parts", *QUICK, "iterations=2")
     train("parts", *QUICK, "iterations=4", "resume=auto", "rollout.pipeline_depth=4")
-    assert_same_bits(checkpoint(parts, 4), checkpoint(whole, 4))
+    assert_same_files(parts, whole, 4)
     assert metrics(parts) == metrics(whole)
+
+
+@pytest.mark.parametrize("name", ["evaluation/after.json", "metrics.jsonl"])
+def test_a_damaged_file_of_a_run_is_told_in_one_line(train: Any, rlinf_vla: CommandLine, counting: Counting, name: str) -> None:
+    path = train("run", *QUICK) / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("rubbish\n")
+    arguments = counting.arguments("train", "counting_ppo", "run_dir=run", "resume=auto")
+    assert f"run/{name}" in (complaint := rlinf_vla(*arguments).complaint) and "is damaged" in complaint
 
 
 @pytest.mark.parametrize("recipe", ["counting_grpo", "counting_sac"])
@@ -107,7 +126,7 @@ def test_other_algorithms_train_and_go_on(train: Any, rlinf_vla: CommandLine, co
     straight = train("straight", "iterations=4", recipe=recipe)
     parts = train("parts", *QUICK, recipe=recipe)
     train("parts", *QUICK, "iterations=4", "resume=auto", recipe=recipe)
-    assert_same_bits(checkpoint(parts, 4), checkpoint(straight, 4))
+    assert_same_files(parts, straight, 4)
     assert metrics(parts) == metrics(straight) and len(metrics(straight)) == 4
     found = rlinf_vla(*counting.arguments("eval", recipe, f"checkpoint={straight}/checkpoints/step_000004"))
     assert found.code == 0, found.err
@@ -153,7 +172,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
         run_dir = train("run", *QUICK, "iterations=3", "checkpoints.every=3", code=code)
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"], "what was done is not lost"
     train("run", *QUICK, "iterations=3", "checkpoints.every=3", "resume=auto")
-    assert_same_bits(checkpoint(run_dir, 3), checkpoint(whole, 3))
+    assert_same_files(run_dir, whole, 3)
 
 
 def test_who_does_not_wait_loses_what_was_half_made(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +192,7 @@ def test_who_does_not_wait_loses_what_was_half_made(train: Any, monkeypatch: pyt
         run_dir = train("run", *QUICK, "iterations=3", "checkpoints.every=1", code=130)
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"]
     train("run", *QUICK, "iterations=3", "resume=auto")
-    assert_same_bits(checkpoint(run_dir, 3), checkpoint(whole, 3))
+    assert_same_files(run_dir, whole, 3)
 
 
 def test_demonstrations_do_not_make_a_signal_wait(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +225,7 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_again(train: Any, mo
         run_dir = train("run", *late, code=1)
     assert [line["step"] for line in metrics(run_dir)] == [1] and not (run_dir / "checkpoints").exists()
     train("run", *late, "resume=auto")
-    assert_same_bits(checkpoint(run_dir, 3), checkpoint(whole, 3))
+    assert_same_files(run_dir, whole, 3)
     assert metrics(run_dir) == metrics(whole), "no iteration shows twice"
 
 
@@ -273,7 +292,7 @@ def test_continued_imitation_is_the_uninterrupted_one(rlinf_vla: CommandLine, co
             *counting.arguments("train", "counting_sft", f"run_dir={name}", f"iterations={iterations}", f"resume={resume}", *fixed)
         )
         assert found.code == 0, found.out + found.err
-    assert_same_bits(checkpoint(tmp_path / "parts", 6), checkpoint(tmp_path / "whole", 6))
+    assert_same_files(tmp_path / "parts", tmp_path / "whole", 6)
 
 
 def test_bench(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlinf_vla.telemetry.metrics import MetricsLog, read_metrics
+from rlinf_vla.types import UserError
 
 
 def steps(run_dir: Path) -> list[int]:
@@ -72,8 +73,11 @@ def test_a_crash_while_resuming_loses_nothing(tmp_path: Path, monkeypatch: pytes
 
 def test_damage_before_the_last_line_is_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nrubbish\n{"step": 2}\n')
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 is damaged"):
         read_metrics(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"of": "something else"}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 1 is damaged"):
+        MetricsLog(tmp_path, resume_step=0)
 
 
 def test_no_file_is_no_metrics(tmp_path: Path) -> None:

@@ -248,6 +248,17 @@ def save(policy: Policy, adapter: Path) -> None:
     save_adapter(policy.backbone, adapter_state(policy.backbone), adapter)
 
 
+def test_equal_adapters_are_equal_files(directory: Path, tmp_path: Path) -> None:
+    """peft keeps the targets in a set, whose order differs from process to process; the policy's own is left as it is."""
+    policy = tiny(directory=directory)
+    add_lora(policy, LoraOptions(rank=4), 0)
+    targets = policy.backbone.peft_config["default"].target_modules
+    save_adapter(policy.backbone, adapter_state(policy.backbone), tmp_path / "adapter")
+    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    assert len(written) > 3 and written == sorted(targets)
+    assert policy.backbone.peft_config["default"].target_modules is targets
+
+
 def test_an_adapter_is_loaded_again(directory: Path, tmp_path: Path) -> None:
     policy = adapted(directory, trained=True)
     save(policy, tmp_path / "adapter")

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from rlinf_vla.training.run_directory import choose, opened, opened_for_recording
+from rlinf_vla.training.run_directory import checkpoint_at, choose, for_evaluation, kept, opened, opened_for_recording
 from rlinf_vla.types import UserError
 from tests.training.processes import during
 
@@ -110,6 +111,18 @@ def test_a_directory_that_cannot_be_written_is_the_users_to_mend(here: Path) -> 
             pytest.fail("it is open")
 
 
+def test_an_evaluation_knows_before_it_plays_that_nothing_can_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = begin(here / "run", 5) / "checkpoints" / "step_000005"
+    assert for_evaluation(config(), checkpoint) == here / "run"
+    assert for_evaluation(config(run_dir="new"), checkpoint) == Path("new")
+    (here / "file").write_text("")
+    with pytest.raises(UserError, match="run_dir=file cannot be written"):
+        for_evaluation(config(run_dir="file"), checkpoint)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # somebody else's run; who is root may write everywhere
+    with pytest.raises(UserError, match="run cannot be written: choose another run_dir"):
+        for_evaluation(config(), checkpoint)
+
+
 # where a continued run goes on
 
 
@@ -126,10 +139,43 @@ def test_auto_takes_the_newest_run_of_the_recipe() -> None:
     assert resume(resume="auto", run_dir=None)[1] == newest / "checkpoints/step_000005"
 
 
-def test_auto_begins_where_there_is_nothing(here: Path) -> None:
-    assert choose(config(resume="auto", run_dir=str(here / "new"))) == (here / "new", None)
-    directory, checkpoint = choose(config(resume="auto"))
+def test_auto_passes_over_a_newer_run_without_a_checkpoint_and_says_so() -> None:
+    finished = begin(Path("runs", NAME, "20260101-000000"), 50)
+    failed = begin(Path("runs", NAME, "20260102-000000"))
+    (failed / "checkpoints" / "step_000005").mkdir(parents=True)  # without COMPLETE
+    said: list[str] = []
+    assert choose(config(resume="auto"), said.append) == (finished, finished / "checkpoints/step_000050")
+    assert len(said) == 1 and str(failed) in said[0] and str(finished) in said[0]
+
+
+def test_auto_takes_what_was_written_last_whatever_its_run_is_called() -> None:
+    named = begin(Path("runs", NAME, "half"), 50)
+    newest = begin(Path("runs", NAME, "20260101-000000"), 5)
+    said: list[str] = []
+    assert choose(config(resume="auto"), said.append) == (newest, newest / "checkpoints/step_000005") and not said
+    begin(named, 55)
+    assert choose(config(resume="auto"))[0] == named
+
+
+def test_auto_begins_where_there_is_nothing_and_says_so(here: Path) -> None:
+    said: list[str] = []
+    assert choose(config(resume="auto", run_dir=str(here / "new")), said.append) == (here / "new", None)
+    directory, checkpoint = choose(config(resume="auto"), said.append)
     assert directory.parent == Path("runs", NAME) and checkpoint is None
+    assert len(said) == 2 and all("no complete checkpoint" in each for each in said)
+    assert str(here / "new") in said[0] and str(directory) in said[1]
+    choose(config(), said.append)
+    choose(config(resume="auto", run_dir=str(begin(here / "run", 5))), said.append)
+    assert len(said) == 2, "where a checkpoint is found, or none was looked for, there is nothing to say"
+
+
+def test_a_run_directory_may_be_a_link_to_one(here: Path) -> None:
+    begin(here / "run", 5)
+    (here / "link").symlink_to("run")
+    assert resume(run_dir="link", resume="auto")[1] == Path("link/checkpoints/step_000005")
+    assert resume(run_dir="run", resume="link")[1] == here / "link/checkpoints/step_000005"
+    with pytest.raises(UserError, match="holds a run already"):
+        choose(config(run_dir="link"))
 
 
 @pytest.mark.parametrize(
@@ -175,6 +221,50 @@ def test_a_path_and_another_run_dir_contradict(here: Path) -> None:
     assert resume(resume="run", run_dir="run")[1] is not None
 
 
+def test_a_checkpoint_that_was_copied_out_of_its_run_belongs_to_none(here: Path) -> None:
+    (begin(here / "run", 5) / "checkpoints" / "step_000005").rename(here / "best")
+    assert checkpoint_at("best", "checkpoint") == Path("best")
+    with pytest.raises(UserError, match="resume=best is a checkpoint outside a run directory"):
+        choose(config(resume="best"))
+
+
+# what a run keeps
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "- 1",
+        "word",
+        "a: [",
+        "a: 1\na: 2",
+        "a: &a [*a]",
+        "a: ${b}",
+        "a: {b: [[{c: '${oc.env:HOME}'}]]}",
+        "a: ${",
+        "a: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path [touched]]",
+        "\0",
+    ],
+)
+def test_a_recipe_that_is_none_is_told_in_one_line_and_nothing_in_it_is_done(here: Path, text: str) -> None:
+    """The directory may come from somebody else."""
+    begin(here / "run", 5)
+    (here / "run" / "recipe.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"recipe\.yaml") as refusal:
+        resume(run_dir="run", resume="auto")
+    assert "\n" not in str(refusal.value) and not (here / "touched").exists()
+
+
+def test_a_recipe_that_is_no_text_is_told_in_one_line(here: Path) -> None:
+    begin(here / "run", 5)
+    (here / "run" / "recipe.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"recipe\.yaml cannot be read"):
+        kept(here / "run")
+    with pytest.raises(UserError, match="nowhere is no run directory"):
+        kept(Path("nowhere"))
+
+
 # what a continued run may change
 
 
@@ -196,7 +286,7 @@ def test_a_continued_run_is_the_same_run(here: Path, key: str, value: object) ->
     OmegaConf.update(recipe, key, value, force_add=True)
     directory, checkpoint = choose(recipe)
     before = (here / "run" / "recipe.yaml").read_text()
-    with pytest.raises(UserError, match=f"resume: {key} was .* in this run and is .* now"), opened(directory, recipe, checkpoint):
+    with pytest.raises(UserError, match=f"resume: {key} was .* in .* and is .* now"), opened(directory, recipe, checkpoint):
         pytest.fail("it goes on")
     assert (here / "run" / "recipe.yaml").read_text() == before
 
@@ -209,7 +299,7 @@ def test_so_is_one_that_died_before_its_first_checkpoint(here: Path, made: str) 
     path.parent.mkdir()
     path.write_text("")
     assert resume(run_dir="run", resume="auto", seed=1)
-    with pytest.raises(UserError, match="resume: seed was 1 in this run and is 2 now"):
+    with pytest.raises(UserError, match="resume: seed was 1 in run and is 2 now"):
         resume(run_dir="run", resume="auto", seed=2)
 
 
