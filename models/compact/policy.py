@@ -10,13 +10,14 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rlinf_vla.pictures import resized
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
+from rlinf_vla.ranges import Name, NonEmpty, Positive
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors, UserError
 
 from .. import files
@@ -29,11 +30,11 @@ class CompactOptions:
 
     random_weights: bool = False
     """Start from random weights: config.json alone is enough."""
-    images: list[str] = field(default_factory=lambda: ["base"])
+    images: Annotated[list[Name], NonEmpty()] = field(default_factory=lambda: ["base"])
     """The environment's cameras; all go through the same encoder."""
-    encoder: str = "conv"
+    encoder: Name = "conv"
     """conv: convolutions on patches. timm:NAME: a backbone of timm, such as timm:resnet10t, from random weights."""
-    std: float = 0.5
+    std: Positive = 0.5
     """Of the actions, at the beginning."""
 
 

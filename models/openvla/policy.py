@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
+from rlinf_vla.ranges import Name, Size
+from rlinf_vla.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, UserError
 
 from .. import files
 from .actions import ActionTokenizer, ProprioNormalizer
@@ -37,16 +38,16 @@ COMPANIONS = (
 class CommonOptions(files.WeightOptions):
     """What OpenVLA and OpenVLA-OFT have in common in ``model.options``."""
 
-    prompt_length: int = 32
+    prompt_length: Size = 32
     """Token ids per prompt, padding included."""
-    unnorm_key: str | None = None
+    unnorm_key: Name | None = None
     """Which dataset's statistics un-normalise the actions; needed only where the checkpoint has several."""
     center_crop: bool | None = None
     """See the middle 90 % of every image, as the official evaluation of models trained on random crops does. null, here and below: what
     config.json says (ours), else as the official evaluation."""
-    resize: str | None = None
+    resize: Name | None = None
     """processor: as the checkpoint's processor. rlds: JPEG and Lanczos, as the official fine-tuning data and LIBERO evaluation."""
-    gripper: str | None = None
+    gripper: Name | None = None
     """raw: as the checkpoint says it, 0 closed to 1 open. open_positive, close_positive: ±1 for an environment in which +1 opens, or
     closes (LIBERO)."""
 
@@ -55,7 +56,7 @@ class CommonOptions(files.WeightOptions):
 class OpenVLAOptions(CommonOptions):
     """Recipe node ``model.options``."""
 
-    image: str = "base"
+    image: Name = "base"
     """Which of the environment's cameras the policy sees."""
 
 
@@ -102,7 +103,7 @@ class OpenVLAPolicy(Policy):
         self.statistics = read_statistics(directory, config, options.unnorm_key)
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
-        self.dtype = files.dtype_of(options.dtype)
+        self.dtype = DTYPES[options.dtype]
         self.stored_dtypes: dict[str, torch.dtype] = {}
         with files.birthplace(options.random_weights):
             self.backbone: PrismaticVLA = self.build()

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors, UserError, require_one_of
+from rlinf_vla.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors, UserError
 
 from .. import files
 from . import flow, real_time
@@ -27,7 +27,7 @@ from .checkpoint import NORM_STATS, read_config, read_norm_stats, read_state
 from .features import Features, is_kept, keep, kept
 from .heads import NoiseHead, mlp
 from .network import Pi0Network, Prefix
-from .options import CRITICS, SAMPLERS, Pi0Options
+from .options import Pi0Options
 from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
 
 
@@ -46,8 +46,6 @@ class Pi0Policy(Policy):
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__()
-        require_one_of("model.options.sampler", options.sampler, SAMPLERS)
-        require_one_of("model.options.value_on", options.value_on, CRITICS)
         self.directory, self.options = directory, options
         config = self.config = read_config(directory)
         statistics = read_norm_stats(directory, options.asset_id)
@@ -59,7 +57,7 @@ class Pi0Policy(Policy):
             document["delta_mask"] = list(options.delta_mask)
         self.delta = delta_dimensions(document.get("delta_mask", []), len(self.action_normalizer), len(self.state_normalizer))
         self.prompts = PromptEncoder(files.read_tokenizer(directory), options.prompt_length, document.get("bos_token_id", 2), with_state)
-        self.dtype = files.dtype_of(options.dtype)
+        self.dtype = DTYPES[options.dtype]
         self.stored_dtypes: dict[str, torch.dtype] = {}
         with files.birthplace(options.random_weights):
             self.backbone: Pi0Network = Pi0Network(config)

@@ -25,8 +25,6 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     if not recipe.checkpoint or not recipe.output:
         raise UserError(f"export wants both: rlinf-vla export recipe={recipe.name} checkpoint=RUN/checkpoints/step_N output=DIR")
-    if recipe.output_dtype not in (None, *DTYPES):
-        raise UserError(f"output_dtype={recipe.output_dtype}: choose {' or '.join(DTYPES)}, or leave it out to keep the model's own")
     output = session.new_directory(recipe.output)
     checkpoint = Path(recipe.checkpoint).expanduser()
     policy = session.build_policy(recipe)
