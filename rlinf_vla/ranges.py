@@ -44,6 +44,8 @@ class Range:
 
     def __str__(self) -> str:
         low, high = (f"{bound:.0f}" if bound == round(bound) and abs(bound) < 1e16 else f"{bound:g}" for bound in (self.low, self.high))
+        if self.low == self.high:
+            return low
         if not (self.above or self.below):
             return f"a number from {low} to {high}"
         return f"a number {'above' if self.above else 'of at least'} {low} and {'below' if self.below else 'at most'} {high}"
@@ -145,7 +147,7 @@ Seconds = Annotated[float, Range(0, 1e8, above=True)]
 """Up to three years."""
 Hertz = Annotated[float, Range(0, 1e4, above=True)]
 EnvCount = Annotated[int, Range(1, 10**6)]
-ImageSize = Annotated[int, Range(16, 4096)]
+ImageSize = Annotated[int, Range(16, 1024)]
 """Pixels of one side."""
 Name = Annotated[str, Named()]
 

@@ -18,8 +18,8 @@ class CameraConfig:
 
     driver: Name = "realsense"
     device: Optional[str] = None  # noqa: UP045
-    width: ImageSize = 640
-    height: ImageSize = 480
+    width: Annotated[int, Range(16, 8192)] = 640
+    height: Annotated[int, Range(16, 8192)] = 480
     hz: Annotated[int, Range(1, 1000)] = 30
     max_age_s: Seconds = 0.2
     frozen_s: Seconds = 1.0
