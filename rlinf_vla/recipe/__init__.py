@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, get_origin
 
 from hydra.core.config_store import ConfigStore
@@ -240,8 +241,29 @@ def read(config: DictConfig) -> Recipe:
         raise UserError(f"{error.full_key}: {str(error).splitlines()[0].rpartition(': ')[2]}") from None
     assert isinstance(recipe, Recipe)
     check_values(recipe)
+    _check_choices(recipe)
     check(recipe)
     return recipe
+
+
+def _check_choices(recipe: Recipe) -> None:
+    """What ``GROUP=NAME`` chose still has its name, and its own keys. Raises UserError."""
+    model, reward = recipe.model, recipe.reward
+    _check_choice("algorithm", recipe.algorithm, getattr(recipe.algorithm, "name", None), ALGORITHMS)
+    _check_choice("env", recipe.env, getattr(recipe.env, "name", None), env_configs())
+    if recipe.robot is not None:
+        known = {name: robot.Config for name, robot in plugins.robots().items()}
+        _check_choice("robot", recipe.robot, getattr(recipe.robot, "name", None), known)
+    _check_choice("model", model.options, model.name, {name: each.Config for name, each in plugins.models().items()} | {NO_MODEL: NoneType})
+    if reward.name is not None:
+        _check_choice("reward", reward.options, reward.name, {name: each.Config for name, each in plugins.rewards().items()})
+
+
+def _check_choice(group: str, node: Any, name: Any, known: dict[str, type]) -> None:
+    if name not in known:
+        raise UserError(f"{group}.name={name} is not known{plugins.nearest(str(name), list(known))}: choose with {group}=NAME")
+    if not isinstance(node, known[name]):
+        raise UserError(f"{group}.name={name} does not go with the other keys of {group}: choose with {group}={name}, which sets them too")
 
 
 def asset_path(location: str) -> Path:
