@@ -19,6 +19,7 @@ from rlinf_vla.ranges import ImageSize, Name, NonEmpty, Range
 from rlinf_vla.types import Inputs, Observation, StepResult, UserError
 
 from .. import files
+from ..config_file import fitting, read_config
 from .encoder import ImageEncoder
 
 SIZES = {"patch": 4, "channels": [32, 32, 32], "width": 64}
@@ -71,10 +72,8 @@ class Classifier:
         if config.checkpoint is None:
             return SuccessClassifier(SIZES | {"image_sizes": [config.image_size] * 2}, config)
         directory = Path(config.checkpoint).expanduser()
-        try:
-            model = SuccessClassifier(files.read_json(directory / files.CONFIG), config)
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{directory}: {files.CONFIG} does not fit ({error}): copy the classifier again") from None
+        with fitting(directory, files.CONFIG):
+            model = SuccessClassifier(read_config(directory), config)
         files.fill(model, dict(files.read_weights(directory)), directory)
         return model
 

@@ -18,6 +18,7 @@ from rlinf_vla.ranges import Name, NonEmpty, Range
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Tensors, UserError
 
 from .. import files
+from ..config_file import read_config
 from .checkpoint import read_component
 from .policy import CommonOptions, OpenVLAPolicy, gumbel
 from .prismatic import PrismaticVLA
@@ -103,7 +104,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     options: OpenVLAOFTOptions
 
     def __init__(self, directory: Path, options: OpenVLAOFTOptions) -> None:
-        stored = OFFICIAL | files.read_json(directory / files.CONFIG).get("oft", {})
+        stored = OFFICIAL | read_config(directory).get("oft", {})
         for name, value in stored.items():
             if getattr(options, name) is None:
                 options = replace(options, **{name: value})

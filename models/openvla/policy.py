@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.ranges import Name, Size
-from rlinf_vla.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, UserError
+from rlinf_vla.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
+from ..config_file import fitting, read_config
 from .actions import ActionTokenizer, ProprioNormalizer
 from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache
@@ -99,7 +100,7 @@ class OpenVLAPolicy(Policy):
     def __init__(self, directory: Path, options: Any) -> None:
         super().__init__()
         self.directory, self.options = directory, options
-        self.config = config = files.read_json(directory / files.CONFIG)
+        self.config = config = read_config(directory)
         self.statistics = read_statistics(directory, config, options.unnorm_key)
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
@@ -145,10 +146,8 @@ class OpenVLAPolicy(Policy):
 
     @classmethod
     def _build(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
-        try:
+        with fitting(checkpoint, files.CONFIG, STATISTICS, files.TOKENIZER):
             return cls(checkpoint, config)
-        except KeyError as error:
-            raise UserError(f"{checkpoint}: {files.CONFIG} or {STATISTICS} lacks {error}: copy the checkpoint again") from None
 
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:

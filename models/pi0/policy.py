@@ -22,8 +22,9 @@ from rlinf_vla.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors, UserError
 
 from .. import files
+from ..config_file import fitting, read_config
 from . import flow, real_time
-from .checkpoint import NORM_STATS, read_config, read_norm_stats, read_state
+from .checkpoint import NORM_STATS, network_config, read_norm_stats, read_state
 from .features import Features, is_kept, keep, kept
 from .heads import NoiseHead, mlp
 from .network import Pi0Network, Prefix
@@ -47,12 +48,12 @@ class Pi0Policy(Policy):
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__()
         self.directory, self.options = directory, options
-        config = self.config = read_config(directory)
+        document = self.document = read_config(directory)
+        config = self.config = network_config(document)
         statistics = read_norm_stats(directory, options.asset_id)
         self.state_normalizer = Normalizer(statistics["state"], quantiles=config.pi05)
         self.action_normalizer = Normalizer(statistics["actions"], quantiles=config.pi05)
         with_state = config.pi05 if options.state_in_prompt is None else options.state_in_prompt
-        document = self.document = files.read_json(directory / files.CONFIG)
         if options.delta_mask is not None:
             document["delta_mask"] = list(options.delta_mask)
         self.delta = delta_dimensions(document.get("delta_mask", []), len(self.action_normalizer), len(self.state_normalizer))
@@ -78,10 +79,8 @@ class Pi0Policy(Policy):
 
     @classmethod
     def _build(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
-        try:
+        with fitting(checkpoint, files.CONFIG, NORM_STATS, files.TOKENIZER):
             return cls(checkpoint, config)
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{checkpoint}: {files.CONFIG} or {NORM_STATS} does not fit ({error}): copy the checkpoint again") from None
 
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
