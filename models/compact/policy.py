@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rlinf_vla.pictures import resized
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.ranges import Name, NonEmpty, Positive
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors
+from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors, UserError
 
 from .. import files
 from ..config_file import fitting, read_config
