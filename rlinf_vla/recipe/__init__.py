@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +25,7 @@ from rlinf_vla.recipe.checks import NO_MODEL, check
 from rlinf_vla.recipe.cluster import ClusterConfig
 from rlinf_vla.recipe.evaluation import NO_ALGORITHM, EvaluationConfig, NoAlgorithmConfig, SweepConfig
 from rlinf_vla.recipe.robot import ROBOT, RobotEnvConfig, SessionConfig
+from rlinf_vla.recipe.suggestions import meant
 from rlinf_vla.rollout.control_config import ControlConfig
 from rlinf_vla.training.lora import LoraOptions
 from rlinf_vla.types import DTYPES, UserError
@@ -191,17 +191,12 @@ def keys() -> list[str]:
 
 
 def right_key(key: str) -> str:
-    """The same last name elsewhere, or a close spelling."""
+    """How the complaint that ``key`` does not exist goes on: with what was meant."""
     known = keys()
-    last = key.rsplit(".", 1)[-1]
-    close = [each for each in known if each.rsplit(".", 1)[-1] == last and each != key]
-    close = close or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if not close:
-        names = {each.rsplit(".", 1)[-1]: each for each in known}
-        close = [names[name] for name in difflib.get_close_matches(last, list(names), n=1, cutoff=0.6)]
     if key in known:
         return " of what is chosen here: give recipe=NAME, which chooses env, model and algorithm"
-    return f"; did you mean {close[0]}?" if close else " (--cfg job shows all keys)"
+    found = meant(key, known)
+    return f"; did you mean {' or '.join(found)}?" if found else " (--cfg job shows all keys)"
 
 
 def _keys(node: DictConfig) -> list[str]:
