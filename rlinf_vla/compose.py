@@ -135,8 +135,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
                     hint = "`rlinf-vla list presets` says what each is for"
                     return f"{preset} does not fit: it sets {key}, which this recipe's algorithm or model does not have ({hint})"
                 for group in ("env", "model", "algorithm", "robot", "reward"):
-                    if (chosen := _given(group, arguments)) and (recipe := _given("recipe", arguments)):
-                        return f"{chosen} does not fit {recipe}, which sets {key}: choose another recipe, or write one (--config-dir DIR)"
+                    if (chosen := _given(group, arguments)) and (base := _given("recipe", arguments)):
+                        return f"{chosen} does not fit {base}, which sets {key}: choose another recipe, or write one (--config-dir DIR)"
             entry = re.search(r"Key '([^']+)' is not in struct", " ".join(map(str, causes)))
             if entry and match[1] in set(recipes.keys()) and entry[1] != match[1].rpartition(".")[2]:
                 return f"{match[1]} has no entry {entry[1]}: add it with +{match[1]}.{entry[1]}=VALUE"

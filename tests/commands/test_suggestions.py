@@ -62,7 +62,7 @@ def test_an_abbreviation() -> None:
         ([*PPO, "algorithm.name=pppo"], ["algorithm.name=pppo is not known; did you mean ppo?: choose with algorithm=NAME"]),
         ([*PPO, "model.name=pi0"], ["model.name=pi0 does not go with", "model=pi0"]),
         ([*PPO, "model.options=5"], ["model.options"]),
-        ([*PPO, "model.options=null"], ["model=openvla"]),
+        ([*PPO, "model.options=null"], ["choose with model=openvla"]),
         ([*PPO, "reward.name=success"], ["choose with reward=success"]),
         ([*PPO, "reward.name=-1"], ["reward.name=-1 is no name"]),
         ([*PPO, "cluster.address=-inf"], ["cluster.address=-inf cannot be used: use HOST:PORT"]),
@@ -87,5 +87,7 @@ def test_a_gpu_that_is_not_there(rlinf_vla: CommandLine, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("verb", ["env", "soak"])
 def test_the_help_of_what_takes_no_recipe(rlinf_vla: CommandLine, verb: str) -> None:
-    found = rlinf_vla("bench", verb, "--help")
-    assert found.code == 0 and found.out.startswith(f"rlinf-vla bench {verb} env=maniskill") and "num_envs" in found.out
+    for chosen in ([], ["env=gymnasium"]):
+        found = rlinf_vla("bench", verb, *chosen, "--help")
+        assert found.code == 0 and found.out.startswith(f"rlinf-vla bench {verb} env=maniskill")
+        assert ("control_hz" in found.out) == bool(chosen)
