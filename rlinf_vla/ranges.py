@@ -130,6 +130,11 @@ class Interval:
         return "a list of two numbers, the lesser one first, such as [0.1,0.9]"
 
 
+TEXT = Matches(r"(?s:.*)", "text")
+"""Of a string whose field says no more: OmegaConf lets lists pass as elements of a list of strings."""
+
+_UNSAID: dict[Any, list[Rule]] = {int: [FINITE], float: [FINITE], str: [TEXT]}
+
 MOST = 10**9
 
 Count = Annotated[int, Range(1, MOST)]
@@ -170,7 +175,7 @@ def _check(key: str, value: Any, hint: Any) -> None:
         return None
     for element, of, at in _elements(value, plain):
         _check(f"{key}{at}", element, of)
-    for rule in rules or ([FINITE] if plain in (int, float) else []):
+    for rule in rules or _UNSAID.get(plain, []):
         if not rule.allows(value):
             shown = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
             whole = str(rule).replace("a number", "a whole number", 1) if plain is int else str(rule)

@@ -126,6 +126,7 @@ class Everything:
     shares: dict[str, Probability] = field(default_factory=dict)
     inner: Inner = field(default_factory=Inner)
     several: list[Inner] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     anything: Any = None
 
 
@@ -149,6 +150,7 @@ class Everything:
         ({"shares": {"a": 1.0, "b": -1.0}}, "shares.b=-1.0 is out of range"),
         ({"inner": Inner(2.0)}, "inner.share=2.0 is out of range"),
         ({"several": [Inner(), Inner(-1.0)]}, "several[1].share=-1.0 is out of range"),
+        ({"texts": [[1]]}, "texts[0]=[1] cannot be used: use text"),
         ({"anything": Inner(2.0)}, "anything.share=2.0 is out of range"),
         ({"maybe": 1.0, "interval": [0.5, 0.5], "several": [Inner()], "anything": {"x": math.inf}, "text": "5"}, None),
     ],

@@ -37,7 +37,7 @@ class SACConfig:
     """Episodes of the scripted expert, played before the first iteration; they stay for the whole run."""
     dataset: str | None = None
     """A LeRobotDataset (v3.0) with rewards whose episodes are the demonstrations, in place of a scripted expert's."""
-    dataset_cameras: list[str] = field(default_factory=list)
+    dataset_cameras: list[Name] = field(default_factory=list)
     """What it calls the policy's cameras, where it calls them otherwise: [base:front]."""
     demonstration_share: Annotated[float, Range(0, 1, below=True)] = 0.5
     """Of every batch, where there are demonstrations."""

@@ -23,7 +23,7 @@ class DemonstrationConfig:
     """A LeRobotDataset (v3.0): all its episodes are learnt, and no scripted expert plays (episodes, noise ... are then not used)."""
     action_key: Name = "action"
     """What of the dataset is imitated."""
-    cameras: list[str] = field(default_factory=list)
+    cameras: list[Name] = field(default_factory=list)
     """What the dataset calls the policy's cameras, where it calls them otherwise: [base:front]."""
     episodes: Count = 300
     noise: Annotated[list[Annotated[float, Range(0, 100)]], NonEmpty()] = field(default_factory=lambda: [0.0, 0.3, 0.6])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType
@@ -95,8 +95,8 @@ class PresetConfig:
     """What a preset (recipes/preset) is for; nothing where none was chosen."""
 
     name: Name | None = None
-    algorithm: str | None = None
-    models: list[str] = field(default_factory=list)
+    algorithm: Name | None = None
+    models: list[Name] = field(default_factory=list)
 
 
 @dataclass
@@ -250,6 +250,8 @@ def _check_choices(recipe: Recipe) -> None:
         known = {name: robot.Config for name, robot in plugins.robots().items()}
         _check_choice("robot", recipe.robot, getattr(recipe.robot, "name", None), known)
     _check_choice("model", model.options, model.name, {name: each.Config for name, each in plugins.models().items()} | {NO_MODEL: NoneType})
+    if reward.name is None and not (reward.options is None or is_dataclass(reward.options)):
+        raise UserError(f"reward.options={reward.options} belongs to no reward: choose one with reward=NAME")
     if reward.name is not None:
         _check_choice("reward", reward.options, reward.name, {name: each.Config for name, each in plugins.rewards().items()})
 

@@ -61,7 +61,7 @@ def test_an_abbreviation() -> None:
         ([*PPO, "algorithm.name=3.7"], ["algorithm.name=3.7 is no name"]),
         ([*PPO, "algorithm.name=pppo"], ["algorithm.name=pppo is not known; did you mean ppo?: choose with algorithm=NAME"]),
         ([*PPO, "model.name=pi0"], ["model.name=pi0 does not go with", "model=pi0"]),
-        ([*PPO, "model.options=5"], ["model.options"]),
+        ([*PPO, "model.options=5"], ["choose with model=openvla"]),
         ([*PPO, "model.options=null"], ["choose with model=openvla"]),
         ([*PPO, "reward.name=success"], ["choose with reward=success"]),
         ([*PPO, "reward.name=-1"], ["reward.name=-1 is no name"]),
