@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from rlinf_vla.ranges import Count, CountOrZero, Name, NonEmpty, OneOf, Size
+from rlinf_vla.ranges import Count, CountOrZero, Name, OneOf, Size
 
 MODES = ("sampled", "greedy")
 NO_ALGORITHM = "none"
@@ -14,7 +14,7 @@ NO_ALGORITHM = "none"
 
 @dataclass
 class EvaluationConfig:
-    modes: Annotated[list[Annotated[str, OneOf(*MODES)]], NonEmpty()] = field(default_factory=lambda: list(MODES))
+    modes: list[Annotated[str, OneOf(*MODES)]] = field(default_factory=lambda: list(MODES))
     every: CountOrZero = 0
     """Iterations between evaluations in a run; 0: before and after only."""
     before_and_after: bool = True
