@@ -21,18 +21,6 @@ def one_of(value: str, allowed: Iterable[str], what: str) -> None:
         raise UserError(f"{what}={value} is unknown: {hint}")
 
 
-def check_image_size(pixels: int) -> None:
-    if not 16 <= pixels <= 1024:
-        raise UserError(f"env.image_size={pixels} is out of range: 16 ... 1024 pixels")
-
-
-def check_limits(episode_limit: int | None, step_timeout_s: float) -> None:
-    if episode_limit is not None and episode_limit < 1:
-        raise UserError(f"env.episode_limit={episode_limit} must be at least 1 control step")
-    if step_timeout_s <= 0:
-        raise UserError(f"env.step_timeout_s={step_timeout_s} must be more than 0 seconds")
-
-
 def divide(total: int, parts: int, what: str) -> int:
     if total < 1 or total % parts:
         near = max(parts, round(total / parts) * parts)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from rlinf_vla.ranges import OneOf
 from rlinf_vla.types import DTYPES, UserError
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -27,7 +28,7 @@ class WeightOptions:
 
     random_weights: bool = False
     """Start from random weights: config.json alone is enough."""
-    dtype: str = "float32"
+    dtype: Annotated[str, OneOf(*DTYPES)] = "float32"
     """Of the network in memory: float32, or bfloat16, which a model of billions of weights wants on a GPU. Adapters, heads and
     probabilities are float32 in both."""
 
@@ -106,13 +107,6 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
             return {key: Stored(path, key, torch.Size(file.get_slice(key).get_shape())) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}): the file is missing or damaged, copy it again") from None
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """``model.options.dtype``."""
-    if name not in DTYPES:
-        raise UserError(f"model.options.dtype={name}: choose {' or '.join(DTYPES)}")
-    return DTYPES[name]
 
 
 def birthplace(random_weights: bool) -> torch.device:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
+from itertools import pairwise
 
 import hydra
 from hydra import compose, initialize_config_module
@@ -62,14 +63,17 @@ def _primary(verb: str) -> str:
     return verb if (files(CONFIG_MODULE) / f"{verb}.yaml").is_file() else "train"
 
 
-def usage(verb: str, overrides: Sequence[str]) -> str:
-    """Choices, and every key with its value; Hydra's own page of help copies all that there is for every line, which takes seconds."""
+def usage(verb: str, overrides: Sequence[str], heading: str | None = None) -> str:
+    """Choices, and every key with its value; Hydra's own page of help copies all that there is for every line, which takes seconds.
+
+    ``heading``: how the verb is used, where it takes no recipe.
+    """
     composed = OmegaConf.to_yaml(load(verb, overrides))
     choices = {group: [*_stored(group), *_filed(group)] for group in CHOICES}
     return "\n".join(
         [
-            f"rlinf-vla {verb.replace('_', ' ')} {{recipe=NAME|run=DIR}} [KEY=VALUE ...]",
-            "run=DIR: the recipe that the run in DIR keeps, and the run's newest checkpoint.",
+            heading or f"rlinf-vla {verb.replace('_', ' ')} {{recipe=NAME|run=DIR}} [KEY=VALUE ...]",
+            *([] if heading else ["run=DIR: the recipe that the run in DIR keeps, and the run's newest checkpoint."]),
             "",
             "== Choices (GROUP=NAME) ==",
             *(f"{group}: {', '.join(sorted(names))}" for group, names in choices.items()),
@@ -136,14 +140,23 @@ def _is_flag(argument: str) -> bool:
 
 def explain(error: BaseException, arguments: Sequence[str]) -> str:
     """One line: what is wrong, where, and the nearest right key."""
+    if word := _stray(arguments):
+        recipe = difflib.get_close_matches(word, _filed("recipe"), n=1, cutoff=0.6)
+        return f"{word} is no KEY=VALUE: write recipe={recipe[0] if recipe else 'NAME'} (`rlinf-vla list recipes` names them)"
     causes = list(_causes(error))
     for cause in causes:
         if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in|Key not found: '([^']+)'", str(cause)):
             key = getattr(cause, "full_key", None) or match[1] or match[2] or match[3]
-            preset = next((argument for argument in arguments if argument.startswith("preset=")), "")
-            if preset and _is_key_elsewhere(key) and not any(argument.startswith(f"{key}=") for argument in arguments):
-                hint = "`rlinf-vla list presets` says what each is for"
-                return f"{preset} does not fit: it sets {key}, which this recipe's algorithm or model does not have ({hint})"
+            if _is_key_elsewhere(key) and not any(re.match(rf"[+~]*([\w.]+\.)?{re.escape(key)}(=|$)", each) for each in arguments):
+                if preset := _given("preset", arguments):
+                    hint = "`rlinf-vla list presets` says what each is for"
+                    return f"{preset} does not fit: it sets {key}, which this recipe's algorithm or model does not have ({hint})"
+                for group in ("env", "model", "algorithm", "robot", "reward"):
+                    if (chosen := _given(group, arguments)) and (base := _given("recipe", arguments)):
+                        return f"{chosen} does not fit {base}, which sets {key}: choose another recipe, or write one (--config-dir DIR)"
+            entry = re.search(r"Key '([^']+)' is not in struct", " ".join(map(str, causes)))
+            if entry and match[1] in set(recipes.keys()) and entry[1] != match[1].rpartition(".")[2]:
+                return f"{match[1]} has no entry {entry[1]}: add it with +{match[1]}.{entry[1]}=VALUE"
             return f"{key} is not a key{recipes.right_key(str(key))}"
     if match := re.search(r"Could not find '([\w/]+)/([^'/]+)'.*?Available options in '[^']+':\n((?:\t\w+\n?)*)", str(error), re.DOTALL):
         group, name, options = match[1], match[2], [each for each in match[3].split() if each != "schema"]
@@ -153,6 +166,18 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         reason = next((str(cause) for cause in causes if isinstance(cause, OmegaConfBaseException)), "not a valid value")
         return f"{match[1]}: {reason.splitlines()[0]}"
     return f"{' '.join(arguments)}: {' '.join(str(error).split()) or type(error).__name__}"
+
+
+def _stray(arguments: Sequence[str]) -> str | None:
+    """A word that is no override, no flag, and not the value that follows a flag."""
+    for before, word in pairwise(("", *arguments)):
+        if word and not word.startswith(("-", "+", "~")) and "=" not in word and not (before.startswith("-") and "=" not in before):
+            return word
+    return None
+
+
+def _given(group: str, arguments: Sequence[str]) -> str | None:
+    return next((argument for argument in arguments if argument.startswith(f"{group}=")), None)
 
 
 def _is_key_elsewhere(key: str) -> bool:

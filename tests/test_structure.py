@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SHELVES = ("models", "envs", "rewards", "robots")
 DATA = ("recipes", "assets")
-PAGES = {"types", "child_process", "trust", "robot", "rotations", "protocols", "atomic", "places", "pictures"}
+PAGES = {"types", "child_process", "trust", "robot", "rotations", "protocols", "atomic", "places", "pictures", "ranges"}
 """What a shelf may use of the engine."""
 
 ALGORITHMS = PAGES | {"algorithms"}
@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "pictures": set(),
     "robot": set(),
     "rotations": set(),
+    "ranges": {"types"},
     "protocols": {"types"},
     "algorithms": PAGES,
     "datasets": PAGES,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
+from typing import Annotated, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
+from rlinf_vla.ranges import Count, EnvCount, ImageSize, Name, OneOf, Seconds, Size
 from rlinf_vla.trust import OUTSIDE
 
 BACKENDS = ("auto", "cpu", "gpu")
@@ -36,18 +37,18 @@ class GenesisConfig:
     step_timeout_s: seconds that a process may take for one command before it counts as hung and is replaced.
     """
 
-    name: str = "genesis"
-    task: str = "PickCube"
-    tasks: List[str] = field(default_factory=list)  # noqa: UP006
+    name: Name = "genesis"
+    task: Name = "PickCube"
+    tasks: List[Name] = field(default_factory=list)  # noqa: UP006
     scene: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
-    num_envs: int = 16
-    episode_limit: Optional[int] = None  # noqa: UP045
-    backend: str = "auto"
-    control_mode: str = "ee_delta_pos"
-    image_size: int = 64
+    num_envs: EnvCount = 16
+    episode_limit: Optional[Count] = None  # noqa: UP045
+    backend: Annotated[str, OneOf(*BACKENDS)] = "auto"
+    control_mode: Annotated[str, OneOf(*CONTROL_MODES)] = "ee_delta_pos"
+    image_size: ImageSize = 64
     cameras: Optional[List[str]] = None  # noqa: UP006, UP045
-    robot_visuals: str = "low_poly"
-    reward: str = "sparse"
-    processes: Optional[int] = None  # noqa: UP045
+    robot_visuals: Annotated[str, OneOf(*VISUALS)] = "low_poly"
+    reward: Annotated[str, OneOf(*REWARDS)] = "sparse"
+    processes: Optional[Size] = None  # noqa: UP045
     cache_dir: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
-    step_timeout_s: float = 120.0
+    step_timeout_s: Seconds = 120.0

@@ -12,11 +12,11 @@ from rlinf_vla.protocols import Baseline, Diagnosis, Part, Task, VectorEnv
 from rlinf_vla.types import UserError
 
 from ..batched import BatchedVectorEnv, takes_gpu, why_not_on_gpu
-from ..options import check_image_size, check_limits, divide, one_each, one_of, refuse_several
+from ..options import divide, one_each, one_of, refuse_several
 from ..processes import SimulatorPool
 from ..serving import Unusable
 from ..vector_env import environments
-from .config import BACKENDS, CONTROL_MODES, REWARDS, VISUALS, GenesisConfig
+from .config import VISUALS, GenesisConfig
 from .doctor import INSTALL, NO_GL, checks, gl
 from .experts import why_no_expert
 from .kernels import cache_dir, compile_once, environment
@@ -104,12 +104,6 @@ class Genesis:
 def simulator_options(config: GenesisConfig) -> tuple[Scene, dict[str, Any]]:
     """The scene, and what a simulator is built from, JSON values only. Raises UserError for what the user can mend."""
     one_of(config.task, SCENES, "env.task")
-    one_of(config.backend, BACKENDS, "env.backend")
-    one_of(config.control_mode, CONTROL_MODES, "env.control_mode")
-    one_of(config.reward, REWARDS, "env.reward")
-    one_of(config.robot_visuals, VISUALS, "env.robot_visuals")
-    check_image_size(config.image_size)
-    check_limits(config.episode_limit, config.step_timeout_s)
     path = Path(config.scene).expanduser().absolute() if config.scene else FOLDER / f"{SCENES[config.task]}.yaml"
     scene, document = read_scene(path)
     if not config.scene:

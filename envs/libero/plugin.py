@@ -11,14 +11,13 @@ from rlinf_vla.protocols import Baseline, Diagnosis, Part, Task, VectorEnv
 from rlinf_vla.types import UserError
 
 from .. import bootstrap
-from ..options import check_image_size, divide, one_of, processes_per_group
+from ..options import divide, one_of, processes_per_group
 from ..processes import SimulatorPool
 from ..vector_env import environments
 from . import gl
-from .config import CAMERAS, CONVENTIONS, INSTRUCTIONS, RENDERERS, RENDERINGS, LiberoConfig
+from .config import CAMERAS, CONVENTIONS, LiberoConfig
 from .doctor import checks
 from .suites import SUITES, LiberoTask, chosen, limit, of_suite
-from .words import FLIPS, GRIPPERS, STATES
 
 
 class Libero:
@@ -116,23 +115,10 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
     """What a simulator is built from but for its tasks, JSON values only. Raises UserError for what the user can mend."""
     for suite in suites(config):
         one_of(suite, SUITES, "env.suite" if config.suites is None else "env.suites")
-    one_of(config.convention, CONVENTIONS, "env.convention")
-    one_of(config.rendering, RENDERINGS, "env.rendering")
-    one_of(config.renderer, RENDERERS, "env.renderer")
-    one_of(config.instruction, INSTRUCTIONS, "env.instruction")
     convention = CONVENTIONS[config.convention]
-    words = {}
-    for name, allowed in (("flip", FLIPS), ("state", STATES), ("gripper", GRIPPERS)):
-        value = getattr(config, name)
-        if value is not None:
-            one_of(value, allowed, f"env.{name}")
-        words[name] = getattr(convention, name) if value is None else value
+    given = {name: getattr(config, name) for name in ("flip", "state", "gripper")}
+    words = {name: getattr(convention, name) if value is None else value for name, value in given.items()}
     size = convention.image_size if config.image_size is None else config.image_size
-    check_image_size(size)
-    for name, least in (("wait_steps", 0), ("scenes", 0), ("seed", 0), ("episode_limit", 1), ("step_timeout_s", 1)):
-        value = getattr(config, name)
-        if value is not None and value < least:
-            raise UserError(f"env.{name}={value} must be at least {least}")
     if config.python is not None and not Path(config.python).exists():
         raise UserError(f"env.python={config.python} is not there: give the path of a Python program")
     common = CONVENTIONS["common"]

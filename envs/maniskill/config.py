@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Annotated, Optional
 
+from rlinf_vla.ranges import Count, EnvCount, ImageSize, Name, OneOf, Seconds, Size
 from rlinf_vla.trust import OUTSIDE
 
 BACKENDS = ("auto", "cpu", "gpu")
@@ -39,17 +40,17 @@ class ManiSkillConfig:
     asset_dir: where ManiSkill's downloaded assets lie (MS_ASSET_DIR); null takes the environment variable or ``~/.maniskill``.
     """
 
-    name: str = "maniskill"
-    task: str = "PushCube"
-    tasks: list[str] = field(default_factory=list)
-    num_envs: int = 16
-    episode_limit: Optional[int] = None  # noqa: UP045  (OmegaConf reads this spelling on every Python version)
-    backend: str = "auto"
-    control_mode: str = "pd_ee_delta_pos"
-    image_size: int = 64
-    camera: str = "close"
-    robot_visuals: str = "low_poly"
-    reward: str = "sparse"
-    processes: Optional[int] = None  # noqa: UP045
-    step_timeout_s: float = 120.0
+    name: Name = "maniskill"
+    task: Name = "PushCube"
+    tasks: list[Name] = field(default_factory=list)
+    num_envs: EnvCount = 16
+    episode_limit: Optional[Count] = None  # noqa: UP045  (OmegaConf reads this spelling on every Python version)
+    backend: Annotated[str, OneOf(*BACKENDS)] = "auto"
+    control_mode: Name = "pd_ee_delta_pos"
+    image_size: ImageSize = 64
+    camera: Annotated[str, OneOf(*CAMERAS)] = "close"
+    robot_visuals: Annotated[str, OneOf(*VISUALS)] = "low_poly"
+    reward: Annotated[str, OneOf(*REWARDS)] = "sparse"
+    processes: Optional[Size] = None  # noqa: UP045
+    step_timeout_s: Seconds = 120.0
     asset_dir: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045

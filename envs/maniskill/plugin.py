@@ -12,13 +12,13 @@ from rlinf_vla.types import UserError
 
 from .. import batched
 from ..batched import BatchedVectorEnv, takes_gpu
-from ..options import check_image_size, check_limits, divide, one_each, one_of, processes_per_group, refuse_several
+from ..options import divide, one_each, one_of, processes_per_group, refuse_several
 from ..processes import SimulatorPool
 from ..serving import Unusable
 from ..vector_env import environments
 from . import vulkan
 from .batched import ManiSkillBatch
-from .config import BACKENDS, CAMERAS, REWARDS, VISUALS, ManiSkillConfig
+from .config import VISUALS, ManiSkillConfig
 from .doctor import BRIDGE_DOWNLOAD, INSTALL, NO_DRIVER, checks
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
 
@@ -107,12 +107,7 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
     if missing:
         raise UserError(f"env.task={config.task} needs assets that are not on this machine ({missing[0]}): {BRIDGE_DOWNLOAD}")
     one_of(config.control_mode, entry.control_modes, f"env.control_mode for {config.task}")
-    one_of(config.reward, entry.rewards if config.reward in REWARDS else REWARDS, f"env.reward for {config.task}")
-    one_of(config.camera, CAMERAS, "env.camera")
-    one_of(config.robot_visuals, VISUALS, "env.robot_visuals")
-    one_of(config.backend, BACKENDS, "env.backend")
-    check_image_size(config.image_size)
-    check_limits(config.episode_limit, config.step_timeout_s)
+    one_of(config.reward, entry.rewards, f"env.reward for {config.task}")
     return {
         "gym_id": entry.gym_id,
         "robot": entry.robot,

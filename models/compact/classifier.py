@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from rlinf_vla.pictures import resized
 from rlinf_vla.protocols import EnvSpec, Reward, RewardModel
+from rlinf_vla.ranges import ImageSize, Name, NonEmpty, Range
 from rlinf_vla.types import Inputs, Observation, StepResult, UserError
 
 from .. import files
+from ..config_file import fitting, read_config
 from .encoder import ImageEncoder
 
 SIZES = {"patch": 4, "channels": [32, 32, 32], "width": 64}
@@ -29,13 +31,13 @@ class ClassifierOptions:
 
     checkpoint: str | None = None
     """A trained classifier's directory; null: a fresh one, which has to be trained."""
-    image_size: int = 64
+    image_size: ImageSize = 64
     """Pixels of each side, for a fresh one."""
-    images: list[str] = field(default_factory=lambda: ["base"])
+    images: Annotated[list[Name], NonEmpty()] = field(default_factory=lambda: ["base"])
     """The environment's cameras; all go through the same encoder."""
-    encoder: str = "conv"
+    encoder: Name = "conv"
     """conv, or timm:NAME, from random weights."""
-    threshold: float = 0.5
+    threshold: Annotated[float, Range(0, 1, above=True, below=True)] = 0.5
     """Probability from which on it is success, worth 1; below, 0."""
     ends_episode: bool = True
     """What it takes for success ends the episode, as on a robot that no simulator tells."""
@@ -70,18 +72,14 @@ class Classifier:
         if config.checkpoint is None:
             return SuccessClassifier(SIZES | {"image_sizes": [config.image_size] * 2}, config)
         directory = Path(config.checkpoint).expanduser()
-        try:
-            model = SuccessClassifier(files.read_json(directory / files.CONFIG), config)
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{directory}: {files.CONFIG} does not fit ({error}): copy the classifier again") from None
+        with fitting(directory, files.CONFIG):
+            model = SuccessClassifier(read_config(directory), config)
         files.fill(model, dict(files.read_weights(directory)), directory)
         return model
 
     def create(self, config: ClassifierOptions, env: EnvSpec, device: torch.device) -> Reward:
         if config.checkpoint is None:
             raise UserError("reward.options.checkpoint has no value: train one with `rlinf-vla train recipe=reward_classifier`")
-        if not 0 < config.threshold < 1:
-            raise UserError(f"reward.options.threshold={config.threshold}: between 0 and 1")
         model = self.learner(config)
         for name, size in model.images.items():
             if env.images.get(name) != size:

@@ -10,16 +10,18 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rlinf_vla.pictures import resized
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
+from rlinf_vla.ranges import Name, NonEmpty, Positive
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors, UserError
 
 from .. import files
+from ..config_file import fitting, read_config
 from .encoder import ImageEncoder
 
 
@@ -29,11 +31,11 @@ class CompactOptions:
 
     random_weights: bool = False
     """Start from random weights: config.json alone is enough."""
-    images: list[str] = field(default_factory=lambda: ["base"])
+    images: Annotated[list[Name], NonEmpty()] = field(default_factory=lambda: ["base"])
     """The environment's cameras; all go through the same encoder."""
-    encoder: str = "conv"
+    encoder: Name = "conv"
     """conv: convolutions on patches. timm:NAME: a backbone of timm, such as timm:resnet10t, from random weights."""
-    std: float = 0.5
+    std: Positive = 0.5
     """Of the actions, at the beginning."""
 
 
@@ -59,7 +61,7 @@ class CompactPolicy(Policy):
     def __init__(self, directory: Path, options: CompactOptions) -> None:
         super().__init__()
         self.directory, self.options = directory, options
-        config = self.config = files.read_json(directory / files.CONFIG)
+        config = self.config = read_config(directory)
         size = tuple(config["image_sizes"])
         self.spec = PolicySpec(config["chunk"], config["action_dim"], config["state_dim"], dict.fromkeys(options.images, size))
         self.backbone = Encoder(config, options.encoder)
@@ -69,6 +71,9 @@ class CompactPolicy(Policy):
         self.log_std = nn.Parameter(torch.full((self.spec.chunk, self.spec.action_dim), math.log(options.std)))
         self.value_head = nn.Sequential(nn.Linear(features, 256), nn.ReLU(), nn.Linear(256, 1))
         low, high = (torch.tensor(config["state_range"][name]) for name in ("low", "high"))
+        if not low.shape == high.shape == (self.spec.state_dim,) or not (low < high).all():
+            wanted = f"{self.spec.state_dim} numbers each (state_dim), low below high"
+            raise UserError(f"{directory / files.CONFIG}: low and high of state_range must be {wanted}: copy the checkpoint again")
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
 
@@ -78,10 +83,8 @@ class CompactPolicy(Policy):
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Any) -> CompactPolicy:
         """With random ones: they are few."""
-        try:
+        with fitting(checkpoint, files.CONFIG):
             return cls(checkpoint, config)
-        except KeyError as error:
-            raise UserError(f"{checkpoint}: {files.CONFIG} lacks {error}: copy the checkpoint again") from None
 
     @classmethod
     def load(cls, checkpoint: Path, config: Any) -> CompactPolicy:

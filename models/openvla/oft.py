@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise
+from rlinf_vla.ranges import Name, NonEmpty, Range
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Tensors, UserError
 
 from .. import files
+from ..config_file import read_config
 from .checkpoint import read_component
 from .policy import CommonOptions, OpenVLAPolicy, gumbel
 from .prismatic import PrismaticVLA
@@ -26,11 +28,11 @@ from .prismatic import PrismaticVLA
 class OpenVLAOFTOptions(CommonOptions):
     """Recipe node ``model.options``. null: what config.json says under ``oft`` (ours), else as the official LIBERO checkpoints."""
 
-    images: list[str] = field(default_factory=lambda: ["base"])
+    images: Annotated[list[Name], NonEmpty()] = field(default_factory=lambda: ["base"])
     """The environment's cameras that the policy sees, in the order of its training (the main one first)."""
-    head: str | None = None
+    head: Name | None = None
     """discrete: action tokens, with a distribution to sample from. l1: the regression head (``action_head--*.pt``), deterministic."""
-    chunk: int | None = None
+    chunk: Annotated[int, Range(1, 1024)] | None = None
     """Actions per call: 8 in the LIBERO checkpoints, 25 in ALOHA's, 5 in Bridge's."""
     proprio: bool | None = None
     """Read proprioception (``proprio_projector--*.pt``)."""
@@ -102,7 +104,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     options: OpenVLAOFTOptions
 
     def __init__(self, directory: Path, options: OpenVLAOFTOptions) -> None:
-        stored = OFFICIAL | files.read_json(directory / files.CONFIG).get("oft", {})
+        stored = OFFICIAL | read_config(directory).get("oft", {})
         for name, value in stored.items():
             if getattr(options, name) is None:
                 options = replace(options, **{name: value})

@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, UserError
+from rlinf_vla.ranges import Name, Size
+from rlinf_vla.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
+from ..config_file import fitting, read_config
 from .actions import ActionTokenizer, ProprioNormalizer
 from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache
@@ -37,16 +39,16 @@ COMPANIONS = (
 class CommonOptions(files.WeightOptions):
     """What OpenVLA and OpenVLA-OFT have in common in ``model.options``."""
 
-    prompt_length: int = 32
+    prompt_length: Size = 32
     """Token ids per prompt, padding included."""
-    unnorm_key: str | None = None
+    unnorm_key: Name | None = None
     """Which dataset's statistics un-normalise the actions; needed only where the checkpoint has several."""
     center_crop: bool | None = None
     """See the middle 90 % of every image, as the official evaluation of models trained on random crops does. null, here and below: what
     config.json says (ours), else as the official evaluation."""
-    resize: str | None = None
+    resize: Name | None = None
     """processor: as the checkpoint's processor. rlds: JPEG and Lanczos, as the official fine-tuning data and LIBERO evaluation."""
-    gripper: str | None = None
+    gripper: Name | None = None
     """raw: as the checkpoint says it, 0 closed to 1 open. open_positive, close_positive: ±1 for an environment in which +1 opens, or
     closes (LIBERO)."""
 
@@ -55,7 +57,7 @@ class CommonOptions(files.WeightOptions):
 class OpenVLAOptions(CommonOptions):
     """Recipe node ``model.options``."""
 
-    image: str = "base"
+    image: Name = "base"
     """Which of the environment's cameras the policy sees."""
 
 
@@ -98,11 +100,11 @@ class OpenVLAPolicy(Policy):
     def __init__(self, directory: Path, options: Any) -> None:
         super().__init__()
         self.directory, self.options = directory, options
-        self.config = config = files.read_json(directory / files.CONFIG)
+        self.config = config = read_config(directory)
         self.statistics = read_statistics(directory, config, options.unnorm_key)
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
-        self.dtype = files.dtype_of(options.dtype)
+        self.dtype = DTYPES[options.dtype]
         self.stored_dtypes: dict[str, torch.dtype] = {}
         with files.birthplace(options.random_weights):
             self.backbone: PrismaticVLA = self.build()
@@ -144,10 +146,8 @@ class OpenVLAPolicy(Policy):
 
     @classmethod
     def _build(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
-        try:
+        with fitting(checkpoint, files.CONFIG, STATISTICS, files.TOKENIZER):
             return cls(checkpoint, config)
-        except KeyError as error:
-            raise UserError(f"{checkpoint}: {files.CONFIG} or {STATISTICS} lacks {error}: copy the checkpoint again") from None
 
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:

@@ -16,9 +16,11 @@ LM_HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
 EMBEDDING = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
 
 
-def read_config(directory: Path) -> Pi0Config:
-    """Sizes: openpi's variant names, or (ours, for small models) written out. ``pi05`` where it is said, else by lerobot's ``type``."""
-    config = read_json(directory / CONFIG)
+def network_config(config: dict[str, Any]) -> Pi0Config:
+    """From config.json: openpi's variant names, or (ours, for small models) sizes.
+
+    ``pi05`` where it is said, else by lerobot's ``type``.
+    """
     return Pi0Config(
         paligemma=_gemma(config, "paligemma", "gemma_2b"),
         expert=_gemma(config, "action_expert", "gemma_300m"),

@@ -19,15 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors, UserError, require_one_of
+from rlinf_vla.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors, UserError
 
 from .. import files
+from ..config_file import fitting, read_config
 from . import flow, real_time
-from .checkpoint import NORM_STATS, read_config, read_norm_stats, read_state
+from .checkpoint import NORM_STATS, network_config, read_norm_stats, read_state
 from .features import Features, is_kept, keep, kept
 from .heads import NoiseHead, mlp
 from .network import Pi0Network, Prefix
-from .options import CRITICS, SAMPLERS, Pi0Options
+from .options import Pi0Options
 from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
 
 
@@ -46,20 +47,18 @@ class Pi0Policy(Policy):
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__()
-        require_one_of("model.options.sampler", options.sampler, SAMPLERS)
-        require_one_of("model.options.value_on", options.value_on, CRITICS)
         self.directory, self.options = directory, options
-        config = self.config = read_config(directory)
+        document = self.document = read_config(directory)
+        config = self.config = network_config(document)
         statistics = read_norm_stats(directory, options.asset_id)
         self.state_normalizer = Normalizer(statistics["state"], quantiles=config.pi05)
         self.action_normalizer = Normalizer(statistics["actions"], quantiles=config.pi05)
         with_state = config.pi05 if options.state_in_prompt is None else options.state_in_prompt
-        document = self.document = files.read_json(directory / files.CONFIG)
         if options.delta_mask is not None:
             document["delta_mask"] = list(options.delta_mask)
         self.delta = delta_dimensions(document.get("delta_mask", []), len(self.action_normalizer), len(self.state_normalizer))
         self.prompts = PromptEncoder(files.read_tokenizer(directory), options.prompt_length, document.get("bos_token_id", 2), with_state)
-        self.dtype = files.dtype_of(options.dtype)
+        self.dtype = DTYPES[options.dtype]
         self.stored_dtypes: dict[str, torch.dtype] = {}
         with files.birthplace(options.random_weights):
             self.backbone: Pi0Network = Pi0Network(config)
@@ -80,10 +79,8 @@ class Pi0Policy(Policy):
 
     @classmethod
     def _build(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
-        try:
+        with fitting(checkpoint, files.CONFIG, NORM_STATS, files.TOKENIZER):
             return cls(checkpoint, config)
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{checkpoint}: {files.CONFIG} or {NORM_STATS} does not fit ({error}): copy the checkpoint again") from None
 
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:

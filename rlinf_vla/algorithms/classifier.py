@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.augmentation import shift_images
 from rlinf_vla.algorithms.sft import DemonstrationConfig, StepFlow, warmup_cosine
+from rlinf_vla.ranges import CountOrZero, LearningRate, Name, Positive, Probability, Range, Size
 from rlinf_vla.types import Inputs, UserError
 
 
@@ -18,18 +19,18 @@ from rlinf_vla.types import Inputs, UserError
 class ClassifierConfig:
     """Recipe node ``algorithm``."""
 
-    name: str = "classifier"
+    name: Name = "classifier"
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
     """Whose frames are looked at: the scripted expert's under noise, which makes it fail too, or a dataset's that has ``next.success``."""
-    held_out: float = 0.2
+    held_out: Annotated[float, Range(0, 1, above=True, below=True)] = 0.2
     """Share of the episodes that is not learnt from, to measure with."""
-    batch_size: int = 64
-    shift: int = 4
+    batch_size: Size = 64
+    shift: Annotated[int, Range(0, 1024)] = 4
     """Images are moved by up to so many pixels in each direction; 0: not."""
-    learning_rate: float = 1e-3
-    warmup_steps: int = 20
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
+    learning_rate: LearningRate = 1e-3
+    warmup_steps: CountOrZero = 20
+    weight_decay: Probability = 0.01
+    max_grad_norm: Positive = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,6 @@ class Flow(StepFlow, Protocol):
 class SuccessLearning:
     def __init__(self, config: ClassifierConfig, iterations: int) -> None:
         self.config, self.iterations = config, iterations
-        if not 0 < config.held_out < 1:
-            raise UserError(f"algorithm.held_out={config.held_out}: between 0 and 1")
 
     def iteration(self, flow: Flow) -> None:
         frames, generator = flow.label(self.config.demonstrations), flow.generator()

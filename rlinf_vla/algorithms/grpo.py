@@ -8,37 +8,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import BASELINES, SCALES, all_equal, count_of, episode_returns, group_statistics, relative_advantages
+from rlinf_vla.algorithms.losses import AGGREGATIONS
 from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
-from rlinf_vla.types import Rollouts, Trajectory, UserError, require_one_of
+from rlinf_vla.ranges import Count, Interval, Name, OneOf, Probability, Range
+from rlinf_vla.types import Rollouts, Trajectory, UserError
 
 
 @dataclass
 class GRPOConfig(OnPolicyConfig):
     """Recipe node ``algorithm``."""
 
-    name: str = "grpo"
-    episodes: int = 64
+    name: Name = "grpo"
+    episodes: Count = 64
     """Per iteration; a multiple of group_size."""
-    group_size: int = 8
+    group_size: Count = 8
     """Attempts at the same episode: the same start, other noise."""
-    baseline: str = "group_mean"
+    baseline: Annotated[str, OneOf(*BASELINES)] = "group_mean"
     """What an episode's return is compared with: group_mean, leave_one_out (the mean of the group's others) or batch_mean."""
-    scale: str = "group_std"
+    scale: Annotated[str, OneOf(*SCALES)] = "group_std"
     """What the difference is divided by: group_std, batch_std or none."""
-    success_range: list[float] | None = None
+    success_range: Annotated[list[Probability], Interval()] | None = None
     """Learn from groups only whose success rate lies within; null: from all whose returns differ."""
-    resample: int = 0
+    resample: Annotated[int, Range(0, 1000)] = 0
     """Draw new groups for those that taught nothing, up to so many times per iteration."""
-    groups_per_step: int | None = None
+    groups_per_step: Count | None = None
     """Groups per optimiser step, in their order: a step needs no more than its own groups, and may be taken while others still play; with
     epochs=1. null: minibatch_size policy calls of all groups, shuffled."""
-    aggregation: str = "trajectory_mean"
-    gamma: float = 1.0
+    aggregation: Annotated[str, OneOf(*AGGREGATIONS)] = "trajectory_mean"
+    gamma: Probability = 1.0
 
 
 PRESETS = {
@@ -55,17 +58,13 @@ class GRPO(OnPolicy):
     def __init__(self, config: GRPOConfig, temperature: float) -> None:
         super().__init__(config, temperature)
         size, episodes = config.group_size, config.episodes
-        for key, known in (("baseline", BASELINES), ("scale", SCALES)):
-            require_one_of(f"algorithm.{key}", getattr(config, key), known)
-        if episodes < 1 or size < 1 or episodes % size:
-            near = max(1, round(episodes / max(size, 1))) * max(size, 1)
+        if episodes % size:
+            near = max(1, round(episodes / size)) * size
             raise UserError(f"algorithm.episodes={episodes} is not a multiple of algorithm.group_size={size}: use {near}")
         if size == 1 and (config.baseline, config.scale) not in (("batch_mean", "batch_std"), ("batch_mean", "none")):
             raise UserError("algorithm.group_size=1 leaves nothing to compare with: use algorithm.baseline=batch_mean and scale=batch_std")
-        if config.groups_per_step is not None and (config.groups_per_step < 1 or config.epochs != 1):
-            raise UserError(
-                f"algorithm.groups_per_step={config.groups_per_step} sees each group once: use 1 or more, with algorithm.epochs=1"
-            )
+        if config.groups_per_step is not None and config.epochs != 1:
+            raise UserError(f"algorithm.groups_per_step={config.groups_per_step} sees each group once: set algorithm.epochs=1")
         if config.staleness and config.resample:
             raise UserError(
                 "algorithm.resample looks at an iteration's rollouts, which algorithm.staleness plays before: set one of them to 0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,49 +24,50 @@ from rlinf_vla.algorithms.losses import (
 )
 from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.protocols import EnvSpec, Policy
-from rlinf_vla.types import Rollouts, Trajectory, UserError, require_one_of
+from rlinf_vla.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
+from rlinf_vla.types import Rollouts, Trajectory, UserError
 
 
 @dataclass
 class OnPolicyConfig:
     """Recipe node ``algorithm``: what PPO and GRPO have in common."""
 
-    gamma: float = 0.99
+    gamma: Probability = 0.99
     """Discount per gamma_unit."""
-    gamma_unit: str = "step"
+    gamma_unit: Annotated[str, OneOf(*GAMMA_UNITS)] = "step"
     """step: per control step, whatever the chunk; chunk: per policy call, rewards within a chunk alike (as RLinf's chunk_level)."""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
+    clip_low: Probability = 0.2
+    clip_high: Annotated[float, Range(0, 1000)] = 0.2
+    dual_clip: Annotated[float, Range(1, 1000, above=True)] | None = None
     """Where the advantage is negative, no loss beyond this multiple of it; null: no limit."""
-    granularity: str = "chunk"
+    granularity: Annotated[str, OneOf(*GRANULARITIES)] = "chunk"
     """Whose probability ratio is clipped: chunk (all executed actions of a call together), action, or token (each dimension)."""
-    aggregation: str = "token_mean"
+    aggregation: Annotated[str, OneOf(*AGGREGATIONS)] = "token_mean"
     """How the loss is averaged: over all such elements (token_mean), over episodes' means, or over groups' means."""
-    entropy_coef: float = 0.0
-    kl_coef: float = 0.0
+    entropy_coef: NonNegative = 0.0
+    kl_coef: NonNegative = 0.0
     """Of the divergence from the policy as it was before the first update; 0: it is not computed."""
     decoupled: bool = False
     """Clip around the policy as it is when an update begins, and weight by what acted (for stale rollouts)."""
-    staleness: int = 0
+    staleness: Annotated[int, Range(0, 1000)] = 0
     """Rollouts of iteration i are played by the policy as it was before iteration i - staleness, while updates go on."""
-    behaviour_limit: float | None = None
+    behaviour_limit: Positive | None = None
     """With decoupled: leave out what the present policy would do this many times more often than the one that acted."""
-    sft_coef: float = 0.0
+    sft_coef: NonNegative = 0.0
     """Of the imitation loss on demonstrations of the scripted expert, beside the algorithm's own (co-training)."""
-    sft_batch_size: int = 32
+    sft_batch_size: Size = 32
     """Demonstrated states per optimiser step."""
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
     """Played before the first update that imitates; see the recipes of imitation."""
-    epochs: int = 1
-    minibatch_size: int = 160
+    epochs: Annotated[int, Range(1, 1000)] = 1
+    minibatch_size: Count = 160
     """Policy calls per optimiser step."""
-    target_kl: float | None = 0.08
+    target_kl: Positive | None = 0.08
     """Stop an iteration's updates once a minibatch's approximate KL passes this."""
-    learning_rate: float = 1e-4
-    adam_beta2: float = 0.95
+    learning_rate: LearningRate = 1e-4
+    adam_beta2: Annotated[float, Range(0, 1, below=True)] = 0.95
     """Decay of Adam's mean of squared gradients; of its mean of gradients it is 0.9."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Positive = 0.5
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,6 @@ class OnPolicy:
     def __init__(self, config: Any, temperature: float) -> None:
         self.config, self.temperature = config, temperature
         self.clip = Clip(config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit)
-        for key, known in (("granularity", GRANULARITIES), ("aggregation", AGGREGATIONS), ("gamma_unit", GAMMA_UNITS)):
-            require_one_of(f"algorithm.{key}", getattr(config, key), known)
-        if config.staleness < 0:
-            raise UserError(f"algorithm.staleness={config.staleness}: must not be negative")
         if config.staleness and not config.decoupled:
             raise UserError(f"algorithm.staleness={config.staleness} wants the decoupled objective: set algorithm.decoupled=true")
 

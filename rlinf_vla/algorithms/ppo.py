@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from rlinf_vla.algorithms.advantages import explained_variance, gae, standardise
 from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
 from rlinf_vla.protocols import EnvSpec
+from rlinf_vla.ranges import Count, CountOrZero, LearningRate, Name, NonNegative, Positive, Probability, Range
 from rlinf_vla.types import Trajectory, UserError, gather
 
 
@@ -14,20 +16,20 @@ from rlinf_vla.types import Trajectory, UserError, gather
 class PPOConfig(OnPolicyConfig):
     """Recipe node ``algorithm``."""
 
-    name: str = "ppo"
-    horizon: int = 60
+    name: Name = "ppo"
+    horizon: Count = 60
     """Control steps per environment and iteration; a multiple of the episode limit."""
-    gae_lambda: float = 0.95
+    gae_lambda: Probability = 0.95
     normalize_advantages: bool = True
-    value_clip: float | None = None
+    value_clip: Positive | None = None
     """Largest change of a value in one iteration that its loss rewards; null: no clipping."""
-    value_huber: float | None = None
+    value_huber: Positive | None = None
     """Errors of the critic greater than this count linearly; null: all count squared."""
-    value_coef: float = 0.5
-    value_learning_rate: float = 1e-3
-    value_warmup: int = 0
+    value_coef: NonNegative = 0.5
+    value_learning_rate: LearningRate = 1e-3
+    value_warmup: CountOrZero = 0
     """Iterations at the start that train the critic alone."""
-    epochs: int = 3
+    epochs: Annotated[int, Range(1, 1000)] = 3
 
 
 class PPO(OnPolicy):
@@ -39,7 +41,7 @@ class PPO(OnPolicy):
 
     def check(self, env: EnvSpec) -> None:
         horizon, limit = self.config.horizon, env.episode_limit
-        if horizon < 1 or horizon % limit:
+        if horizon % limit:
             near = max(1, round(horizon / limit)) * limit
             raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps: use {near}")
 

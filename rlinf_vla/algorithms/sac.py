@@ -6,14 +6,15 @@ In the space of a frozen flow policy's noise it is DSRL (Wagenmaker et al. 2025,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.protocols import EnvSpec
-from rlinf_vla.types import Episodes, UserError, require_one_of
+from rlinf_vla.ranges import Count, CountOrZero, LearningRate, Name, NonNegative, OneOf, Positive, Probability, Range, Size
+from rlinf_vla.types import Episodes, UserError
 
 AGGREGATES = ("mean", "min")
 ACTION, REWARD, DISCOUNT, ACTED = "action", "reward", "discount", "acted"
@@ -24,53 +25,53 @@ ACTION, REWARD, DISCOUNT, ACTED = "action", "reward", "discount", "acted"
 class SACConfig:
     """Recipe node ``algorithm``."""
 
-    name: str = "sac"
-    episodes: int = 16
+    name: Name = "sac"
+    episodes: Count = 16
     """Played per iteration, before its updates."""
-    updates_per_step: float = 0.5
+    updates_per_step: Annotated[float, Range(0, 1000)] = 0.5
     """Updates of the critics per control step that was played."""
-    batch_size: int = 128
-    replay_capacity: int = 100_000
+    batch_size: Size = 128
+    replay_capacity: Count = 100_000
     """Observations that are kept."""
-    demonstrations: int = 0
+    demonstrations: CountOrZero = 0
     """Episodes of the scripted expert, played before the first iteration; they stay for the whole run."""
     dataset: str | None = None
     """A LeRobotDataset (v3.0) with rewards whose episodes are the demonstrations, in place of a scripted expert's."""
-    dataset_cameras: list[str] = field(default_factory=list)
+    dataset_cameras: list[Name] = field(default_factory=list)
     """What it calls the policy's cameras, where it calls them otherwise: [base:front]."""
-    demonstration_share: float = 0.5
+    demonstration_share: Annotated[float, Range(0, 1, below=True)] = 0.5
     """Of every batch, where there are demonstrations."""
-    sft_coef: float = 0.0
+    sft_coef: NonNegative = 0.0
     """Of the imitation loss on the demonstrations, beside the actor's own (co-training)."""
-    gamma: float = 0.97
+    gamma: Probability = 0.97
     """Discount per gamma_unit."""
-    gamma_unit: str = "step"
+    gamma_unit: Annotated[str, OneOf(*GAMMA_UNITS)] = "step"
     """step: per control step, whatever the chunk; chunk: per policy call, rewards within a chunk alike (as RLinf's chunk_level)."""
     frozen_backbone: bool = False
     """Only actor and critics learn; then features are computed once, and remembered instead of images."""
-    noise_bound: float | None = None
+    noise_bound: Positive | None = None
     """The actor chooses the noise that a frozen flow policy begins from, each dimension up to this magnitude (DSRL); null: it chooses
     actions."""
-    critics: int = 10
-    critic_subset: int = 2
+    critics: Annotated[int, Range(1, 1000)] = 10
+    critic_subset: Annotated[int, Range(1, 1000)] = 2
     """Of the critics, drawn for each target, which is the least of them."""
-    actor_aggregate: str = "mean"
+    actor_aggregate: Annotated[str, OneOf(*AGGREGATES)] = "mean"
     """Of the critics, what the actor climbs: mean or min."""
-    actor_every: int = 2
+    actor_every: Count = 2
     """Updates of the critics per update of the actor and of alpha."""
-    hidden: int = 256
-    target_rate: float = 0.005
+    hidden: Size = 256
+    target_rate: Annotated[float, Range(0, 1, above=True)] = 0.005
     """Share of the critics that their targets take on per update."""
-    initial_alpha: float = 0.1
-    target_entropy: float | None = None
+    initial_alpha: Annotated[float, Range(1e-9, 1e6)] = 0.1
+    target_entropy: Annotated[float, Range(-1e6, 1e6)] | None = None
     """Nats per choice; null: minus the number of dimensions that the actor chooses."""
     backup_entropy: bool = False
     """The entropy is part of the targets."""
-    shift: int = 4
+    shift: Annotated[int, Range(0, 1024)] = 4
     """Images are moved by up to so many pixels in each direction (DrQ, Kostrikov et al. 2021); 0: not."""
-    learning_rate: float = 3e-4
-    value_learning_rate: float = 3e-4
-    max_grad_norm: float = 10.0
+    learning_rate: LearningRate = 3e-4
+    value_learning_rate: LearningRate = 3e-4
+    max_grad_norm: Positive = 10.0
 
 
 class Flow(Protocol):
@@ -95,12 +96,8 @@ class Flow(Protocol):
 class SAC:
     def __init__(self, config: SACConfig, temperature: float) -> None:
         self.config, self.temperature = config, temperature
-        require_one_of("algorithm.actor_aggregate", config.actor_aggregate, AGGREGATES)
-        require_one_of("algorithm.gamma_unit", config.gamma_unit, GAMMA_UNITS)
-        if not 1 <= config.critic_subset <= config.critics:
-            raise UserError(f"algorithm.critic_subset={config.critic_subset}: between 1 and algorithm.critics={config.critics}")
-        if not 0 <= config.demonstration_share < 1:
-            raise UserError(f"algorithm.demonstration_share={config.demonstration_share}: at least 0 and less than 1")
+        if config.critic_subset > config.critics:
+            raise UserError(f"algorithm.critic_subset={config.critic_subset} is more than algorithm.critics={config.critics}: lower it")
         if config.demonstrations and config.dataset is not None:
             raise UserError("algorithm.dataset brings its own episodes: leave algorithm.demonstrations=0, or the dataset out")
         if self._shown and not config.demonstration_share:
@@ -109,8 +106,6 @@ class SAC:
             raise UserError(
                 f"algorithm.sft_coef={config.sft_coef} imitates demonstrations: set algorithm.demonstrations or algorithm.dataset"
             )
-        if config.noise_bound is not None and not config.noise_bound > 0:
-            raise UserError(f"algorithm.noise_bound={config.noise_bound}: must be above 0")
         if config.noise_bound is not None and not config.frozen_backbone:
             raise UserError("algorithm.noise_bound steers a policy that stays as it is: set algorithm.frozen_backbone=true")
         if config.noise_bound is not None and self._shown:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.protocols import Noise, Policy
+from rlinf_vla.ranges import Count, CountOrZero, LearningRate, Name, NonEmpty, Positive, Probability, Range, Size
 from rlinf_vla.types import Inputs
 
 
@@ -20,16 +21,16 @@ class DemonstrationConfig:
 
     dataset: str | None = None
     """A LeRobotDataset (v3.0): all its episodes are learnt, and no scripted expert plays (episodes, noise ... are then not used)."""
-    action_key: str = "action"
+    action_key: Name = "action"
     """What of the dataset is imitated."""
-    cameras: list[str] = field(default_factory=list)
+    cameras: list[Name] = field(default_factory=list)
     """What the dataset calls the policy's cameras, where it calls them otherwise: [base:front]."""
-    episodes: int = 300
-    noise: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.6])
+    episodes: Count = 300
+    noise: Annotated[list[Annotated[float, Range(0, 100)]], NonEmpty()] = field(default_factory=lambda: [0.0, 0.3, 0.6])
     """Standard deviations of Gaussian noise on the executed (not the learnt) action; each episode draws one of them."""
-    random_actions: float = 0.05
+    random_actions: Probability = 0.05
     """Share of wholly random actions in the episodes with noise."""
-    detour: int = 0
+    detour: CountOrZero = 0
     """Up to so many control steps at the start of an episode go in one random direction. Without them, where the arm is soon gives away
     what the instruction says, and a learner does not read it."""
 
@@ -38,15 +39,15 @@ class DemonstrationConfig:
 class SFTConfig:
     """Recipe node ``algorithm``."""
 
-    name: str = "sft"
+    name: Name = "sft"
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    warmup_steps: int = 60
-    decay_steps: int | None = None
+    batch_size: Size = 64
+    learning_rate: LearningRate = 1e-3
+    warmup_steps: CountOrZero = 60
+    decay_steps: Count | None = None
     """Steps until the learning rate has fallen to zero; null: iterations. More stops half-way on purpose."""
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
+    weight_decay: Probability = 0.01
+    max_grad_norm: Positive = 1.0
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,10 @@ def run(arguments: Sequence[str]) -> None:
 def simulators(arguments: Sequence[str], usage: str) -> dict[str, DictConfig]:
     """The recipe of each simulator that ``env=NAME,NAME`` names; empty where Hydra has answered itself. Raises UserError."""
     names = [argument.removeprefix("env=") for argument in arguments if argument.startswith("env=")]
-    if any(argument.startswith("-") for argument in arguments):  # Hydra's own, such as --help
+    if {"--help", "-h"} & set(arguments):
+        print(compose.usage("bench_env", [f"env={name}" for name in names[:1]], usage))
+        return {}
+    if any(argument.startswith("-") for argument in arguments):  # Hydra's own
         compose.compose_and_run("bench_env", arguments, lambda config: None)
         return {}
     if len(names) != 1 or not names[0]:

@@ -19,7 +19,8 @@ from rlinf_vla.evaluation.results import episode
 from rlinf_vla.evaluation.sweep import EpisodeResult, play_out
 from rlinf_vla.protocols import EnvSpec, HasParts, Part, Policy, VectorEnv
 from rlinf_vla.recipe import Recipe, asset_path
-from rlinf_vla.recipe.checks import NO_ALGORITHM, NO_MODEL
+from rlinf_vla.recipe.checks import NO_MODEL
+from rlinf_vla.recipe.evaluation import NO_ALGORITHM
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import task_episodes
 from rlinf_vla.rollout.player import Acts

@@ -26,8 +26,6 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     if not recipe.checkpoint or not recipe.output:
         raise UserError("export wants to know what and where: rlinf-vla export run=RUN output=DIR, or checkpoint=RUN/checkpoints/step_N")
-    if recipe.output_dtype not in (None, *DTYPES):
-        raise UserError(f"output_dtype={recipe.output_dtype}: choose {' or '.join(DTYPES)}, or leave it out to keep the model's own")
     output = session.new_directory(recipe.output)
     checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint")
     policy = session.build_policy(recipe)

@@ -149,8 +149,6 @@ def profiles_for(recipe: Recipe, cluster: Cluster) -> tuple[dict[str, Profile], 
     known = {profile.device: profile for profile in (read_profile(Path(str(each)).expanduser()) for each in given)}
     wanted, scale = {node.device for node in cluster.nodes}, recipe.profile_scale
     here, measured = not recipe.cluster.nodes, None
-    if scale is not None and not scale > 0:
-        raise UserError(f"profile_scale={scale}: must be more than 0")
     if not known and (here or scale is not None):
         measured = _measured(recipe if here else _for_here(recipe))
         known = {measured.device: measured}

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlinf_vla import plugins
+from rlinf_vla.ranges import check_values
 from rlinf_vla.robot import Finding, RobotError, RobotPlugin
 from rlinf_vla.rollout.robot_attendant import RECOVERY_S
 from rlinf_vla.types import UserError
@@ -94,7 +95,9 @@ def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise UserError(f"robot.{missing[0]} has no value: give robot.{missing[0]}=...")
-    return plugin, OmegaConf.to_object(config)
+    found = OmegaConf.to_object(config)
+    check_values(found, "robot.")
+    return plugin, found
 
 
 def _order(order: str, person: str, chosen: Sequence[str], console: Console) -> None:

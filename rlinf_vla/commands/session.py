@@ -41,7 +41,10 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
     Random weights depend on the recipe's seed alone.
     """
     if recipe.cluster.device == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"cluster={recipe.cluster.name} wants a CUDA device and PyTorch sees none: use cluster=laptop")
+        raise UserError(
+            f"cluster.device=cuda (cluster={recipe.cluster.name}): PyTorch sees no CUDA device here; use cluster=laptop with "
+            "cluster.device=cpu, or cluster=1gpu where there is a GPU and a PyTorch for CUDA"
+        )
     model = plugins.choose("model", recipe.model.name, plugins.models())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)

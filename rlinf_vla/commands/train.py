@@ -22,7 +22,7 @@ from rlinf_vla.commands.runtimes import Runtime
 from rlinf_vla.evaluation.statistics import compare
 from rlinf_vla.flow.on_ray.training import TrainerLost
 from rlinf_vla.recipe import Recipe
-from rlinf_vla.recipe.checks import NO_ALGORITHM
+from rlinf_vla.recipe.evaluation import NO_ALGORITHM
 from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog

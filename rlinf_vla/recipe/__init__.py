@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_origin
+from types import NoneType
+from typing import Annotated, Any, get_origin
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -19,14 +19,17 @@ from rlinf_vla.algorithms.grpo import GRPOConfig
 from rlinf_vla.algorithms.ppo import PPOConfig
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.sft import SFTConfig
-from rlinf_vla.recipe.checks import NO_ALGORITHM, NO_MODEL, check
+from rlinf_vla.flow.planning.plan import SPLITS
+from rlinf_vla.ranges import Count, CountOrZero, Name, NonNegative, OneOf, Positive, Range, Seed, Size, check_values
+from rlinf_vla.recipe.checks import NO_MODEL, check
 from rlinf_vla.recipe.cluster import ClusterConfig
-from rlinf_vla.recipe.evaluation import EvaluationConfig, NoAlgorithmConfig, SweepConfig
+from rlinf_vla.recipe.evaluation import NO_ALGORITHM, EvaluationConfig, NoAlgorithmConfig, SweepConfig
 from rlinf_vla.recipe.robot import ROBOT, RobotEnvConfig, SessionConfig
+from rlinf_vla.recipe.suggestions import meant
 from rlinf_vla.rollout.control_config import ControlConfig
 from rlinf_vla.training.lora import LoraOptions
 from rlinf_vla.trust import OUTSIDE
-from rlinf_vla.types import UserError
+from rlinf_vla.types import DTYPES, UserError
 
 ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
 ALGORITHMS |= {NO_ALGORITHM: NoAlgorithmConfig}
@@ -35,7 +38,7 @@ ASSET = "asset://"
 
 @dataclass
 class ModelConfig:
-    name: str = MISSING
+    name: Name = MISSING
     checkpoint: str = MISSING
     """Directory in the model's official layout; asset://NAME is one that comes with the package."""
     options: Any = MISSING
@@ -46,12 +49,12 @@ class ModelConfig:
 class RewardConfig:
     """What training takes as the reward of a control step. Evaluations keep the environment's own."""
 
-    name: str | None = None
+    name: Name | None = None
     """A reward plug-in; null: the environment's own."""
     options: Any = None
-    weight: float = 1.0
+    weight: NonNegative = 1.0
     """Of that reward."""
-    env_weight: float = 0.0
+    env_weight: Annotated[float, Range(-1e6, 1e6)] = 0.0
     """Of the environment's own, added."""
     terminal: bool = False
     """Only an episode's last step earns a reward."""
@@ -59,13 +62,13 @@ class RewardConfig:
 
 @dataclass
 class RolloutConfig:
-    temperature: float = 1.0
+    temperature: Annotated[float, Range(0, 100, above=True)] = 1.0
     """Of sampling, in rollouts and in updates alike."""
-    pipeline_depth: int = 2
+    pipeline_depth: Annotated[int, Range(1, 1024)] = 2
     """Environment groups that take turns: while one simulates, the policy infers for another."""
-    batch_size: int = 8
+    batch_size: Size = 8
     """Environments per policy call."""
-    split: str = "none"
+    split: Annotated[str, OneOf(*SPLITS)] = "none"
     """head: rollout workers have the policy's action head only, feature workers beside the trainer its backbone (docs/split.md)."""
     rounded_weights: bool = False
     """Rollouts and evaluations act with what trains rounded to the dtype of the other weights: half the bytes beside bfloat16."""
@@ -83,25 +86,25 @@ class RecordConfig:
 
 @dataclass
 class CheckpointConfig:
-    every: int = 5
+    every: Count = 5
     """Iterations between checkpoints."""
-    keep: int = 3
+    keep: Count = 3
 
 
 @dataclass
 class PresetConfig:
     """What a preset (recipes/preset) is for; nothing where none was chosen."""
 
-    name: str | None = None
-    algorithm: str | None = None
-    models: list[str] = field(default_factory=list)
+    name: Name | None = None
+    algorithm: Name | None = None
+    models: list[Name] = field(default_factory=list)
 
 
 @dataclass
 class Recipe:
-    name: str = MISSING
-    seed: int = 0
-    iterations: int = MISSING
+    name: Name = MISSING
+    seed: Seed = 0
+    iterations: CountOrZero = MISSING
     """Of the algorithm; of what is shown how (sft, classifier), optimiser steps."""
     run_dir: str | None = field(default=None, metadata=OUTSIDE)
     """null: runs/<recipe>/<timestamp>."""
@@ -111,13 +114,13 @@ class Recipe:
     """A checkpoint of an earlier run, to evaluate, to start from or to export; eval and export take a run directory's newest, too."""
     output: str | None = field(default=None, metadata=OUTSIDE)
     """Where export and record write: a directory that is new or empty."""
-    output_dtype: str | None = None
+    output_dtype: Annotated[str, OneOf(*DTYPES)] | None = None
     """Of exported weights: float32 or bfloat16; null: as in model.checkpoint."""
-    episodes: int = 200
+    episodes: Count = 200
     """Evaluation episodes; in a sweep, of every task."""
     profile: Any = None
     """Of plan: a file, or a list of them, with what operations cost on a type of device; null: measured here, now."""
-    profile_scale: float | None = None
+    profile_scale: Positive | None = None
     """Of plan: for GPUs that were never measured, suppose that they do the policy's part so many times as fast as the profile's device."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     env: Any = MISSING
@@ -189,17 +192,12 @@ def keys() -> list[str]:
 
 
 def right_key(key: str) -> str:
-    """The same last name elsewhere, or a close spelling."""
+    """How the complaint that ``key`` does not exist goes on: with what was meant."""
     known = keys()
-    last = key.rsplit(".", 1)[-1]
-    close = [each for each in known if each.rsplit(".", 1)[-1] == last and each != key]
-    close = close or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if not close:
-        names = {each.rsplit(".", 1)[-1]: each for each in known}
-        close = [names[name] for name in difflib.get_close_matches(last, list(names), n=1, cutoff=0.6)]
     if key in known:
         return " of what is chosen here: give recipe=NAME, which chooses env, model and algorithm"
-    return f"; did you mean {close[0]}?" if close else " (--cfg job shows all keys)"
+    found = meant(key, known)
+    return f"; did you mean {' or '.join(found)}?" if found else " (--cfg job shows all keys)"
 
 
 def _keys(node: DictConfig) -> list[str]:
@@ -215,7 +213,9 @@ def _keys(node: DictConfig) -> list[str]:
 def read_node(config: DictConfig, name: str) -> Any:
     """The node ``name`` of a composed configuration that is nothing else: without environment and algorithm, say. Raises UserError."""
     _refuse_unknown_keys(config)
-    return OmegaConf.to_object(config[name])
+    node = OmegaConf.to_object(config[name])
+    check_values(node, f"{name}.")
+    return node
 
 
 def _refuse_unknown_keys(config: DictConfig) -> None:
@@ -236,8 +236,32 @@ def read(config: DictConfig) -> Recipe:
     except InterpolationResolutionError as error:
         raise UserError(f"{error.full_key}: {str(error).splitlines()[0].rpartition(': ')[2]}") from None
     assert isinstance(recipe, Recipe)
+    check_values(recipe)
+    _check_choices(recipe)
     check(recipe)
     return recipe
+
+
+def _check_choices(recipe: Recipe) -> None:
+    """What ``GROUP=NAME`` chose still has its name, and its own keys. Raises UserError."""
+    model, reward = recipe.model, recipe.reward
+    _check_choice("algorithm", recipe.algorithm, getattr(recipe.algorithm, "name", None), ALGORITHMS)
+    _check_choice("env", recipe.env, getattr(recipe.env, "name", None), env_configs())
+    if recipe.robot is not None:
+        known = {name: robot.Config for name, robot in plugins.robots().items()}
+        _check_choice("robot", recipe.robot, getattr(recipe.robot, "name", None), known)
+    _check_choice("model", model.options, model.name, {name: each.Config for name, each in plugins.models().items()} | {NO_MODEL: NoneType})
+    if reward.name is None and not (reward.options is None or is_dataclass(reward.options)):
+        raise UserError(f"reward.options={reward.options} belongs to no reward: choose one with reward=NAME")
+    if reward.name is not None:
+        _check_choice("reward", reward.options, reward.name, {name: each.Config for name, each in plugins.rewards().items()})
+
+
+def _check_choice(group: str, node: Any, name: Any, known: dict[str, type]) -> None:
+    if name not in known:
+        raise UserError(f"{group}.name={name} is not known{plugins.nearest(str(name), list(known))}: choose with {group}=NAME")
+    if not isinstance(node, known[name]):
+        raise UserError(f"{group}.name={name} does not go with the other keys of {group}: choose with {group}={name}, which sets them too")
 
 
 def asset_path(location: str) -> Path:

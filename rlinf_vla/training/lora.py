@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Policy
+from rlinf_vla.ranges import Name, Size, SizeOrZero
 from rlinf_vla.training.pieces import copy_whole, is_sharded
 from rlinf_vla.types import Tensors, UserError
 
@@ -32,11 +33,11 @@ _CONFIG, _FACTORS = "adapter_config.json", "adapter_model.safetensors"
 class LoraOptions:
     """Recipe node ``model.lora``."""
 
-    rank: int = 32
+    rank: SizeOrZero = 32
     """0 trains every weight instead."""
-    alpha: int | None = None
+    alpha: Size | None = None
     """Scale is alpha / rank; null: alpha = rank."""
-    targets: list[str] = field(default_factory=list)
+    targets: list[Name] = field(default_factory=list)
     """Module-name suffixes in the backbone; empty: the model's own list."""
     adapter: str | None = None
     """Start from this PEFT directory, such as the official fine-tuning scripts write; it says rank, alpha and targets."""

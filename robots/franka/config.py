@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
+from typing import Annotated, Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
+from rlinf_vla.ranges import Hertz, ImageSize, Name, Range, Seconds
 from rlinf_vla.trust import OUTSIDE
 
 
@@ -16,13 +17,13 @@ class CameraConfig:
     max_age_s: an older picture is an error. frozen_s: a picture that has not changed by one bit for so long is one, too.
     """
 
-    driver: str = "realsense"
+    driver: Name = "realsense"
     device: Optional[str] = None  # noqa: UP045
-    width: int = 640
-    height: int = 480
-    hz: int = 30
-    max_age_s: float = 0.2
-    frozen_s: float = 1.0
+    width: Annotated[int, Range(16, 8192)] = 640
+    height: Annotated[int, Range(16, 8192)] = 480
+    hz: Annotated[int, Range(1, 1000)] = 30
+    max_age_s: Seconds = 0.2
+    frozen_s: Seconds = 1.0
 
 
 @dataclass
@@ -37,8 +38,8 @@ class FrankaConfig:
     python: interpreter of another environment, with numpy and franky-control, for the arm's process; null: this one.
     """
 
-    name: str = "franka"
-    host: str = field(default="???", metadata=OUTSIDE)
+    name: Name = "franka"
+    host: Name = field(default="???", metadata=OUTSIDE)
     cell: str = field(default="???", metadata=OUTSIDE)
     cameras: Dict[str, Any] = field(default_factory=dict, metadata=OUTSIDE)  # noqa: UP006  (of CameraConfig Hydra could not add one)
     instruction: str = "touch the red cube"
@@ -56,13 +57,13 @@ class FrankaSimConfig:
     max_age_s, frozen_s: as of a real camera.
     """
 
-    name: str = "franka_sim"
+    name: Name = "franka_sim"
     cell: str = field(default="cell://franka_sim", metadata=OUTSIDE)
     folder: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
     cameras: List[str] = field(default_factory=lambda: ["front"])  # noqa: UP006
-    image_size: int = 64
-    camera_hz: float = 20.0
-    max_age_s: float = 0.4
-    frozen_s: float = 1.0
+    image_size: ImageSize = 64
+    camera_hz: Hertz = 20.0
+    max_age_s: Seconds = 0.4
+    frozen_s: Seconds = 1.0
     journal: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
     python: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045

@@ -10,6 +10,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlinf_vla.ranges import check_values
 from rlinf_vla.robot import Camera, Finding, Scene
 from rlinf_vla.types import UserError
 
@@ -39,9 +40,11 @@ def camera(name: str, given: Any) -> CameraConfig:
     if not isinstance(given, dict):
         raise UserError(f"robot.cameras.{name}={given} must be keys and values: {known}")
     try:
-        return cast(CameraConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CameraConfig), given)))
+        found = cast(CameraConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CameraConfig), given)))
     except (OmegaConfBaseException, ValueError) as error:
         raise UserError(f"robot.cameras.{name}: {str(error).splitlines()[0]}; its keys: {known}") from None
+    check_values(found, f"robot.cameras.{name}.")
+    return found
 
 
 class Franka:

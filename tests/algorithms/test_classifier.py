@@ -41,12 +41,6 @@ def test_both_kinds_are_wanted_on_both_sides(successes: list[int]) -> None:
         SuccessLearning(ClassifierConfig(held_out=0.25), 10).split(frames([3, 3, 3, 3], successes))
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -1.0])
-def test_something_is_held_out(share: float) -> None:
-    with pytest.raises(UserError, match=r"algorithm\.held_out"):
-        SuccessLearning(ClassifierConfig(held_out=share), 10)
-
-
 def test_every_other_row_shows_success() -> None:
     success = torch.zeros(50, dtype=torch.bool)
     success[[7, 30]] = True

@@ -272,10 +272,6 @@ def test_reinforce_needs_no_groups() -> None:
     [
         ({"episodes": 10}, "algorithm.episodes=10 is not a multiple of algorithm.group_size=4: use 8"),
         ({"group_size": 1}, "algorithm.group_size=1 leaves nothing to compare with"),
-        ({"baseline": "mean"}, "algorithm.baseline=mean: one of group_mean"),
-        ({"scale": "std"}, "algorithm.scale=std: one of group_std"),
-        ({"granularity": "dim"}, "algorithm.granularity=dim: one of chunk"),
-        ({"aggregation": "mean"}, "algorithm.aggregation=mean: one of token_mean"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -170,7 +170,7 @@ def test_a_mistake_in_the_keys(rlinf_vla: CommandLine, trained: list[DictConfig]
     ("override", "words"),
     [
         ("env.num_envs=15", ["env.num_envs=15", "rollout.pipeline_depth=2"]),
-        ("env.num_envs=0", ["env.num_envs=0", "at least 1"]),
+        ("env.num_envs=0", ["env.num_envs=0 is out of range", "a whole number from 1 to 1000000"]),
         ("rollout.pipeline_depth=0", ["rollout.pipeline_depth=0"]),
         ("rollout.batch_size=0", ["rollout.batch_size=0"]),
         ("rollout.batch_size=3", ["rollout.batch_size=3", "8"]),

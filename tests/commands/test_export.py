@@ -108,7 +108,7 @@ def test_what_cannot_be_exported(rlinf_vla: CommandLine, run: Run, tmp_path: Pat
     assert "checkpoint=RUN" in complaint("checkpoint=null", "output=out")
     assert "full is not empty" in complaint("output=full")
     assert "file is not empty" in complaint("output=file")
-    assert "output_dtype=int8: choose float32 or bfloat16" in complaint("output=out", "output_dtype=int8")
+    assert "output_dtype=int8 is not known: use float32 or bfloat16, or null" in complaint("output=out", "output_dtype=int8")
     assert "no such directory" in complaint("output=out", "checkpoint=nowhere")
     assert "with LoRA" in complaint("output=out", "model.lora.rank=0")
     assert not (tmp_path / "out").exists() and [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]

@@ -126,10 +126,10 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("env.num_envs=2", "there is one robot"),
-        ("session.acknowledge=nobody", "session.acknowledge=nobody: one of person, script"),
+        ("env.num_envs=2", "env.num_envs=2 is out of range: use 1"),
+        ("session.acknowledge=nobody", "session.acknowledge=nobody is not known: use person or script"),
         ("session.person=keybord", "did you mean keyboard"),
-        ("session.patience_s=-1", "must not be negative"),
+        ("session.patience_s=-1", "session.patience_s=-1.0 is out of range"),
         ("robot.expert=false", "algorithm.demonstrations=2: robot=toy has no expert that could show them: session.person=keyboard"),
         ("robot.by_hand=true session.acknowledge=person", "a person lays out its episodes, and says when that is done: session.person="),
         ("algorithm.gamma_unit=chunk", "algorithm.gamma_unit=chunk"),

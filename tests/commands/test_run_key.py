@@ -211,9 +211,9 @@ def test_what_is_asked_on_top_is_checked_as_always(kept: Path, rlinf_vla: Comman
 def test_what_only_the_command_line_may_name_is_said_again(kept: Path) -> None:
     """The run may be somebody else's."""
     path = kept / "recipe.yaml"
-    path.write_text(path.read_text().replace("address: null", "address: ray://theirs:10001"))
+    path.write_text(path.read_text().replace("address: null", "address: theirs:10001"))
     for verb in ("train", "eval"):
-        with pytest.raises(UserError, match=r"recipe\.yaml says cluster\.address=ray://theirs:10001, .* give cluster\.address="):
+        with pytest.raises(UserError, match=r"recipe\.yaml says cluster\.address=theirs:10001, .* give cluster\.address="):
             compose.load(verb, [f"run={kept}"])
         assert compose.load(verb, [f"run={kept}", "cluster.address=null"]).cluster.address is None
         assert compose.load(verb, [f"run={kept}", "cluster=laptop"]).cluster.address is None

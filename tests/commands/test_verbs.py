@@ -319,8 +319,15 @@ def test_a_policy_that_disagrees_with_itself_is_refused(train: Any, monkeypatch:
     assert not (run_dir / "checkpoints").exists(), "nothing was trained"
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run(train: Any) -> None:
-    run_dir = train("run", *QUICK, "algorithm.value_coef=inf", code=1)
+def test_a_gradient_that_is_not_finite_ends_the_run(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = LinearPolicy.evaluate
+
+    def boundless(self: LinearPolicy, *arguments: Any, **named: Any) -> ActionEval:
+        found = evaluate(self, *arguments, **named)
+        return ActionEval(found.log_prob, found.entropy, found.value * math.inf)
+
+    monkeypatch.setattr(LinearPolicy, "evaluate", boundless)
+    run_dir = train("run", *QUICK, code=1)
     assert not (run_dir / "checkpoints").exists()
 
 

@@ -15,6 +15,7 @@ import torch
 from rlinf_vla.envs.genesis import GenesisConfig, plugin
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.ranges import check_values
 from rlinf_vla.types import UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 from tests.skips import needs
@@ -130,14 +131,14 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
     [
         ({"task": "PickCub"}, 1, "env.task=PickCub is unknown: did you mean PickCube?"),
         ({"scene": "/nowhere/my.yaml"}, 1, "the scene file /nowhere/my.yaml cannot be read: No such file or directory"),
-        ({"backend": "tpu"}, 1, "did you mean gpu?"),
-        ({"control_mode": "ee_delta"}, 1, "did you mean ee_delta_pos?"),
-        ({"reward": "spars"}, 1, "did you mean sparse?"),
-        ({"robot_visuals": "lowpoly"}, 1, "did you mean low_poly?"),
-        ({"image_size": 4}, 1, "16 ... 1024"),
+        ({"backend": "tpu"}, 1, "env.backend=tpu is not known: use auto, cpu or gpu"),
+        ({"control_mode": "ee_delta"}, 1, "use ee_delta_pos or ee_delta_pose"),
+        ({"reward": "spars"}, 1, "env.reward=spars is not known: use sparse or progress"),
+        ({"robot_visuals": "lowpoly"}, 1, "use low_poly or stock"),
+        ({"image_size": 4}, 1, "from 16 to 1024"),
         ({"cameras": ["bas"]}, 1, "did you mean base?"),
-        ({"episode_limit": 0}, 1, "at least 1 control step"),
-        ({"step_timeout_s": 0.0}, 1, "more than 0 seconds"),
+        ({"episode_limit": 0}, 1, "env.episode_limit=0 is out of range"),
+        ({"step_timeout_s": 0.0}, 1, "env.step_timeout_s=0.0 is out of range"),
         ({"num_envs": 10}, 4, "env.num_envs=10 cannot be shared by 4 groups: use 8"),
         ({"num_envs": 8, "processes": 3}, 2, "env.processes=3 cannot be shared by 2 groups: use 4"),
         ({"num_envs": 6, "processes": 4}, 1, "=6 cannot be shared by 4 groups"),
@@ -145,6 +146,7 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
 )
 def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], groups: int, message: str) -> None:
     with pytest.raises(UserError) as error:
+        check_values(GenesisConfig(**config), "env.")
         plugin.create(GenesisConfig(**config), groups)
     assert message in str(error.value)
     assert "\n" not in str(error.value)

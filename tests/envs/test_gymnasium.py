@@ -10,6 +10,7 @@ import torch
 
 from rlinf_vla.envs.gymnasium import GymnasiumConfig, plugin
 from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.ranges import check_values
 from rlinf_vla.types import UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, episodes
 from tests.skips import needs
@@ -98,21 +99,22 @@ def test_what_is_rendered_can_be_an_image() -> None:
         ({"id": "CartPole-v1"}, "only continuous vectors"),
         ({"kwargs": {"size": 3}}, "cannot be made"),
         ({"vectorization": "vector_entry_point"}, "cannot be made"),
-        ({"vectorization": "asink"}, "did you mean async?"),
+        ({"vectorization": "asink"}, "env.vectorization=asink is not known: use sync, async or vector_entry_point"),
         ({"images": {"base": "rgbd"}}, "env.images.base=rgbd is unknown: did you mean rgb?"),
         ({"images": {"base": "depth"}}, "env.images.base=depth is float32 [6, 8], not uint8 [height, width, 3]"),
         ({"images": {"base": "@render"}}, "needs env.render=true"),
         ({"state": ["positon"]}, "env.state=positon is unknown: did you mean position?"),
         ({"images": {}, "state": []}, "observes depth, position, rgb: name some of it"),
         ({"id": "Pendulum-v1"}, "is one array, without keys"),
-        ({"episode_limit": 0}, "at least 1 control step"),
-        ({"control_hz": 0.0}, "more than 0"),
+        ({"episode_limit": 0}, "env.episode_limit=0 is out of range"),
+        ({"control_hz": 0.0}, "env.control_hz=0.0 is out of range"),
         ({"instruction": " "}, "env.instruction is empty"),
         ({"num_envs": 3, "processes": 2}, "=3 cannot be shared by 2 groups"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
+        check_values(GymnasiumConfig(**{**TINY, **config}), "env.")
         make(**{**TINY, **config})
     assert message in str(error.value)
     assert "\n" not in str(error.value)

@@ -22,6 +22,7 @@ from rlinf_vla.envs.libero.plugin import episode_limit, simulator_options
 from rlinf_vla.envs.libero.suites import SUITES, chosen, limit, of_suite
 from rlinf_vla.envs.libero.words import axis_angle, flipped, state_vector
 from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.ranges import check_values
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.types import Episodes, UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, random_actions
@@ -318,19 +319,19 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"suites": []}, "env.suites=[] names no suite"),
         ({"tasks": [0, 10]}, "env.tasks=[0, 10]: libero_spatial has the tasks 0 ... 9"),
         ({"tasks": []}, "env.tasks=[]"),
-        ({"convention": "openvl"}, "did you mean openvla?"),
-        ({"flip": "rot90"}, "env.flip=rot90 is unknown"),
-        ({"state": "euler"}, "env.state=euler is unknown"),
-        ({"gripper": "opens"}, "env.gripper=opens is unknown: did you mean"),
-        ({"rendering": "slow"}, "env.rendering=slow is unknown"),
-        ({"renderer": "glx"}, "env.renderer=glx is unknown"),
-        ({"instruction": "file"}, "env.instruction=file is unknown: did you mean file_name?"),
-        ({"image_size": 4}, "16 ... 1024"),
-        ({"episode_limit": 0}, "env.episode_limit=0 must be at least 1"),
-        ({"wait_steps": -1}, "env.wait_steps=-1 must be at least 0"),
-        ({"scenes": -1}, "env.scenes=-1 must be at least 0"),
+        ({"convention": "openvl"}, "env.convention=openvl is not known: use common or openvla"),
+        ({"flip": "rot90"}, "env.flip=rot90 is not known"),
+        ({"state": "euler"}, "env.state=euler is not known"),
+        ({"gripper": "opens"}, "env.gripper=opens is not known"),
+        ({"rendering": "slow"}, "env.rendering=slow is not known"),
+        ({"renderer": "glx"}, "env.renderer=glx is not known"),
+        ({"instruction": "file"}, "env.instruction=file is not known: use auto, file_name or bddl"),
+        ({"image_size": 4}, "from 16 to 1024"),
+        ({"episode_limit": 0}, "env.episode_limit=0 is out of range"),
+        ({"wait_steps": -1}, "env.wait_steps=-1 is out of range"),
+        ({"scenes": -1}, "env.scenes=-1 is out of range"),
         ({"num_envs": 7, "groups": 2}, "env.num_envs=7 cannot be shared by 2 groups"),
-        ({"cameras": ["base"], "image_size": 2000}, "16 ... 1024"),
+        ({"cameras": ["base"], "image_size": 2000}, "from 16 to 1024"),
         ({"python": "/nowhere/python"}, "env.python=/nowhere/python is not there"),
         ({"python": "/bin/false"}, "env.python=/bin/false is not a Python that works"),
         ({"python": "/etc/passwd"}, "env.python=/etc/passwd cannot be started (Permission denied)"),
@@ -339,6 +340,7 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
 def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], message: str) -> None:
     groups = config.pop("groups", 1)
     with pytest.raises(UserError) as error:
+        check_values(LiberoConfig(**config), "env.")
         plugin.create(LiberoConfig(**config), groups)
     assert message in str(error.value)
     assert "\n" not in str(error.value)

@@ -19,6 +19,7 @@ from rlinf_vla.envs.maniskill.tasks import BRIDGE_MARKERS, TASKS
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.ranges import check_values
 from rlinf_vla.types import UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 from tests.skips import needs
@@ -121,13 +122,13 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"control_mode": "pd_ee_delta"}, 1, "did you mean pd_ee_delta_pos?"),
         ({"task": "PickCubeSO100"}, 1, "did you mean pd_joint_delta_pos?"),
         ({"task": "StackPyramid", "reward": "progress"}, 1, "env.reward for StackPyramid=progress is unknown: one of sparse"),
-        ({"reward": "spars"}, 1, "did you mean sparse?"),
-        ({"camera": "closer"}, 1, "did you mean close?"),
-        ({"robot_visuals": "lowpoly"}, 1, "did you mean low_poly?"),
-        ({"backend": "tpu"}, 1, "did you mean gpu?"),
-        ({"image_size": 4}, 1, "16 ... 1024"),
-        ({"episode_limit": 0}, 1, "at least 1 control step"),
-        ({"step_timeout_s": 0.0}, 1, "more than 0 seconds"),
+        ({"reward": "spars"}, 1, "env.reward=spars is not known: use sparse, "),
+        ({"camera": "closer"}, 1, "env.camera=closer is not known: use close or stock"),
+        ({"robot_visuals": "lowpoly"}, 1, "env.robot_visuals=lowpoly is not known: use low_poly or stock"),
+        ({"backend": "tpu"}, 1, "env.backend=tpu is not known: use auto, cpu or gpu"),
+        ({"image_size": 4}, 1, "from 16 to 1024"),
+        ({"episode_limit": 0}, 1, "env.episode_limit=0 is out of range: use a whole number from 1 to 1000000000, or null"),
+        ({"step_timeout_s": 0.0}, 1, "env.step_timeout_s=0.0 is out of range: use a number above 0"),
         ({"num_envs": 10}, 4, "env.num_envs=10 cannot be shared by 4 groups: use 8"),
         ({"num_envs": 8, "processes": 3}, 2, "env.processes=3 cannot be shared by 2 groups: use 4"),
         ({"num_envs": 2, "processes": 4}, 1, "env.processes=4 is more than env.num_envs=2"),
@@ -135,6 +136,7 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
 )
 def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], groups: int, message: str) -> None:
     with pytest.raises(UserError) as error:
+        check_values(ManiSkillConfig(**config), "env.")
         plugin.create(ManiSkillConfig(**config), groups)
     assert message in str(error.value)
     assert "\n" not in str(error.value)

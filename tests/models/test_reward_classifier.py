@@ -65,7 +65,6 @@ def test_what_was_saved_judges_alike(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({}, "reward.options.checkpoint has no value"),
-        ({"checkpoint": "HERE", "threshold": 1.5}, "reward.options.threshold=1.5"),
         ({"checkpoint": "nowhere"}, "nowhere is not a checkpoint of this model"),
         ({"checkpoint": "HERE", "images": ["wrist"]}, "looks at image 'wrist'"),
         ({"checkpoint": "HERE", "images": ["base", "base2"]}, "base2|head"),

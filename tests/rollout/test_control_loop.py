@@ -235,12 +235,8 @@ def test_what_a_policy_continues_is_what_the_arm_will_do() -> None:
         (1, {"real_time_chunking": True}, "control.real_time_chunking=true"),
         (4, {"execution_horizon": 5}, "control.execution_horizon=5"),
         (4, {"execution_horizon": 4}, "control.execution_horizon=4"),
-        (4, {"execution_horizon": -1}, "control.execution_horizon=-1"),
-        (4, {"max_misses": 0}, "control.max_misses=0"),
         (4, {"reserve_ms": 100}, "control.reserve_ms=100"),
-        (4, {"reserve_ms": math.nan}, "control.reserve_ms=nan"),
         (8, {"asynchronous": False, "max_observation_age_s": 0.6}, "control.max_observation_age_s=0.6"),
-        (4, {"max_observation_age_s": math.nan}, "control.max_observation_age_s=nan"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(chunk: int, settings: dict[str, Any], said: str) -> None:

@@ -165,15 +165,11 @@ def _has_dashboard() -> bool:
 
 def _reach(address: str) -> None:
     """Ray itself would try for minutes."""
-    if "://" in address:
-        raise UserError(f"cluster.address={address}: give HOST:PORT of the cluster's head, as `ray start --head` printed it")
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_REACH_S).close()
-    except ValueError:
-        raise UserError(f"cluster.address={address} is not HOST:PORT; `ray start --head` prints it") from None
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, OverflowError) as error:  # the latter of a port above 65535
+        reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cluster.address={address}: nothing answers there ({reason}); is `ray start --head` running?") from None
 
 

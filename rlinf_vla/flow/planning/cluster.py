@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+from rlinf_vla.ranges import Name, NonNegative, Positive, Range, Size
 from rlinf_vla.types import UserError
 
 THIS = "this machine"
@@ -16,28 +17,28 @@ THIS = "this machine"
 class NodeConfig:
     """One type of machine of a cluster, in recipe node ``cluster.nodes``."""
 
-    name: str = THIS
-    count: int = 1
-    gpus: int = 0
+    name: Name = THIS
+    count: Size = 1
+    gpus: Annotated[int, Range(0, 1024)] = 0
     """Of each machine."""
-    gpu: str | None = None
+    gpu: Name | None = None
     """Type of its GPUs."""
-    gpu_memory_gb: float = 80.0
+    gpu_memory_gb: Positive = 80.0
     """Of each GPU; a GB is 10⁹ bytes."""
-    cpus: int = 8
+    cpus: Size = 8
     """Cores of each machine."""
-    memory_gb: float = 32.0
-    network_gbps: float = 10.0
+    memory_gb: Positive = 32.0
+    network_gbps: Positive = 10.0
     """Gigabits per second between this machine and others."""
-    gpu_link_gbps: float = 100.0
+    gpu_link_gbps: Positive = 100.0
     """Gigabits per second between GPUs of one machine, and between a GPU and its host's memory."""
-    latency_ms: float = 1.0
+    latency_ms: NonNegative = 1.0
     """Of one message between machines or between workers of one."""
     spot: bool = False
     """May be taken away at any time: no trainer is put there."""
-    price_per_hour: float | None = None
+    price_per_hour: NonNegative | None = None
     """Of one machine; null: not known."""
-    profile: str | None = None
+    profile: Name | None = None
     """Device type of the measured profile that holds here; null: ``gpu``, or cpu where there is none."""
 
     @property
@@ -89,8 +90,6 @@ def _describe(node: NodeConfig) -> str:
 def describe(name: str, nodes: Sequence[NodeConfig], gpu: bool) -> Cluster:
     """``gpu``: the policy is to run on GPUs. Without ``nodes``, this machine is the cluster. Raises UserError."""
     found = tuple(nodes) or (this_machine(gpu),)
-    for node in found:
-        _check(node)
     if len({node.name for node in found}) < len(found):
         raise UserError(f"cluster={name}: two of cluster.nodes have one name")
     if gpu and not any(node.gpus for node in found):
@@ -123,17 +122,3 @@ def this_machine(gpu: bool) -> NodeConfig:
 def gpu_type(name: str) -> str:
     """As the driver calls it, in a spelling for file names: nvidia-h100-80gb-hbm3."""
     return "-".join(name.lower().split())
-
-
-def _check(node: NodeConfig) -> None:
-    where = f"cluster.nodes: {node.name!r} has"
-    for key, least in (("count", 1), ("gpus", 0), ("cpus", 1)):
-        if getattr(node, key) < least:
-            raise UserError(f"{where} {key}={getattr(node, key)}: at least {least}")
-    for key in ("gpu_memory_gb", "memory_gb", "network_gbps", "gpu_link_gbps"):
-        if not 0 < getattr(node, key) < math.inf:
-            raise UserError(f"{where} {key}={getattr(node, key)}: must be more than 0")
-    for key in ("latency_ms", "price_per_hour"):
-        value = getattr(node, key)
-        if value is not None and not 0 <= value < math.inf:
-            raise UserError(f"{where} {key}={value}: must not be negative")

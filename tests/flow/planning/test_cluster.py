@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rlinf_vla.flow.planning.cluster import THIS, NodeConfig, describe
+from rlinf_vla.ranges import check_values
 from rlinf_vla.types import UserError
 
 
@@ -31,7 +32,7 @@ def test_what_may_be_taken_away_comes_last_and_what_lacks_gpus_is_left_out() -> 
 @pytest.mark.parametrize(
     ("node", "word"),
     [
-        ({"count": 0}, "count=0: at least 1"),
+        ({"count": 0}, "count=0 is out of range"),
         ({"gpus": -1}, "gpus=-1"),
         ({"cpus": 0}, "cpus=0"),
         ({"network_gbps": 0.0}, "network_gbps=0.0"),
@@ -43,7 +44,9 @@ def test_what_may_be_taken_away_comes_last_and_what_lacks_gpus_is_left_out() -> 
 )
 def test_a_node_that_cannot_be(node: dict[str, object], word: str) -> None:
     with pytest.raises(UserError, match=word):
-        describe("mine", [NodeConfig("odd", **node)], gpu=False)  # type: ignore[arg-type]
+        odd = NodeConfig("odd", **node)  # type: ignore[arg-type]
+        check_values(odd)
+        describe("mine", [odd], gpu=False)
 
 
 def test_a_cluster_that_cannot_be() -> None:

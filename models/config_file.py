@@ -1,0 +1,86 @@
+"""A checkpoint's config.json: its sizes are bounded before anything is built, and what cannot be built is told in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.ranges import Range
+from rlinf_vla.types import UserError
+
+from .files import CONFIG, read_json
+
+SIZES = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "width", "head_dim"), Range(1, 16_384)),
+    **dict.fromkeys(("intermediate_size", "mlp_dim", "n_action_bins"), Range(1, 65_536)),
+    **dict.fromkeys(("num_hidden_layers", "depth"), Range(1, 256)),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_heads", "num_kv_heads"), Range(1, 512)),
+    **dict.fromkeys(("vocab_size", "pad_to_multiple_of"), Range(0, 2**20)),
+    **dict.fromkeys(("image_size", "img_size", "image_sizes", "patch_size", "patch"), Range(1, 4096)),
+    **dict.fromkeys(("chunk", "chunk_size", "action_horizon"), Range(1, 1024)),
+    **dict.fromkeys(("action_dim", "max_action_dim", "state_dim", "channels"), Range(1, 4096)),
+    "reg_tokens": Range(0, 1024),
+}
+"""Whole numbers of config.json, at any depth: no less than in the largest published models, and below what takes minutes to build."""
+
+LISTS = {"image_sizes": 2, "channels": None}
+"""Of SIZES, those that are lists of numbers, and of how many; None: of any number but none."""
+
+SHARES = {"mlp_ratio": Range(0, 64, above=True), "embedding_std": Range(0, 1000)}
+OPTIONAL = ("head_dim", "num_key_value_heads")
+"""Null in official files where another number says it."""
+
+NODES = ("text_config", "vision_config", "featurizer", "fused_featurizer", "oft", "vision", "paligemma", "action_expert", "state_range")
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Raises UserError that names file and key where a part is no object, or a size out of its range."""
+    document = read_json(directory / CONFIG)
+    _check(document, directory / CONFIG, "")
+    return document
+
+
+def _check(node: dict[str, Any], path: Path, prefix: str) -> None:
+    for name, value in node.items():
+        wanted = _wanted(name, value)
+        if wanted is not None:
+            shown = json.dumps(value)
+            raise UserError(f"{path}: {prefix}{name}={shown[:60]} cannot be, {wanted} is expected: copy the checkpoint again")
+        if isinstance(value, dict):
+            _check(value, path, f"{prefix}{name}.")
+
+
+def _wanted(name: str, value: Any) -> str | None:
+    """What ``name`` should be; None: ``value`` is right, or nothing is known about it."""
+    if name in NODES:
+        return None if isinstance(value, dict) else "an object"
+    if name in SHARES:
+        return None if SHARES[name].allows(value) else str(SHARES[name])
+    if name not in SIZES or (value is None and name in OPTIONAL):
+        return None
+    if name in LISTS:
+        right = isinstance(value, list) and len(value) == (LISTS[name] or max(len(value), 1))
+        return None if right and all(_is_size(name, each) for each in value) else f"a list of {LISTS[name] or ''} sizes".replace("  ", " ")
+    return None if _is_size(name, value) else f"a whole {str(SIZES[name]).removeprefix('a ')}"
+
+
+def _is_size(name: str, value: Any) -> bool:
+    return isinstance(value, int) and SIZES[name].allows(value)
+
+
+@contextmanager
+def fitting(directory: Path, *names: str) -> Iterator[None]:
+    """While something is built as the files ``names`` of a checkpoint say: that it cannot be is told in one UserError.
+
+    Whatever is raised: the libraries that build layers raise nothing specific.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+        raise UserError(f"{directory}: no model can be built of {' and '.join(names)} ({reason}): copy the checkpoint again") from error
