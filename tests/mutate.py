@@ -36,6 +36,8 @@ LINKED = ("recipes", "assets", "docs", "README.md", "Makefile", "constraints.txt
 KILLED, SURVIVED, ELSEWHERE, LATE = 1, 0, 99, -9
 """Exit codes: pytest's, the copy was not what the tests imported, stopped from outside."""
 LIMIT_S = 300
+SLOW_TO_IMPORT = ["torch._dynamo", "pytest", "hypothesis.strategies", "hydra", "omegaconf", "pyarrow.parquet", "av", "safetensors.torch"]
+"""Seconds, once instead of for every mutant. Nothing of the project is among them."""
 WANTED = 0.95
 
 
@@ -109,7 +111,7 @@ class Campaign:
         self._workers, self._tests = workers, tests
         self._copies: Queue[Path] = Queue()
         self._processes = multiprocessing.get_context("forkserver")
-        self._processes.set_forkserver_preload(["torch", "pytest", "hypothesis.strategies"])  # seconds, once instead of every time
+        self._processes.set_forkserver_preload(SLOW_TO_IMPORT)
 
     @contextlib.contextmanager
     def opened(self) -> Iterable[Campaign]:  # type: ignore[misc]

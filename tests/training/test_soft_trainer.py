@@ -273,3 +273,23 @@ def test_no_step_is_larger_than_the_clip_allows() -> None:
     trainer.optimizers["critic"] = torch.optim.SGD([critics.values], lr=1.0)  # type: ignore[assignment]
     step(trainer)
     assert critics.values[0].tolist() == pytest.approx([99.5, 0.0, 0.0], abs=1e-4)
+
+
+def test_imitation_weighs_as_much_as_its_coefficient() -> None:
+    """Critics that do not care and no entropy leave it alone: by plain gradient descent, the actor moves in proportion."""
+    found = []
+    for coefficient in (0.0, 0.5, 1.5):
+        config = replace(CONFIG, sft_coef=coefficient, initial_alpha=1e-12, max_grad_norm=1e6)
+        policy, trainer = subject(config, [[0.0] * 3] * 3, [[0.0] * 3] * 3)
+        actor = list(policy.actor.parameters())
+        trainer.optimizers["actor"] = torch.optim.SGD(actor, lr=1e-3)  # type: ignore[assignment]
+        shown = batch()
+        shown.now["action"] = torch.full((6, 2, 1), 0.5)
+        before = [parameter.detach().clone() for parameter in actor]
+        metrics = step(trainer, with_actor=True, shown=shown)
+        assert metrics["sft/loss"] == pytest.approx(0.25), "the mean action is 0"
+        found.append([parameter.detach() - old for parameter, old in zip(actor, before, strict=True)])
+    for none, half, more in zip(*found, strict=True):
+        torch.testing.assert_close(none, torch.zeros_like(none), atol=1e-9, rtol=0)
+        torch.testing.assert_close(3 * half, more, atol=1e-8, rtol=1e-3)
+    assert found[1][-1].abs().max() > 1e-5
