@@ -1,8 +1,8 @@
 """Mutation testing: is each listed mistake noticed by the tests that are directly about it?
 
-``tests/mutants/*.toml`` lists mistakes, mutants: of which file, the exact text that stands there, and the wrong one in its place. For each of
-them the tests that it names run on a copy of the tree with that one text exchanged; they must fail. A list chosen by hand holds mistakes that
-people make (a wrong sign, bound, axis, mask, network, seed) and none that changes nothing that can be observed.
+``tests/mutants/*.toml`` lists mutants, mistakes in the code: the file, the exact text that stands there, and the wrong text in its place.
+For each of them the tests that it names run on a copy of the tree in which that one text is exchanged, and must fail. The list is made by
+hand: it holds mistakes that people make (a wrong sign, bound, axis, mask, network, seed), and none that nobody could observe.
 
     python tests/mutate.py --page docs/results/mutants.md     # all (make mutants)
     python tests/mutate.py soft_trainer                       # those whose path or description contains that
@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -160,13 +159,14 @@ def page(mutants: Sequence[Mutant], codes: Sequence[int], seconds: float) -> str
         "",
         f"`make mutants`, {date.today()}: {os.cpu_count()} cores of {processor()}, {platform.system()}; {seconds / 60:.0f} minutes.",
         "",
-        "A mutant is the code with one mistake in it: a wrong sign, bound, axis, mask, network or seed. It is killed when the tests that are",
-        "directly about that code fail. The list is chosen by hand (`tests/mutants/`); mutants that change nothing observable are not in it.",
-        "A general tool (mutmut 3.8.1) makes 10160 mutants of these files, which is more than a day of tests. Most are changed messages,",
-        "and such mistakes as a target from the wrong network are not among them.",
+        "A mutant is the code with one mistake in it: a wrong sign, bound, axis, mask, network or seed. It is",
+        "killed when the tests that are directly about that code fail. The list (`tests/mutants/`) is made by",
+        "hand; it holds no mutants that change nothing observable. A general tool (mutmut 3.8.1) makes 10160",
+        "mutants of these rooms. Their tests would take more than a day, many of them change a message, and such",
+        "mistakes as a target from the wrong network are not among them.",
         "",
-        f"**{killed} of {total} killed ({100 * killed / total:.1f} %).** Wanted: {100 * WANTED:.0f} %. Before: of the same mutants, those that",
-        "survived the tests as they stood at commit 24b5cdf.",
+        f"**{killed} of {total} killed ({100 * killed / total:.1f} %).** Wanted: {100 * WANTED:.0f} %.",
+        "Survived before: the tests as they stood at commit 24b5cdf did not notice it.",
         "",
         "| file | mutants | killed | survived | survived before |",
         "|---|---|---|---|---|",
