@@ -156,24 +156,24 @@ def test_the_subset_of_critics_is_drawn_anew_for_every_update() -> None:
     config = replace(CONFIG, critics=4, critic_subset=2, value_learning_rate=0.0, target_rate=0.0)
     table = [[float(member)] * 3 for member in range(4)]
     _, trainer = subject(config, table, table)
-    data, generator, updates = batch(), torch.Generator().manual_seed(0), 600
+    data, generator, updates = batch(), torch.Generator().manual_seed(0), 240
     found = Counter[int]()
     for _ in range(updates):
         mean = trainer.step(data, generator, with_actor=False)["critic/target_mean"]
         found[round((mean - float(data.now["reward"].mean())) / float(data.now["discount"].mean()))] += 1
     assert found.keys() == {0, 1, 2}
     for least, share in ((0, 3 / 6), (1, 2 / 6), (2, 1 / 6)):
-        assert found[least] / updates == pytest.approx(share, abs=0.07), "3.4 standard deviations"
+        assert found[least] / updates == pytest.approx(share, abs=0.1), "3.1 standard deviations"
 
 
 @pytest.mark.parametrize(("backup", "alpha"), [(False, 0.4), (True, 0.4), (True, 0.1)])
 def test_the_entropy_bonus_in_a_target(backup: bool, alpha: float) -> None:
     config = replace(CONFIG, critics=1, critic_subset=1, backup_entropy=backup, initial_alpha=alpha, value_learning_rate=0.0)
     _, trainer = subject(config, [[0.0] * 3], [[0.0] * 3])
-    means = [step(trainer, seed)["critic/target_mean"] for seed in range(400)]
+    means = [step(trainer, seed)["critic/target_mean"] for seed in range(150)]
     discount = float(batch().now["discount"].mean())
     expected = discount * alpha * 2 * squashed_entropy(ACTOR_STD) if backup else 0.0
-    assert sum(means) / 400 == pytest.approx(expected, abs=0.02)
+    assert sum(means) / 150 == pytest.approx(expected, abs=0.05)
 
 
 def test_slow_critics_follow_by_their_rate() -> None:
