@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
@@ -91,7 +91,7 @@ def run_tests(copy: Path, path: str | None, tests: Sequence[str], log: Path) -> 
         os.dup2(file.fileno(), 2)
     os.chdir(copy)
     sys.dont_write_bytecode = True
-    os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     sys.path[:] = [str(copy), *(each for each in sys.path if Path(each).resolve() not in (ROOT, ROOT / "tests"))]
     import pytest
 
@@ -109,11 +109,12 @@ class Campaign:
     def __init__(self, workers: int, tests: Path = ROOT / "tests") -> None:
         self._workers, self._tests = workers, tests
         self._copies: Queue[Path] = Queue()
+        os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # as in conftest.py, which is too late for what is preloaded
         self._processes = multiprocessing.get_context("forkserver")
         self._processes.set_forkserver_preload(SLOW_TO_IMPORT)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterable[Campaign]:  # type: ignore[misc]
+    def opened(self) -> Iterator[Campaign]:
         with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
             for number in range(self._workers):
                 self._copies.put(copied(Path(scratch, str(number)), self._tests))
