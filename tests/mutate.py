@@ -95,7 +95,8 @@ def run_tests(copy: Path, path: str | None, tests: Sequence[str], log: Path) -> 
     sys.path[:] = [str(copy), *(each for each in sys.path if Path(each).resolve() not in (ROOT, ROOT / "tests"))]
     import pytest
 
-    code = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", "120", *tests]))
+    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", "120", "--hypothesis-profile", "without shrinking"]
+    code = int(pytest.main([*options, *tests]))
     name = "" if path is None else ".".join(Path(path).with_suffix("").parts)
     module = sys.modules.get(name if name.startswith("rlinf_vla") else f"rlinf_vla.{name}")
     imported = path is None or (module is not None and Path(str(module.__file__)).resolve() == (copy / path).resolve())

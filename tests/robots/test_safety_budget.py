@@ -11,6 +11,7 @@ import pytest
 from rlinf_vla import rotations
 from rlinf_vla.robot import RobotError, ToolPose, ToolTarget
 from rlinf_vla.robots import cell_file, safety_trials
+from rlinf_vla.robots.gate import Gate
 from rlinf_vla.robots.safety import SafetyFilter
 from rlinf_vla.robots.safety_trials import Follower
 
@@ -119,3 +120,42 @@ def test_a_joint_within_its_margin_may_leave_it() -> None:
         filtered = filter_.step(ToolTarget(out), state, TICK)
     assert filter_.counts["joint_margin_rad"] > 0
     assert abs(filtered.command.pose.quaternion @ pose.quaternion) == pytest.approx(1, abs=1e-6), "further out it may not"
+
+
+@pytest.mark.parametrize("stopped_by", ["no goal", "a force"])
+def test_to_stop_is_to_end_the_way_where_it_is_and_not_at_its_goal(stopped_by: str) -> None:
+    """After three of ten ticks towards a goal, three tenths of the way are gone: there it stands in the end."""
+    filter_, follower = SafetyFilter(CELL), Follower(CELL)
+    filter_.start(follower.state())
+    goal = away((0.02, 0, 0))
+    for _ in range(3):
+        follower.follow(filter_.step(goal, follower.state(), TICK).command)
+    for _ in range(CELL.windows.length + 12):
+        state = follower.state(np.array([0, 0, 99.0, 0, 0, 0]) if stopped_by == "a force" else None)
+        filtered = filter_.step(None if stopped_by == "no goal" else goal, state, TICK)
+        follower.follow(filtered.command)
+    assert filtered.command.pose.position - CELL.home.position == pytest.approx([0.3 * 0.02, 0, 0], abs=1e-9)
+    assert (filtered.fault is None) == (stopped_by == "no goal")
+
+
+def test_a_rest_does_not_renew_the_gates_budget_of_a_second() -> None:
+    """Up to speed and on, to nearly all of the budget; after a rest of the filter the same second goes on."""
+    cell = dataclasses.replace(CELL, max_translation_per_second_m=0.12)
+    gate = Gate(cell)
+    gate.rest(away())
+    gone, tick = 0.0, 0
+    most = cell.max_speed_m_s
+    problem = None
+    while gone < 0.9 * cell.max_translation_per_second_m:
+        tick += 1
+        gone += 0.999 * most * min(1.0, (1 - math.cos(math.pi * min(tick / 40, 1))) / 2) / cell.servo_hz
+        problem = gate.check(away((0, gone, 0)))
+        assert problem is None
+    gate.rest(away((0, gone, 0)))
+    begun, tick = gone, 0
+    while problem is None and tick < 30:
+        tick += 1
+        gone += 0.999 * most * (1 - math.cos(math.pi * tick / 40)) / 2 / cell.servo_hz
+        problem = gate.check(away((0, gone, 0)))
+    assert problem is not None and problem.startswith("max_translation_per_second_m")
+    assert gone - begun < 0.15 * cell.max_translation_per_second_m
