@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-extras test-slow portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference clean
+.PHONY: install quickstart test test-extras test-slow portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
 
 install: $(INSTALLED)
 
@@ -39,6 +39,10 @@ test-extras:
 # Kills, resumes and Ray on real ManiSkill; in `test` the same is shown on toy simulators.
 test-slow: install
 	$(BIN)/python -m pytest -n 0 -m slow
+
+# Does a test fail for every listed mistake? About 15 minutes on two cores. tests/mutate.py says how; SOME=soft_trainer takes those only.
+mutants: install
+	$(BIN)/python tests/mutate.py $(if $(SOME),$(SOME),--page docs/results/mutants.md)
 
 lint: install
 	$(BIN)/ruff check .

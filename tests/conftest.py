@@ -10,13 +10,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.conformance and the other helpers, however pytest is started
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests.skips import SkipCheck
 
 pytest.register_assert_rewrite("tests.conformance.policy", "tests.conformance.vector_env")
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("without shrinking", settings.get_profile("repeatable"), phases=(Phase.explicit, Phase.generate))
+"""For tests/mutate.py, to which a failure is enough."""
 settings.load_profile("repeatable")
 
 

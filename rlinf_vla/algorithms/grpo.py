@@ -16,7 +16,7 @@ from torch import Tensor
 from rlinf_vla.algorithms.advantages import BASELINES, SCALES, all_equal, count_of, episode_returns, group_statistics, relative_advantages
 from rlinf_vla.algorithms.losses import AGGREGATIONS
 from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
-from rlinf_vla.ranges import Count, Interval, Name, OneOf, Probability, Range
+from rlinf_vla.ranges import Count, Interval, Name, OneOf, Probability, Range, Size
 from rlinf_vla.types import Rollouts, Trajectory, UserError
 
 
@@ -27,7 +27,7 @@ class GRPOConfig(OnPolicyConfig):
     name: Name = "grpo"
     episodes: Count = 64
     """Per iteration; a multiple of group_size."""
-    group_size: Count = 8
+    group_size: Size = 8
     """Attempts at the same episode: the same start, other noise."""
     baseline: Annotated[str, OneOf(*BASELINES)] = "group_mean"
     """What an episode's return is compared with: group_mean, leave_one_out (the mean of the group's others) or batch_mean."""

@@ -1,0 +1,141 @@
+"""What an iteration of GRPO draws, learns from and leaves out, on groups whose outcomes are given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig, groups_of
+from rlinf_vla.types import Trajectory
+
+ATTEMPTS = 4
+CONFIG = GRPOConfig(episodes=12, group_size=ATTEMPTS, minibatch_size=5, target_kl=None)
+
+
+def group(seed: int, won: int) -> Trajectory:
+    """Four attempts at an episode, a call each, of which the first ``won`` succeed and earn 1."""
+    seeds, zeros = torch.full((ATTEMPTS,), seed), torch.zeros(ATTEMPTS, dtype=torch.int64)
+    success = (torch.arange(ATTEMPTS) < won)[:, None]
+    nothing = torch.zeros_like(success)
+    return Trajectory(
+        inputs={"image": torch.zeros(ATTEMPTS, 1)},
+        latent={},
+        log_prob=torch.zeros(ATTEMPTS, 1, 1),
+        value=torch.zeros(ATTEMPTS),
+        bootstrap_value=torch.zeros(ATTEMPTS),
+        cut=torch.zeros(ATTEMPTS, dtype=torch.bool),
+        reward=success.float(),
+        terminated=~nothing,
+        truncated=nothing,
+        success=success,
+        valid=~nothing,
+        task_id=zeros,
+        seed=seeds,
+        attempt=torch.arange(ATTEMPTS),
+        step=zeros,
+        policy_version=zeros,
+    )
+
+
+class Given:
+    """A flow whose draws are given: how many attempts of each group succeed. ``moved``: after so many updates the policy is far enough."""
+
+    iteration = 0
+
+    def __init__(self, draws: list[list[int]], moved: int = 1000) -> None:
+        self.draws, self.moved = draws, moved
+        self.asked: list[int] = []
+        self.learnt: list[list[int]] = []
+        self.batches: list[Any] = []
+        self.metrics: dict[str, float] = {}
+        self.published = 0
+
+    def collect_groups(self, groups: int, attempts: int, draw: int) -> list[Trajectory]:
+        assert attempts == ATTEMPTS
+        self.asked.append(groups)
+        return [Trajectory.cat([group(100 * draw + i, won) for i, won in enumerate(self.draws[draw])], dim=0)]
+
+    def score(self, rollouts: Any) -> Any:
+        return rollouts
+
+    def update(self, batch: Any, algorithm: Any) -> bool:
+        self.batches.append(batch)
+        self.learnt.append(sorted(set(batch.calls.seed.tolist())))
+        return len(self.learnt) >= self.moved
+
+    def publish(self) -> None:
+        self.published += 1
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self.metrics |= metrics
+
+
+def iterate(draws: list[list[int]], moved: int = 1000, **changes: Any) -> Given:
+    flow = Given(draws, moved)
+    GRPO(replace(CONFIG, **changes), 1.0).iteration(flow)  # type: ignore[arg-type]
+    assert flow.published == 1
+    return flow
+
+
+@pytest.mark.parametrize(("moved", "steps"), [(1, [[0]]), (2, [[0], [1]]), (9, [[0], [1], [2]])])
+def test_once_the_policy_has_moved_far_enough_the_iteration_learns_no_more(moved: int, steps: list[list[int]]) -> None:
+    flow = iterate([[1, 2, 3]], moved, groups_per_step=1)
+    assert flow.learnt == steps
+    assert flow.metrics == {"grpo/groups": 3, "grpo/frac_informative": 1}, "the groups are drawn and counted all the same"
+
+
+@pytest.mark.parametrize(("moved", "steps"), [(1, [[0, 1]]), (9, [[0, 1], [2]])])
+def test_the_rest_of_the_groups_is_not_learnt_either(moved: int, steps: list[list[int]]) -> None:
+    assert iterate([[1, 2, 3]], moved, groups_per_step=2).learnt == steps
+
+
+def test_without_steps_of_their_own_all_groups_are_one_batch() -> None:
+    flow = iterate([[1, 2, 3]])
+    assert flow.learnt == [[0, 1, 2]]
+    algorithm = GRPO(CONFIG, 1.0)
+    assert algorithm.minibatch_size(flow.batches[0]) == 5
+    assert GRPO(replace(CONFIG, groups_per_step=2), 1.0).minibatch_size(flow.batches[0]) == 12
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [([0.25, 0.75], [0, 1, 2]), ([0.25, 0.5], [0, 1]), ([0.5, 0.5], [1]), ([0.26, 0.74], [1]), ([0.5, 1.0], [1, 2])],
+)
+def test_a_range_of_success_rates_includes_its_bounds(bounds: list[float], kept: list[int]) -> None:
+    assert iterate([[1, 2, 3]], success_range=bounds).learnt == [kept]
+
+
+def test_a_range_adds_to_the_rule_that_returns_must_differ() -> None:
+    assert iterate([[0, 2, 4]], success_range=[0.0, 1.0]).learnt == [[1]]
+
+
+def test_new_groups_are_drawn_for_those_that_taught_nothing() -> None:
+    flow = iterate([[0, 2, 4], [1, 4], [3]], resample=5)
+    assert flow.asked == [3, 2, 1] and flow.learnt == [[1, 100, 200]]
+    assert flow.metrics == {"grpo/groups": 6, "grpo/frac_informative": 0.5}
+    assert iterate([[0, 2, 4], [1, 4]], resample=1).learnt == [[1, 100]]
+    assert iterate([[0, 2, 4]]).asked == [3]
+
+
+def normalised(won: int) -> list[float]:
+    """Returns of 1 and 0, less their mean, by their standard deviation."""
+    rate = won / ATTEMPTS
+    std = (rate * (1 - rate)) ** 0.5
+    return [((i < won) - rate) / std for i in range(ATTEMPTS)]
+
+
+def test_advantages_compare_with_their_own_group_alone() -> None:
+    flow = iterate([[1, 2, 3]])
+    found: Tensor = flow.batches[0].advantage
+    assert found.tolist() == pytest.approx([*normalised(1), *normalised(2), *normalised(3)], abs=1e-4)
+
+
+def test_groups_are_told_apart_by_task_and_seed() -> None:
+    calls = [group(7, 1), replace(group(7, 2), task_id=torch.ones(ATTEMPTS, dtype=torch.int64)), group(8, 3)]
+    found = list(groups_of([Trajectory.cat(calls[:2], dim=0), calls[2]]))
+    assert [(int(each.task_id[0]), int(each.seed[0]), int(each.success.sum())) for each in found] == [(0, 7, 1), (1, 7, 2), (0, 8, 3)]
+    assert all(len(each) == ATTEMPTS for each in found)

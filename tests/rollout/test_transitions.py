@@ -1,0 +1,74 @@
+"""What episodes leave in a replay, in a chain where every number is known."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from rlinf_vla.algorithms.advantages import GAMMA_UNITS, chunk_rewards
+from rlinf_vla.algorithms.sac import SACConfig
+from rlinf_vla.rollout.actor import Actor, Settings
+from rlinf_vla.rollout.transitions import Recorded, collect_transitions, transition_metrics
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.types import Episodes
+from tests.rollout.walk import Walk, tabular
+
+REWARDS = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+GAMMA = 0.5
+
+
+def played(chunk: int = 2, limit: int = 5, terminates: bool = False, unit: str = "step", seeds: list[int] | None = None) -> list[Recorded]:
+    policy = tabular(len(REWARDS), chunk, SACConfig(critics=2, hidden=8))
+    seed = torch.tensor([0] if seeds is None else seeds)
+    rewards = partial(chunk_rewards, gamma=GAMMA, unit=unit)
+    actor = Actor(policy, Settings(0, 1.0, 2))
+    episodes = Episodes.first_attempts(torch.zeros_like(seed), seed)
+    return collect_transitions(lambda _: actor, policy, [Walk(REWARDS, limit, 2, terminates)], episodes, rewards, Timeline())
+
+
+@pytest.mark.parametrize("unit", GAMMA_UNITS)
+@pytest.mark.parametrize("terminates", [False, True])
+def test_each_chunk_is_a_record_and_a_cut_leaves_what_was_seen_there(terminates: bool, unit: str) -> None:
+    """Five control steps in chunks of two: the last chunk executes one action only."""
+    (episode,) = played(terminates=terminates, unit=unit)
+    records = episode.records
+    per_step = unit == "step"
+    earned = [1 + GAMMA * 2, 3 + GAMMA * 4, 5.0] if per_step else [3.0, 7.0, 5.0]
+    discount = [GAMMA**2, GAMMA**2, GAMMA] if per_step else [GAMMA] * 3
+    if terminates:
+        discount[-1] = 0.0
+        assert records["place"].argmax(1).tolist() == [0, 2, 4] and records["acted"].tolist() == [True] * 3
+    else:  # one record more: where the episode was cut, five steps on, where nothing was done
+        earned, discount = [*earned, 0.0], [*discount, 0.0]
+        assert records["place"].argmax(1).tolist() == [0, 2, 4, 5] and records["acted"].tolist() == [True] * 3 + [False]
+    assert records["reward"].tolist() == earned and records["discount"].tolist() == discount
+    assert episode.steps == 5 and not episode.success
+    assert records["action"].shape[1:] == (2, 1) and records["action"].abs().max() <= 1
+    assert len(records["action"][:3].flatten().unique()) == 6, "every choice is its own"
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
+def test_episodes_of_any_chunk_stand_in_the_order_of_the_list(chunk: int) -> None:
+    seeds = [4, 0, 2, 6, 1]
+    for seed, episode in zip(seeds, played(chunk, seeds=seeds), strict=True):
+        places = episode.records["place"].argmax(1).tolist()
+        assert places == [(seed + step) % 7 for step in [*range(0, 5, chunk), 5]]
+        total = sum(GAMMA**i * REWARDS[(seed + i) % 7] for i in range(5))
+        steps = [min(chunk, 5 - first) for first in range(0, 5, chunk)]
+        rewards, elapsed, found = episode.records["reward"].tolist(), 0, 0.0
+        for reward, length in zip(rewards, steps, strict=False):
+            found, elapsed = found + GAMMA**elapsed * reward, elapsed + length
+        assert found == pytest.approx(total), "a chunk's discounted rewards are those of its control steps"
+
+
+def test_metrics_are_per_episode_and_per_control_step() -> None:
+    episodes = [
+        Recorded({"reward": torch.tensor([1.0, 2.0])}, True, 3),
+        Recorded({"reward": torch.tensor([3.0])}, False, 1),
+        Recorded({"reward": torch.tensor([-1.0])}, False, 6),
+    ]
+    assert transition_metrics(episodes) == pytest.approx(
+        {"rollout/episodes": 3, "rollout/success_once": 1 / 3, "rollout/episode_len": 10 / 3, "rollout/reward_mean": 0.5}
+    )
