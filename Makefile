@@ -32,9 +32,11 @@ test: install
 # What `test` skips for want of an extra, with all of them in an environment of its own. .ci/run runs it after `test`.
 ALL_EXTRAS := maniskill,libero,genesis,franka,ray,peers,dev
 SKIPPED := .pytest_cache/not-installed
+test-extras: export RLINF_VLA_CLUSTER_TEST = 1
 test-extras:
 	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed
-	RLINF_VLA_CLUSTER_TEST=1 .venv-all/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --all-extras @$(SKIPPED)
+	.venv-all/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --all-extras -m "not slow and not realtime" @$(SKIPPED)
+	.venv-all/bin/python -m pytest -n 0 --all-extras -m "not slow and realtime" @$(SKIPPED)
 
 # Kills, resumes and Ray on real ManiSkill; in `test` the same is shown on toy simulators.
 test-slow: install

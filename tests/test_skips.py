@@ -23,6 +23,9 @@ def test_own(): pass
 @pytest.mark.skipif(True, reason="has a GPU")
 def test_gpu(): pass
 
+@pytest.mark.skipif(True, reason="make cluster-test")
+def test_cluster(): pass
+
 @pytest.mark.xfail
 def test_expected(): assert False
 """
@@ -55,7 +58,7 @@ def test_extras_may_lack_and_are_listed(run, pytester: pytest.Pytester) -> None:
     found = run(own=False, all_extras=False)
     assert found.ret == pytest.ExitCode.OK
     listed = (pytester.path / "list.txt").read_text().splitlines()
-    assert sorted(listed) == ["test_module.py", "test_some.py::test_extra[1]", "test_some.py::test_extra[2]"]
+    assert sorted(listed) == ["test_module.py", "test_some.py::test_cluster", *(f"test_some.py::test_extra[{number}]" for number in (1, 2))]
     found.stdout.fnmatch_lines(["2 skipped: not installed: EXTRAS=genesis"])
 
 

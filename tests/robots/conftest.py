@@ -15,6 +15,12 @@ from rlinf_vla.robots.simulated.client import SimulatedCell
 from tests.skips import require
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "cell" in getattr(item, "fixturenames", ()):
+            item.add_marker("realtime")
+
+
 @pytest.fixture(scope="session")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedCell]:
     require("franka")

@@ -208,6 +208,7 @@ def test_realsense_pictures_are_read_as_the_driver_gives_them() -> None:
 
 
 @pytest.mark.simulator
+@pytest.mark.realtime
 def test_simulated_cameras_see_the_table_and_freeze_and_fall_silent(tmp_path: Path) -> None:
     require("franka")
     early = SimulatedCamera("front", tmp_path, 2.0, 1.0)
