@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+
+from rlinf_vla.telemetry.environment import fingerprint
 
 FOLDERS = ("algorithms", "evaluation", "flow", "models", "parity", "rollout", "training", "test_pictures.py", "test_rotations.py")
 """What computes; simulators, robots and the command line do not depend on how PyTorch rounds."""
@@ -49,25 +50,19 @@ def run(setting: Mapping[str, str], folder: Path) -> tuple[dict[str, int], dict[
     return counts, ratios, failed
 
 
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
-
-
 def main(page: Path) -> int:
-    began, rows, failures, worst = time.strftime("%Y-%m-%d"), [], 0, 0.0
+    began, rows, failures, machine = time.strftime("%Y-%m-%d"), [], 0, fingerprint()
     for setting in settings():
         with tempfile.TemporaryDirectory() as folder:
             counts, ratios, failed = run(setting, Path(folder))
         name = max(ratios, key=lambda each: ratios[each])
-        worst = max(worst, ratios[name])
         failures += len(failed)
         passed = counts["tests"] - counts["skipped"] - len(failed)
         said = " ".join(f"`{key}={value}`" for key, value in setting.items())
         rows.append(f"| {said} | {passed} | {', '.join(failed) or 'none'} | {ratios[name]:.2f} ({name}) |")
     text = f"""# The numerical tests on other instruction sets
 
-`make portability`, {began}. {processor()}, {os.cpu_count()} cores, PyTorch {torch.__version__}
+`make portability`, {began}. {machine["cpu"]}, {machine["cores"]} cores, PyTorch {torch.__version__}
 ({torch.backends.cpu.get_cpu_capability()} by default).
 
 Each line is a run of {", ".join(f"`tests/{name}`" for name in FOLDERS)},
