@@ -94,6 +94,10 @@ class _Process:
         self._popen.kill()
         return self._popen.wait()
 
+    def release(self) -> None:
+        """Once its last words were read, or nobody wants them. Idempotent."""
+        self._output.close()
+
     def last_words(self) -> str:
         """The end of its output, read in place because the process shares the file's position."""
         size = os.fstat(self._output.fileno()).st_size
@@ -201,6 +205,7 @@ class SimulatorPool:
             self._closed = True
             for process in self._processes:
                 process.kill()
+                process.release()
             self._memory.close()
 
     def _wait_ready(self) -> None:
@@ -253,4 +258,5 @@ class SimulatorPool:
             words = process.last_words() or "(it said nothing)"
             raise RuntimeError(f"simulator processes were lost {_ATTEMPTS} times in a row: the last one {how} {doing}.\n{words}")
         self.restarts += 1
+        process.release()
         process.launch(self._start_timeout)
