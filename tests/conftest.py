@@ -14,5 +14,7 @@ from hypothesis import settings
 
 pytest.register_assert_rewrite("tests.conformance.policy", "tests.conformance.vector_env")
 
+from tests.leaks import nothing_is_left_behind, pytest_fixture_setup, temporary_folder  # noqa: E402, F401
+
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("repeatable")
