@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-extras test-slow portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
+.PHONY: install quickstart test test-extras test-order test-slow portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
 
 install: $(INSTALLED)
 
@@ -37,6 +37,12 @@ test-extras:
 	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed
 	.venv-all/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --all-extras -m "not slow and not realtime" @$(SKIPPED)
 	.venv-all/bin/python -m pytest -n 0 --all-extras -m "not slow and realtime" @$(SKIPPED)
+
+# The same in other orders: modules, and tests in each, are shuffled, and global random generators are seeded, by each seed.
+SEEDS ?= 1 2 3
+TESTS ?= tests
+test-order: install
+	for seed in $(SEEDS); do $(BIN)/python -m pytest -n 2 --dist loadfile -p randomly --randomly-seed=$$seed $(TESTS) || exit; done
 
 # Kills, resumes and Ray on real ManiSkill; in `test` the same is shown on toy simulators.
 test-slow: install

@@ -96,6 +96,10 @@ class _Process:
         self._popen.kill()
         return self._popen.wait()
 
+    def release(self) -> None:
+        """Once its last words were read, or nobody wants them. Idempotent."""
+        self._output.close()
+
     def last_words(self) -> str:
         """The end of its output, read in place because the process shares the file's position."""
         size = os.fstat(self._output.fileno()).st_size
@@ -203,6 +207,7 @@ class SimulatorPool:
             self._closed = True
             for process in self._processes:
                 process.kill()
+                process.release()
             self._memory.close()
 
     def _wait_ready(self) -> None:
@@ -259,4 +264,5 @@ class SimulatorPool:
         self.restarts += 1
         if self._arrays is not None:
             self._arrays.reached[process.slots] = 0
+        process.release()
         process.launch(self._start_timeout)

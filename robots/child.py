@@ -49,6 +49,8 @@ class Child:
                     start_new_session=True,  # Ctrl-C reaches this process only
                 )
         except OSError as error:
+            self.channel.close()
+            self._output.close()
             raise RobotError(f"{name} cannot be started with {program[0]}: {error.strerror}") from None
 
     @property
@@ -90,6 +92,7 @@ class Child:
         self.channel.close()
         self._popen.kill()
         self._popen.wait()
+        self._output.close()
 
     def obituary(self) -> str:
         """One line: that it is dead, how it died, and the last thing that it said; or what it lacks."""

@@ -19,7 +19,7 @@ class Later:
     def __init__(self) -> None:
         self.problem: str | None = None
         """Why something is not on the disk."""
-        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="disk", daemon=True).start()
 
     def __call__(self, work: Work) -> None:
@@ -31,9 +31,12 @@ class Later:
         self(done.set)
         return done.wait(seconds) and self.problem is None
 
+    def close(self) -> None:
+        """The thread ends when all until now is on the disk. Nothing may be asked of it afterwards."""
+        self._work.put(None)
+
     def _run(self) -> None:
-        while True:
-            work = self._work.get()
+        while (work := self._work.get()) is not None:
             try:
                 work()
             except OSError as error:

@@ -16,6 +16,8 @@ from tests.skips import SkipCheck
 
 pytest.register_assert_rewrite("tests.conformance.policy", "tests.conformance.vector_env")
 
+from tests.leaks import nothing_is_left_behind, pytest_fixture_setup, temporary_folder  # noqa: E402, F401
+
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
 settings.register_profile("without shrinking", settings.get_profile("repeatable"), phases=(Phase.explicit, Phase.generate))
 """For tests/mutate.py, to which a failure is enough."""

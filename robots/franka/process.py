@@ -125,6 +125,7 @@ class ArmProcess:
         self._journal.write("end", fault=self._servo.fault, durable=True)
         self._journal.close()
         self._disk.settle(_FAREWELL_S)
+        self._disk.close()
 
     def _within(self, connect: Callable[[], Result]) -> Result:
         """Raises RobotError, also where the host takes the connection and is silent; what waits for it then ends with this process."""

@@ -6,15 +6,13 @@ Y: resume. Start: pause. Select: acknowledge. The middle button: quit.
 
 from __future__ import annotations
 
-import os
-import select
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Person, RobotError
 
-from .hands import Event, Hands
+from .hands import Event, Hands, Source
 
 EVENT = struct.Struct("=IhBB")
 """Milliseconds, value, type, number."""
@@ -34,19 +32,14 @@ class Gamepad:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = os.open(path, os.O_RDONLY)
+            self._source = Source(path)
         except OSError as error:
             raise RobotError(f"gamepad {path}: {error.strerror}; is it plugged in, and are you in the group input?") from None
-        self._closed, self._close = os.pipe()
         self._motion = [0.0] * 6
         self._pressed = dict.fromkeys(TRIGGERS, 0.0)
 
     def events(self) -> Iterator[Event]:
-        while self._file in select.select([self._file, self._closed], [], [])[0]:
-            try:
-                data = os.read(self._file, EVENT.size)
-            except OSError:
-                return
+        for data in self._source.reports(EVENT.size):
             if len(data) < EVENT.size:
                 return
             if (event := self.parse(data)) is not None:
@@ -70,7 +63,7 @@ class Gamepad:
         return Event(motion=tuple(self._motion))
 
     def close(self) -> None:
-        os.write(self._close, b"x")
+        self._source.end()
 
 
 def open_gamepad(device: str | None, dimensions: int) -> Person:

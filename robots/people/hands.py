@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +20,41 @@ STILL = 0.05
 OPEN, CLOSED = 1.0, -1.0
 
 
+class Source:
+    """A device's file, which one thread reads until another ends that. Neither leaves a descriptor open."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises OSError."""
+        self.file = os.open(path, os.O_RDONLY)
+        self.released = False
+        self._ended, self._end = os.pipe()
+
+    def reports(self, size: int, seconds: float | None = None) -> Iterator[bytes]:
+        """What comes, at most ``size`` bytes at a time; nothing, ``b""``, where nothing came for ``seconds``. Ends where the device is gone
+        or ``end`` was called."""
+        try:
+            while self._ended not in (ready := select.select([self.file, self._ended], [], [], seconds)[0]):
+                try:
+                    report = os.read(self.file, size) if ready else None
+                except OSError:
+                    return
+                if report == b"":
+                    return
+                yield report or b""
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """By the reader, or by whoever finds that there will be none."""
+        self.released = True
+        os.close(self.file)
+        os.close(self._ended)
+
+    def end(self) -> None:
+        """To be called once, also where nobody reads any more."""
+        os.close(self._end)  # which the other end of the pipe sees
+
+
 class Device(Protocol):
     name: str
 
@@ -24,7 +62,7 @@ class Device(Protocol):
         """As they come; ends where the device is gone, or was closed."""
 
     def close(self) -> None:
-        """Ends ``events``."""
+        """Ends ``events``. Is called once."""
 
 
 class Event:
@@ -50,7 +88,8 @@ class Hands:
         self._toggled = False
         self._words: list[str] = []
         self._closed = self._lost = False
-        threading.Thread(target=self._listen, name=device.name, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, name=device.name, daemon=True)
+        self._listener.start()
 
     def action(self, hand: float) -> Action | None:
         with self._lock:
@@ -67,8 +106,11 @@ class Hands:
             return [*said, PAUSE] if self._lost else said
 
     def close(self) -> None:
-        self._closed = True
-        self._device.close()
+        """Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._device.close()
+            self._listener.join(1.0)
 
     def hear(self, event: Event) -> None:
         with self._lock:

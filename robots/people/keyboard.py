@@ -7,8 +7,6 @@ k: acknowledge. x: quit. A key counts for a moment; held, the terminal repeats i
 from __future__ import annotations
 
 import contextlib
-import os
-import select
 import termios
 import time
 import tty
@@ -16,7 +14,7 @@ from collections.abc import Iterator
 
 from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Person, RobotError
 
-from .hands import RELEASED, Event, Hands
+from .hands import RELEASED, Event, Hands, Source
 
 TERMINAL = "/dev/tty"
 HOLD_S = 0.25
@@ -32,39 +30,38 @@ class Keyboard:
 
     def __init__(self, path: str) -> None:
         try:
-            self._file = os.open(path, os.O_RDONLY)
-            self._before = termios.tcgetattr(self._file)
-            tty.setcbreak(self._file)
-        except (OSError, termios.error) as error:
-            raise RobotError(f"session.person=keyboard: {path} is no terminal to read keys from ({error})") from None
-        self._closed, self._close = os.pipe()
+            source = Source(path)
+        except OSError as error:
+            raise _no_terminal(path, error) from None
+        try:
+            self._before = termios.tcgetattr(source.file)
+            tty.setcbreak(source.file)
+        except termios.error as error:
+            source.end()
+            source.release()
+            raise _no_terminal(path, error) from None
+        self._source = source
 
     def events(self) -> Iterator[Event]:
         held = None
-        while True:
-            ready = select.select([self._file, self._closed], [], [], HOLD_S)[0]
-            if self._closed in ready:
-                return
+        for keys in self._source.reports(64, HOLD_S):
             if held is not None and time.monotonic() > held:  # also where another key is held now
                 held = None
                 yield RELEASED
-            if not ready:
-                continue
-            try:
-                keys = os.read(self._file, 64)
-            except OSError:
-                return
-            if not keys:  # the terminal hung up
-                return
             for key in keys.decode(errors="ignore"):
                 if (event := parse(key)) is not None:
                     held = time.monotonic() + HOLD_S if event.motion is not None else held
                     yield event
 
     def close(self) -> None:
-        os.write(self._close, b"x")
         with contextlib.suppress(termios.error):  # of a terminal that is gone
-            termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
+            if not self._source.released:
+                termios.tcsetattr(self._source.file, termios.TCSADRAIN, self._before)
+        self._source.end()
+
+
+def _no_terminal(path: str, error: Exception) -> RobotError:
+    return RobotError(f"session.person=keyboard: {path} is no terminal to read keys from ({error})")
 
 
 def parse(key: str) -> Event | None:

@@ -8,8 +8,6 @@ pause, at once. All words can be said by the terminal's keys (keyboard.py), too,
 
 from __future__ import annotations
 
-import os
-import select
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from pathlib import Path
 from rlinf_vla.robot import PAUSE, SUCCESS, Action, Person, RobotError
 
 from . import keyboard
-from .hands import RELEASED, Event, Hands
+from .hands import RELEASED, Event, Hands, Source
 
 VENDORS = ("0000256F", "0000046D")
 """3Dconnexion, and Logitech, which made the older ones."""
@@ -33,27 +31,19 @@ class SpaceMouse:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = os.open(path, os.O_RDONLY)
+            self._source = Source(path)
         except OSError as error:
             raise RobotError(f"SpaceMouse {path}: {error.strerror}; a udev rule must let you read it") from None
-        self._closed, self._close = os.pipe()
         self._motion = [0.0] * 6
         self._chord = 0
         """Buttons that were pressed since none was."""
 
     def events(self) -> Iterator[Event]:
-        while self._closed not in (ready := select.select([self._file, self._closed], [], [], SILENCE_S)[0]):
-            if not ready:
+        for report in self._source.reports(64, SILENCE_S):
+            if not report:
                 self._motion = [0.0] * 6
                 yield RELEASED
-                continue
-            try:
-                report = os.read(self._file, 64)
-            except OSError:
-                return
-            if not report:
-                return
-            if (event := self.parse(report)) is not None:
+            elif (event := self.parse(report)) is not None:
                 yield event
 
     def parse(self, report: bytes) -> Event | None:
@@ -83,7 +73,7 @@ class SpaceMouse:
         return None
 
     def close(self) -> None:
-        os.write(self._close, b"x")
+        self._source.end()
 
 
 def _axes(data: bytes) -> list[float]:
@@ -117,15 +107,16 @@ def open_spacemouse(device: str | None, dimensions: int) -> Person:
     found = [Path(device)] if device is not None else _found()
     if not found:
         raise RobotError("session.person=spacemouse: no hidraw device of 3Dconnexion: plug one in, or give session.device=PATH")
-    mouse = SpaceMouse(found[0])
+    mouse = Hands(SpaceMouse(found[0]), dimensions)
     try:
         keys = keyboard.open_keyboard(None, dimensions)
     except RobotError:
+        mouse.close()
         raise RobotError(
             "session.person=spacemouse: its buttons cannot say resume, failure, acknowledge and quit, and there is no terminal whose keys "
             "could: begin the session in one, or use a gamepad"
         ) from None
-    return MouseAndKeys(Hands(mouse, dimensions), keys)
+    return MouseAndKeys(mouse, keys)
 
 
 def _found() -> list[Path]:

@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
-from rlinf_vla import plugins
+from rlinf_vla.commands import bench_soak
 from rlinf_vla.commands.bench_soak import Sample, Soaked
-from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.telemetry.children import Usage
 from tests.commands.conftest import CommandLine, Counting
-from tests.rollout.fake_env import CounterPlugin
-
-
-class Leaking(CounterPlugin):
-    """Resets keep ``rate`` bytes per second."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate, self.kept, self.begin = rate, list[bytes](), time.monotonic()
-
-    def create(self, config: Any, groups: int) -> list[VectorEnv]:
-        envs = super().create(config, groups)
-        for env in envs:
-            begin = env.reset_async
-
-            def reset_async(*arguments: Any, begin: Any = begin) -> None:
-                self.kept.append(b"x" * max(0, int(self.rate * (time.monotonic() - self.begin)) - sum(map(len, self.kept))))
-                begin(*arguments)
-
-            env.reset_async = reset_async  # type: ignore[method-assign]
-        return envs
 
 
 @pytest.mark.parametrize(("rate", "code"), [(0.0, 0), (1e8, 1)])
 def test_growth_is_seen(
     rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rate: float, code: int
 ) -> None:
-    monkeypatch.setattr(plugins, "envs", lambda: {"counter": Leaking(rate)})
+    """In a process that holds 1 GB, and ``rate`` bytes more each second, by a clock that advances 10 ms whenever it is looked at."""
+    ticks = itertools.count()
+
+    def seconds() -> float:
+        return next(ticks) / 100
+
+    monkeypatch.setattr(bench_soak, "time", SimpleNamespace(monotonic=seconds))
+    monkeypatch.setattr(bench_soak, "resident", lambda field: int(1e9 + rate * seconds()))
+    monkeypatch.setattr(bench_soak, "usage", lambda: Usage(0, 0.0, 0))
     found = rlinf_vla("bench", "soak", "env=counter", "seconds=4", "page=soak.md", "run_dir=out")
     assert found.code == code, found.out + found.err
     document = json.loads((tmp_path / "out" / "bench_soak.json").read_text())["counter"]

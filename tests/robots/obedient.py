@@ -74,12 +74,15 @@ class VirtualFranka:
         self._interventions: list[Intervention] = []
         self.silent = False
         """No state of the arm comes any more."""
+        self._journal: Journal | None = None
         self.connect(0.0)
         self._tick()
 
     def connect(self, timeout_s: float) -> None:
         self.arm, self.gripper = ObedientArm(), ObedientGripper()
-        self.servo = Servo(CELL, self.arm, self.gripper, Latch(self._folder), Journal(self._folder / "journal"))
+        self.close()
+        self._journal = Journal(self._folder / "journal")
+        self.servo = Servo(CELL, self.arm, self.gripper, Latch(self._folder), self._journal)
 
     def _tick(self) -> None:
         now, before = self._clock.now(), self.arm.pose
@@ -117,4 +120,6 @@ class VirtualFranka:
         self.servo.home()
         self._clock.sleep_until(self._clock.now() + 0.1)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,21 +10,24 @@ import pytest
 from rlinf_vla.robots.channel import Channel, ChannelClosed, Listener, ask
 
 
-def pair() -> tuple[Channel, Channel]:
+@pytest.fixture
+def pair() -> Iterator[tuple[Channel, Channel]]:
     ours, theirs = Channel.pair()
-    return ours, Channel(theirs)
+    yield (ends := (ours, Channel(theirs)))
+    for end in ends:
+        end.close()
 
 
-def test_messages_come_whole_and_in_order() -> None:
-    ours, theirs = pair()
+def test_messages_come_whole_and_in_order(pair: tuple[Channel, Channel]) -> None:
+    ours, theirs = pair
     for number in range(3):
         ours.send({"number": number, "text": "x" * 5000})
     assert [theirs.receive(1.0)["number"] for _ in range(3)] == [0, 1, 2]  # type: ignore[index]
     assert theirs.receive(0) is None
 
 
-def test_a_peer_that_is_gone_is_noticed() -> None:
-    ours, theirs = pair()
+def test_a_peer_that_is_gone_is_noticed(pair: tuple[Channel, Channel]) -> None:
+    ours, theirs = pair
     theirs.close()
     with pytest.raises(ChannelClosed):
         ours.receive(1.0)
@@ -31,8 +35,8 @@ def test_a_peer_that_is_gone_is_noticed() -> None:
         ours.send({})
 
 
-def test_sending_never_waits_for_a_peer_that_does_not_read() -> None:
-    ours, _theirs = pair()
+def test_sending_never_waits_for_a_peer_that_does_not_read(pair: tuple[Channel, Channel]) -> None:
+    ours, _theirs = pair
     with pytest.raises(BlockingIOError):
         for _ in range(10_000):
             ours.send({"text": "x" * 1000})
@@ -40,7 +44,7 @@ def test_sending_never_waits_for_a_peer_that_does_not_read() -> None:
 
 def test_a_listener_hears_several_callers_and_survives_nonsense(tmp_path: Path) -> None:
     listener = Listener(tmp_path / "socket")
-    first, second, third = (Channel.dial(tmp_path / "socket") for _ in range(3))
+    callers = first, second, third = [Channel.dial(tmp_path / "socket") for _ in range(3)]
     first.send({"from": 1})
     second._socket.send(b"not JSON")
     third._socket.send(b"[]")
@@ -48,7 +52,8 @@ def test_a_listener_hears_several_callers_and_survives_nonsense(tmp_path: Path) 
     assert heard == [{"from": 1}]
     first.send({"from": 1})
     assert [message for _, message in listener.messages()] == [{"from": 1}]
-    listener.close()
+    for each in (*callers, listener):
+        each.close()
 
 
 def test_asking_nobody_gives_nothing_and_who_is_mute_is_told(tmp_path: Path) -> None:
@@ -59,10 +64,9 @@ def test_asking_nobody_gives_nothing_and_who_is_mute_is_told(tmp_path: Path) -> 
     mute.close()
 
 
-def test_the_last_words_are_heard_though_nobody_listened_any_more() -> None:
+def test_the_last_words_are_heard_though_nobody_listened_any_more(pair: tuple[Channel, Channel]) -> None:
     """A policy's process that says stop and goes while the arm's process is telling it something."""
-    ours, sock = Channel.pair()
-    theirs = Channel(sock)
+    ours, theirs = pair
     theirs.send({"safety": [1e-4]})
     ours.send({"stop": "the learner is gone"})
     ours.hang_up()
@@ -70,4 +74,3 @@ def test_the_last_words_are_heard_though_nobody_listened_any_more() -> None:
     with pytest.raises(ChannelClosed):
         theirs.receive(1.0)
     theirs.send({"safety": [1e-4]})
-    ours.close()

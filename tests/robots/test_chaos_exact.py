@@ -105,6 +105,8 @@ class Exact(Chaos):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_arm_stands_in_time_and_waits_for_a_person(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Exact(tmp_path, monkeypatch).rounds(fault, max(ROUNDS, 20))
+    chaos = Exact(tmp_path, monkeypatch)
+    found = chaos.rounds(fault, max(ROUNDS, 20))
+    chaos.arm.close()
     assert [each.wrong for each in found] == [None] * len(found)
     print(fault, f"{max(each.stood_s for each in found):.3f} of {found[0].stated_s:.3f} s")

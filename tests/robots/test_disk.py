@@ -19,8 +19,10 @@ def test_all_is_done_in_order_and_nobody_waits(tmp_path: Path) -> None:
     journal.write("fault", durable=True)
     assert latch.read() is None, "it has not been waited for"
     may.set()
-    assert later.settle(10)
+    assert later.settle(120)
     assert latch.read() == "second" and "fault" in (tmp_path / "journal").read_text() and later.problem is None
+    journal.close()
+    later.close()
 
 
 def test_a_full_disk_is_a_problem_and_no_exception() -> None:
@@ -29,5 +31,6 @@ def test_a_full_disk_is_a_problem_and_no_exception() -> None:
     journal.write("fault", durable=True)
     journal.write("end", durable=True)
     journal.close()
-    assert not later.settle(10)
+    assert not later.settle(120)
     assert later.problem == "disk: No space left on device, so that nothing is kept of what the arm does"
+    later.close()

@@ -25,12 +25,12 @@ from rlinf_vla.robots.franka.plugin import franka
 def test_an_arm_has_one_process_and_a_dead_one_holds_nothing(tmp_path: Path, drives: bool) -> None:
     program = "import sys, pathlib; from rlinf_vla.robots.folder import Lock; lock = Lock(pathlib.Path(sys.argv[1]), 'arm');"
     program += f" {drives} and lock.drive(); print('held', flush=True); input()"
-    holder = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-    with pytest.raises(RobotError, match=f"arm is driven by process {holder.pid} already"):
-        folder.Lock(tmp_path, "arm")
-    holder.kill()
-    holder.wait()
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with pytest.raises(RobotError, match=f"arm is driven by process {holder.pid} already"):
+            folder.Lock(tmp_path, "arm")
+        holder.kill()
     for _ in range(2):
         lock = folder.Lock(tmp_path, "arm")
         assert lock.killed == (str(holder.pid) if drives else None), "until somebody says that it is latched"
@@ -63,9 +63,12 @@ def test_a_latch_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
 
 def test_a_durable_event_is_on_disk_at_once_and_the_journal_only_grows(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    folder.Journal(path).write("fault", fault="first", durable=True)
-    folder.Journal(path).write("fault", fault="second", durable=True)
+    journals = [folder.Journal(path) for _ in range(2)]
+    for journal, fault in zip(journals, ("first", "second"), strict=True):
+        journal.write("fault", fault=fault, durable=True)
     assert [json.loads(line)["fault"] for line in path.read_text().splitlines()] == ["first", "second"]
+    for journal in journals:
+        journal.close()
 
 
 @pytest.fixture
@@ -143,6 +146,7 @@ def test_stop_finds_every_arm_that_is_driven(state: Path, capsys: pytest.Capture
     thread.start()
     orders.main()
     thread.join()
+    listener.close()
     assert capsys.readouterr().out.startswith("172.16.0.2 (process 7): stopped by ")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
@@ -8,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, WORDS, RobotError
+from rlinf_vla.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, WORDS, PersonPlugin, RobotError
 from rlinf_vla.robots.people import gamepad, keyboard, spacemouse
 from rlinf_vla.robots.people.hands import Event, Hands
 
@@ -39,13 +41,32 @@ def motions(device: object, *reports: bytes) -> list[tuple[float, ...] | None]:
 
 
 @pytest.fixture
-def mouse(tmp_path: object) -> spacemouse.SpaceMouse:
-    return spacemouse.SpaceMouse(os.devnull)  # type: ignore[arg-type]
+def mouse() -> Iterator[spacemouse.SpaceMouse]:
+    with still_mouse() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def still_mouse() -> Iterator[spacemouse.SpaceMouse]:
+    yield (made := spacemouse.SpaceMouse(Path(os.devnull)))
+    made.close()
+    assert list(made.events()) == []
 
 
 @pytest.fixture
-def pad() -> gamepad.Gamepad:
-    return gamepad.Gamepad(os.devnull)  # type: ignore[arg-type]
+def pad() -> Iterator[gamepad.Gamepad]:
+    yield (made := gamepad.Gamepad(Path(os.devnull)))
+    made.close()
+    assert list(made.events()) == []
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """Our end, and the one that a program reads."""
+    yield (ends := pty.openpty())
+    for end in ends:
+        with contextlib.suppress(OSError):  # it was hung up
+            os.close(end)
 
 
 def test_a_spacemouse_speaks_in_the_robots_axes(mouse: spacemouse.SpaceMouse) -> None:
@@ -72,7 +93,8 @@ def test_its_buttons_count_when_they_are_let_go_and_both_at_once(mouse: spacemou
 
 @given(st.binary(max_size=20))
 def test_no_report_breaks_it(report: bytes) -> None:
-    event = spacemouse.SpaceMouse(os.devnull).parse(report)  # type: ignore[arg-type]
+    with still_mouse() as mouse:
+        event = mouse.parse(report)
     assert event is None or event.motion is None or max(map(abs, event.motion)) <= 1
 
 
@@ -130,8 +152,10 @@ def test_a_mouse_that_falls_silent_lets_go(tmp_path: Path) -> None:
     os.close(ours)
 
 
-def test_keys_come_from_a_terminal_which_is_left_as_it_was() -> None:
-    master, slave = pty.openpty()
+def test_keys_come_from_a_terminal_which_is_left_as_it_was(terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(keyboard, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    master, slave = terminal
     path = os.ttyname(slave)
     import termios
 
@@ -140,14 +164,13 @@ def test_keys_come_from_a_terminal_which_is_left_as_it_was() -> None:
     os.write(master, b"wy")
     assert wait_for(lambda: SUCCESS in person.words())
     os.write(master, b"a")
-    assert wait_for(lambda: person.action(1) is not None) and wait_for(lambda: person.action(1) is None), "a key is let go"
+    assert wait_for(lambda: (action := person.action(1)) is not None and action[1] == 1.0)
+    now[0] += keyboard.HOLD_S + 0.01
+    assert wait_for(lambda: person.action(1) is None), "a key is let go"
     os.write(master, b"a")
     assert wait_for(lambda: person.action(1) is not None)
-    deadline = time.monotonic() + 20
-    while person.action(1) is not None and time.monotonic() < deadline:
-        os.write(master, b"k")
-        time.sleep(0.02)
-    assert time.monotonic() < deadline, "also while another key is held"
+    now[0] += keyboard.HOLD_S + 0.01
+    assert wait_for(lambda: os.write(master, b"k") > 0 and person.action(1) is None), "also while another key is held"
     person.close()
     assert wait_for(lambda: termios.tcgetattr(slave) == before)
 
@@ -172,8 +195,8 @@ def test_a_device_that_is_gone_lets_go_and_pauses(device: str, tmp_path: Path, c
     person.close()
 
 
-def test_a_terminal_that_hangs_up_lets_go_and_pauses(capfd: pytest.CaptureFixture[str]) -> None:
-    master, slave = pty.openpty()
+def test_a_terminal_that_hangs_up_lets_go_and_pauses(terminal: tuple[int, int], capfd: pytest.CaptureFixture[str]) -> None:
+    master, slave = terminal
     person = keyboard.open_keyboard(os.ttyname(slave), 4)
     os.write(master, b"w")
     assert wait_for(lambda: person.action(1) is not None)
@@ -184,12 +207,13 @@ def test_a_terminal_that_hangs_up_lets_go_and_pauses(capfd: pytest.CaptureFixtur
     person.close()
 
 
-def test_keys_that_end_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    master, slave = pty.openpty()
+def test_keys_that_end_let_go(terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = terminal
     device = keyboard.Keyboard(os.ttyname(slave))
     monkeypatch.setattr(os, "read", lambda file, most: b"")
     os.write(master, b"w")
     assert list(device.events()) == [], "and not for ever nothing"
+    device.close()
 
 
 def test_a_device_that_breaks_lets_go_and_pauses(capfd: pytest.CaptureFixture[str]) -> None:
@@ -215,14 +239,14 @@ def test_all_words_can_be_said() -> None:
         assert set(device.WORDS.values()) == set(WORDS)
 
 
-def test_beside_a_spacemouse_the_keys_say_the_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_a_spacemouse_the_keys_say_the_words(terminal: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "hidraw"
     os.mkfifo(path)
     reports = os.open(path, os.O_RDWR)
     monkeypatch.setattr(keyboard, "TERMINAL", f"{tmp_path}/no-terminal")
     with pytest.raises(RobotError, match="no terminal whose keys could"):
         spacemouse.open_spacemouse(str(path), 4)
-    master, slave = pty.openpty()
+    master, slave = terminal
     monkeypatch.setattr(keyboard, "TERMINAL", os.ttyname(slave))
     person = spacemouse.open_spacemouse(str(path), 4)
     said: list[str] = []
@@ -234,6 +258,39 @@ def test_beside_a_spacemouse_the_keys_say_the_words(tmp_path: Path, monkeypatch:
     assert person.action(1) is None, "keys move nothing here"
     assert wait_for(lambda: os.write(reports, forward("spacemouse")) > 0 and person.action(1) is not None) and person.name == "spacemouse"
     person.close()
+    os.close(reports)
+
+
+def open_files() -> list[str]:
+    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("opens", [gamepad.open_gamepad, spacemouse.open_spacemouse, keyboard.open_keyboard])
+def test_who_closes_a_device_keeps_none_of_its_files(
+    terminal: tuple[int, int], opens: PersonPlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyboard, "TERMINAL", os.ttyname(terminal[1]))
+    os.mkfifo(tmp_path / "device")
+    ours = os.open(tmp_path / "device", os.O_RDWR)
+    before = open_files()
+    person = opens(None if opens is keyboard.open_keyboard else str(tmp_path / "device"), 4)
+    assert len(open_files()) > len(before)
+    for _ in range(2):
+        person.close()
+    assert open_files() == before
+    os.close(ours)
+
+
+def test_what_cannot_be_opened_keeps_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyboard, "TERMINAL", os.devnull)
+    os.mkfifo(tmp_path / "device")
+    ours = os.open(tmp_path / "device", os.O_RDWR)
+    before = open_files()
+    for opens in (keyboard.open_keyboard, spacemouse.open_spacemouse):
+        with pytest.raises(RobotError, match="terminal"):
+            opens(None if opens is keyboard.open_keyboard else str(tmp_path / "device"), 4)
+        assert open_files() == before
+    os.close(ours)
 
 
 def test_a_device_that_is_not_there_is_one_line(tmp_path: object) -> None:
@@ -244,7 +301,7 @@ def test_a_device_that_is_not_there_is_one_line(tmp_path: object) -> None:
 
 
 def wait_for(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120  # bounds a hang alone
     while not holds():
         if time.monotonic() > deadline:
             return False

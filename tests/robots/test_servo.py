@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,12 @@ from rlinf_vla.robots.franka.servo import Servo
 class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder, self.arm, self.gripper, self.now = folder, ObedientArm(), ObedientGripper(), 100.0
+        self.journals: list[Journal] = []
         self.servo = self.make()
 
     def make(self) -> Servo:
-        return Servo(CELL, self.arm, self.gripper, Latch(self.folder), Journal(self.folder / "journal"))
+        self.journals.append(Journal(self.folder / "journal"))
+        return Servo(CELL, self.arm, self.gripper, Latch(self.folder), self.journals[-1])
 
     def run(self, seconds: float, *, heard: bool = True) -> RobotState:
         for _ in range(round(seconds * CELL.servo_hz)):
@@ -36,8 +39,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    yield (made := Bench(tmp_path))
+    for journal in made.journals:
+        journal.close()
 
 
 def test_nothing_moves_before_the_first_goal(bench: Bench) -> None:

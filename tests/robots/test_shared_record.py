@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from collections.abc import Iterator
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
@@ -63,26 +63,31 @@ def test_a_writer_that_dies_in_the_middle_leaves_the_last_whole_writing(tmp_path
     assert reader.read() == b"two"
 
 
-def _write(path: str, seconds: float) -> None:
-    writer = Record(Path(path))
-    until, number = time.monotonic() + seconds, 0
-    while time.monotonic() < until:
+def _write(path: str, enough: Event) -> None:
+    writer, number = Record(Path(path)), 0
+    while not enough.is_set():
         number = (number + 1) % 256
         writer.write(bytes([number]) * 5000)
 
 
 def test_no_torn_writing_is_ever_read(tmp_path: Path) -> None:
     Record(tmp_path / "it", 5000)
-    process = multiprocessing.get_context("spawn").Process(target=_write, args=(str(tmp_path / "it"), 0.5))
+    spawned = multiprocessing.get_context("spawn")
+    enough = spawned.Event()
+    process = spawned.Process(target=_write, args=(str(tmp_path / "it"), enough), daemon=True)
     process.start()
-    reader, seen = Record(tmp_path / "it"), set()
-    while process.is_alive():
+    reader, seen, reads = Record(tmp_path / "it"), set(), 0
+    while len(seen) < 20 or reads < 5000:
+        assert process.is_alive()
         data = reader.read()
         if data is not None:
             assert len(set(data)) == 1
             seen.add(data[0])
+            reads += 1
         assert not seen or data is not None, "there is always a newest one"
-    assert len(seen) > 5
+    enough.set()
+    process.join()
+    process.close()
 
 
 def test_frames_keep_their_size_and_time(tmp_path: Path) -> None:

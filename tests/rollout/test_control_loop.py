@@ -251,7 +251,7 @@ def test_the_wall_clock_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = MonotonicClock()
     robot = SyntheticRobot(clock, 50.0)
     background = Threaded(lambda request: Chunk(request, np.zeros((4, 4), np.float32)), clock)
-    loop = ControlLoop(robot, [], background, 4, ControlConfig(max_misses=1000), clock)
+    loop = ControlLoop(robot, [], background, 4, ControlConfig(max_misses=1000, max_observation_age_s=60.0), clock)
     loop.warm_up("hold")
     began = time.monotonic()
     assert loop.run("hold", lambda step: "enough" if step.tick >= 20 else None).kind == FINISHED

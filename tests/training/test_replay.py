@@ -144,11 +144,10 @@ fill(store, [2000]); store.flush()
 print(store.total, flush=True)
 while True: fill(store, [700])
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    total = int(process.stdout.readline())
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        total = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
     module.SEGMENT = 1024
     store = Replay(tmp_path / "replay", 5000, total)
     found = store.sample(500, generator())

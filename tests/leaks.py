@@ -1,0 +1,142 @@
+"""What a test module leaves behind in the process that ran it, beside files in its own tmp_path."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Hashable, Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LASTING: dict[str, tuple[str, ...]] = {"cluster": ("socket or pipe",), "cell": (), "wall_clock_off": ()}
+"""Session fixtures that keep what they start until the end. Named with each: kinds of which it starts more later, as Ray opens sockets."""
+SET_ON_IMPORT = {"LD_LIBRARY_PATH": "OpenCV", "QT_QPA_FONTDIR": "OpenCV", "QT_QPA_PLATFORM_PLUGIN_PATH": "OpenCV"}
+"""Environment variables that a library changes when something first imports it."""
+GRACE_S = 10.0
+"""What is told to end has this long to do so. Only a failure waits that long."""
+
+State = dict[str, dict[Hashable, str]]
+"""For each kind of thing, what there is: how it is recognised, and how a person would call it."""
+ADDED = ("thread", "child process", "socket or pipe", "temporary file")
+"""Kinds of which it matters only what is new; of the others, also what is gone or has another value."""
+
+
+def state() -> State:
+    found: State = {kind: {} for kind in ADDED}
+    found["thread"] = {thread: thread.name for thread in threading.enumerate()}
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in _text(children).split():
+            program = _text(Path("/proc", pid, "cmdline")).replace("\0", " ").strip() or "ended, but nobody waited for it"
+            found["child process"][pid] = f"{pid} ({program[:100]})"
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except FileNotFoundError:  # of the listing itself, or closed meanwhile by another thread
+            continue
+        if target.startswith(("socket:", "pipe:")):
+            found["socket or pipe"][target] = f"{target} (file descriptor {descriptor.name})"
+    found["temporary file"] = {path: str(path) for path in Path(tempfile.gettempdir()).iterdir()}
+    changing = {"PYTEST_CURRENT_TEST", *SET_ON_IMPORT}
+    found["environment variable"] = {pair: pair[0] for pair in os.environ.items() if pair[0] not in changing}
+    found["current directory"] = {Path.cwd(): str(Path.cwd())}
+    found["sys.path"] = {tuple(sys.path): "order or entries"}
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    found["signal handler"] = {(each, handler): each.name for each, handler in handlers.items()}
+    if (torch := sys.modules.get("torch")) is not None:
+        settings = {
+            "default dtype": torch.get_default_dtype(),
+            "threads": torch.get_num_threads(),
+            "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+            "gradients": torch.is_grad_enabled(),
+        }
+        found["setting of PyTorch"] = {pair: pair[0] for pair in settings.items()}
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # that thread or process has just ended
+        return ""
+
+
+def left_behind(before: State, after: State) -> list[str]:
+    """Each as ``kind name``, sorted. A kind that was not known before, as PyTorch's where it is imported later, is not judged."""
+    found = set()
+    for kind in before.keys() & after.keys():
+        old, new = before[kind], after[kind]
+        changed = new.keys() - old.keys() if kind in ADDED else new.keys() ^ old.keys()
+        found |= {f"{kind} {new.get(each) or old[each]}" for each in changed}
+    return sorted(found)
+
+
+def left_behind_for_good(before: State, grace_s: float = GRACE_S) -> list[str]:
+    """The same for what is there now and stays, also when garbage is collected."""
+    until = time.monotonic() + grace_s
+    while found := left_behind(before, state()):
+        if time.monotonic() > until:
+            break
+        gc.unfreeze()  # a control loop has the collector pass over what was there before it
+        gc.collect()
+        time.sleep(0.05)
+    return found
+
+
+_BEFORE = pytest.StashKey[State]()
+_STARTED = pytest.StashKey[set[str]]()
+"""Lasting fixtures that were set up."""
+
+
+def _judged(found: State, config: pytest.Config) -> State:
+    """Without the kinds of which lasting fixtures start more whenever they need it."""
+    others = {kind for name in config.stash.get(_STARTED, set()) for kind in LASTING[name]}
+    return {kind: there for kind, there in found.items() if kind not in others}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Temporary files of tests and their processes in a folder of this process's own, so that leaks are seen and removed."""
+    tmp_path_factory.getbasetemp()  # remains where pytest has it
+    resource_tracker.ensure_running()  # a process that the standard library keeps from the first spawned child or shared memory on
+    # The path is short because names of Unix sockets are limited to 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", None)
+        # PyTorch would make such a folder, and set the variable, when something first imports its compiler.
+        compiled = Path(folder, "torchinductor")
+        compiled.mkdir()
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left_behind(request: pytest.FixtureRequest, temporary_folder: None) -> Iterator[None]:
+    """Fails at the end of a module that leaves something behind."""
+    stash = request.config.stash
+    stash[_BEFORE] = state()
+    yield
+    if found := left_behind_for_good(_judged(stash[_BEFORE], request.config)):
+        pytest.fail(f"{request.node.nodeid} leaves behind: {'; '.join(found)}", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Generator[None, Any, Any]:
+    """What a lasting fixture starts is no leak of the module that happens to be the first to ask for it."""
+    if fixturedef.argname not in LASTING or fixturedef.scope != "session":
+        return (yield)
+    started = state()
+    try:
+        return (yield)
+    finally:
+        request.config.stash.setdefault(_STARTED, set()).add(fixturedef.argname)
+        before = request.config.stash.get(_BEFORE, {})  # empty: it is started before the first module's check
+        for kind, there in state().items():
+            before.setdefault(kind, {}).update({key: name for key, name in there.items() if key not in started.get(kind, {})})
