@@ -155,11 +155,13 @@ class Campaign:
 
 
 def page(mutants: Sequence[Mutant], codes: Sequence[int], seconds: float) -> str:
-    killed, total = codes.count(KILLED), len(codes)
+    from rlinf_vla.telemetry.environment import fingerprint  # here: mutants are imported from a copy, by processes that read this file
+
+    killed, total, machine = codes.count(KILLED), len(codes), fingerprint()
     lines = [
         "# Mutants",
         "",
-        f"`make mutants`, {date.today()}: {os.cpu_count()} cores of {processor()}, {platform.system()}; {seconds / 60:.0f} minutes.",
+        f"`make mutants`, {date.today()}: {machine['cores']} cores of {machine['cpu']}, {platform.system()}; {seconds / 60:.0f} minutes.",
         "",
         "A mutant is the code with one mistake in it: a wrong sign, bound, axis, mask, network or seed. It is",
         "killed when the tests that are directly about that code fail. The list (`tests/mutants/`) is made by",
@@ -186,12 +188,6 @@ def page(mutants: Sequence[Mutant], codes: Sequence[int], seconds: float) -> str
     lines += ["", "## Survive now", ""]
     alive = [f"* `{mutant.path}`: {mutant.what}" for mutant, code in zip(mutants, codes, strict=True) if code == SURVIVED]
     return "\n".join([*lines, *(alive or ["None."])]) + "\n"
-
-
-def processor() -> str:
-    """The CPU's name, without its decoration."""
-    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def main() -> int:
