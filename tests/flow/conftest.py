@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from rlinf_vla.flow.on_ray.cluster import connected
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """A Ray cluster of this machine's own; its start takes longer than most tests."""
+    """A Ray cluster of this machine's own; its start takes longer than most tests, and no process can be in two clusters."""
+    before = signal.getsignal(signal.SIGTERM)  # which Ray takes over
     with connected(None, {}, lambda text: None):
         yield
+    signal.signal(signal.SIGTERM, before)
