@@ -27,7 +27,7 @@ quickstart: install
 	$(BIN)/rlinf-vla train recipe=maniskill_ppo
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --list-not-installed $(SKIPPED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --list-not-installed=$(SKIPPED)
 
 # What `test` skips for want of an extra, with all of them in an environment of its own. .ci/run runs it after `test`.
 ALL_EXTRAS := maniskill,libero,genesis,franka,ray,peers,dev

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-LASTING: dict[str, tuple[str, ...]] = {"cluster": ("socket or pipe",), "cell": (), "wall_clock_off": ()}
-"""Session fixtures that keep what they start until the end. Named with each: kinds of which it starts more later, as Ray opens sockets."""
+LASTING = {"cell", "wall_clock_off"}
+"""Session fixtures of tests/robots that keep what they start until the end."""
 SET_ON_IMPORT = {"LD_LIBRARY_PATH": "OpenCV", "QT_QPA_FONTDIR": "OpenCV", "QT_QPA_PLATFORM_PLUGIN_PATH": "OpenCV"}
 """Environment variables that a library changes when something first imports it."""
 GRACE_S = 10.0
@@ -48,7 +48,7 @@ def state() -> State:
     found["environment variable"] = {pair: pair[0] for pair in os.environ.items() if pair[0] not in changing}
     found["current directory"] = {Path.cwd(): str(Path.cwd())}
     found["sys.path"] = {tuple(sys.path): "order or entries"}
-    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     found["signal handler"] = {(each, handler): each.name for each, handler in handlers.items()}
     if (torch := sys.modules.get("torch")) is not None:
         settings = {
@@ -91,14 +91,6 @@ def left_behind_for_good(before: State, grace_s: float = GRACE_S) -> list[str]:
 
 
 _BEFORE = pytest.StashKey[State]()
-_STARTED = pytest.StashKey[set[str]]()
-"""Lasting fixtures that were set up."""
-
-
-def _judged(found: State, config: pytest.Config) -> State:
-    """Without the kinds of which lasting fixtures start more whenever they need it."""
-    others = {kind for name in config.stash.get(_STARTED, set()) for kind in LASTING[name]}
-    return {kind: there for kind, there in found.items() if kind not in others}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -123,7 +115,7 @@ def nothing_is_left_behind(request: pytest.FixtureRequest, temporary_folder: Non
     stash = request.config.stash
     stash[_BEFORE] = state()
     yield
-    if found := left_behind_for_good(_judged(stash[_BEFORE], request.config)):
+    if found := left_behind_for_good(stash[_BEFORE]):
         pytest.fail(f"{request.node.nodeid} leaves behind: {'; '.join(found)}", pytrace=False)
 
 
@@ -136,7 +128,6 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
     try:
         return (yield)
     finally:
-        request.config.stash.setdefault(_STARTED, set()).add(fixturedef.argname)
         before = request.config.stash.get(_BEFORE, {})  # empty: it is started before the first module's check
         for kind, there in state().items():
             before.setdefault(kind, {}).update({key: name for key, name in there.items() if key not in started.get(kind, {})})

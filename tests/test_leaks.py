@@ -134,15 +134,15 @@ import pytest
 from tests.leaks import nothing_is_left_behind, pytest_fixture_setup, temporary_folder
 
 @pytest.fixture(scope="session")
-def cluster():
-    os.environ["OF_THE_CLUSTER"] = "1"
+def cell():
+    os.environ["OF_THE_CELL"] = "1"
     yield
-    del os.environ["OF_THE_CLUSTER"]
+    del os.environ["OF_THE_CELL"]
 """
 MODULES = {
     "test_clean": "def test_it(monkeypatch): monkeypatch.setenv('CLEAN', '1')",
     "test_leaking": "import os\ndef test_it(): os.environ['FORGOTTEN'] = '1'",
-    "test_lasting": "import os\ndef test_it(request): request.getfixturevalue('cluster')\ndef test_again(cluster): pass",
+    "test_lasting": "import os\ndef test_it(request): request.getfixturevalue('cell')\ndef test_again(cell): pass",
 }
 
 

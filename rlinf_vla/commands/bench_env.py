@@ -136,10 +136,13 @@ def _cpu() -> float:
 
 
 def _stock(baseline: Baseline, steps: int) -> Measured:
-    with tempfile.TemporaryFile() as said:
-        command = child_process.command(baseline.program, baseline.python)
-        environment = child_process.environment({"OMP_NUM_THREADS": "1", **baseline.environment})
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment, text=True)
+    command = child_process.command(baseline.program, baseline.python)
+    environment = child_process.environment({"OMP_NUM_THREADS": "1", **baseline.environment})
+    pipe = subprocess.PIPE
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, env=environment, text=True) as process,
+    ):
         watch = threading.Timer(TIMEOUT, process.kill)
         watch.start()
         try:
@@ -151,7 +154,6 @@ def _stock(baseline: Baseline, steps: int) -> Measured:
         finally:
             watch.cancel()
             process.kill()
-            process.wait()
     return Measured(baseline.name, "every step" if baseline.images else "none", steps, seconds, spent)
 
 

@@ -77,6 +77,7 @@ class Outpost:
         os.close(lock)
         self._had: list[dict[str, Any]] = []
         self._heartbeat, self._called, self._abandoned = heartbeat_s, time.monotonic(), False
+        self._over = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def where(self) -> tuple[str, int]:
@@ -111,6 +112,7 @@ class Outpost:
 
     def end(self) -> Files:
         """The arm stands, the process has ended. Returns what has not been delivered."""
+        self._over.set()
         self._process.end()
         return self._files(path.name for path in self._episodes.glob("[!.]*"))
 
@@ -125,7 +127,8 @@ class Outpost:
     def _watch(self) -> None:
         """A learner that can be reached no more is as good as dead."""
         while time.monotonic() - self._called < self._heartbeat:
-            time.sleep(POLL_S)
+            if self._over.wait(POLL_S):
+                return
         self._abandoned = True
         self._process.hang_up()
 

@@ -33,13 +33,21 @@ class Outcome:
 CommandLine = Callable[..., Outcome]
 
 
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Commands, and Ray, take signals over for the rest of their process."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
 @pytest.fixture
 def rlinf_vla(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
     """Runs a command line in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setenv("COLUMNS", "300")
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     threads = torch.get_num_threads()
 
     def run(*arguments: str) -> Outcome:
@@ -51,8 +59,6 @@ def rlinf_vla(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
         return Outcome(code, *capsys.readouterr())
 
     yield run
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)
     torch.set_num_threads(threads)
     GlobalHydra.instance().clear()
 

@@ -56,6 +56,7 @@ def test_what_was_not_delivered_waits_for_the_next_actor(recipe: str, state: Pat
     stale = state / "abc" / EPISODES / Job(EVALUATION, 0, 7).file
     stale.write_bytes(b"of other weights")
     outpost._process.end()
+    outpost._over.set()
 
     outpost = Outpost("abc", recipe, 60.0, 60.0)
     outpost.give(order)

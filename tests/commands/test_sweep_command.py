@@ -360,6 +360,7 @@ def test_killed_and_gone_on_with_in_parallel(spawned: Callable[..., subprocess.P
         workers = children(process.pid)
         process.kill()
         process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
     assert not (tmp_path / "out" / "result.json").exists()
     wait = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < wait:
