@@ -30,7 +30,7 @@ LISTS = {"image_sizes": 2, "channels": None}
 """Of SIZES, those that are lists of numbers, and of how many; None: of any number but none."""
 
 SHARES = {"mlp_ratio": Range(0, 64, above=True), "embedding_std": Range(0, 1000)}
-OPTIONAL = ("head_dim", "num_key_value_heads")
+OPTIONAL = ("head_dim", "num_key_value_heads", "pad_to_multiple_of")
 """Null in official files where another number says it."""
 
 NODES = ("text_config", "vision_config", "featurizer", "fused_featurizer", "oft", "vision", "paligemma", "action_expert", "state_range")
@@ -48,8 +48,8 @@ def _check(node: dict[str, Any], path: Path, prefix: str) -> None:
         wanted = _wanted(name, value)
         if wanted is not None:
             shown = json.dumps(value)
-            raise UserError(f"{path}: {prefix}{name}={shown[:60]} cannot be, {wanted} is expected: copy the checkpoint again")
-        if isinstance(value, dict):
+            raise UserError(f"{path}: {prefix}{name}={shown[:60]} is not valid, {wanted} is expected: copy the checkpoint again")
+        if isinstance(value, dict) and name != "norm_stats":  # whose keys are names of datasets
             _check(value, path, f"{prefix}{name}.")
 
 

@@ -15,6 +15,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """Where to write; ``path`` becomes that afterwards, and is on the disk then. One writer at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}")
+    if aside.is_symlink():  # not to be followed: the directory may be somebody else's
+        aside.unlink()
     try:
         yield aside
         fsync(aside)

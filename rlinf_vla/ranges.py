@@ -89,7 +89,7 @@ class Matches:
 
 @dataclass(frozen=True)
 class Named:
-    """What somebody calls something: no number, which is a slip here."""
+    """The name of a choice. A number is refused: no choice has one as its name."""
 
     fault: ClassVar[str] = "is no name"
 
@@ -155,6 +155,9 @@ EnvCount = Annotated[int, Range(1, 10**6)]
 ImageSize = Annotated[int, Range(16, 1024)]
 """Pixels of one side."""
 Name = Annotated[str, Named()]
+"""Of a choice: a plug-in, a task, a person."""
+Label = Annotated[str, Matches(r"(?s:.*\S.*)", "text that is not blank")]
+"""A key of somebody's data, which may be a number."""
 
 
 def check_values(node: Any, prefix: str = "") -> None:
@@ -175,7 +178,7 @@ def _check(key: str, value: Any, hint: Any) -> None:
         return None
     for element, of, at in _elements(value, plain):
         _check(f"{key}{at}", element, of)
-    for rule in rules or _UNSAID.get(plain, []):
+    for rule in rules or _UNSAID.get(type(value) if plain is Any else plain, []):
         if not rule.allows(value):
             shown = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
             whole = str(rule).replace("a number", "a whole number", 1) if plain is int else str(rule)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored below nohup, also by the commands that tests start
     if not hasattr(config, "workerinput"):
         check = SkipCheck(config.getoption("--all-extras"), config.getoption("--list-not-installed"))
         config.pluginmanager.register(check, "skip-check")

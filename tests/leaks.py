@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Hashable, Iterator
+from itertools import chain
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,18 @@ import pytest
 
 LASTING = {"cell", "wall_clock_off"}
 """Session fixtures of tests/robots that keep what they start until the end."""
-SET_ON_IMPORT = {"LD_LIBRARY_PATH": "OpenCV", "QT_QPA_FONTDIR": "OpenCV", "QT_QPA_PLATFORM_PLUGIN_PATH": "OpenCV"}
-"""Environment variables that a library changes when something first imports it."""
+SET_BY_LIBRARIES = {
+    "OpenCV, when it is imported": ("LD_LIBRARY_PATH", "QT_QPA_FONTDIR", "QT_QPA_PLATFORM_PLUGIN_PATH"),
+    "Ray, when it is imported or started": ("PYTHONBREAKPOINT", "RAY_AUTH_MODE", "RAY_CLIENT_MODE"),
+}
+"""Environment variables that others change, for good."""
 GRACE_S = 10.0
 """What is told to end has this long to do so. Only a failure waits that long."""
 
 State = dict[str, dict[Hashable, str]]
 """For each kind of thing, what there is: how it is recognised, and how a person would call it."""
-ADDED = ("thread", "child process", "socket or pipe", "temporary file")
-"""Kinds of which it matters only what is new; of the others, also what is gone or has another value."""
+ADDED = ("thread", "child process", "socket", "pipe", "temporary file")
+"""Kinds of which only what is new matters; of the others, also what is gone or has another value."""
 
 
 def state() -> State:
@@ -41,13 +45,16 @@ def state() -> State:
             target = str(descriptor.readlink())
         except FileNotFoundError:  # of the listing itself, or closed meanwhile by another thread
             continue
-        if target.startswith(("socket:", "pipe:")):
-            found["socket or pipe"][target] = f"{target} (file descriptor {descriptor.name})"
+        if (kind := target.partition(":")[0]) in ("socket", "pipe"):
+            found[kind][target] = f"{target} (file descriptor {descriptor.name})"
+    if "ray" in sys.modules:
+        del found["socket"]  # its gRPC keeps some after a shutdown
     found["temporary file"] = {path: str(path) for path in Path(tempfile.gettempdir()).iterdir()}
-    changing = {"PYTEST_CURRENT_TEST", *SET_ON_IMPORT}
+    changing = {"PYTEST_CURRENT_TEST", *chain.from_iterable(SET_BY_LIBRARIES.values())}
     found["environment variable"] = {pair: pair[0] for pair in os.environ.items() if pair[0] not in changing}
     found["current directory"] = {Path.cwd(): str(Path.cwd())}
-    found["sys.path"] = {tuple(sys.path): "order or entries"}
+    # but for Ray's own copies of packages
+    found["sys.path"] = {tuple(each for each in sys.path if "/ray/" not in each): "order or entries"}
     handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     found["signal handler"] = {(each, handler): each.name for each, handler in handlers.items()}
     if (torch := sys.modules.get("torch")) is not None:
@@ -102,9 +109,10 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
-        # PyTorch would make such a folder, and set the variable, when something first imports its compiler.
+        # PyTorch would make such a folder, and set the variable, when something first imports its compiler; Ray keeps its logs.
         compiled = Path(folder, "torchinductor")
-        compiled.mkdir()
+        for kept in (compiled, Path(folder, "ray")):
+            kept.mkdir()
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
         yield
 

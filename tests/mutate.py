@@ -32,8 +32,8 @@ LIST = Path(__file__).with_suffix("").with_name("mutants")
 CODE = ("rlinf_vla", "models", "envs", "rewards", "robots")
 """What is copied; of these, all but the first are installed inside it."""
 LINKED = ("recipes", "assets", "docs", "README.md", "Makefile", "constraints.txt")
-KILLED, SURVIVED, ELSEWHERE, LATE = 1, 0, 99, -9
-"""Exit codes: pytest's, the copy was not what the tests imported, stopped from outside."""
+KILLED, SURVIVED, ELSEWHERE, LATE = 1, 0, 99, 98
+"""Exit codes: pytest's; the copy was not what the tests imported; it took longer than LIMIT_S."""
 LIMIT_S = 300
 SLOW_TO_IMPORT = ["torch._dynamo", "pytest", "hypothesis.strategies", "hydra", "omegaconf", "pyarrow.parquet", "av", "safetensors.torch"]
 """Seconds, once instead of for every mutant. Nothing of the project is among them."""
@@ -136,7 +136,8 @@ class Campaign:
             if process.exitcode is None:
                 process.kill()
                 process.join()
-            return process.exitcode if process.exitcode is not None else LATE, log.read_text()
+                return LATE, log.read_text()
+            return process.exitcode, log.read_text()
         finally:
             if path is not None and right is not None:
                 path.write_text(right)
@@ -166,7 +167,7 @@ def page(mutants: Sequence[Mutant], codes: Sequence[int], seconds: float) -> str
         "A mutant is the code with one mistake in it: a wrong sign, bound, axis, mask, network or seed. It is",
         "killed when the tests that are directly about that code fail. The list (`tests/mutants/`) is made by",
         "hand; it holds no mutants that change nothing observable. A general tool (mutmut 3.8.1) makes 10160",
-        "mutants of these rooms. Their tests would take more than a day, many of them change a message, and",
+        "mutants of these files. Their tests would take more than a day, many of them change a message, and",
         "such mistakes as a target from the wrong network are not among them.",
         "",
         f"**{killed} of {total} killed ({100 * killed / total:.1f} %).** Wanted: {100 * WANTED:.0f} %.",

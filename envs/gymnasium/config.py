@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
-from rlinf_vla.ranges import Count, EnvCount, Hertz, Name, OneOf, Seconds, Size
+from rlinf_vla.ranges import Count, EnvCount, Hertz, Label, Name, OneOf, Seconds, Size
 from rlinf_vla.trust import OUTSIDE
 
 VECTORIZATIONS = ("sync", "async", "vector_entry_point")
@@ -39,10 +39,10 @@ class GymnasiumConfig:
     num_envs: EnvCount = 16
     episode_limit: Count = 100
     control_hz: Hertz = 20.0
-    images: Dict[str, Name] = field(default_factory=dict)  # noqa: UP006
-    state: List[Name] = field(default_factory=list)  # noqa: UP006
+    images: Dict[str, Label] = field(default_factory=dict)  # noqa: UP006
+    state: List[Label] = field(default_factory=list)  # noqa: UP006
     instruction: str = "solve the task"
-    success: Optional[Name] = None  # noqa: UP045
+    success: Optional[Label] = None  # noqa: UP045
     scale_actions: bool = True
     render: bool = False
     processes: Optional[Size] = None  # noqa: UP045

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.pictures import resized
 from rlinf_vla.protocols import EnvSpec, Reward, RewardModel
-from rlinf_vla.ranges import ImageSize, Name, NonEmpty, Range
+from rlinf_vla.ranges import ImageSize, Label, Name, NonEmpty, Range
 from rlinf_vla.types import Inputs, Observation, StepResult, UserError
 
 from .. import files
@@ -33,7 +33,7 @@ class ClassifierOptions:
     """A trained classifier's directory; null: a fresh one, which has to be trained."""
     image_size: ImageSize = 64
     """Pixels of each side, for a fresh one."""
-    images: Annotated[list[Name], NonEmpty()] = field(default_factory=lambda: ["base"])
+    images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
     """The environment's cameras; all go through the same encoder."""
     encoder: Name = "conv"
     """conv, or timm:NAME, from random weights."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.pictures import resized
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.ranges import Name, NonEmpty, Positive
+from rlinf_vla.ranges import Label, Name, NonEmpty, Positive
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors, UserError
 
 from .. import files
@@ -31,7 +31,7 @@ class CompactOptions:
 
     random_weights: bool = False
     """Start from random weights: config.json alone is enough."""
-    images: Annotated[list[Name], NonEmpty()] = field(default_factory=lambda: ["base"])
+    images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
     """The environment's cameras; all go through the same encoder."""
     encoder: Name = "conv"
     """conv: convolutions on patches. timm:NAME: a backbone of timm, such as timm:resnet10t, from random weights."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise
-from rlinf_vla.ranges import Name, NonEmpty, Range
+from rlinf_vla.ranges import Label, Name, NonEmpty, Range
 from rlinf_vla.types import ActionEval, ActionSample, Inputs, Tensors, UserError
 
 from .. import files
@@ -28,7 +28,7 @@ from .prismatic import PrismaticVLA
 class OpenVLAOFTOptions(CommonOptions):
     """Recipe node ``model.options``. null: what config.json says under ``oft`` (ours), else as the official LIBERO checkpoints."""
 
-    images: Annotated[list[Name], NonEmpty()] = field(default_factory=lambda: ["base"])
+    images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
     """The environment's cameras that the policy sees, in the order of its training (the main one first)."""
     head: Name | None = None
     """discrete: action tokens, with a distribution to sample from. l1: the regression head (``action_head--*.pt``), deterministic."""

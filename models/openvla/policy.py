@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.ranges import Name, Size
+from rlinf_vla.ranges import Label, Name, Size
 from rlinf_vla.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
@@ -41,7 +41,7 @@ class CommonOptions(files.WeightOptions):
 
     prompt_length: Size = 32
     """Token ids per prompt, padding included."""
-    unnorm_key: Name | None = None
+    unnorm_key: Label | None = None
     """Which dataset's statistics un-normalise the actions; needed only where the checkpoint has several."""
     center_crop: bool | None = None
     """See the middle 90 % of every image, as the official evaluation of models trained on random crops does. null, here and below: what

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from rlinf_vla.ranges import Interval, Name, NonEmpty, OneOf, Positive, Range, Size
+from rlinf_vla.ranges import Interval, Label, NonEmpty, OneOf, Positive, Range, Size
 
 from .. import files
 
@@ -17,7 +17,7 @@ CRITICS = ("expert", "vlm")
 class Pi0Options(files.WeightOptions):
     """Recipe node ``model.options``."""
 
-    images: Annotated[list[Name], NonEmpty()] = field(default_factory=lambda: ["base"])
+    images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
     """The environment's cameras, in the order of the model's slots (base, left wrist, right wrist). Empty slots cost nothing."""
     chunk: Annotated[int, Range(1, 1024)] | None = None
     """Actions that are executed of a denoised horizon; null: all."""
@@ -28,7 +28,7 @@ class Pi0Options(files.WeightOptions):
     delta_mask: list[Annotated[int, Range(-1024, 1024)]] | None = None
     """Which actions are relative to the state at the start of the chunk, in openpi's notation: [6,-1] is six that are, then one that is
     not (pi0_libero; [7,-1] of seven joints). null: what config.json says (ours), else none."""
-    asset_id: Name | None = None
+    asset_id: Label | None = None
     """Whose norm_stats.json; needed only where the checkpoint has several."""
     denoise_steps: Annotated[int, Range(1, 1000)] = 10
     sampler: Annotated[str, OneOf(*SAMPLERS)] = "flow_sde"

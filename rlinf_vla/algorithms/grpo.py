@@ -61,6 +61,10 @@ class GRPO(OnPolicy):
         if episodes % size:
             near = max(1, round(episodes / size)) * size
             raise UserError(f"algorithm.episodes={episodes} is not a multiple of algorithm.group_size={size}: use {near}")
+        if (config.baseline, config.scale) == ("batch_mean", "group_std"):
+            raise UserError(
+                "algorithm.baseline=batch_mean, scale=group_std: a group without spread would be divided by 0; use scale=batch_std"
+            )
         if size == 1 and (config.baseline, config.scale) not in (("batch_mean", "batch_std"), ("batch_mean", "none")):
             raise UserError("algorithm.group_size=1 leaves nothing to compare with: use algorithm.baseline=batch_mean and scale=batch_std")
         if config.groups_per_step is not None and config.epochs != 1:

@@ -53,7 +53,7 @@ def aggregation_weights(mask: Tensor, episode: Tensor, group: Tensor, aggregatio
 
 
 class _Bounded(torch.autograd.Function):
-    """Clamps, and passes the gradient on as if it had not: an action that became e**20 times as likely is pushed back, not forgotten."""
+    """Clamps, and passes the gradient on as if it had not: what is beyond the bound is still pushed back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, limit: float) -> Tensor:

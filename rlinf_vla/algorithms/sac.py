@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.protocols import EnvSpec
-from rlinf_vla.ranges import Count, CountOrZero, LearningRate, Name, NonNegative, OneOf, Positive, Probability, Range, Size
+from rlinf_vla.ranges import Count, CountOrZero, Label, LearningRate, Name, NonNegative, OneOf, Positive, Probability, Range, Size
 from rlinf_vla.types import Episodes, UserError
 
 AGGREGATES = ("mean", "min")
@@ -37,7 +37,7 @@ class SACConfig:
     """Episodes of the scripted expert, played before the first iteration; they stay for the whole run."""
     dataset: str | None = None
     """A LeRobotDataset (v3.0) with rewards whose episodes are the demonstrations, in place of a scripted expert's."""
-    dataset_cameras: list[Name] = field(default_factory=list)
+    dataset_cameras: list[Label] = field(default_factory=list)
     """What it calls the policy's cameras, where it calls them otherwise: [base:front]."""
     demonstration_share: Annotated[float, Range(0, 1, below=True)] = 0.5
     """Of every batch, where there are demonstrations."""

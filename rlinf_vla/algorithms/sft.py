@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.protocols import Noise, Policy
-from rlinf_vla.ranges import Count, CountOrZero, LearningRate, Name, NonEmpty, Positive, Probability, Range, Size
+from rlinf_vla.ranges import Count, CountOrZero, Label, LearningRate, Name, NonEmpty, Positive, Probability, Range, Size
 from rlinf_vla.types import Inputs
 
 
@@ -21,9 +21,9 @@ class DemonstrationConfig:
 
     dataset: str | None = None
     """A LeRobotDataset (v3.0): all its episodes are learnt, and no scripted expert plays (episodes, noise ... are then not used)."""
-    action_key: Name = "action"
+    action_key: Label = "action"
     """What of the dataset is imitated."""
-    cameras: list[Name] = field(default_factory=list)
+    cameras: list[Label] = field(default_factory=list)
     """What the dataset calls the policy's cameras, where it calls them otherwise: [base:front]."""
     episodes: Count = 300
     noise: Annotated[list[Annotated[float, Range(0, 100)]], NonEmpty()] = field(default_factory=lambda: [0.0, 0.3, 0.6])

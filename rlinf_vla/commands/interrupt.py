@@ -21,7 +21,7 @@ class Interrupted(BaseException):
         self.signum = signum
 
 
-_PATIENCE = b"\nstopping as soon as nothing is lost by it; again: at once, back to the last checkpoint\n"
+_PATIENCE = b"\nstopping at the next place where nothing is lost; a second signal stops at once, back to the last checkpoint\n"
 
 
 class Interrupt:

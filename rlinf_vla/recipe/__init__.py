@@ -20,7 +20,7 @@ from rlinf_vla.algorithms.ppo import PPOConfig
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.sft import SFTConfig
 from rlinf_vla.flow.planning.plan import SPLITS
-from rlinf_vla.ranges import Count, CountOrZero, Name, NonNegative, OneOf, Positive, Range, Seed, Size, check_values
+from rlinf_vla.ranges import Count, CountOrZero, Matches, Name, NonNegative, OneOf, Positive, Range, Seed, Size, check_values
 from rlinf_vla.recipe.checks import NO_MODEL, check
 from rlinf_vla.recipe.cluster import ClusterConfig
 from rlinf_vla.recipe.evaluation import NO_ALGORITHM, EvaluationConfig, NoAlgorithmConfig, SweepConfig
@@ -34,6 +34,7 @@ from rlinf_vla.types import DTYPES, UserError
 ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
 ALGORITHMS |= {NO_ALGORITHM: NoAlgorithmConfig}
 ASSET = "asset://"
+FOLDER = Matches(r"\w[\w.-]*", "letters, digits, dots, hyphens and underscores")
 
 
 @dataclass
@@ -102,7 +103,8 @@ class PresetConfig:
 
 @dataclass
 class Recipe:
-    name: Name = MISSING
+    name: Annotated[str, FOLDER] = MISSING
+    """Also of the folder below runs/ where its runs lie."""
     seed: Seed = 0
     iterations: CountOrZero = MISSING
     """Of the algorithm; of what is shown how (sft, classifier), optimiser steps."""

@@ -37,6 +37,7 @@ def with_said(values: dict[str, Any], settings: Sequence[str], used: Sequence[st
     Raises UserError.
     """
     config, said = restored(values, where), [setting.partition("=")[0] for setting in settings]
+    _forget(config, said)
     try:
         merged = OmegaConf.merge(config, OmegaConf.from_dotlist(list(settings)))
     except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
@@ -50,6 +51,13 @@ def with_said(values: dict[str, Any], settings: Sequence[str], used: Sequence[st
             raise UserError(f"{key} cannot be set: the recipe of {where} is played as it is, and the command line may say {known}")
     _refuse_unsaid(recipe, used, said, where)
     return recipe
+
+
+def _forget(config: DictConfig, said: Sequence[str]) -> None:
+    """Of a dictionary that the command line says, nothing of the file's remains: the two would be merged."""
+    for key, value, _ in outside(OmegaConf.to_object(config)):
+        if key in said and isinstance(value, dict):
+            OmegaConf.update(config, key, {}, merge=False)
 
 
 def _refuse_unsaid(recipe: Recipe, used: Sequence[str], said: Sequence[str], where: str) -> None:
@@ -76,14 +84,18 @@ def of_run(location: str, verb: str, settings: Sequence[str]) -> DictConfig:
     if not (checkpoint or directory).is_dir():
         raise UserError(f"run={location}: no such directory")
     config = read_kept(directory)
+    config.output = None
     said = [setting.partition("=")[0].lstrip("+") for setting in settings]
     used = [f"{node}." for node in ("env", "robot", "reward", "model", "algorithm", "cluster") if node not in said]
+    _forget(config, said)
     _refuse_unsaid(OmegaConf.to_object(config), used, said, str(directory / RECIPE))  # type: ignore[arg-type]
     there = str(directory)
     if verb == "train":
         config.run_dir, config.resume = (None, str(checkpoint)) if checkpoint else (there, "auto")
     elif is_sweep(directory):
-        config.run_dir = there
+        if verb == "export":
+            raise UserError(f"run={location} is an evaluation sweep, which has no checkpoint: give the run that was evaluated")
+        config.run_dir, config.resume = there if verb == "eval" else None, "never"
     else:
         config.run_dir, config.resume, config.checkpoint = None, "never", str(checkpoint or there)
     return config
@@ -109,6 +121,8 @@ def restored(values: dict[str, Any], where: str) -> DictConfig:
         reason = f"{error} is missing" if isinstance(error, KeyError) else "a plug-in's key is not a node with a name"
         raise UserError(f"{where} holds no recipe of this version of rlinf-vla ({reason})") from None
     assert isinstance(config, DictConfig)
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise UserError(f"{where} holds no recipe of this version of rlinf-vla ({missing[0]} has no value)")
     return config
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rlinf_vla.atomic import replacing
 from rlinf_vla.types import UserError
 
 METRICS_FILE = "metrics.jsonl"
@@ -89,9 +89,5 @@ def _repair(path: Path, last_step: int | None) -> None:
     if not path.exists():
         return
     kept = [line for line in read_metrics(path.parent) if last_step is None or line["step"] <= last_step]
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        unfinished.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")

@@ -272,6 +272,7 @@ def test_reinforce_needs_no_groups() -> None:
     [
         ({"episodes": 10}, "algorithm.episodes=10 is not a multiple of algorithm.group_size=4: use 8"),
         ({"group_size": 1}, "algorithm.group_size=1 leaves nothing to compare with"),
+        ({"baseline": "batch_mean"}, "a group without spread would be divided by 0; use scale=batch_std"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -110,4 +110,4 @@ def test_imitation_is_not_measured(rlinf_vla: CommandLine, counting: Counting) -
     _, *rest = counting.arguments("bench", "counting_sft", "run_dir=bench")
     assert "bench update measures ppo, grpo, sac, not sft" in rlinf_vla("bench", "update", *rest).complaint
     _, *rest = counting.arguments("bench", "counting_ppo", "algorithm.granularity=word")
-    assert "algorithm.granularity=word: one of" in rlinf_vla("bench", "update", *rest).complaint
+    assert "algorithm.granularity=word is not known: use chunk, action or token" in rlinf_vla("bench", "update", *rest).complaint

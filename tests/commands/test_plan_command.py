@@ -145,7 +145,7 @@ def test_the_packages_clusters(name: str) -> None:
     ("text", "words"),
     [
         ("nodes:\n  - {name: big, gpuss: 2}\n", ["gpuss"]),
-        ("nodes:\n  - {name: big, gpus: 1, cpus: 0}\n", ["'big' has cpus=0"]),
+        ("nodes:\n  - {name: big, gpus: 1, cpus: 0}\n", ["nodes[0].cpus=0 is out of range"]),
         ("nodes: [\n", ["mine"]),
         ("node: 3\n", ["node"]),
     ],

@@ -219,6 +219,29 @@ def test_what_only_the_command_line_may_name_is_said_again(kept: Path) -> None:
         assert compose.load(verb, [f"run={kept}", "cluster=laptop"]).cluster.address is None
 
 
+def test_no_place_to_write_comes_from_the_run(kept: Path) -> None:
+    path = kept / "recipe.yaml"
+    whole = path.read_text()
+    path.write_text(whole.replace("output: null", "output: /tmp/theirs"))
+    assert compose.load("export", [f"run={kept}"]).output is None
+    path.write_text(whole.replace("name: counting_ppo", "name: /tmp/theirs", 1))
+    with pytest.raises(UserError, match=r"name=/tmp/theirs cannot be used: use letters"):
+        recipe.read(compose.load("eval", [f"run={kept}"]))
+    path.write_text(whole.replace("name: counting_ppo", "name: ???", 1))
+    with pytest.raises(UserError, match=r"recipe\.yaml holds no recipe .*name has no value"):
+        compose.load("eval", [f"run={kept}"])
+
+
+def test_a_dictionary_of_the_command_line_is_not_mixed_with_the_files(tmp_path: Path) -> None:
+    before = compose.load("train", ["recipe=maniskill_ppo", "cluster=laptop"])
+    theirs = {"name": "gymnasium", "id": "Pendulum-v1", "kwargs": {"theirs": 1, "g": 9.8}}
+    values = OmegaConf.to_container(before, resolve=True) | {"env": theirs}
+    (tmp_path / "recipe.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
+    with pytest.raises(UserError, match=r"env\.kwargs="):
+        compose.load("train", [f"run={tmp_path}"])
+    assert compose.load("train", [f"run={tmp_path}", "env.kwargs={g: 1}"]).env.kwargs == {"g": 1}
+
+
 def test_the_cluster_is_the_runs_unless_another_is_named(kept: Path, rlinf_vla: CommandLine) -> None:
     def cluster(*overrides: str) -> Any:
         return OmegaConf.create(rlinf_vla("train", "run=run", *overrides, "--cfg", "job").out).cluster

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from rlinf_vla.ranges import Name, NonNegative, Positive, Range, Size
+from rlinf_vla.ranges import Label, Name, NonNegative, Positive, Range, Size
 from rlinf_vla.types import UserError
 
 THIS = "this machine"
@@ -21,7 +21,7 @@ class NodeConfig:
     count: Size = 1
     gpus: Annotated[int, Range(0, 1024)] = 0
     """Of each machine."""
-    gpu: Name | None = None
+    gpu: Label | None = None
     """Type of its GPUs."""
     gpu_memory_gb: Positive = 80.0
     """Of each GPU; a GB is 10⁹ bytes."""
