@@ -65,7 +65,8 @@ def _refuse_unsaid(recipe: Recipe, used: Sequence[str], said: Sequence[str], whe
     for key, value, is_default in outside(recipe):
         if key.startswith(tuple(used)) and not is_default and key not in said:
             asked = "and no file decides which program runs, what is imported or which place is used"
-            raise UserError(f"{where} says {key}={value}, {asked}: if you trust it, give {key}=... on the command line, too")
+            again = f"+{key}={{...}}" if isinstance(value, dict) else f"{key}=..."
+            raise UserError(f"{where} says {key}={value}, {asked}: if you trust it, give {again} on the command line, too")
 
 
 def choose_run(location: str, verb: str, settings: Sequence[str]) -> str:

@@ -237,9 +237,9 @@ def test_a_dictionary_of_the_command_line_is_not_mixed_with_the_files(tmp_path: 
     theirs = {"name": "gymnasium", "id": "Pendulum-v1", "kwargs": {"theirs": 1, "g": 9.8}}
     values = OmegaConf.to_container(before, resolve=True) | {"env": theirs}
     (tmp_path / "recipe.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
-    with pytest.raises(UserError, match=r"env\.kwargs="):
+    with pytest.raises(UserError, match=r"give \+env\.kwargs="):
         compose.load("train", [f"run={tmp_path}"])
-    assert compose.load("train", [f"run={tmp_path}", "env.kwargs={g: 1}"]).env.kwargs == {"g": 1}
+    assert compose.load("train", [f"run={tmp_path}", "+env.kwargs={g: 1}"]).env.kwargs == {"g": 1}
 
 
 def test_the_cluster_is_the_runs_unless_another_is_named(kept: Path, rlinf_vla: CommandLine) -> None:
