@@ -29,7 +29,7 @@ quickstart: install
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --list-not-installed=$(SKIPPED)
 
-# What `test` skips for want of an extra, with all of them in an environment of its own. .ci/run runs it after `test`.
+# What `test` skips for want of an extra, with all of them in an environment of its own. Run it after `test`.
 ALL_EXTRAS := maniskill,libero,genesis,franka,ray,peers,dev
 SKIPPED := .pytest_cache/not-installed
 test-extras: export RLINF_VLA_CLUSTER_TEST = 1

@@ -52,9 +52,9 @@ def choose(config: DictConfig, say: Callable[[str], None] = print) -> tuple[Path
         directory = run_dir
     if is_sweep(directory):
         raise UserError(f"run_dir={run_dir} holds an evaluation sweep: choose another run_dir")
-    if resume == "never" and (directory / RECIPE).exists():
-        raise UserError(f"run_dir={run_dir} holds a run already: continue it with resume=auto, or choose another run_dir")
     checkpoint = _newest(directory)
+    if resume == "never" and (checkpoint or (directory / RECIPE).exists()):
+        raise UserError(f"run_dir={run_dir} holds a run already: continue it with resume=auto, or choose another run_dir")
     if resume == "auto" and checkpoint is None:
         say(f"resume=auto: there is no complete checkpoint in {run_dir or runs}: training begins at the start, in {directory}")
     return directory, checkpoint

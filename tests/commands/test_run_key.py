@@ -197,6 +197,7 @@ def test_a_run_is_shown_without_running(train: Train, rlinf_vla: CommandLine) ->
         (["preset=rl4vla"], "run=run and preset=rl4vla"),
         (["run=other"], "run=run and run=other"),
         (["algorithm.gama=0.5"], "algorithm.gama is not a key; did you mean algorithm.gamma?"),
+        (["algorithm.group_size=4"], "algorithm.group_size is not a key of the recipe of run=run"),
         (["+algorithm.brand_new=1"], "algorithm.brand_new is not a key"),
         (["algorithm.gamma=high"], "algorithm.gamma=high"),
         (["env.num_envs=3"], "env.num_envs=3"),

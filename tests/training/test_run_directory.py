@@ -178,6 +178,13 @@ def test_a_run_directory_may_be_a_link_to_one(here: Path) -> None:
         choose(config(run_dir="link"))
 
 
+def test_resume_never_continues_no_checkpoint(here: Path) -> None:
+    """Not even one in a directory that lost its recipe."""
+    (begin(here / "run", 5) / "recipe.yaml").unlink()
+    with pytest.raises(UserError, match="holds a run already"):
+        choose(config(run_dir=str(here / "run")))
+
+
 @pytest.mark.parametrize(
     ("form", "step"),
     [
