@@ -157,7 +157,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
             entry = re.search(r"Key '([^']+)' is not in struct", " ".join(map(str, causes)))
             if entry and match[1] in set(recipes.keys()) and entry[1] != match[1].rpartition(".")[2]:
                 return f"{match[1]} has no entry {entry[1]}: add it with +{match[1]}.{entry[1]}=VALUE"
-            if (run := _given("run", arguments)) and key in recipes.keys():
+            if (run := _given("run", arguments)) and key in set(recipes.keys()):
                 return f"{key} is not a key of the recipe of {run}: its env, model or algorithm is one that does not have it"
             return f"{key} is not a key{recipes.right_key(str(key))}"
     if match := re.search(r"Could not find '([\w/]+)/([^'/]+)'.*?Available options in '[^']+':\n((?:\t\w+\n?)*)", str(error), re.DOTALL):
