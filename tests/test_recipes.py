@@ -15,6 +15,7 @@ from rlinf_vla.commands.list import recipe_names
 from rlinf_vla.protocols import VectorEnv
 from rlinf_vla.recipe.robot import ROBOT
 from rlinf_vla.telemetry.metrics import read_metrics
+from tests.commands.conftest import handlers_of_a_module  # noqa: F401
 from tests.skips import require
 
 pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900)]  # on a busy machine a simulator takes minutes to start

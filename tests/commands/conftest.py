@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,20 +34,34 @@ class Outcome:
 CommandLine = Callable[..., Outcome]
 
 
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """Commands, and Ray, take signals over for the rest of their process."""
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Commands, and Ray, take signals over for the rest of their process, and commands tell Hydra something."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HYDRA_FULL_ERROR", "0")
+        yield
     for signum, handler in before.items():
         signal.signal(signum, handler)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    with as_before():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def handlers_of_a_module() -> Iterator[None]:
+    """For commands that a module runs once for all its tests."""
+    with as_before():
+        yield
 
 
 @pytest.fixture
 def rlinf_vla(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
     """Runs a command line in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setenv("COLUMNS", "300")
     threads = torch.get_num_threads()
 

@@ -81,7 +81,7 @@ def test_a_mistake_is_told_with_its_mend(rlinf_vla: CommandLine, arguments: list
 
 def test_a_gpu_that_is_not_there(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    complaint = rlinf_vla("export", *PPO, "cluster.device=cuda", "checkpoint=there", "output=here").complaint
+    complaint = rlinf_vla("train", *PPO, "cluster.device=cuda").complaint
     assert "cluster.device=cuda" in complaint and "cluster=1gpu" in complaint
 
 

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +12,6 @@ from rlinf_vla.flow.on_ray.cluster import connected
 def cluster() -> Iterator[None]:
     """A Ray cluster of this machine's own; its start takes longer than most tests, and no process can be in two clusters."""
     before = signal.getsignal(signal.SIGTERM)  # which Ray takes over
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)  # workers do not import from the current directory
-        with connected(None, {}, lambda text: None):
-            yield
+    with connected(None, {}, lambda text: None):
+        yield
     signal.signal(signal.SIGTERM, before)
