@@ -27,9 +27,6 @@ def free_port() -> int:
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("head", "cluster.address=head is not HOST:PORT"),
-        ("head:port", "cluster.address=head:port is not HOST:PORT"),
-        ("ray://head:10001", "give HOST:PORT of the cluster's head"),
         ("127.0.0.1:{port}", "nothing answers there (Connection refused); is `ray start --head` running?"),
         ("no.such.host.invalid:6379", "nothing answers there"),
     ],
