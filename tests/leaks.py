@@ -35,7 +35,7 @@ ADDED = ("thread", "child process", "socket", "pipe", "temporary file")
 
 def state() -> State:
     found: State = {kind: {} for kind in ADDED}
-    found["thread"] = {thread: thread.name for thread in threading.enumerate()}
+    found["thread"] = {thread: thread.name for thread in threading.enumerate() if thread.name != "tqdm_monitor"}  # one for all bars
     for children in Path("/proc/self/task").glob("*/children"):
         for pid in _text(children).split():
             program = _text(Path("/proc", pid, "cmdline")).replace("\0", " ").strip() or "ended, but nobody waited for it"

@@ -13,6 +13,7 @@ from rlinf_vla.flow.learning import fixed
 from rlinf_vla.models.pi0.network import Pi0Network
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.models.pi0.tiny import main as write_tiny
+from rlinf_vla.ranges import check_values
 from rlinf_vla.types import ActionSample, UserError
 from tests.conformance.policy import PolicyConformance, act, gradients, observations, with_critic
 from tests.models.tiny_openvla import ASSET, ASSETS
@@ -185,8 +186,6 @@ def test_the_state_reaches_pi0_as_a_token_and_pi05_as_text(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampler": "ddim"}, "model.options.sampler=ddim"),
-        ({"value_on": "both"}, "model.options.value_on=both"),
         ({"chunk": 5}, "more than the model's horizon of 4"),
         ({"asset_id": "libero"}, "model.options.asset_id=libero"),
     ],
@@ -194,6 +193,12 @@ def test_the_state_reaches_pi0_as_a_token_and_pi05_as_text(tmp_path: Path) -> No
 def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         small(tmp_path / "small", **options)
+
+
+@pytest.mark.parametrize(("name", "value"), [("sampler", "ddim"), ("value_on", "both")])
+def test_unknown_words(name: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"model.options.{name}={value} is not known"):
+        check_values(Pi0Options(**{name: value}), "model.options.")
 
 
 def test_lerobot_names_and_the_tied_embedding_are_read(tmp_path: Path) -> None:

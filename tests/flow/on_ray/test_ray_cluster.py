@@ -12,6 +12,8 @@ import pytest
 from rlinf_vla.flow.on_ray import cluster as ray_cluster
 from rlinf_vla.flow.on_ray.cluster import Role, connected
 from rlinf_vla.flow.on_ray.pool import raised_there
+from rlinf_vla.ranges import check_values
+from rlinf_vla.recipe.cluster import ClusterConfig
 from rlinf_vla.types import UserError
 
 ALIVE = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}, "Labels": {"market-type": "spot"}}
@@ -22,6 +24,12 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("address", ["head", "head:port", "ray://head:10001", "-inf"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(UserError, match=f"address={address} cannot be used: use HOST:PORT of the cluster's head"):
+        check_values(ClusterConfig(name="laptop", address=address))
 
 
 @pytest.mark.parametrize(
