@@ -152,7 +152,8 @@ class Everything:
         ({"several": [Inner(), Inner(-1.0)]}, "several[1].share=-1.0 is out of range"),
         ({"texts": [[1]]}, "texts[0]=[1] cannot be used: use text"),
         ({"anything": Inner(2.0)}, "anything.share=2.0 is out of range"),
-        ({"maybe": 1.0, "interval": [0.5, 0.5], "several": [Inner()], "anything": {"x": math.inf}, "text": "5"}, None),
+        ({"maybe": 1.0, "interval": [0.5, 0.5], "several": [Inner()], "anything": {"x": 5.0, "y": None}, "text": "5"}, None),
+        ({"anything": {"x": math.inf}}, "anything.x=inf is out of range"),
     ],
 )
 def test_a_rule_is_told(changes: dict[str, Any], complaint: str | None) -> None:

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "rollout": ALGORITHMS | {"datasets"},
     "training": ALGORITHMS,
     "evaluation": ALGORITHMS | {"rollout"},
-    "telemetry": {"types"},
+    "telemetry": {"types", "atomic"},
     "flow": ALGORITHMS | SIBLINGS,
     "plugins": PAGES,
     "recipe": ALGORITHMS | SIBLINGS | {"flow", "plugins"},
