@@ -33,7 +33,7 @@ def moves(truth: Path) -> list[float]:
 @pytest.mark.timeout(600)
 def test_the_arm_stands_each_time_and_waits_for_an_acknowledgement(tmp_path: Path) -> None:
     python, truth, delay = tmp_path / "python", tmp_path / "truth", random.Random(0)
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "obedient_process.py"} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{HERE}:$PYTHONPATH" exec {sys.executable} {HERE / "obedient_process.py"} "$@"\n')
     python.chmod(0o700)
     (tmp_path / JOURNAL).touch()
     stated = CELL.stop_time_s + 2 / CELL.servo_hz
