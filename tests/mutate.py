@@ -96,6 +96,7 @@ def run_tests(copy: Path, path: str | None, tests: Sequence[str], log: Path) -> 
     import pytest
 
     options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", "120", "--hypothesis-profile", "without shrinking"]
+    options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # what is preloaded
     code = int(pytest.main([*options, *tests]))
     name = "" if path is None else ".".join(Path(path).with_suffix("").parts)
     module = sys.modules.get(name if name.startswith("rlinf_vla") else f"rlinf_vla.{name}")
