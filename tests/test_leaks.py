@@ -129,8 +129,10 @@ def test_each_kind_is_seen_and_named(
     before = state()
     with leak():
         until = time.monotonic() + 10  # a child has its command line a moment after it has begun
-        while not any(named in each for each in (found := left_behind(before, state()))):
+        found = left_behind(before, state())
+        while not any(named in each for each in found):
             assert time.monotonic() < until, found
+            found = left_behind(before, state())
     assert left_behind_for_good(before) == []
 
 
