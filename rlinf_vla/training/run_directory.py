@@ -180,7 +180,7 @@ def keep(directory: Path, config: DictConfig) -> None:
 def kept(directory: Path) -> dict[str, Any]:
     """The values of the recipe that ``keep`` wrote, which may come from somebody else: nothing in them is looked up or carried out.
 
-    Raises UserError where there is no recipe of plain values.
+    Raises UserError where there is no recipe.
     """
     path = directory / RECIPE
     try:
@@ -191,9 +191,6 @@ def kept(directory: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, take another copy of it") from None
     if not isinstance(values, dict) or "name" not in values:
         raise UserError(f"{path} cannot be read (it names no recipe): it is damaged, take another copy of it")
-    for key, value in _flat(values).items():
-        if "${" in str(value):
-            raise UserError(f"{path}: {key} is no plain value ({value}): a run's recipe holds none that refer to others")
     return values  # type: ignore[return-value]
 
 

@@ -261,7 +261,7 @@ def test_the_cluster_is_the_runs_unless_another_is_named(kept: Path, rlinf_vla: 
         (lambda kept: kept["env"].update(name="abacus"), ["env=abacus is not known"]),
         (lambda kept: kept["model"].update(name="os.system"), ["model=os.system is not known"]),
         (lambda kept: kept.update(defaults=[{"override model": "openvla"}]), ["run/recipe.yaml", "defaults"]),
-        (lambda kept: kept.update(hydra={"run": {"dir": "${oc.env:HOME}"}}), ["run/recipe.yaml", "hydra.run.dir", "no plain value"]),
+        (lambda kept: kept.update(hydra={"run": {"dir": "${oc.env:HOME}"}}), ["run/recipe.yaml", "an interpolation"]),
         (lambda kept: kept.pop("env"), ["run/recipe.yaml", "env"]),
         (lambda kept: kept.update(model="linear"), ["run/recipe.yaml"]),
         (lambda kept: kept["env"].update(num_envs=3), ["env.num_envs=3"]),
