@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # cores are shared with simulators: waiting threads must sleep, not spin
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-extras test-order test-slow portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
 
 install: $(INSTALLED)
 
@@ -29,24 +29,22 @@ quickstart: install
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --list-not-installed=$(SKIPPED)
 
-# What `test` skips for want of an extra, with all of them in an environment of its own. Run it after `test`.
+# What `test` leaves out: slow tests, and what it skipped for want of an extra. All extras, in an environment of its own. Run it after `test`.
 ALL_EXTRAS := maniskill,libero,genesis,franka,ray,peers,dev
 SKIPPED := .pytest_cache/not-installed
-test-extras: export RLINF_VLA_CLUSTER_TEST = 1
-test-extras:
+REST := .venv-all/bin/python -m pytest --all-extras
+test-rest: export RLINF_VLA_CLUSTER_TEST = 1
+test-rest:
 	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed
-	.venv-all/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --all-extras -m "not slow and not realtime" @$(SKIPPED)
-	.venv-all/bin/python -m pytest -n 0 --all-extras -m "not slow and realtime" @$(SKIPPED)
+	$(REST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not realtime" @$(SKIPPED)
+	$(REST) -n 2 --dist loadfile -m "slow and not realtime"
+	$(REST) -n 0 -m "not slow and realtime" @$(SKIPPED)
 
 # The same in other orders: modules, and tests in each, are shuffled, and global random generators are seeded, by each seed.
 SEEDS ?= 1 2 3
 TESTS ?= tests
 test-order: install
 	for seed in $(SEEDS); do $(BIN)/python -m pytest -n 2 --dist loadfile -p randomly --randomly-seed=$$seed $(TESTS) || exit; done
-
-# Kills, resumes and Ray on real ManiSkill; in `test` the same is shown on toy simulators.
-test-slow: install
-	$(BIN)/python -m pytest -n 0 -m slow
 
 # Does a test fail for every listed mistake? About 15 minutes on two cores. tests/mutate.py says how; SOME=soft_trainer takes those only.
 mutants: install
@@ -76,7 +74,7 @@ prove-ppo prove-ppo-putonplate prove-grpo: install
 
 # Any worker but the trainer killed, 100 times.
 chaos: install
-	CHAOS_KILLS=100 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/flow/on_ray/test_chaos.py
+	CHAOS_KILLS=100 $(BIN)/python -m pytest -n 0 -m '' --timeout 3600 tests/flow/on_ray/test_chaos.py
 
 # Two Ray nodes in network namespaces, and a link between them that is cut; with EXTRAS=ray,franka,dev also a simulated Franka behind it. Needs root.
 cluster-test: install

@@ -31,7 +31,7 @@ settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-extras", action="store_true", help="a test that is skipped for want of an extra fails the run")
-    parser.addoption("--list-not-installed", metavar="FILE", help="write the tests that `make test-extras` is to run, one per line")
+    parser.addoption("--list-not-installed", metavar="FILE", help="write the tests that `make test-rest` is to run, one per line")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -25,8 +25,8 @@ ALLOWED = {
     "this kernel has real time": "what a kernel without real time answers is shown on such machines",
     "libusb is not installed": "librealsense cannot be imported without it, and a package manager's rights are needed for it",
     "network namespaces cannot be made here": "they need root's rights",
-    "make cluster-test": "takes minutes and root's rights; make test-extras does it",
-    "make libero-reference": "another MuJoCo in an environment of its own; make test-extras makes it",
+    "make cluster-test": "takes minutes and root's rights; make test-rest does it",
+    "make libero-reference": "another MuJoCo in an environment of its own; make test-rest makes it",
     "LEROBOT_PYTHON names no Python": "lerobot wants Python 3.12 and another torch",
     "timm is not installed": "it wants torchvision, which cannot be imported beside a torch without CUDA, and breaks transformers then",
     "no scripted expert": "the conformance suite asks a simulator for what it offers",
@@ -37,7 +37,7 @@ ALLOWED = {
 """By a part of the reason that the skip gives."""
 
 WITH_ALL_EXTRAS = ("make cluster-test", "make libero-reference")
-"""Of these, what is not allowed where all extras are installed: `make test-extras` prepares it."""
+"""Of these, what is not allowed where all extras are installed: `make test-rest` prepares it."""
 
 
 def missing(extra: str) -> bool:

@@ -30,6 +30,8 @@ COMMON = (
     *("cluster=laptop", "cluster.update_threads=1", "iterations=1", "checkpoints.every=1", "evaluation.before_and_after=false"),
     *("env.num_envs=2", "env.episode_limit=4", "env.processes=1", "rollout.pipeline_depth=1", "rollout.batch_size=2"),
 )
+OTHER_SIMULATORS = ("maniskill_dsrl", "maniskill_ppo_putonplate", "reward_classifier")
+"""Of the recipes of ManiSkill, those that share a simulator with no other."""
 PROGRESS = "env.reward=progress"
 """As in all that look at rewards: so that recipes of a task share a simulator."""
 SMALL = {
@@ -102,7 +104,7 @@ def require_simulator(name: str) -> None:
     assert not lacking, lacking
 
 
-@pytest.mark.parametrize("name", list(recipe_names()))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHER_SIMULATORS)) for name in recipe_names()])
 def test_a_recipe_survives_an_iteration(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     require_simulator(name)
     if recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name == "none":

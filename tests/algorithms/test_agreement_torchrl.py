@@ -122,6 +122,7 @@ class Member(nn.Module):
 
 
 @settings(max_examples=10)
+@pytest.mark.filterwarnings("ignore:No target network updater:UserWarning")  # they stay as they are
 @given(seeds)
 def test_sac(seed: int) -> None:
     """Three critics, the least of all of them; the same random numbers. TorchRL's alpha loss is in log alpha: no factor alpha."""

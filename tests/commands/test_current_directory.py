@@ -54,12 +54,14 @@ def test_of_a_training_run_with_simulator_processes(poisoned: Run, counting: Cou
     assert "report" in said
 
 
+@pytest.mark.slow
 def test_of_a_sweep_in_processes_and_of_verify(poisoned: Run, counting: Counting) -> None:
     work = ("env=counter_processes", "sweep.policies=[start,random]", "episodes=2", "sweep.parallel=2", "evaluation.filmed=0")
     poisoned(*counting.arguments("eval", "counting_ppo", *work, "run_dir=out"))
     assert "agrees" in poisoned("verify", "out/result.json", "--episodes", "2")
 
 
+@pytest.mark.slow
 def test_of_workers_on_ray(poisoned: Run, counting: Counting) -> None:
     work = ("env=counter_processes", "iterations=1", "run_dir=run", "evaluation.before_and_after=false", "cluster.runtime=ray")
     poisoned(*counting.arguments("train", "counting_ppo", *work))

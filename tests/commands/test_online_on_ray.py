@@ -83,6 +83,7 @@ def test_a_learner_that_is_silent_is_as_good_as_dead(toy: Arguments, tmp_path: P
     assert files.keys() <= outpost.end().keys(), "it waits to be delivered"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_session_whose_actor_is_killed(toy: Arguments, tmp_path: Path, state: Path) -> None:
     """The expert looks at the robot alone: what it shows does not depend on how busy the machine is."""
@@ -114,6 +115,7 @@ def beside(link: RayLink) -> int:
     return int(ray.get(link._actor.__ray_call__.remote(lambda outpost: os.getpid())))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_from_its_beginning_to_its_report(toy: Arguments, rlinf_vla: CommandLine, tmp_path: Path, state: Path) -> None:
     words = toy(

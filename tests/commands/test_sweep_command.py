@@ -343,6 +343,7 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str], secon
     return found
 
 
+@pytest.mark.slow
 def test_killed_and_gone_on_with_in_parallel(spawned: Callable[..., subprocess.Popen[str]], sweep: Eval, tmp_path: Path) -> None:
     """kill -9 of a process that plays, then of the command; what is made in the end is what one process makes undisturbed."""
     work = ("sweep.policies=[start,random]", "episodes=8", "sweep.block=1")

@@ -47,7 +47,9 @@ TABLE += [("ppo, its own reward", "ray, reward worker"), ("grpo, its own reward"
 TABLE += [("grpo", plan) for plan in ("in process, pipelined", "ray, 2 pipelined rollout workers")]
 TABLE += [("ppo, stale by one", "ray, 2 pipelined rollout workers"), ("grpo, stale by two", "ray, 2 rollout workers, no streaming")]
 """Each line starts processes: what a plan has in common with another one is not shown twice."""
-AGAIN = [("ppo", "ray, 1 rollout worker"), ("ppo", "ray, 2 trainer ranks"), ("grpo, its own reward", "ray, reward worker")]
+AGAIN = [("ppo", f"ray, {plan}") for plan in ("1 rollout worker", "2 pipelined rollout workers", "split policy", "2 trainer ranks")]
+AGAIN += [("ppo, its own reward", "ray, reward worker"), ("grpo", "ray, 2 pipelined rollout workers")]
+AGAIN += [("ppo", "ray, reference worker, taking turns")]
 """Of the table, what others show but for one thing."""
 
 

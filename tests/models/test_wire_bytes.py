@@ -134,7 +134,7 @@ BOUND = 0.015
     ("make", "share", "exact"),
     [
         pytest.param(openvla_7b, 0.01483, 0.02966, marks=pytest.mark.slow),
-        (oft_7b, 0.01483, 0.02966),
+        pytest.param(oft_7b, 0.01483, 0.02966, marks=pytest.mark.slow),
         (pi0_3b, 0.00506, 0.00918),
         (pi05_3b, 0.00474, 0.00888),
     ],

@@ -30,6 +30,7 @@ def moves(truth: Path) -> list[float]:
     return found[1:, 0][np.linalg.norm(np.diff(found[:, 1:], axis=0), axis=1) > 1e-6].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_arm_stands_each_time_and_waits_for_an_acknowledgement(tmp_path: Path) -> None:
     python, truth, delay = tmp_path / "python", tmp_path / "truth", random.Random(0)

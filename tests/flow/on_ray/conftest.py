@@ -24,6 +24,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"network namespaces cannot be made here: {error}")
         made = Nodes(tmp_path)
+        stack.callback(made.close)
         for name in ("rlinf_near", "rlinf_far"):
             stack.callback(made.kill, name)
         made.start_near()

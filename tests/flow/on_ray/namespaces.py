@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,16 @@ class Nodes:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._started = ExitStack()
         self._environment = os.environ | ENVIRONMENT | {"XDG_STATE_HOME": str(folder / "state")}
 
     def inside(self, namespace: str, *command: str, **options: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen(["ip", "netns", "exec", namespace, *command], env=self._environment, cwd=ROOT, text=True, **options)
+        command = ("ip", "netns", "exec", namespace, *command)
+        return self._started.enter_context(subprocess.Popen(command, env=self._environment, cwd=ROOT, text=True, **options))
+
+    def close(self) -> None:
+        """Of what ran inside, once it has ended."""
+        self._started.close()
 
     def start_near(self) -> None:
         head = ("--head", f"--node-ip-address={NEAR}", "--port=6379", "--include-dashboard=false", '--resources={"near": 8}')

@@ -63,7 +63,7 @@ def run_until(flow: RayFlow, recipe: Recipe, done: Callable[[], bool]) -> list[d
     return found
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "grpo")) for name in RECIPES])
 def test_killed_workers_change_nothing(name: str, cluster: None) -> None:
     recipe, done = RECIPES[name], threading.Event()
     with on_ray(recipe) as flow:
@@ -78,6 +78,7 @@ def test_killed_workers_change_nothing(name: str, cluster: None) -> None:
     assert lost >= 1 and max(each["faults/recovery_s"] for each in metrics) > 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced(cluster: None) -> None:
     recipe, said = Recipe(PPO_CONFIG, rollout_workers=2), list[str]()
     with on_ray(recipe, said.append, replace(PATIENCE, heartbeat=4.0)) as flow:
