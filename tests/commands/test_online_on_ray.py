@@ -30,7 +30,6 @@ from tests.commands.toy_robot import Arguments, toy_run
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the robot's node keeps its sessions."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     return tmp_path / "state" / "rlinf-vla" / "sessions"
 
 
