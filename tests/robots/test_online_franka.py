@@ -10,6 +10,7 @@ import pytest
 from rlinf_vla import cli
 from rlinf_vla.datasets.lerobot_reader import LeRobotReader
 from rlinf_vla.telemetry.metrics import read_metrics
+from tests.commands.conftest import handlers_of_a_module  # noqa: F401
 from tests.skips import needs
 
 pytestmark = [
