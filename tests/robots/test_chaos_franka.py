@@ -14,7 +14,7 @@ from trajectory import Trajectory
 from rlinf_vla.robots.folder import Latch
 from rlinf_vla.robots.franka.plugin import franka_sim, read_cell
 from rlinf_vla.robots.simulated.client import SimulatedCell
-from rlinf_vla.rollout.background import Threaded
+from rlinf_vla.rollout.background import Infer, Threaded
 from rlinf_vla.rollout.chunks import Chunk, Request
 from rlinf_vla.rollout.clock import MonotonicClock
 
@@ -45,10 +45,15 @@ class Real(Chaos):
         for camera in cameras:
             camera.start()
         folder = cell.folder / "episodes"
-        super().__init__(robot, cameras, lambda infer: Threaded(infer, clock), clock, folder, read_cell(limits), may)
+        super().__init__(robot, cameras, self._threaded, clock, folder, read_cell(limits), may)
+
+    def _threaded(self, infer: Infer) -> Threaded:
+        self._background = Threaded(infer, MonotonicClock())
+        return self._background
 
     def close(self) -> None:
         self.seen.close()
+        self._background.close()
         self.robot.close()
 
     def trajectory(self) -> list[tuple[float, float]]:
