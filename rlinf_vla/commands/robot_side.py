@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlinf_vla.atomic import replacing
+from rlinf_vla.child_process import ATTEMPTS, Losses
 from rlinf_vla.commands.interrupt import Interrupted
 from rlinf_vla.commands.robot_link import Link
 from rlinf_vla.commands.robot_process import WEIGHTS
@@ -17,9 +18,6 @@ from rlinf_vla.robot import RobotError
 from rlinf_vla.rollout.robot_episode import Job, RobotEpisode
 from rlinf_vla.training.run_directory import EPISODES
 from rlinf_vla.types import UserError
-
-ATTEMPTS = 3
-"""So many processes may be lost in a row, with no episode in between."""
 
 
 class RobotSide:
@@ -30,7 +28,7 @@ class RobotSide:
         self._directory, self._connect, self._say = directory, connect, say
         self._link: Link | None = None
         self._pending: list[Job] = []
-        self._lost_in_a_row = 0
+        self._played, self._losses = 0, Losses()
 
     def __enter__(self) -> RobotSide:
         return self
@@ -74,7 +72,7 @@ class RobotSide:
         for answer in self._link.answers(seconds):
             if "played" in answer:
                 self._pending = [job for job in self._pending if job.file != answer["played"]]
-                self._lost_in_a_row = 0
+                self._played += 1
             elif "waiting" in answer:
                 self._say(f"the robot waits for {answer['for']!r}: {answer['waiting']}")
             elif "going_on" in answer:
@@ -93,8 +91,7 @@ class RobotSide:
 
     def _replace(self, reason: str) -> None:
         assert self._link is not None
-        self._lost_in_a_row += 1
-        if self._lost_in_a_row == ATTEMPTS:
+        if self._losses.give_up(self._played):
             raise RuntimeError(f"{ATTEMPTS} processes beside the robot were lost in a row; {reason}")
         self._say(f"{reason}; another one is started")
         self._link.end()
