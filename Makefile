@@ -33,12 +33,14 @@ test: install
 ALL_EXTRAS := maniskill,libero,genesis,franka,ray,peers,dev
 SKIPPED := .pytest_cache/not-installed
 REST := .venv-all/bin/python -m pytest --all-extras
+# The real driver stops when a packet is late. One more try for those that failed: another job may have had the core at that moment.
+REALTIME := -m "not slow and realtime"
 test-rest: export RLINF_VLA_CLUSTER_TEST = 1
 test-rest:
 	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed
 	$(REST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not realtime" @$(SKIPPED)
 	$(REST) -n 2 --dist loadfile -m "slow and not realtime"
-	$(REST) -n 0 -m "not slow and realtime" @$(SKIPPED)
+	$(REST) -n 0 $(REALTIME) @$(SKIPPED) || $(REST) -n 0 $(REALTIME) --last-failed --last-failed-no-failures none
 
 # The same in other orders: modules, and tests in each, are shuffled, and global random generators are seeded, by each seed.
 SEEDS ?= 1 2 3

@@ -172,7 +172,8 @@ def test_a_module_that_leaks_fails_by_name(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     for name, text in MODULES.items():
         (tmp_path / f"{name}.py").write_text(text)
-    options = ["-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull, "--rootdir", ".", "--basetemp", "temporary"]
+    # Without -rN the summary repeats the message, whole where CI is set and cut where it is not.
+    options = ["-rN", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull, "--rootdir", ".", "--basetemp", "temporary"]
     command = [sys.executable, "-m", "pytest", *options, "."]
     said = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True).stdout
     assert "test_leaking.py leaves behind: environment variable FORGOTTEN\n" in said
