@@ -76,11 +76,11 @@ prove-ppo prove-ppo-putonplate prove-grpo: install
 
 # Any worker but the trainer killed, 100 times.
 chaos: install
-	CHAOS_KILLS=100 $(BIN)/python -m pytest -n 0 -m '' --timeout 3600 tests/flow/on_ray/test_chaos.py
+	CHAOS_KILLS=100 $(BIN)/python -m pytest -n 0 -m '' --timeout 3600 tests/runtime/ray/test_chaos.py
 
 # Two Ray nodes in network namespaces, and a link between them that is cut; with EXTRAS=ray,franka,dev also a simulated Franka behind it. Needs root.
 cluster-test: install
-	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs tests/flow/on_ray/test_two_nodes.py tests/flow/on_ray/test_franka_elsewhere.py
+	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs tests/runtime/ray/test_two_nodes.py tests/runtime/ray/test_franka_elsewhere.py
 
 # SAC from images and proprioception, without and with 20 demonstrations.
 prove-sac: install

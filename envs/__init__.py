@@ -1,1 +1,1 @@
-"""Simulators: each implements ``rlinf_vla.protocols.EnvPlugin`` and is found through an entry point."""
+"""Simulator plug-ins: each implements ``rlinf_vla.core.protocols.EnvPlugin`` as an entry point."""

@@ -1,6 +1,7 @@
-"""The :class:`VectorEnv` of a simulator that steps all its environments together in this process; no tensor leaves the device.
+"""Vector environment for a simulator that steps all environments as one batch in this process.
 
-The chunk logic is :class:`BatchedVectorEnv`; what it asks of a simulator is :class:`Batch`.
+Tensors stay on the device. :class:`BatchedVectorEnv` implements the chunk logic; a simulator
+implements :class:`Batch`.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import EnvSpec, ToolUnits, VectorEnv
-from rlinf_vla.types import Episodes, Observation, StepResult, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import EnvSpec, ToolUnits, VectorEnv
+from rlinf_vla.core.types import Episodes, Observation, StepResult
 
 from .checks import checked_actions, checked_episodes
 
 WORTH_A_GPU = 64
-"""Environments from which on ``backend=auto`` prefers the GPU."""
+"""Smallest number of environments for which ``backend=auto`` chooses the GPU."""
 
 
 def why_not_on_gpu(groups: int) -> str | None:
-    """One line where no batch can be stepped on the GPU of this process."""
+    """Return why no batch can be stepped on the GPU of this process; None if one can."""
     if not torch.cuda.is_available():
         return "env.backend=gpu needs a CUDA GPU that PyTorch sees: use env.backend=cpu"
     if groups > 1:
@@ -28,15 +30,18 @@ def why_not_on_gpu(groups: int) -> str | None:
     return None
 
 
-def takes_gpu(backend: str, num_envs: int, refusal: str | None) -> bool:
-    """``refusal``: why the GPU cannot be used. Raises UserError where it was asked for nevertheless."""
+def use_gpu(backend: str, num_envs: int, refusal: str | None) -> bool:
+    """Decide whether to run on the GPU. ``refusal``: why the GPU cannot be used, or None.
+
+    Raises UserError if ``backend`` is ``gpu`` nevertheless.
+    """
     if backend == "gpu" and refusal is not None:
         raise UserError(refusal)
     return backend == "gpu" or (backend == "auto" and refusal is None and num_envs >= WORTH_A_GPU)
 
 
 class Batch(Protocol):
-    """``N`` environments that can be reset one by one but only stepped together. All tensors lie on ``device``."""
+    """``N`` environments, reset one by one but stepped together. Tensors lie on ``device``."""
 
     num_envs: int
     action_dim: int
@@ -45,34 +50,41 @@ class Batch(Protocol):
     images: dict[str, tuple[int, int]]
     """name -> (height, width)"""
     picture: tuple[int, int]
-    """(height, width) of what ``render`` returns."""
+    """(height, width) of the image that ``render`` returns."""
     device: torch.device
     tool: ToolUnits | None
     stack: dict[str, str]
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
-        """Reset ``rows``; ``seeds`` of all ``N``. An episode depends on its own seed only. Returns the ``N`` present instructions."""
+        """Reset ``rows``; ``seeds`` has one entry for each of the ``N`` environments.
+
+        An episode depends on its own seed only. Returns the ``N`` current instructions.
+        """
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One control step of all, ``actions`` ``[N, D]``: reward float32, terminated and success bool ``[N]``."""
+        """Run one control step of all environments with ``actions`` ``[N, D]``.
+
+        Returns reward float32, terminated bool and success bool, each ``[N]``.
+        """
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Of ``R`` rows: state float32 ``[R, S]``, images name -> uint8 ``[R, H, W, 3]``."""
+        """Observe ``R`` rows: state float32 ``[R, S]``, images name -> uint8 ``[R, H, W, 3]``."""
 
     def expert(self) -> Tensor:
-        """float32 ``[N, D]``"""
+        """The scripted expert's actions for the present state: float32 ``[N, D]``."""
 
     def render(self, index: int) -> Tensor:
-        """uint8 ``[H, W, 3]``"""
+        """Image of one environment for display: uint8 ``[H, W, 3]``."""
 
     def close(self) -> None: ...
 
 
 class BatchedVectorEnv(VectorEnv):
-    """A :class:`Batch` as a vector environment.
+    """Vector environment on top of a :class:`Batch`.
 
-    A batch cannot hold single environments still. One that ends inside a chunk therefore moves on until the chunk is over, unseen: what it
-    saw at its end is kept and returned, its later steps are not valid, and it cannot be stepped again before it is reset.
+    A batch cannot pause single environments. One whose episode ends inside a chunk keeps stepping
+    until the chunk is over: its final observation is kept and returned, its later steps are marked
+    invalid, and it must be reset before the next chunk.
     """
 
     def __init__(self, batch: Batch, episode_limit: int, tasks: tuple[str, ...], no_expert: str | None = None) -> None:
@@ -163,7 +175,10 @@ class BatchedVectorEnv(VectorEnv):
             self._batch.close()
 
     def _look(self, chosen: Tensor) -> None:
-        """Take what the environments in ``chosen`` (bool ``[N]``) see now as their present observation. What was returned before stays."""
+        """Refresh the stored observation of the environments in ``chosen`` (bool ``[N]``).
+
+        Out of place, so that observations returned earlier do not change.
+        """
         rows = chosen.nonzero().flatten()
         state, images = self._batch.observe(rows.tolist())
         self._state = self._state.index_copy(0, rows, state)

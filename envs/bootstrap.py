@@ -1,8 +1,9 @@
-"""How a simulator process starts in a Python environment that has the simulator and numpy, but not us: ``python bootstrap.py MODULE ...``.
+"""Start a simulator process in a Python environment that lacks ``rlinf_vla`` and PyTorch.
 
-``MODULE`` is relative to this folder, ``libero.simulator`` for example. Its packages are stood in for by empty ones, so that their
-``__init__`` (which need PyTorch) do not run, and nothing of ours gets on ``sys.path``, where ``types.py`` or ``genesis/`` would be taken
-for others' modules of that name.
+Usage: ``python bootstrap.py MODULE ...``, in an environment with the simulator and numpy.
+``MODULE`` is relative to this folder, ``libero.simulator`` for example. Empty packages replace its
+parent packages, so that their ``__init__`` (which need PyTorch) do not run. This folder is kept off
+``sys.path``, where ``types.py`` or ``genesis/`` would shadow other modules of that name.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ PACKAGE = "rlinf_vla.envs"
 
 
 def run(module: str) -> None:
-    """Run ``module`` as ``__main__``; ``sys.argv`` must begin as its own."""
+    """Run ``module`` as ``__main__``; ``sys.argv`` must already be the one it expects."""
     stand_in_for(module)
     runpy.run_module(f"{PACKAGE}.{module}", run_name="__main__", alter_sys=True)
 
 
 def stand_in_for(module: str) -> None:
-    """Put empty packages in the place of those that ``module`` is in."""
+    """Register empty packages in place of the parent packages of ``module``."""
     _stand_in("rlinf_vla", None)
     _stand_in(PACKAGE, HERE)
     *parents, _ = module.split(".")

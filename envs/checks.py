@@ -1,16 +1,16 @@
-"""What a vector environment refuses, in one place for all simulators."""
+"""Validate the arguments of vector environments, for all simulators."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import EnvSpec
-from rlinf_vla.types import Episodes
+from rlinf_vla.core.protocols import EnvSpec
+from rlinf_vla.core.types import Episodes
 
 
 def checked_episodes(spec: EnvSpec, episodes: Episodes, mask: Tensor | None) -> list[int]:
-    """The rows to reset. Raises ValueError for what cannot be an episode."""
+    """Return the rows to reset. Raises ValueError for invalid shapes, seeds or task ids."""
     everyone = (spec.num_envs,)
     _check_shape(episodes.seed, everyone, "episodes.seed")
     _check_shape(episodes.task_id, everyone, "episodes.task_id")
@@ -27,7 +27,10 @@ def checked_episodes(spec: EnvSpec, episodes: Episodes, mask: Tensor | None) -> 
 
 
 def checked_actions(spec: EnvSpec, actions: Tensor) -> Tensor:
-    """``actions`` as float32 ``[B, C, D]`` on the environments' device. Raises ValueError for another shape and for NaN or infinity."""
+    """Return ``actions`` as float32 ``[B, C, D]`` on the environments' device.
+
+    Raises ValueError for another shape and for NaN or infinity.
+    """
     if actions.ndim != 3 or actions.shape[1] == 0:
         raise ValueError(f"actions have shape {list(actions.shape)}, not [{spec.num_envs}, chunk, {spec.action_dim}]")
     _check_shape(actions, (spec.num_envs, actions.shape[1], spec.action_dim), "actions")

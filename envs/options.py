@@ -1,4 +1,4 @@
-"""What every simulator refuses in a recipe's ``env`` node, each with one line that names the mend."""
+"""Validate the ``env`` node of a recipe, for all simulators; an error is one line with the fix."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
 
 C = TypeVar("C", bound=Any)
 
 
 def one_of(value: str, allowed: Iterable[str], what: str) -> None:
+    """Raise UserError unless ``value`` is in ``allowed``; the message suggests the nearest name."""
     names = list(allowed)
     if value not in names:
         near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
@@ -22,6 +23,7 @@ def one_of(value: str, allowed: Iterable[str], what: str) -> None:
 
 
 def divide(total: int, parts: int, what: str) -> int:
+    """Return ``total // parts``. Raises UserError unless ``parts`` divides ``total``."""
     if total < 1 or total % parts:
         near = max(parts, round(total / parts) * parts)
         raise UserError(f"{what}={total} cannot be shared by {parts} groups: use {near}")
@@ -29,7 +31,10 @@ def divide(total: int, parts: int, what: str) -> int:
 
 
 def processes_per_group(num_envs: int, processes: int | None, groups: int) -> int:
-    """Simulator processes of one group, of ``processes`` in all; None takes one per CPU core, at least one per group."""
+    """Simulator processes of one group, given ``processes`` for all groups.
+
+    None takes one per CPU core, at least one per group. Raises UserError if they do not divide.
+    """
     per_group = num_envs // groups
     if processes is None:
         return min(per_group, max(1, len(os.sched_getaffinity(0)) // groups))
@@ -40,13 +45,13 @@ def processes_per_group(num_envs: int, processes: int | None, groups: int) -> in
 
 
 def refuse_several(tasks: list[str]) -> None:
-    """``env.tasks`` where one task is to be played."""
+    """Raise UserError if ``env.tasks`` is set where a single task is run."""
     if tasks:
         raise UserError("env.tasks is for evaluation sweeps (rlinf-vla eval with sweep.policies): choose one with env.task")
 
 
 def one_each(config: C) -> list[C]:
-    """A configuration for each of ``config.tasks`` (where that is empty: of ``config.task``), which a sweep plays one after the other."""
+    """One configuration per task for a sweep. Raises UserError for a task named twice."""
     tasks = config.tasks or [config.task]
     if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
         raise UserError(f"env.tasks names {twice[0]} twice")

@@ -1,8 +1,9 @@
-"""Simulators in processes of their own, which may die at any moment without anyone noticing.
+"""Run simulators in separate processes and recover those that crash, hang or are killed.
 
-A simulator's future is a pure function of (episode, actions since its reset), and the parent holds both. So when a process is killed,
-crashes or hangs, :class:`SimulatorPool` starts another, replays the episodes under way, repeats the command in flight, and returns the
-same bits as if nothing had happened.
+A simulator's future is a pure function of the episode and the actions since its reset, and the
+parent holds both. When a process is lost, :class:`SimulatorPool` starts another, replays the
+episodes under way and repeats the command in flight. The results are bit-identical to a run without
+the loss.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-from rlinf_vla import child_process
-from rlinf_vla.child_process import ATTEMPTS, Losses
-from rlinf_vla.types import Failure, UserError
+from rlinf_vla.config.errors import Failure, UserError
+from rlinf_vla.core import child_process
+from rlinf_vla.core.child_process import ATTEMPTS, Losses
 
+from .ipc import Channel, ChannelClosed, Layout, SharedArrays
 from .serving import SimulatorSpec
-from .wire import Channel, ChannelClosed, Layout, SharedArrays
 
 Row = list[Any]
-"""``[slot, *arguments]`` of one command, JSON values only."""
+"""One command for one slot: ``[slot, *arguments]``, JSON values only."""
 
 
 @dataclass
 class _Slot:
     episode: tuple[int, int] | None = None
-    """(seed, task), once reset."""
+    """(seed, task); None until a reset is complete."""
     executed: int = 0
-    """Control steps since the reset; their actions are ``SharedArrays.actions[slot, :executed]``."""
+    """Control steps since the reset; actions in ``SharedArrays.actions[slot, :executed]``."""
 
 
 class _Process:
-    """One simulator process: how to start it, the slots it owns and the command it is working on."""
+    """One simulator process: its program, the slots it owns and its command in flight."""
 
     def __init__(
         self, program: Sequence[str], options: dict[str, Any], slots: range, memory: IO[bytes], environment: Mapping[str, str]
@@ -45,13 +46,13 @@ class _Process:
         self.slots = slots
         self.command: dict[str, Any] | None = None
         self.losses = Losses()
-        """Since a command was last completed."""
+        """Losses since a command was last completed."""
         self._program, self._options, self._memory, self._environment = program, options, memory, environment
 
     def launch(self, timeout: float) -> None:
-        """Start the process; it gets ready, within ``timeout`` seconds, while the caller does something else."""
+        """Start the process. It must get ready within ``timeout`` seconds, in the background."""
         ours, theirs = socket.socketpair()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (nameless, and open as long as the process)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (unnamed, and open as long as the process runs)
         with theirs:
             self._popen = subprocess.Popen(
                 [*self._program, str(theirs.fileno()), str(self._memory.fileno())],
@@ -71,11 +72,17 @@ class _Process:
         return self._popen.pid
 
     def reached(self, arrays: SharedArrays | None) -> int:
-        """How far this process got: grows with each control step that it plays or replays, in an order that every other would keep."""
+        """Return how far this process got.
+
+        Grows with each control step executed or replayed, in the same order for every replacement.
+        """
         return int(self.started) + (0 if arrays is None else int(arrays.reached[self.slots].sum()))
 
     def send(self, message: dict[str, Any], timeout: float) -> None:
-        """Its answer is due in ``timeout`` seconds. A process that is gone is noticed when the answer is awaited."""
+        """Send a message whose answer is due in ``timeout`` seconds.
+
+        Does not report a lost process; ``receive`` does.
+        """
         self.timeout, self.deadline = timeout, time.monotonic() + timeout
         with contextlib.suppress(ChannelClosed, TimeoutError):
             self.channel.send(message, timeout)
@@ -89,7 +96,7 @@ class _Process:
         return answer
 
     def kill(self) -> int:
-        """Returns its exit code: its own where it had ended by itself, else -9."""
+        """Kill the process. Returns its exit code: its own if it had already ended, else -9."""
         self.channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout=0.2)
@@ -97,25 +104,27 @@ class _Process:
         return self._popen.wait()
 
     def release(self) -> None:
-        """Once its last words were read, or nobody wants them. Idempotent."""
+        """Close the output file, once ``last_words`` is no longer needed. Idempotent."""
         self._output.close()
 
     def last_words(self) -> str:
-        """The end of its output, read in place because the process shares the file's position."""
+        """The last lines of its output, without moving the file position that it shares."""
         size = os.fstat(self._output.fileno()).st_size
         text = os.pread(self._output.fileno(), 4096, max(0, size - 4096)).decode(errors="replace")
         return "\n".join(text.splitlines()[-20:])
 
 
 class SimulatorPool:
-    """``slots`` single environments spread over ``processes``. One command at a time: ``begin(verb, rows)``, then ``finish()``.
+    """``slots`` single environments spread over ``processes`` processes.
 
-    program: what follows ``python`` on the command line, a module that calls ``serving.serve``.
+    One command at a time: ``begin(verb, rows)``, then ``finish()``. The processes start in the
+    background; the first use waits for them.
+
+    program: command line after ``python``, for a module that calls ``serving.serve``.
     options: JSON values for the simulator's constructor.
     environment: added to this process's environment variables.
-    python: of another Python environment, to run the processes in; None takes this one's.
-    step_timeout, start_timeout: seconds that one command and one start may take before the process counts as hung.
-    The processes get ready in the background; the first use waits for them.
+    python: interpreter of another Python environment for the processes; None takes this one.
+    step_timeout, start_timeout: seconds per command and per start before a process counts as hung.
     """
 
     def __init__(
@@ -133,7 +142,7 @@ class SimulatorPool:
     ) -> None:
         self.episode_limit = episode_limit
         self.restarts = 0
-        """Processes that were lost and replaced so far."""
+        """Number of lost processes that were replaced so far."""
         self._step_timeout, self._start_timeout = step_timeout, start_timeout
         self.slots = slots
         self._slots = [_Slot() for _ in range(slots)]
@@ -158,18 +167,21 @@ class SimulatorPool:
 
     @property
     def arrays(self) -> SharedArrays:
-        """What the simulators wrote; the caller copies what it wants to keep."""
+        """Arrays that the simulators wrote; later commands overwrite them, so copy what is kept."""
         self._wait_ready()
         assert self._arrays is not None
         return self._arrays
 
     def executed(self, slot: int) -> int | None:
-        """Control steps of the slot's present episode; None where there is no episode yet."""
+        """Control steps of the present episode of the slot; None before its first episode."""
         return self._slots[slot].executed if self._slots[slot].episode is not None else None
 
     def begin(self, verb: str, rows: Sequence[Row]) -> None:
-        """Start a command on the slots that ``rows`` name: ``reset`` [slot, seed, task], ``step`` [slot, begin, end] (the actions lie in
-        ``arrays``), ``expert`` [slot], ``render`` [slot]."""
+        """Start a command on the slots that ``rows`` name.
+
+        Rows by verb: ``reset`` [slot, seed, task]; ``step`` [slot, begin, end], with the actions in
+        ``arrays``; ``expert`` [slot]; ``render`` [slot].
+        """
         self._wait_ready()
         if any(process.command for process in self._processes):
             raise RuntimeError(f"{verb} was begun while another command is under way")
@@ -183,7 +195,7 @@ class SimulatorPool:
                 process.send(process.command, self._step_timeout)
 
     def finish(self) -> dict[int, Any]:
-        """Wait for the command under way. Returns slot -> its answer."""
+        """Wait for the command in flight. Returns slot -> its answer."""
         answers: dict[int, Any] = {}
         try:
             for process in self._processes:
@@ -197,7 +209,7 @@ class SimulatorPool:
                         self._slots[slot].executed = answer
                 process.command, process.losses = None, Losses()
         except BaseException:
-            self.close()  # some answers are still on their way: nothing here can be trusted any more
+            self.close()  # some answers may still arrive, so the state is undefined
             raise
         return answers
 
@@ -222,7 +234,7 @@ class SimulatorPool:
                 raise
 
     def _answer(self, process: _Process) -> dict[str, Any]:
-        """The answer to its command, from a new process where this one is lost."""
+        """Return the answer to the command in flight; replace the process while it is lost."""
         while True:
             self._settle(process)
             try:
@@ -231,7 +243,7 @@ class SimulatorPool:
                 self._replace(process, loss)
 
     def _settle(self, process: _Process) -> None:
-        """Wait until the process is ready, has the episodes under way, and is working on its command again."""
+        """Wait until the process is ready, has replayed its episodes and resumed its command."""
         while not process.ready:
             try:
                 self._spec = SimulatorSpec(**process.receive()["spec"])
@@ -253,14 +265,12 @@ class SimulatorPool:
 
     def _replace(self, process: _Process, loss: Exception) -> None:
         exit_code = process.kill()
-        how = f"gave no answer for {process.timeout:.0f} s" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
-        # The first to be lost had not replayed what the others have to replay before they get as far.
+        how = f"did not answer for {process.timeout:.0f} s" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
+        # The first loss counts as 0: unlike its replacements, that process had nothing to replay.
         if process.losses.give_up(process.reached(self._arrays) if process.losses.in_a_row else 0):
             doing = f"while it carried out '{process.command['verb']}'" if process.command else "while it started"
-            words = process.last_words() or "(it said nothing)"
-            raise Failure(
-                f"simulator processes were lost {ATTEMPTS} times in a row with nothing gained: the last one {how} {doing}.\n{words}"
-            )
+            words = process.last_words() or "(no output)"
+            raise Failure(f"simulator processes were lost {ATTEMPTS} times in a row without progress: the last one {how} {doing}.\n{words}")
         self.restarts += 1
         if self._arrays is not None:
             self._arrays.reached[process.slots] = 0

@@ -1,6 +1,7 @@
-"""The simulator's side of a simulator process: what a simulator implements, and the loop that serves it.
+"""Define the interface of a single-environment simulator and serve it to the parent process.
 
-A simulator's module ends with ``if __name__ == "__main__": serve(MySimulator)``. Needs numpy and the simulator only.
+A simulator's module ends with ``if __name__ == "__main__": serve(MySimulator)``. Needs numpy and
+the simulator only.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .wire import Channel, ChannelClosed, Layout, SharedArrays
+from .ipc import Channel, ChannelClosed, Layout, SharedArrays
 
 
-class Unusable(Exception):
-    """The simulator cannot run on this machine or with these options: one line that names the mend."""
+class SimulatorUnavailable(Exception):
+    """The simulator cannot run here or with these options; the message is one line with the fix."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class SimulatorSpec:
     images: dict[str, list[int]]
     """name -> [height, width]."""
     picture: list[int]
-    """[height, width] of what ``render`` returns."""
+    """[height, width] of the image that ``render`` returns."""
     tool: list[float] | None = None
-    """[m, rad] that 1 means in an action that moves the tool; None where actions are something else."""
+    """[m, rad] that 1 means in an action that moves the tool; None for other kinds of action."""
     stack: dict[str, str] = field(default_factory=dict)
-    """What the simulator runs on: versions, physics, renderer."""
+    """Software and hardware stack: versions, physics, renderer."""
 
 
 class Step(NamedTuple):
@@ -55,42 +56,44 @@ class Seen(NamedTuple):
 
 
 class Simulator(Protocol):
-    """Some single environments, the ``slots``, in one process.
+    """Single environments, the ``slots``, in one process.
 
-    A slot's future depends only on its last ``reset`` and the actions since, bit for bit; never on the other slots, on earlier
-    episodes, or on how often it was observed.
+    A slot's future depends only on its last ``reset`` and the actions since, bit-identically. It
+    never depends on other slots, on earlier episodes, or on how often it was observed.
     """
 
     spec: SimulatorSpec
 
     def reset(self, slot: int, seed: int, task: int) -> str:
-        """Begin an episode. Returns its instruction."""
+        """Begin an episode and return its instruction."""
 
     def step(self, slot: int, action: NDArray[np.float32]) -> Step:
-        """One control step, ``action`` ``[D]``. Renders nothing."""
+        """Execute one control step with ``action`` ``[D]``. Renders nothing."""
 
     def observe(self, slot: int) -> Seen: ...
 
     def expert(self, slot: int) -> NDArray[np.float32]:
-        """What the scripted expert would do now, ``[D]``. Raises Unusable where there is none."""
+        """Return the scripted expert's action ``[D]``. Raises Unusable if there is no expert."""
 
     def render(self, slot: int) -> NDArray[np.uint8]:
-        """A picture for people, ``[H, W, 3]``."""
+        """Image for display, ``[H, W, 3]``."""
 
 
 class Server(Protocol):
-    """Carries out the parent's commands on one process's slots."""
+    """Executes the parent's commands on the slots of one process."""
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        """``command``: a verb, and one row ``[slot, *arguments]`` for each slot concerned. The answer has one entry per row."""
+        """Execute a verb on rows ``[slot, *arguments]``; answer with one entry per row."""
 
 
 def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, SharedArrays, int], Server] | None = None) -> None:
-    """Serve ``create(options, number of slots)`` until the parent is gone. Called by the process that ``SimulatorPool`` started.
+    """Serve ``create(options, number of slots)`` until the parent exits.
 
-    ``create`` makes a :class:`Simulator`, or something else with a ``spec`` that ``server(it, arrays, first slot)`` knows how to serve.
+    Called in a process that ``SimulatorPool`` started. ``create`` returns a :class:`Simulator`, or
+    an object with a ``spec`` from which ``server(object, arrays, first slot)`` makes a
+    :class:`Server`.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     sock, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     threading.Thread(target=_leave_with_parent, args=(sock.fileno(),), daemon=True).start()
     channel = Channel(sock)
@@ -104,14 +107,14 @@ def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, S
             channel.send(serving.answer(channel.receive()))
     except ChannelClosed:
         return
-    except Unusable as error:
+    except SimulatorUnavailable as error:
         channel.send({"unusable": str(error)})
     except Exception:
         channel.send({"error": traceback.format_exc()})
 
 
 def _leave_with_parent(file: int) -> None:
-    """End this process as soon as the parent's end of the socket closes, whatever the main thread is doing."""
+    """Exit as soon as the parent's end of the socket closes, whatever the main thread is doing."""
     watch = select.poll()
     watch.register(file, select.POLLRDHUP)
     watch.poll()
@@ -119,7 +122,7 @@ def _leave_with_parent(file: int) -> None:
 
 
 class SlotServer:
-    """Serves a :class:`Simulator`. Slots are numbered over the whole pool; this process owns those from ``first`` on."""
+    """Server of a :class:`Simulator`; this process owns the pool's slots from ``first`` on."""
 
     def __init__(self, simulator: Simulator, arrays: SharedArrays, first: int) -> None:
         self.simulator, self.arrays, self.first = simulator, arrays, first
@@ -134,7 +137,7 @@ class SlotServer:
         return instruction
 
     def step(self, slot: int, begin: int, end: int) -> int:
-        """Execute the recorded actions ``begin:end`` up to the first terminal one. Returns how many control steps the episode has now."""
+        """Execute actions ``begin:end``, up to the first terminal one. Returns steps so far."""
         arrays = self.arrays
         done = begin
         while done < end:
@@ -148,7 +151,7 @@ class SlotServer:
         return done
 
     def replay(self, slot: int, seed: int, task: int, executed: int) -> None:
-        """Bring a new simulator to where a lost one was. Nothing is written: the parent still has what the lost one saw."""
+        """Rebuild a lost simulator by replay. Writes no results: the parent still has them."""
         self._reset(slot, seed, task)
         for action in self.arrays.actions[slot, :executed]:
             self.simulator.step(slot - self.first, action)

@@ -1,4 +1,4 @@
-"""The :class:`VectorEnv` made of simulators in processes of their own."""
+"""Vector environment made of simulators in separate processes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import EnvSpec, ToolUnits, VectorEnv
-from rlinf_vla.types import Episodes, Observation, StepResult, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import EnvSpec, ToolUnits, VectorEnv
+from rlinf_vla.core.types import Episodes, Observation, StepResult
 
 from .checks import checked_actions, checked_episodes
 from .processes import SimulatorPool
 
 
 def environments(pools: Sequence[SimulatorPool], tasks: tuple[str, ...], no_expert: str | None) -> list[VectorEnv]:
-    """One of each pool. Where one of them cannot start, none is left running."""
+    """Make one vector environment per pool. Closes all pools if one of them cannot start."""
     try:
         return [ProcessVectorEnv(pool, tasks, no_expert) for pool in pools]
     except BaseException:
@@ -26,9 +27,11 @@ def environments(pools: Sequence[SimulatorPool], tasks: tuple[str, ...], no_expe
 
 
 class ProcessVectorEnv(VectorEnv):
-    """All slots of one :class:`SimulatorPool`. ``reset_async`` and ``step_async`` return at once; the processes work meanwhile.
+    """All slots of one :class:`SimulatorPool`.
 
-    no_expert: why ``expert_actions`` is refused; None where the task has an expert.
+    ``reset_async`` and ``step_async`` return at once, while the processes work in the background.
+
+    no_expert: error message of ``expert_actions``; None if the task has an expert.
     """
 
     def __init__(self, pool: SimulatorPool, tasks: tuple[str, ...], no_expert: str | None = None) -> None:
@@ -80,7 +83,7 @@ class ProcessVectorEnv(VectorEnv):
         shape = (self.spec.num_envs, self._chunk)
         reward = np.zeros(shape, np.float32)
         terminated, truncated, success, valid = (np.zeros(shape, np.bool_) for _ in range(4))
-        for index, begin, _ in self._rows:  # in numpy: a tensor's elements cost ten times as much, and a step has hundreds
+        for index, begin, _ in self._rows:  # numpy: element access to tensors costs ten times as much, and a step has hundreds
             end = executed[index]
             count = end - begin
             reward[index, :count] = arrays.reward[index, begin:end]
@@ -88,7 +91,7 @@ class ProcessVectorEnv(VectorEnv):
             success[index, :count] = arrays.success[index, begin:end]
             valid[index, :count] = True
             fell, over = bool(terminated[index, count - 1]), end == self.spec.episode_limit
-            # An episode that ends in its last control step is terminated, not truncated: nothing is left to bootstrap from.
+            # Termination in the last allowed step is not truncation: there is no bootstrap value.
             truncated[index, count - 1] = over and not fell
             self._ended[index] = fell or over
         told = (torch.from_numpy(each) for each in (reward, terminated, truncated, success, valid))

@@ -1,4 +1,4 @@
-"""A checkpoint's config.json: its sizes are bounded before anything is built, and what cannot be built is told in one line."""
+"""Read a checkpoint's config.json and check its sizes before anything is built."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.ranges import Range
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import Range
 
 from .files import CONFIG, read_json
 
@@ -24,20 +24,21 @@ SIZES = {
     **dict.fromkeys(("action_dim", "max_action_dim", "state_dim", "channels"), Range(1, 4096)),
     "reg_tokens": Range(0, 1024),
 }
-"""Whole numbers of config.json, at any depth: no less than in the largest published models, and below what takes minutes to build."""
+"""Ranges of integers in config.json, at any depth; they admit the largest published models, and
+exclude sizes that would take minutes to build."""
 
 LISTS = {"image_sizes": 2, "channels": None}
-"""Of SIZES, those that are lists of numbers, and of how many; None: of any number but none."""
+"""Entries of SIZES that are lists -> their length; None: any length but zero."""
 
 SHARES = {"mlp_ratio": Range(0, 64, above=True), "embedding_std": Range(0, 1000)}
 OPTIONAL = ("head_dim", "num_key_value_heads", "pad_to_multiple_of")
-"""Null in official files where another number says it."""
+"""Keys that official files may set to null, where another key determines the value."""
 
 NODES = ("text_config", "vision_config", "featurizer", "fused_featurizer", "oft", "vision", "paligemma", "action_expert", "state_range")
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Raises UserError that names file and key where a part is no object, or a size out of its range."""
+    """Read and check config.json. Raises UserError naming file and key if a value is not valid."""
     document = read_json(directory / CONFIG)
     _check(document, directory / CONFIG, "")
     return document
@@ -49,12 +50,12 @@ def _check(node: dict[str, Any], path: Path, prefix: str) -> None:
         if wanted is not None:
             shown = json.dumps(value)
             raise UserError(f"{path}: {prefix}{name}={shown[:60]} is not valid, {wanted} is expected: copy the checkpoint again")
-        if isinstance(value, dict) and name != "norm_stats":  # whose keys are names of datasets
+        if isinstance(value, dict) and name != "norm_stats":  # its keys are dataset names
             _check(value, path, f"{prefix}{name}.")
 
 
 def _wanted(name: str, value: Any) -> str | None:
-    """What ``name`` should be; None: ``value`` is right, or nothing is known about it."""
+    """Describe the value that ``name`` needs; None if ``value`` is valid or not checked."""
     if name in NODES:
         return None if isinstance(value, dict) else "an object"
     if name in SHARES:
@@ -72,10 +73,10 @@ def _is_size(name: str, value: Any) -> bool:
 
 
 @contextmanager
-def fitting(directory: Path, *names: str) -> Iterator[None]:
-    """While something is built as the files ``names`` of a checkpoint say: that it cannot be is told in one UserError.
+def building_errors(directory: Path, *names: str) -> Iterator[None]:
+    """Turn any error while building a model from the checkpoint files ``names`` into a UserError.
 
-    Whatever is raised: the libraries that build layers raise nothing specific.
+    Catches every Exception, because the libraries that build layers raise nothing more specific.
     """
     try:
         yield
@@ -83,4 +84,4 @@ def fitting(directory: Path, *names: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"there is no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
-        raise UserError(f"{directory}: no model can be built of {' and '.join(names)} ({reason}): copy the checkpoint again") from error
+        raise UserError(f"{directory}: no model can be built from {' and '.join(names)} ({reason}): copy the checkpoint again") from error

@@ -1,4 +1,4 @@
-"""Files of published checkpoints, read and written without running any code of the checkpoint."""
+"""Read and write the files of published checkpoints without running code from the checkpoint."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from rlinf_vla.ranges import OneOf
-from rlinf_vla.types import DTYPES, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import OneOf
+from rlinf_vla.core.types import DTYPES
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
@@ -24,25 +25,25 @@ SHARD_BYTES = 5 * 10**9
 
 @dataclass
 class WeightOptions:
-    """What ``model.options`` of a pre-trained model says of its weights."""
+    """Options in ``model.options`` on the weights of a pre-trained model."""
 
     random_weights: bool = False
-    """Start from random weights: config.json alone is enough."""
+    """Start from random weights; the checkpoint then needs no weight files."""
     dtype: Annotated[str, OneOf(*DTYPES)] = "float32"
-    """Of the network in memory: float32, or bfloat16, which a model of billions of weights wants on a GPU. Adapters, heads and
-    probabilities are float32 in both."""
+    """Data type of the network in memory. Use bfloat16 for a model of billions of weights on a GPU.
+    Adapters, heads and probabilities are float32 in either case."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a safetensors file, not read yet."""
+    """A tensor in a safetensors file that has not been read."""
 
     path: Path
     key: str
     shape: torch.Size
 
     def read(self) -> Tensor:
-        """Memory-mapped. The mapping lasts as long as the tensor, so that one tensor at a time occupies memory besides its copy."""
+        """Memory-map the tensor; the mapping lives as long as the tensor. Copy one at a time."""
         with safe_open(self.path, "pt") as file:
             return file.get_tensor(self.key)
 
@@ -51,6 +52,7 @@ State = Mapping[str, Tensor | Stored]
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises UserError if the file is missing or not valid."""
     try:
         document = json.loads(path.read_text())
         if not isinstance(document, dict):
@@ -70,7 +72,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 
 
 def read_weights(directory: Path) -> dict[str, Stored]:
-    """What one safetensors file or a sharded set holds."""
+    """Return the tensors of one safetensors file or of its shards, unread. Raises UserError."""
     if (directory / INDEX).exists():
         names = _shards(directory / INDEX)
     elif (directory / WEIGHTS).exists():
@@ -102,6 +104,7 @@ def _without_weights(directory: Path) -> str:
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
+    """Return the tensors of a safetensors file, unread. Raises UserError if it cannot be read."""
     try:
         with safe_open(path, "pt") as file:
             return {key: Stored(path, key, torch.Size(file.get_slice(key).get_shape())) for key in file.keys()}  # noqa: SIM118
@@ -109,21 +112,22 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         raise UserError(f"{path} cannot be read ({error}): the file is missing or damaged, copy it again") from None
 
 
-def birthplace(random_weights: bool) -> torch.device:
-    """Where to build a network: on the meta device, where weights take no memory, unless its random ones are wanted."""
+def build_device(random_weights: bool) -> torch.device:
+    """Return the device to build a network on: meta (no memory), or cpu for random weights."""
     return torch.device("cpu" if random_weights else "meta")
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> None:
-    """Parameters only: rotary frequencies and other computed buffers keep their precision."""
+    """Cast the parameters in place; rotary frequencies and other buffers keep their precision."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)
 
 
-def fill(module: nn.Module, state: State, directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.dtype]:
-    """Give ``module``, which may be on the meta device, its weights in ``dtype``; returns the dtypes that they are stored in.
+def load_weights(module: nn.Module, state: State, directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.dtype]:
+    """Load weights in ``dtype`` into ``module``, which may be on meta; return their stored dtypes.
 
-    Every key must be there, with its shape. Beside the weights, no more memory is needed than the largest tensor's.
+    Needs no more memory beside the weights than the largest tensor takes. Raises UserError for
+    missing or unexpected keys, other shapes, quantised weights, and NaN or infinite values.
     """
     expected = module.state_dict()
     for problem, keys in (("missing", expected.keys() - state.keys()), ("unexpected", state.keys() - expected.keys())):
@@ -138,20 +142,20 @@ def fill(module: nn.Module, state: State, directory: Path, dtype: torch.dtype = 
         tensor = value.read() if isinstance(value, Stored) else value
         if not tensor.is_floating_point():
             raise UserError(f"{directory}: {key} holds {str(tensor.dtype).removeprefix('torch.')}, quantised weights are not supported")
-        # aminmax hands NaN on and needs no memory, unlike isfinite
+        # aminmax propagates NaN and, unlike isfinite, allocates no tensor of the same size
         if not all(bound.isfinite() for bound in tensor.aminmax()):
             raise UserError(f"{directory}: {key} holds NaN or infinite values, the checkpoint is damaged")
         stored[key] = tensor.dtype
-        # a copy: a file that is overwritten later must not reach into the network
+        # copied: overwriting the memory-mapped file later must not change the network
         filled[key] = tensor.to(dtype, copy=True)
     module.load_state_dict(filled, assign=True)
     return stored
 
 
 def save_weights(module: nn.Module, directory: Path, dtypes: Mapping[str, torch.dtype], dtype: torch.dtype | None = None) -> None:
-    """One safetensors file, or shards with their index where it would be larger than SHARD_BYTES.
+    """Write one safetensors file, or shards and their index if it would exceed SHARD_BYTES.
 
-    Each weight in ``dtype``, else in its own of ``dtypes``, else in bfloat16.
+    The dtype of a weight is ``dtype`` if given, else that in ``dtypes``, else bfloat16.
     """
     kinds = {key: dtype or dtypes.get(key, torch.bfloat16) for key in module.state_dict()}
     shards: list[dict[str, Tensor]] = [{}]
@@ -174,6 +178,6 @@ def save_weights(module: nn.Module, directory: Path, dtypes: Mapping[str, torch.
 
 
 def write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
-    # official loaders refuse a file that does not say its format
+    # official loaders reject a file without format metadata
     save_file({key: value.contiguous() for key, value in state.items()}, path, metadata={"format": "pt"})
-    path.chmod(0o644)  # safetensors makes files that their owner alone can read
+    path.chmod(0o644)  # safetensors creates files that only their owner can read

@@ -1,1 +1,1 @@
-"""Rewards: each implements ``rlinf_vla.protocols.RewardPlugin`` and is found through an entry point."""
+"""Reward plug-ins: each implements ``rlinf_vla.core.protocols.RewardPlugin``; found by entry point."""

@@ -1,4 +1,4 @@
-"""A Python function of the user's, named in the recipe: ``reward=function reward.options.function=my_package.rewards:closer``."""
+"""Reward from a user's Python function: ``reward.options.function=my_package.rewards:closer``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from omegaconf import MISSING
 from torch import Tensor
 
-from rlinf_vla.protocols import EnvSpec, Reward, RewardModel
-from rlinf_vla.trust import OUTSIDE
-from rlinf_vla.types import Observation, StepResult, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.trust import OUTSIDE
+from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel
+from rlinf_vla.core.types import Observation, StepResult
 
 Shaped = Callable[[Observation, Tensor, StepResult], Tensor]
 
@@ -22,7 +23,8 @@ class FunctionOptions:
     """Recipe node ``reward.options``."""
 
     function: str = field(default=MISSING, metadata=OUTSIDE)
-    """module:name of a function of (observation before, actions ``[B, C, D]``, StepResult) that returns the reward ``[B, C]``."""
+    """``module:name`` of the reward function: (observation before the actions, actions ``[B, C,
+    D]``, StepResult) -> reward ``[B, C]``."""
 
 
 class Function:
@@ -40,7 +42,7 @@ class Function:
         return reward
 
     def learner(self, config: FunctionOptions) -> RewardModel:
-        raise UserError("reward=function learns nothing: use reward=classifier")
+        raise UserError("reward=function has no model to train: use reward=classifier")
 
 
 def _find(location: str) -> Shaped:

@@ -1,4 +1,4 @@
-"""1 where the simulator says success, 0 elsewhere."""
+"""Sparse reward: 1 in steps where the simulator reports success, 0 elsewhere."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import EnvSpec, Reward, RewardModel
-from rlinf_vla.types import Observation, StepResult, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel
+from rlinf_vla.core.types import Observation, StepResult
 
 
 @dataclass
 class SuccessOptions:
-    """Recipe node ``reward.options``: there is nothing to choose."""
+    """Recipe node ``reward.options``: no options."""
 
 
 class Success:
@@ -26,10 +27,11 @@ class Success:
         return success
 
     def learner(self, config: SuccessOptions) -> RewardModel:
-        raise UserError("reward=success learns nothing: use reward=classifier")
+        raise UserError("reward=success has no model to train: use reward=classifier")
 
 
 def success(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+    """Return ``result`` with reward 1 in valid steps with success, else 0."""
     return replace(result, reward=(result.success & result.valid).float())
 
 

@@ -1,1 +1,1 @@
-"""Real arms and their simulated twins, behind ``rlinf_vla.robot.Robot``."""
+"""Real and simulated robot arms that implement ``rlinf_vla.core.robot.Robot``."""

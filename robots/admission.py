@@ -1,41 +1,47 @@
-"""How much of a goal is admitted: where the straight way to it ends, and which rules ended it there."""
+"""Compute how far towards a goal the arm may move, and which limits shorten the path."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from rlinf_vla.robot import RobotState, ToolTarget, Vector
-from rlinf_vla.rotations import Triple
+from rlinf_vla.core.robot import RobotState, ToolTarget, Vector
+from rlinf_vla.core.rotations import Triple
 
 from . import kinematics
 from .cell import Cell
-from .space import TOLERANCE, Place, Refused, Space, along, numbers, part_within
+from .workspace import TOLERANCE, Place, Refused, Workspace, along, numbers, part_within
 
 _REACHED = 1e-3
-"""Metres or radians: joints are foretold to this."""
+"""Tolerance of predicted joints, in metres or radians of the tool."""
 _ATTEMPTS, _CUTS = 7, 4
 _ENDS = list(zip(kinematics.LOWER.tolist(), kinematics.UPPER.tolist(), strict=True))
 _SHY = 0.9
-"""Joints are no straight function of the way: a little less than the part that would be allowed if they were."""
+"""Factor on the path fraction that would be allowed if joints were linear along the path."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where the reference is, and how it came there."""
+    """State of the reference point when the goal arrives."""
 
     place: Place
     joints: Vector
-    """As foretold, radians ``[7]``."""
+    """Predicted, radians ``[7]``."""
     gone_m: float
-    """In the last second, as ``gone_rad``."""
+    """Path length in the last second, as ``gone_rad``."""
     gone_rad: float
 
 
 class Admission:
-    """One goal's. ``end`` and ``joints`` are what was admitted, ``changes`` what was changed: rule -> before, after."""
+    """Admission of one goal.
 
-    def __init__(self, cell: Cell, space: Space, arm: kinematics.Arm, goal: ToolTarget, start: Start, state: RobotState) -> None:
+    ``end`` and ``joints`` are the admitted target; ``changes`` maps each rule that changed the goal
+    to the values before and after.
+    """
+
+    def __init__(
+        self, cell: Cell, space: Workspace, arm: kinematics.FrankaKinematics, goal: ToolTarget, start: Start, state: RobotState
+    ) -> None:
         self.end, self.joints = start.place, start.joints
         self.width: float | None = None
         self.changes: dict[str, tuple[float, float]] = {}
@@ -60,7 +66,7 @@ class Admission:
             self.changes["gripper_width_m"] = width, self.width
 
     def _in_time(self) -> None:
-        """Within one step, and within what is left of the second."""
+        """Shorten the path to one step and to the rest of the per-second budget."""
         (begin, begin_turn), (end, turn), cell, start = self._start.place, self.end, self._cell, self._start
         keys = ("max_translation_per_step_m", "max_speed_m_s", "max_translation_per_second_m")
         turn_keys = ("max_rotation_per_step_rad", "max_rotation_speed_rad_s", "max_rotation_per_second_rad")
@@ -81,7 +87,7 @@ class Admission:
         return end if way <= longest + TOLERANCE else along(begin, end, longest / way)
 
     def _near_the_arm(self) -> None:
-        """No further before the measured tool than the lead: an arm that is held up pulls no harder than so."""
+        """Keep the goal within the lead of the measured tool, which bounds the force on contact."""
         (begin, begin_turn), (end, turn), cell = self._start.place, self.end, self._cell
         at, turned = self._space.place(self._state.pose, begin_turn)
         end = self._lead(begin, end, at, cell.max_lead_m, "max_lead_m")
@@ -95,7 +101,7 @@ class Admission:
         return along(begin, end, part)
 
     def _with_these_joints(self) -> None:
-        """As far as the joints, foretold from where they are measured, keep their margin and their speed."""
+        """Shorten the path until joints, predicted from the measured ones, keep their limits."""
         (begin, begin_turn), (whole, whole_turn), part = self._start.place, self.end, 1.0
         if math.dist(begin, whole) <= TOLERANCE and math.dist(begin_turn, whole_turn) <= TOLERANCE:
             return
@@ -110,7 +116,10 @@ class Admission:
         self.end = self._start.place
 
     def _allowed(self, joints: Vector | None) -> float:
-        """The part of the way from ``start.joints`` to ``joints`` that is; what is out of reach may be nearer at half the way."""
+        """Return the allowed fraction of the way from ``start.joints`` to ``joints``.
+
+        It is 0.5 for an unreachable pose: half the way may be reachable.
+        """
         margin, fastest = self._cell.joint_margin_rad, self._cell.max_joint_speed_rad_s / self._cell.control_hz
         if joints is None:
             self.changes.setdefault("joint_margin_rad", (0.0, margin))
@@ -122,7 +131,7 @@ class Admission:
             beyond = max(at - high, low - at) + margin
             if beyond > TOLERANCE:
                 was = max(was_at - high, low - was_at) + margin
-                if beyond > was + TOLERANCE:  # on its way out, not back in
+                if beyond > was + TOLERANCE:  # moving outwards, not back in
                     part = min(part, max(-was, 0.0) / (beyond - was))
                     self.changes.setdefault("joint_margin_rad", (margin - beyond, margin))
         if longest > fastest + TOLERANCE:

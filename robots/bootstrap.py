@@ -1,8 +1,9 @@
-"""How a process beside the arm starts: ``python bootstrap.py ENGINE MODULE ...``, also where Python has numpy and a driver, but not us.
+"""Run a module of ``robots`` in a Python that has numpy and a driver but not ``rlinf_vla``.
 
-``ENGINE`` is the folder of the engine, of which the modules use ``robot.py``, ``rotations.py`` and ``places.py``; ``MODULE`` is relative to
-this folder.
-Their packages are stood in for by empty ones, so that nothing of ours but what they name is imported, PyTorch least of all.
+``python bootstrap.py ENGINE MODULE ...``: ``ENGINE`` is the folder of the package ``rlinf_vla``,
+of which such modules use ``core.robot``, ``core.rotations`` and ``core.user_dirs``; ``MODULE`` is
+relative to this folder. Empty packages replace both parents, so that nothing but what the module
+names is imported, in particular not PyTorch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def run(engine: str, module: str) -> None:
-    """Run ``module`` as ``__main__``; ``sys.argv`` must begin as its own."""
+    """Run ``module`` as ``__main__``; ``sys.argv`` must already be its own."""
     for name, folder in (("rlinf_vla", engine), ("rlinf_vla.robots", str(HERE))):
         package = types.ModuleType(name)
         package.__path__ = [folder]

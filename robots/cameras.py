@@ -1,6 +1,7 @@
-"""Cameras that say when their picture is old, frozen or missing, instead of showing it.
+"""Camera drivers that raise an error when a frame is stale, frozen or missing.
 
-A picture's time is when it arrived at this machine; exposure and transfer came before, usually one to two pictures long.
+The time of a frame is its arrival at this machine. Exposure and transfer precede it, usually by one
+to two frame periods.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.robot import CameraError, Frame
+from rlinf_vla.core.robot import CameraError, Frame
 
 from .extra import INSTALL, LIBUSB
 from .frames import FrameRecord
@@ -27,7 +28,7 @@ FIRST_FRAME_S = 10.0
 
 
 class CameraOptions(Protocol):
-    """See franka.config.CameraConfig."""
+    """The fields of ``franka.config.CameraConfig`` that a driver reads."""
 
     driver: str
     device: str | None
@@ -38,17 +39,20 @@ class CameraOptions(Protocol):
     frozen_s: float
 
 
-class Watch:
-    """Whether a camera's newest picture may be believed."""
+class FrameMonitor:
+    """Check that the newest frame of a camera is neither stale nor frozen."""
 
     def __init__(self, name: str, max_age_s: float, frozen_s: float) -> None:
         self._name, self._max_age_s, self._frozen_s = name, max_age_s, frozen_s
         self._digest = -1
         self._changed = 0.0
-        """Time of the first picture that looked like the newest one."""
+        """Time of the first frame with the current image."""
 
     def check(self, frame: Frame, now: float) -> None:
-        """Raises CameraError. Sensors are noisy: pictures that agree in every bit are one picture."""
+        """Raise CameraError if ``frame`` is too old or has been bit-identical for too long.
+
+        Sensors are noisy, so bit-identical images are the same image.
+        """
         age = now - frame.time
         if age > self._max_age_s:
             raise CameraError(
@@ -59,24 +63,24 @@ class Watch:
             self._digest, self._changed = digest, frame.time
         elif frame.time - self._changed > self._frozen_s:
             raise CameraError(
-                f"camera {self._name}: frozen, the same picture to the bit for {frame.time - self._changed:.2f} s; plug it in anew"
+                f"camera {self._name}: frozen, bit-identical pictures for {frame.time - self._changed:.2f} s; unplug and replug it"
             )
 
 
 class SimulatedCamera:
-    """Of a simulated cell, which runs already."""
+    """Camera of a simulated cell that is already running."""
 
     def __init__(self, name: str, folder: Path, max_age_s: float, frozen_s: float) -> None:
         self.name = name
         self._path = frames_path(folder, name)
-        self._watch = Watch(name, max_age_s, frozen_s)
+        self._watch = FrameMonitor(name, max_age_s, frozen_s)
         self._frames: FrameRecord | None = None
 
     def start(self) -> None:
         try:
             self._frames = FrameRecord(self._path)
         except OSError:
-            raise CameraError(f"camera {self.name}: no simulated cell in {self._path.parent} draws it; connect the robot first") from None
+            raise CameraError(f"camera {self.name}: no simulated cell in {self._path.parent} renders it; connect the robot first") from None
 
     def latest(self) -> Frame:
         frame = self._frames.read() if self._frames else None
@@ -90,7 +94,7 @@ class SimulatedCamera:
 
 
 class CapturingCamera(ABC):
-    """A thread waits for pictures, so that nobody else does."""
+    """Capture frames in a thread, so that ``latest`` never waits for the device."""
 
     def __init__(self, name: str, options: CameraOptions) -> None:
         self.name = name
@@ -99,13 +103,16 @@ class CapturingCamera(ABC):
         self._forget()
 
     def _forget(self) -> None:
-        self._watch = Watch(self.name, self._options.max_age_s, self._options.frozen_s)
+        self._watch = FrameMonitor(self.name, self._options.max_age_s, self._options.frozen_s)
         self._newest: Frame | None = None
         self._failure: str | None = None
-        self._closed = threading.Event()  # of this start alone: a thread that still waits for the device before knows its own
+        self._closed = threading.Event()  # one per start: an earlier thread that still waits for the device keeps its own
 
     def start(self) -> None:
-        """Also anew, after ``close``. Raises CameraError, also where no picture comes within FIRST_FRAME_S."""
+        """Start the capture; may be called again after ``close``.
+
+        Raises CameraError if the device fails or sends no frame within FIRST_FRAME_S.
+        """
         self._forget()
         self._thread = threading.Thread(target=self._capture, args=(self._closed, self._open()), daemon=True)
         self._thread.start()
@@ -125,7 +132,7 @@ class CapturingCamera(ABC):
         return self._newest
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop the capture. Idempotent."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join(1.0)
@@ -146,20 +153,23 @@ class CapturingCamera(ABC):
                 break
             number += 1
             self._newest = Frame(time.monotonic(), number, image)
-        with contextlib.suppress(Exception):  # of a device that is gone
+        with contextlib.suppress(Exception):  # the device may be disconnected
             release()
 
     @abstractmethod
     def _open(self) -> Callable[[], object]:
-        """What lets the device go; it is called where nobody reads it any more. Raises CameraError."""
+        """Open the device; return the function that releases it, which the capture thread calls.
+
+        Raises CameraError.
+        """
 
     @abstractmethod
     def _read(self) -> NDArray[np.uint8]:
-        """The next picture, when it comes: RGB ``[H, W, 3]``."""
+        """Wait for the next image and return it: RGB ``[H, W, 3]``."""
 
 
 class OpenCVCamera(CapturingCamera):
-    """Anything that OpenCV opens: an index, /dev/v4l/by-id/..., a file or a stream."""
+    """Any device that OpenCV opens: an index, /dev/v4l/by-id/..., a file or a stream."""
 
     def _open(self) -> Callable[[], object]:
         try:
@@ -173,7 +183,7 @@ class OpenCVCamera(CapturingCamera):
         for key, value in (("WIDTH", self._options.width), ("HEIGHT", self._options.height)):
             self._device.set(getattr(cv2, f"CAP_PROP_FRAME_{key}"), value)
         self._device.set(cv2.CAP_PROP_FPS, self._options.hz)
-        self._device.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # no queue of old pictures
+        self._device.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # no queue of old frames
         return self._device.release
 
     def _read(self) -> NDArray[np.uint8]:
@@ -184,15 +194,15 @@ class OpenCVCamera(CapturingCamera):
 
 
 class RealSenseCamera(CapturingCamera):
-    """The colour stream of an Intel RealSense."""
+    """Colour stream of an Intel RealSense."""
 
     def _open(self) -> Callable[[], object]:
         try:
             import pyrealsense2 as rs
         except ImportError as error:
-            mend = LIBUSB if "libusb" in str(error) else INSTALL
-            raise CameraError(f"camera {self.name}: pyrealsense2 cannot be imported: {mend}") from None
-        self._queue = rs.frame_queue(1)  # the newest alone
+            fix = LIBUSB if "libusb" in str(error) else INSTALL
+            raise CameraError(f"camera {self.name}: pyrealsense2 cannot be imported: {fix}") from None
+        self._queue = rs.frame_queue(1)  # keeps only the newest frame
         serials = self._serials(rs)
         wanted = self._options.device or next(iter(serials), None)
         if wanted not in serials:
@@ -218,14 +228,14 @@ class RealSenseCamera(CapturingCamera):
         frame = self._queue.wait_for_frame(1000)  # milliseconds
         if frame.is_frameset():
             frame = frame.as_frameset().get_color_frame()
-        return np.array(frame.get_data(), np.uint8)  # a copy: the driver uses its memory again
+        return np.array(frame.get_data(), np.uint8)  # a copy: the driver reuses its memory
 
 
 DRIVERS = {"opencv": OpenCVCamera, "realsense": RealSenseCamera}
 
 
 def device(name: str, options: CameraOptions) -> CapturingCamera:
-    """Raises CameraError for a driver that there is not."""
+    """Return the camera of ``options.driver``. Raises CameraError if that driver is unknown."""
     if options.driver not in DRIVERS:
-        raise CameraError(f"robot.cameras.{name}.driver={options.driver}: one of {', '.join(DRIVERS)}")
+        raise CameraError(f"robot.cameras.{name}.driver={options.driver}: must be one of {', '.join(DRIVERS)}")
     return DRIVERS[options.driver](name, options)

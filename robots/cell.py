@@ -1,7 +1,8 @@
-"""What one arm may do where it stands: its cell. Every limit is named in a file (``cell_file.py``), none has a default.
+"""Limits and settings of one arm at its place of work, the cell.
 
-Largest values that a cell may ask for are those of the Franka Research 3, where Franka documents them (frankarobotics.github.io/docs: robot
-limits, impedance ranges, Franka Hand), and ours elsewhere: see each key's bounds.
+A cell file (``cell_file.py``) gives every value; none has a default. The allowed range of each key
+is the Franka Research 3's where Franka documents it (frankarobotics.github.io/docs: robot limits,
+impedance ranges, Franka Hand), and our own choice elsewhere.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla import rotations
-from rlinf_vla.robot import CellError, RobotSpec, ToolPose
+from rlinf_vla.core import rotations
+from rlinf_vla.core.robot import CellError, RobotSpec, ToolPose
 
 from . import kinematics
 from .smoothing import Windows
@@ -29,29 +30,29 @@ def _numbers(length: int, low: float, high: float) -> Any:
 
 @dataclass(frozen=True)
 class Cell:
-    """A field is a key of the file. Lengths of vectors and bounds of numbers stand with the fields; ``check`` does the rest."""
+    """Each field is a key of the cell file, with its range as metadata. ``check`` does the rest."""
 
     name: str
-    """The file's, without its ending."""
+    """File name without suffix."""
 
     realtime: str
-    """enforce: refuse a kernel without real time. ignore: for simulated arms."""
+    """enforce: refuse a kernel that is not real-time. ignore: for simulated arms."""
     servo_hz: float = _number(20, 1000)
-    """Commands to the arm."""
+    """Rate of commands to the arm."""
     control_hz: float = _number(1, 100)
-    """Goals of the policy; divides servo_hz."""
+    """Rate of the policy's goals; divides servo_hz."""
     connect_timeout_s: float = _number(0.1, 60)
     heartbeat_timeout_s: float = _number(0.02, 2)
-    """Nothing heard from the policy's process for so long: stop and latch."""
+    """Stop and latch a fault after this long without a message from the policy's process."""
     max_goal_validity_s: float = _number(0.02, 2)
-    """No goal is pursued for longer, whatever ``valid_until`` says."""
+    """Longest time for which a goal is pursued, whatever its ``valid_until``."""
     expired_goals_to_stop: float = _number(1, 100)
-    """So many goals in a row that expired without a successor: stop and latch."""
+    """Stop and latch a fault after this many consecutive goals expired before the next arrived."""
     max_state_age_s: float = _number(0.002, 0.5)
     """A measured state older than this is a fault."""
 
     action_translation_m: float = _number(1e-4, 0.1)
-    """What 1 means in dx, dy, dz of an action."""
+    """Translation of an action of 1 in dx, dy or dz."""
     action_rotation_rad: float = _number(1e-3, 0.5)
 
     tool_position_m: tuple[float, ...] = _numbers(3, -0.5, 0.5)
@@ -59,17 +60,17 @@ class Cell:
     tool_quaternion_wxyz: tuple[float, ...] = _numbers(4, -1, 1)
     home_joints_rad: tuple[float, ...] = _numbers(7, -4, 5)
     home_speed_rad_s: float = _number(0.01, 1)
-    """Of the fastest joint."""
+    """Speed of the fastest joint during homing."""
 
     workspace_x_m: tuple[float, ...] = _numbers(2, -1.5, 1.5)
     workspace_y_m: tuple[float, ...] = _numbers(2, -1.5, 1.5)
     workspace_z_m: tuple[float, ...] = _numbers(2, -1.0, 2.0)
     orientation_axis: tuple[float, ...] = _numbers(3, -1, 1)
-    """Where the tool's z axis points, in the base's frame, in the middle of its cone."""
+    """Axis of the cone in which the tool's z axis must stay, base frame, unit length."""
     max_tilt_deg: float = _number(1, 90)
-    """Half the cone's angle."""
+    """Half-angle of the cone."""
     max_twist_deg: float = _number(1, 150)
-    """About the axis, each way from home. Under 180, so that no goal is ever reached the long way round."""
+    """Rotation about the axis, each way from home; under 180 to exclude the long way round."""
 
     max_translation_per_step_m: float = _number(1e-4, 0.3)
     max_rotation_per_step_rad: float = _number(1e-3, 1)
@@ -85,7 +86,7 @@ class Cell:
     joint_margin_rad: float = _number(0.02, 0.5)
     max_joint_speed_rad_s: float = _number(0.01, 2.62)
     max_lead_m: float = _number(0.005, 0.2)
-    """Of the goal before the measured tool."""
+    """Distance of the goal ahead of the measured tool."""
     max_lead_rad: float = _number(0.02, 0.8)
     max_force_n: float = _number(1, 100)
     max_torque_n_m: float = _number(0.5, 30)
@@ -93,7 +94,7 @@ class Cell:
     rotation_stiffness_n_m_rad: float = _number(1, 300)
 
     gripper_width_m: tuple[float, ...] = _numbers(2, 0, 0.08)
-    """Narrowest and widest."""
+    """Narrowest and widest opening."""
     gripper_speed_m_s: float = _number(0.001, 0.1)
     gripper_force_n: float = _number(1, 70)
 
@@ -105,12 +106,12 @@ class Cell:
 
     @property
     def ticks_per_step(self) -> int:
-        """Servo ticks in a control period."""
+        """Servo ticks per control period."""
         return round(self.servo_hz / self.control_hz)
 
     @property
-    def arm(self) -> kinematics.Arm:
-        return kinematics.Arm(self.tool_position_m, self.tool_quaternion_wxyz)
+    def arm(self) -> kinematics.FrankaKinematics:
+        return kinematics.FrankaKinematics(self.tool_position_m, self.tool_quaternion_wxyz)
 
     @property
     def home(self) -> ToolPose:
@@ -118,13 +119,16 @@ class Cell:
 
     @property
     def reference(self) -> rotations.Quaternion:
-        """The orientation in the middle of cone and twist: home, turned by the shortest way until the tool points along the axis."""
+        """Centre orientation of cone and twist.
+
+        It is home, rotated by the smallest angle that aligns the tool with the axis.
+        """
         home = self.home.quaternion.tolist()
         return rotations.multiply(rotations.between(rotations.matrix(home)[:, 2].tolist(), self.orientation_axis), home)
 
     @property
     def step_m(self) -> float:
-        """The furthest that one goal may be, by the step's limit and by the speed's."""
+        """Longest translation per goal: the tighter of step limit and speed limit."""
         return min(self.max_translation_per_step_m, self.max_speed_m_s / self.control_hz)
 
     @property
@@ -133,7 +137,10 @@ class Cell:
 
     @property
     def windows(self) -> Windows:
-        """Of the two averages that keep acceleration and jerk within their limits. Raises ValueError where no length of them does."""
+        """Averaging windows that keep acceleration and jerk within limits.
+
+        Raises ValueError if no windows do.
+        """
         return Windows.of(
             1 / self.servo_hz,
             (self.step_m * self.control_hz, self.max_acceleration_m_s2, self.max_jerk_m_s3),
@@ -142,37 +149,43 @@ class Cell:
 
     @property
     def stop_time_s(self) -> float:
-        """From the last goal to standstill of the command, at most."""
+        """Longest time from the last goal to standstill of the command."""
         return self.windows.length / self.servo_hz
 
     @property
     def lag_s(self) -> float:
-        """From a goal to the tool being there, at most, where nothing holds it up: the way there, the averages and the springs."""
+        """Longest time from a goal to the unobstructed tool reaching it.
+
+        It includes the reference's travel, the averages and the lag of the impedance controller.
+        """
         return 1 / self.control_hz + self.stop_time_s + SPRINGS_S
 
     @property
     def stop_distance_m(self) -> float:
-        """What the command still moves after the last goal is given up, at most."""
+        """Longest distance that the command still moves after the last goal is dropped."""
         return self.step_m * self.control_hz * self.stop_time_s / 2
 
 
 SPRINGS_S = 0.05
-"""That the measured tool is behind the command. At 0.2 m/s and 1500 N/m MuJoCo's arm is 11 mm behind it after the start, then 3 mm."""
+"""Lag of the measured tool behind the command, under the impedance controller.
+
+At 0.2 m/s and 1500 N/m, MuJoCo's arm is 11 mm behind after the start, then 3 mm.
+"""
 SLOWEST_STOP_S = 1.0
-"""A stop that takes longer protects nothing."""
+"""A slower stop offers no protection."""
 
 
 def check(cell: Cell) -> None:
-    """Raises CellError, ``key: what is wrong; the mend``, where limits contradict each other or the arm."""
+    """Raise CellError (key, what is wrong, the fix) if limits contradict each other or the arm."""
     if cell.realtime not in ("enforce", "ignore"):
         raise CellError(f"realtime: {cell.realtime!r} is not known; one of enforce, ignore")
     if abs(cell.servo_hz / cell.control_hz - cell.ticks_per_step) > 1e-9:
-        raise CellError(f"servo_hz: {cell.servo_hz:g} is no multiple of control_hz {cell.control_hz:g}; each goal lasts whole servo ticks")
+        raise CellError(f"servo_hz: {cell.servo_hz:g} is not a multiple of control_hz {cell.control_hz:g}; make it one")
     if cell.expired_goals_to_stop % 1:
         raise CellError(f"expired_goals_to_stop: {cell.expired_goals_to_stop:g} is a number of goals; write a whole number")
     if cell.max_goal_validity_s < 1 / cell.control_hz:
         raise CellError(
-            f"max_goal_validity_s: {cell.max_goal_validity_s:g} s is under a control period, {1 / cell.control_hz:g} s; raise it"
+            f"max_goal_validity_s: {cell.max_goal_validity_s:g} s is below one control period, {1 / cell.control_hz:g} s; raise it"
         )
     for key in ("orientation_axis", "tool_quaternion_wxyz"):
         if abs(math.hypot(*getattr(cell, key)) - 1) > 1e-3:
@@ -203,7 +216,7 @@ def _check_steps(cell: Cell) -> None:
 
 
 def _check_full_actions(cell: Cell) -> None:
-    """One after the other they are no intervention."""
+    """Raise CellError if consecutive full-size actions would cause interventions."""
     for key, speeds, lead, unit in (
         ("action_translation_m", ("max_speed_m_s", "max_translation_per_second_m"), "max_lead_m", "m"),
         ("action_rotation_rad", ("max_rotation_speed_rad_s", "max_rotation_per_second_rad"), "max_lead_rad", "rad"),
@@ -211,11 +224,11 @@ def _check_full_actions(cell: Cell) -> None:
         speed = getattr(cell, key) * cell.control_hz
         for limit in speeds:
             if speed > getattr(cell, limit):
-                raise CellError(f"{limit}: {getattr(cell, limit):g} is under the {speed:g} {unit} of full actions in a second; lower {key}")
+                raise CellError(f"{limit}: {getattr(cell, limit):g} is below {speed:g} {unit}/s, the speed of full actions; lower {key}")
         ahead = speed * cell.lag_s
         if ahead > getattr(cell, lead):
             raise CellError(
-                f"{lead}: {getattr(cell, lead):g} is under the {ahead:.3f} {unit} that full actions are before the arm, which lags by "
+                f"{lead}: {getattr(cell, lead):g} is below {ahead:.3f} {unit}, the lead of full actions over the arm, which lags by "
                 f"{cell.lag_s:.2f} s; raise it, or lower {key}"
             )
 
@@ -224,7 +237,7 @@ def _check_space(cell: Cell) -> None:
     boxes = {key: getattr(cell, key) for key in ("workspace_x_m", "workspace_y_m", "workspace_z_m", "gripper_width_m")}
     for key, (low, high) in boxes.items():
         if low >= high:
-            raise CellError(f"{key}: [{low:g}, {high:g}] is upside down; the smaller number first")
+            raise CellError(f"{key}: [{low:g}, {high:g}] is reversed; write the smaller number first")
     reach = kinematics.REACH_M + math.hypot(*cell.tool_position_m)
     for key, middle in (("workspace_x_m", 0.0), ("workspace_y_m", 0.0), ("workspace_z_m", kinematics.SHOULDER_M)):
         (low, high), nearest, furthest = boxes[key], middle - reach, middle + reach
@@ -239,8 +252,8 @@ def _check_space(cell: Cell) -> None:
     for key, at in zip(boxes, cell.home.position, strict=False):
         low, high = boxes[key]
         if not low <= at <= high:
-            raise CellError(f"home_joints_rad: they put the tool at {at:.3f} m, outside {key} [{low:g}, {high:g}]; move home or the box")
+            raise CellError(f"home_joints_rad: the tool is then at {at:.3f} m, outside {key} [{low:g}, {high:g}]; move home or the box")
     points = rotations.matrix(cell.home.quaternion.tolist())[:, 2]
     tilt = math.degrees(math.acos(min(1.0, float(points @ np.array(cell.orientation_axis)))))
     if tilt > cell.max_tilt_deg:
-        raise CellError(f"home_joints_rad: the tool then is {tilt:.1f} deg off orientation_axis, above max_tilt_deg {cell.max_tilt_deg:g}")
+        raise CellError(f"home_joints_rad: the tool is then {tilt:.1f} deg off orientation_axis, above max_tilt_deg {cell.max_tilt_deg:g}")

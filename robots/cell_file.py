@@ -1,4 +1,4 @@
-"""Cell files: YAML to :class:`Cell`, with one clear line for each mistake."""
+"""Read cell files: YAML to :class:`Cell`, with a one-line error for each mistake."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.robot import CellError
+from rlinf_vla.core.robot import CellError
 
 from .cell import Cell, check
 
 CELLS = Path(__file__).parent / "cells"
-"""Those that we ship. franka_sim.yaml says what each key is for."""
+"""Shipped cells; franka_sim.yaml explains each key."""
 
 
 def load(path: Path) -> Cell:
-    """Raises CellError: the file, the key, what is wrong, and the mend, in one line."""
-    import yaml  # not in the robot's process, which is given the cell as JSON
+    """Return the checked cell of a file.
+
+    Raises CellError: one line with the file, the key, what is wrong and the fix.
+    """
+    import yaml  # not used in the arm's process, which receives the cell as JSON
 
     class Strict(yaml.SafeLoader):
-        """A key that stands twice is an error, not the second's victory."""
+        """Loader that rejects duplicate keys instead of keeping the last one."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode):
                     if key.value in seen:
-                        raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice; keep one", problem_mark=key.start_mark)
+                        raise yaml.MarkedYAMLError(problem=f"{key.value} is given twice; keep one", problem_mark=key.start_mark)
                     seen.add(key.value)
             return super().construct_mapping(node, deep)
 
@@ -38,24 +41,24 @@ def load(path: Path) -> Cell:
             values = Strict(file).get_single_data()
     except FileNotFoundError:
         shipped = ", ".join(sorted(str(each) for each in CELLS.glob("*.yaml")))
-        raise CellError(f"{path}: no such cell file; copy one of ours and make it yours: {shipped}") from None
-    except (OSError, ValueError) as error:  # no UTF-8, a number of thousands of digits, the 13th month
+        raise CellError(f"{path}: no such cell file; copy and adapt a shipped one: {shipped}") from None
+    except (OSError, ValueError) as error:  # not UTF-8, a number with thousands of digits, month 13
         raise CellError(f"{path}: cannot be read: {error}") from None
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise CellError(f"{path}{line}: {error.problem}") from None
     except yaml.YAMLError as error:
-        raise CellError(f"{path}: is no YAML: {' '.join(str(error).split())}") from None
+        raise CellError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     try:
         if not isinstance(values, dict):
-            raise CellError("is no list of keys and values; write lines like max_speed_m_s: 0.2")
+            raise CellError("is not a mapping of keys to values; write lines like max_speed_m_s: 0.2")
         return of(values, path.stem)
     except CellError as error:
         raise CellError(f"{path}: {error}") from None
 
 
 def of(values: Mapping[Any, Any], name: str) -> Cell:
-    """A checked cell. Raises CellError, which names the key but not the file."""
+    """Return the checked cell of ``values``. Raises CellError, which does not name the file."""
     keys = {field.name: field for field in fields(Cell) if field.name != "name"}
     for key in values:
         if key not in keys:
@@ -63,7 +66,7 @@ def of(values: Mapping[Any, Any], name: str) -> Cell:
             raise CellError(f"{key}: no such key; {f'did you mean {close[0]}?' if close else 'remove it'}")
     missing = [key for key in keys if key not in values]
     if missing:
-        raise CellError(f"{', '.join(missing)}: missing; a cell names every limit, cells/franka_sim.yaml says what each is for")
+        raise CellError(f"{', '.join(missing)}: missing; a cell file must give every key, cells/franka_sim.yaml explains each")
     read: dict[str, Any] = {
         key: values[key] if field.metadata == {} else _read(key, values[key], **field.metadata) for key, field in keys.items()
     }
@@ -73,7 +76,7 @@ def of(values: Mapping[Any, Any], name: str) -> Cell:
 
 
 def as_json(cell: Cell) -> dict[str, Any]:
-    """What ``of`` takes, beside the name, after a journey as JSON."""
+    """Return ``cell`` as JSON values, which ``of`` turns back into the same cell."""
     return {key: value for key, value in asdict(cell).items() if key != "name"}
 
 
@@ -81,23 +84,23 @@ def _read(key: str, value: Any, low: float, high: float, length: int | None) -> 
     if length is None:
         return _number(key, value, low, high)
     if not isinstance(value, list | tuple) or len(value) != length:
-        raise CellError(f"{key}: {value!r} is no list of {length} numbers; write [{', '.join(['…'] * length)}]")
+        raise CellError(f"{key}: {value!r} is not a list of {length} numbers; write [{', '.join(['…'] * length)}]")
     return tuple(_number(key, each, low, high) for each in value)
 
 
 def _number(key: str, value: Any, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        hint = "; YAML wants a point in 1.0e-3" if isinstance(value, str) and _is_number(value) else "; write one"
-        raise CellError(f"{key}: {value!r} is no number{hint}")
+        hint = "; YAML needs a decimal point, as in 1.0e-3" if isinstance(value, str) and _is_number(value) else "; write one"
+        raise CellError(f"{key}: {value!r} is not a number{hint}")
     try:
         number = float(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         number = math.inf if value > 0 else -math.inf
     if not math.isfinite(number):
         raise CellError(f"{key}: {number} is not finite; write a number between {low:g} and {high:g}")
     if not low <= number <= high:
-        mend = "lower" if number > high else "raise"
-        raise CellError(f"{key}: {number:g} is not between {low:g} and {high:g}, the most that a cell may ask for; {mend} it")
+        fix = "lower" if number > high else "raise"
+        raise CellError(f"{key}: {number:g} is not between {low:g} and {high:g}, the allowed range; {fix} it")
     return number
 
 

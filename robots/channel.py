@@ -1,4 +1,4 @@
-"""JSON objects between processes of one machine, over sockets that keep each message whole (unix, SOCK_SEQPACKET). Never pickle."""
+"""Exchange JSON messages between local processes over Unix SOCK_SEQPACKET sockets; no pickle."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from pathlib import Path
 from typing import Any
 
 _LARGEST = 1 << 16
-"""Bytes of one message."""
+"""Maximum size of a message, bytes."""
 
 Message = dict[str, Any]
 
 
 class ChannelClosed(Exception):
-    """The other side is gone."""
+    """The other side has closed the channel or died."""
 
 
 class Channel:
+    """One end of a connection to another process."""
+
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
-        """Ours, and what a child gets."""
+        """Return our end, and the socket to pass to a child process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), theirs
 
     @classmethod
     def dial(cls, path: Path) -> Channel:
-        """Raises OSError where nobody listens."""
+        """Connect to the Listener at ``path``. Raises OSError if there is none."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             sock.connect(str(path))
@@ -40,7 +42,7 @@ class Channel:
         return cls(sock)
 
     def send(self, message: Message) -> None:
-        """Never waits. Raises ChannelClosed, or BlockingIOError where the other side has not read for long."""
+        """Send without waiting. Raises ChannelClosed, or BlockingIOError if the buffer is full."""
         try:
             self._socket.send(json.dumps(message).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -49,8 +51,10 @@ class Channel:
             raise ChannelClosed from error
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message; None after ``timeout`` seconds, of which 0 does not wait. Raises ChannelClosed, and ValueError for what is
-        none."""
+        """Return the next message, or None after ``timeout`` seconds; 0 does not wait.
+
+        Raises ChannelClosed, or ValueError if the data is not a JSON object.
+        """
         self._socket.settimeout(timeout)
         try:
             data = self._socket.recv(_LARGEST)
@@ -62,12 +66,15 @@ class Channel:
             raise ChannelClosed
         message: Message = json.loads(data)
         if not isinstance(message, dict):
-            raise ValueError("no object")
+            raise ValueError("the message is not a JSON object")
         return message
 
     def hang_up(self) -> None:
-        """Nothing more is sent. The other side reads what was, and then that we are gone: were the socket closed while something that it
-        sent has not been read here, Linux would take from it what it has not read (ECONNRESET)."""
+        """Stop sending; the other side reads all that was sent and then sees the end.
+
+        Closing the socket while it holds unread data would instead make Linux discard what the
+        other side has not read yet (ECONNRESET).
+        """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
@@ -76,7 +83,7 @@ class Channel:
 
 
 class Listener:
-    """Takes calls of other processes at a path of the file system; looked after by a loop, which never waits for them."""
+    """Accept connections at a path; a loop polls it and never waits for the callers."""
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -88,7 +95,7 @@ class Listener:
         self._callers: list[Channel] = []
 
     def messages(self) -> list[tuple[Channel, Message]]:
-        """Who said what since the last look."""
+        """Return the messages received since the last call, each with its caller."""
         with contextlib.suppress(BlockingIOError):
             self._callers.append(Channel(self._socket.accept()[0]))
         heard = []
@@ -110,7 +117,10 @@ class Listener:
 
 
 def ask(path: Path, message: Message, timeout: float) -> Message | None:
-    """One question to a Listener; None where nobody listens there. Raises TimeoutError where it was delivered, and not answered."""
+    """Send one message to the Listener at ``path`` and return its answer, or None if there is none.
+
+    Raises TimeoutError if the message was delivered but not answered within ``timeout`` seconds.
+    """
     try:
         channel = Channel.dial(path)
     except OSError:

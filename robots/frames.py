@@ -1,4 +1,4 @@
-"""Pictures in shared memory: from the process that makes them to any that looks."""
+"""Share camera frames between processes through shared memory."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ from pathlib import Path
 
 import numpy as np
 
-from rlinf_vla.robot import Frame
+from rlinf_vla.core.robot import Frame
 
-from .record import Record
+from .shared_record import SharedRecord
 
 _HEADER = struct.Struct("=dQHH")
 """Time, number, height, width."""
 
 
 class FrameRecord:
+    """Newest frame of one camera; one writer, any number of readers."""
+
     def __init__(self, path: Path, size: tuple[int, int] | None = None) -> None:
-        """The writer gives the pictures' ``size``, height and width in pixels. Raises OSError where there is nothing to read."""
-        self._record = Record(path, None if size is None else _HEADER.size + size[0] * size[1] * 3)
+        """Open the record; the writer gives the frames' ``size``: height and width in pixels.
+
+        Raises OSError if there is nothing to read.
+        """
+        self._record = SharedRecord(path, None if size is None else _HEADER.size + size[0] * size[1] * 3)
 
     def write(self, frame: Frame) -> None:
         height, width, _ = frame.image.shape
         self._record.write(_HEADER.pack(frame.time, frame.number, height, width) + frame.image.tobytes())
 
     def read(self) -> Frame | None:
-        """The newest; None before the first."""
+        """Return the newest frame, or None before the first."""
         data = self._record.read()
         if data is None:
             return None

@@ -1,7 +1,8 @@
-"""Where a Franka Research 3 has its tool, and how its joints move it.
+"""Forward kinematics, Jacobian and inverse kinematics of a Franka Research 3.
 
-Lengths: Franka's Denavit-Hartenberg parameters in Craig's convention, frankarobotics.github.io/docs/robot_specifications.html. Limits: the
-same page, "Limits for Franka Research 3". Older arms (Panda, FER) have the same lengths and other limits.
+Lengths: Franka's Denavit-Hartenberg parameters in Craig's convention,
+frankarobotics.github.io/docs/robot_specifications.html. Limits: the same page, "Limits for Franka
+Research 3". Older arms (Panda, FER) have the same lengths but other limits.
 """
 
 from __future__ import annotations
@@ -12,65 +13,66 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla import rotations
-from rlinf_vla.robot import ToolPose, Vector
+from rlinf_vla.core import rotations
+from rlinf_vla.core.robot import ToolPose, Vector
 
 LOWER = np.array([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159])
 UPPER = np.array([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159])
-"""Of the joints, radians ``[7]``."""
+"""Joint limits, radians ``[7]``."""
 
 REACH_M = 0.855
-"""Of the flange, from the shoulder, which is SHOULDER_M above the base."""
+"""Reach of the flange from the shoulder, which is SHOULDER_M above the base."""
 SHOULDER_M = 0.333
 
 _LINKS = ((0, 0.0, 0.333), (-1, 0.0, 0.0), (1, 0.0, 0.316), (1, 0.0825, 0.0), (-1, -0.0825, 0.384), (1, 0.0, 0.0), (1, 0.088, 0.0))
-"""Of each joint: alpha in quarter turns, a and d in metres."""
+"""For each joint: alpha in quarter turns, a and d in metres."""
 _FLANGE_M = 0.107
 
 _SAME = 3
-"""Corrections with one Jacobian, which costs more than they."""
+"""Iterations that share one Jacobian, which costs more than an iteration."""
 
 _DAMPING = 0.01**2 * np.eye(6)
-"""Of the least squares: at singularities joints stay finite."""
+"""Damping of the least squares; keeps joints finite at singularities."""
 
 
 Axis = tuple[float, float, float]
 
 
-class Arm:
-    """A Franka Research 3 that holds a tool."""
+class FrankaKinematics:
+    """Franka Research 3 with a tool."""
 
     def __init__(self, tool_position: Sequence[float], tool_quaternion: Sequence[float]) -> None:
-        """The tool centre point in the flange's frame, metres and w, x, y, z."""
+        """Take the tool centre point in the flange's frame: metres, and w, x, y, z."""
         x, y, z = (float(each) for each in tool_position)
         self._offset = (x, y, z + _FLANGE_M)
         self._rotation = rotations.unit(tool_quaternion)
         self._to_flange = rotations.inverse(self._rotation)
 
     def pose(self, joints: Vector) -> ToolPose:
-        """Of the tool in the base's frame, with ``joints`` in radians ``[7]``."""
+        """Return the tool's pose in the base frame; ``joints`` in radians ``[7]``."""
         _, _, flange, position = self._chain(joints)
         return ToolPose(np.array(position), np.array(rotations.from_matrix(np.array(flange).T @ rotations.matrix(self._rotation))))
 
     def jacobian(self, joints: Vector) -> NDArray[np.float64]:
-        """``[6, 7]``: metres and radians per second of the tool, in the base's axes, for each radian per second of a joint."""
+        """Return the Jacobian ``[6, 7]``: tool m/s and rad/s (base axes) per joint rad/s."""
         axes, origins, _, tool = self._chain(joints)
         return _jacobian(axes, origins, tool)
 
     def reach(self, joints: Vector, pose: ToolPose, tolerance: float, attempts: int) -> Vector | None:
-        """The joints nearby that put the tool at ``pose``, to ``tolerance`` in metres and radians; None after so many ``attempts``.
+        """Return joints near ``joints`` that put the tool at ``pose``, or None after ``attempts``.
 
-        Damped least squares (Nakamura and Hanafusa 1986), the smallest motion of all: the elbow does not move for its own sake. Limits of
-        joints are not looked at. At singularities, and out of reach, there is no answer.
+        ``tolerance`` is in metres and radians. Damped least squares (Nakamura and Hanafusa
+        1986) find the smallest joint motion, without extra motion of the elbow. Joint limits are
+        ignored. At singularities and out of reach the result is None.
         """
-        wanted = rotations.axes(rotations.multiply(pose.quaternion.tolist(), self._to_flange))  # of the flange
+        wanted = rotations.axes(rotations.multiply(pose.quaternion.tolist(), self._to_flange))  # axes of the flange
         x, y, z = pose.position.tolist()
         inverse = np.zeros((7, 6))
         for attempt in range(attempts):
             axes, origins, flange, tool = self._chain(joints)
             error = (x - tool[0], y - tool[1], z - tool[2], *_turn(flange, wanted))
             if max(error) <= tolerance and min(error) >= -tolerance:
-                return joints + inverse.dot(error)  # and better than that
+                return joints + inverse.dot(error)  # the last correction improves on the tolerance
             if attempt % _SAME == 0:
                 jacobian = _jacobian(axes, origins, tool)
                 inverse = jacobian.T @ np.linalg.inv(jacobian @ jacobian.T + _DAMPING)
@@ -78,7 +80,10 @@ class Arm:
         return None
 
     def _chain(self, joints: Vector) -> tuple[list[Axis], list[Axis], tuple[Axis, Axis, Axis], Axis]:
-        """Axis and origin of each joint; the flange's axes x, y, z; the tool centre point. In floats, at a third of what numpy takes."""
+        """Return axes and origins of the joints, the flange's axes and the tool centre point.
+
+        Plain floats take a third of numpy's time here.
+        """
         x0, x1, x2, y0, y1, y2, z0, z1, z2, o0, o1, o2 = 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0
         axes, origins = [], []
         for (turn, a, d), angle in zip(_LINKS, joints.tolist(), strict=True):
@@ -98,7 +103,7 @@ class Arm:
 
 
 def _turn(axes: tuple[Axis, Axis, Axis], wanted: tuple[Axis, Axis, Axis]) -> Axis:
-    """A rotation vector for small turns: half the sum of each axis' cross product with the wanted one."""
+    """Small-angle rotation vector: half the sum of each axis' cross product with the wanted one."""
     (ax, ay, az), (bx, by, bz), (cx, cy, cz) = axes
     (ux, uy, uz), (vx, vy, vz), (wx, wy, wz) = wanted
     return (

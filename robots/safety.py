@@ -1,14 +1,15 @@
-"""The last thing before the arm: goals of anyone become commands within every limit of the cell.
+"""Safety filter: turn goals from any source into commands within every limit of the cell.
 
-Each servo tick ``SafetyFilter.step`` makes one command. A goal is admitted once, when it comes: refused where it is malformed, moved into
-the workspace and the cone, cut short where it is further than one step, what is left of the second, contact or joints allow
-(``admission.py``). Then a reference point travels there in one control period, along a straight line; the command is a smooth average of
-where the reference was, which bounds speed, acceleration and jerk, and which stops within all of them whenever the reference stops
-(``smoothing.py``). What comes out is looked at once more by something that knows nothing of all this (``gate.py``).
+``SafetyFilter.step`` makes one command per servo tick. A goal is admitted once, when it arrives: it
+is refused if malformed, moved into the workspace and the cone, and shortened to what the step, the
+budget per second, contact and joints allow (``admission.py``). A reference point then travels there
+in a straight line in one control period. The command is a smooth average of past reference points,
+which bounds speed, acceleration and jerk, and stops within all limits whenever the reference stops
+(``smoothing.py``). An independent gate checks each command again (``command_gate.py``).
 
-Limits of speed, acceleration and jerk shape every motion; that is no intervention. What changes where a goal ends is one, told once for
-each goal and rule. The filter is idempotent: ``admitted``, given as a new goal in the state in which the goal came, makes the same command
-without intervention (to 1e-9).
+Limits of speed, acceleration and jerk shape every motion, which is not an intervention. A change of
+where a goal ends is one, reported once per goal and rule. The filter is idempotent: ``admitted``,
+given as a new goal in the same state, makes the same command without intervention (to 1e-9).
 """
 
 from __future__ import annotations
@@ -19,42 +20,49 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlinf_vla.robot import Intervention, RobotError, RobotState, ToolTarget, Vector
+from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolTarget, Vector
 
 from .admission import Admission, Start
 from .cell import Cell
-from .gate import Gate
+from .command_gate import CommandGate
 from .smoothing import Average
-from .space import Place, Space, along
-from .watch import Watch
+from .state_monitor import StateMonitor
+from .workspace import Place, Workspace, along
 
 EARLIEST, LATEST = 0.5, 2.0
-"""Of a servo period. A tick before the first repeats the last command; after the second the arm is taken to have stood since."""
+"""Bounds of a tick's duration, in servo periods.
+
+An earlier tick repeats the last command. After a later one the arm is assumed to have stood still.
+"""
 
 
 class Filtered(NamedTuple):
+    """Result of one step."""
+
     command: ToolTarget
     interventions: list[Intervention]
     fault: str | None
-    """The limit that was passed, to be latched by the caller. The command then already decelerates and holds."""
+    """The violated limit, for the caller to latch. The command already decelerates and holds."""
 
 
 class SafetyFilter:
+    """Keep the commands of one arm within the limits of its cell."""
+
     def __init__(self, cell: Cell) -> None:
         self.counts: Counter[str] = Counter()
         """Interventions so far, by rule."""
-        self._cell, self._space, self._gate, self._arm = cell, Space(cell), Gate(cell), cell.arm
-        self._watch = Watch(cell, self._space)
+        self._cell, self._space, self._gate, self._arm = cell, Workspace(cell), CommandGate(cell), cell.arm
+        self._watch = StateMonitor(cell, self._space)
         self._tick_s, self._ticks = 1 / cell.servo_hz, cell.ticks_per_step
         self._average = Average(cell.windows)
         self._ways = np.zeros((round(cell.servo_hz), 2))
-        """Metres and radians that the reference went in each tick of the last second."""
+        """Metres and radians that the reference moved in each tick of the last second."""
         self._tick = 0
         self._reference: Place = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
         self._end = self._commanded = self._reference
         self._joints = self._end_joints = np.zeros(7)
         self._left = 0
-        """Ticks until the reference is at the end of its way."""
+        """Ticks until the reference reaches the end of its path."""
         self._goal: ToolTarget | None = None
         self._width: float | None = None
         self._command: ToolTarget | None = None
@@ -63,11 +71,11 @@ class SafetyFilter:
 
     @property
     def admitted(self) -> ToolTarget:
-        """Where the command is on its way to: what was left of the last goal."""
+        """The target of the current motion: the last goal after all limits."""
         return ToolTarget(self._space.pose((*self._end[0], *self._end[1])), self._width)
 
     def start(self, state: RobotState) -> None:
-        """Begin at rest where the arm stands; again after every fault. Raises RobotError where it must not begin there."""
+        """Start at rest at the measured pose. Raises RobotError where the arm must not start."""
         wrong = self._watch.misplaced(state)
         if wrong is not None:
             raise RobotError(wrong)
@@ -76,13 +84,14 @@ class SafetyFilter:
         self._rest(np.array((*place[0], *place[1])), state)
 
     def felt(self, state: RobotState) -> str | None:
-        """What stops the arm also where no command of this filter moves it: a force or a torque, or None."""
+        """Return the exceeded force or torque limit, or None; also valid while not commanding."""
         return self._watch.felt(state)
 
     def step(self, goal: ToolTarget | None, state: RobotState, dt: float) -> Filtered:
-        """The command of this tick, ``dt`` seconds after the last. ``goal`` None: decelerate and hold.
+        """Return the command of this tick, ``dt`` seconds after the last.
 
-        A goal is new where it is another object than at the last tick. Raises RuntimeError before ``start``.
+        A goal is new if it is a different object than at the last tick. None: decelerate and hold.
+        Raises RuntimeError before ``start``.
         """
         if self._command is None:
             raise RuntimeError("SafetyFilter.step before start")
@@ -106,7 +115,7 @@ class SafetyFilter:
         return Filtered(self._command, self._told, fault or self._gate_fault)
 
     def _rest(self, at: Vector, state: RobotState) -> None:
-        """Begin at rest, ``at`` six numbers."""
+        """Start at rest ``at`` six numbers (workspace.py)."""
         self._joints = state.joints.copy()
         x, y, z, *turn = at.tolist()
         self._reference = self._end = self._commanded = ((x, y, z), (turn[0], turn[1], turn[2]))
@@ -131,7 +140,7 @@ class SafetyFilter:
             self._tell(state, rule, before, after)
 
     def _travel(self) -> ToolTarget:
-        """One tick on."""
+        """Move the reference by one tick and return the smoothed command."""
         before = self._reference
         if self._left == 1:
             self._reference, self._joints = self._end, self._end_joints

@@ -1,4 +1,7 @@
-"""``python -m rlinf_vla.robots.safety_bench [--actions N] [--seed N] OUTPUT``: what a filter let out under fire, what a step costs."""
+"""Stress-test the safety filter and report the use of each limit and the time per step.
+
+``python -m rlinf_vla.robots.safety_bench [--actions N] [--seed N] OUTPUT`` writes a Markdown page.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,23 @@ from pathlib import Path
 
 import numpy as np
 
-from rlinf_vla.robot import ToolTarget
+from rlinf_vla.core.robot import ToolTarget
 
 from . import safety_trials
 from .cell import Cell
 from .cell_file import CELLS, load
 from .safety import SafetyFilter
-from .safety_trials import Follower, Played
+from .safety_trials import Follower, Trial
 
 TRIAL = 2000
-"""Actions from one start to the next."""
+"""Actions per trial; each trial starts from rest at home."""
 
 TICKS = (1, 1, 1, 1, 1, 1, 2, 4)
-"""For how long an action is held, drawn from these."""
+"""Ticks for which an action is held, one drawn per action."""
 
 
 class Bench:
-    """What came of all trials in one cell."""
+    """Run trials in one cell and accumulate their results."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.filter = cell, SafetyFilter(cell)
@@ -38,7 +41,7 @@ class Bench:
         self.actions = self.ticks = 0
 
     def trial(self, draw: np.random.Generator, actions: int) -> None:
-        played = safety_trials.play(self.cell, self.filter, self._sent(draw, actions))
+        played = safety_trials.run_trial(self.cell, self.filter, self._sent(draw, actions))
         self._add(played)
 
     def _sent(self, draw: np.random.Generator, actions: int) -> Iterator[tuple[ToolTarget | None, int]]:
@@ -47,7 +50,7 @@ class Bench:
             yield goal, int(draw.choice(TICKS))
         yield None, self.cell.windows.length + 1
 
-    def _add(self, played: Played) -> None:
+    def _add(self, played: Trial) -> None:
         self.ticks += len(played.commands)
         if played.fault is not None:
             self.faults[played.fault.split(":")[0]] += 1
@@ -56,7 +59,10 @@ class Bench:
 
 
 def latency(cell: Cell, ticks: int = 20_000) -> dict[str, list[float]]:
-    """Microseconds of a step, goals coming at control_hz. By kind of tick: median, 99 %, median of the run's quietest hundredth."""
+    """Return step times in microseconds by kind of tick, with a new goal at ``control_hz``.
+
+    Values: median, 99th percentile, and the lowest of the medians of 100 consecutive blocks.
+    """
     filter_, follower, draw = SafetyFilter(cell), Follower(cell), np.random.default_rng(0)
     filter_.start(follower.state())
     took = np.empty(ticks)
@@ -76,7 +82,7 @@ def latency(cell: Cell, ticks: int = 20_000) -> dict[str, list[float]]:
 
 
 def most_used(benches: dict[str, Bench]) -> float:
-    """Of any limit, 1 being all of it."""
+    """Highest usage of any limit; 1 is the limit."""
     return max(value for each in benches.values() for value in each.used.values())
 
 
@@ -86,21 +92,21 @@ def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str,
     worst = most_used(benches)
     keys, columns = list(next(iter(benches.values())).used), " | ".join(benches)
     lines = [
-        "# The safety filter under fire",
+        "# Safety filter stress test",
         "",
         f"`{command}` wrote this page: {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python "
         f"{platform.python_version()}, numpy {np.__version__}.",
         "",
         f"{actions} of {asked} actions (a policy's, pushing against limits, alternating extremes, jumps of metres, corners of the "
         f"workspace, NaN, infinity, 1e300, denormals, wrong shapes) became {ticks} commands to an arm that follows exactly. "
-        f"Faults: {dict(faults) or 'none'}. Every command was measured again, by finite differences; "
-        f"the most that was used of any limit is {worst:.6f} of it.",
+        f"Faults: {dict(faults) or 'none'}. Every command was checked again by finite differences; "
+        f"the highest usage of any limit is {worst:.6f} (1 is the limit).",
         "",
-        f"| part of the limit that was used, at most | {columns} |",
+        f"| highest usage of the limit | {columns} |",
         "|---|" + "---|" * len(benches),
         *(f"| {key} | " + " | ".join(f"{each.used[key]:.4f}" for each in benches.values()) + " |" for key in keys),
         "",
-        "joint_margin_rad: how far the joints came into their margin; at 0.5 the arm is stopped, at 1 they are at their end.",
+        "joint_margin_rad: how far the joints came into their margin; at 0.5 the arm is stopped, at 1 a joint is at its limit.",
         "",
         f"| interventions, by rule | {columns} |",
         "|---|" + "---|" * len(benches),
@@ -119,7 +125,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     cell = load(CELLS / "franka_sim.yaml")
-    benches = {"franka_sim": Bench(cell), "the same, with all the room there is": Bench(safety_trials.roomy(cell))}
+    benches = {"franka_sim": Bench(cell), "franka_sim, widest workspace": Bench(safety_trials.roomy(cell))}
     draw = np.random.default_rng(options.seed)
     command = f"python -m rlinf_vla.robots.safety_bench --actions {options.actions} --seed {options.seed} {options.output}"
     times = latency(cell)
@@ -127,10 +133,10 @@ def main() -> None:
         bench = list(benches.values())[begun // TRIAL % len(benches)]
         bench.trial(draw, min(TRIAL, options.actions - begun))
         if begun // TRIAL % 10 == 1 or begun + TRIAL >= options.actions:
-            options.output.write_text(page(benches, times, command, options.actions), encoding="utf-8")  # so far
+            options.output.write_text(page(benches, times, command, options.actions), encoding="utf-8")  # intermediate results
             print(f"{begun + TRIAL} of {options.actions}", flush=True)
     if most_used(benches) > 1 + 1e-6:
-        raise SystemExit(f"a command left outside the limits: {options.output}")
+        raise SystemExit(f"a command exceeded a limit: {options.output}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Goals that a broken or hostile policy might send, an arm that follows commands exactly, and what its commands amounted to."""
+"""Generate adversarial goals, run them on an ideal arm and measure the use of each limit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla import rotations
-from rlinf_vla.robot import RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.core import rotations
+from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget, Vector
 
 from . import kinematics
 from .cell import Cell
@@ -21,7 +21,7 @@ Draw = np.random.Generator
 
 
 def roomy(cell: Cell) -> Cell:
-    """The same with a workspace, a cone and steps so wide that joints come to their ends."""
+    """Return ``cell`` with workspace, cone and steps so wide that joints reach their limits."""
     return dataclasses.replace(
         cell,
         workspace_x_m=(-0.5, 0.85),
@@ -35,7 +35,7 @@ def roomy(cell: Cell) -> Cell:
 
 
 class Follower:
-    """An arm that is at once wherever it is told to be; joints by damped least squares."""
+    """Ideal arm that reaches every command at once; joints by damped least squares."""
 
     def __init__(self, cell: Cell) -> None:
         self._arm, self._tick_s = cell.arm, 1 / cell.servo_hz
@@ -56,7 +56,7 @@ class Follower:
 
 
 def goals(draw: Draw, cell: Cell, admitted: Callable[[], ToolTarget]) -> Iterator[ToolTarget | None]:
-    """For ever, in bouts of one kind; ``admitted`` is where the last goal's way ended."""
+    """Yield goals for ever, in bouts of one kind; ``admitted`` returns the last admitted goal."""
     kinds = (policy, _push, _extremes, _jump, _corner, _malformed)
     while True:
         kind, bout = kinds[draw.integers(len(kinds))], draw.normal(size=7)
@@ -76,7 +76,7 @@ def policy(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int)
 
 
 def _push(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
-    """The same way on and on, against whatever ends it."""
+    """Push in one direction throughout the bout, against whichever limit ends it."""
     return _moved(from_, bout[:3] * 3 * cell.step_m, bout[3:6] * cell.step_rad, float(bout[6]))
 
 
@@ -86,13 +86,13 @@ def _extremes(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: i
 
 
 def _jump(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
-    """Anywhere; half the time the other quaternion of the same rotation."""
+    """Jump to a random pose; q and -q are equally likely."""
     quaternion = draw.normal(size=4)
     return ToolTarget(ToolPose(draw.uniform(-2, 2, 3), quaternion / np.linalg.norm(quaternion)), float(draw.uniform(-1, 1)))
 
 
 def _corner(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
-    """A corner of the workspace, as tilted and twisted as may be, or by a hair more."""
+    """Go to a corner of the workspace, at the limits of tilt and twist, or 1e-9 m beyond."""
     box = np.array([cell.workspace_x_m, cell.workspace_y_m, cell.workspace_z_m])
     side = (bout[:3] > 0).astype(int)
     across = bout[3:5] / np.hypot(*bout[3:5]) * math.radians(cell.max_tilt_deg)
@@ -121,16 +121,18 @@ def _malformed(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: 
 
 
 @dataclasses.dataclass
-class Played:
+class Trial:
+    """Trajectory of one trial of N ticks."""
+
     commands: NDArray[np.float64]
-    """Of each tick, position and quaternion ``[N, 7]``."""
+    """Position and quaternion at each tick ``[N, 7]``."""
     joints: NDArray[np.float64]
-    """``[N, 7]``."""
+    """Radians ``[N, 7]``."""
     fault: str | None
 
 
-def play(cell: Cell, filter_: SafetyFilter, sent: Iterator[tuple[ToolTarget | None, int]]) -> Played:
-    """From home and rest until ``sent``, goals and for how many ticks each, is at its end, or a fault."""
+def run_trial(cell: Cell, filter_: SafetyFilter, sent: Iterator[tuple[ToolTarget | None, int]]) -> Trial:
+    """Run the filter from rest at home on ``sent`` (goal, ticks to hold it) until a fault."""
     follower = Follower(cell)
     filter_.start(follower.state())
     commands, joints, fault = [[*cell.home.position, *cell.home.quaternion]] * 4, [follower.joints] * 4, None
@@ -142,11 +144,14 @@ def play(cell: Cell, filter_: SafetyFilter, sent: Iterator[tuple[ToolTarget | No
             joints.append(follower.joints)
         if fault is not None:
             break
-    return Played(np.array(commands), np.array(joints), fault)
+    return Trial(np.array(commands), np.array(joints), fault)
 
 
-def usage(cell: Cell, played: Played) -> dict[str, float]:
-    """The most of each limit that was used, 1 being all of it: the same limits as the gate's, computed otherwise."""
+def usage(cell: Cell, played: Trial) -> dict[str, float]:
+    """Return the highest usage of each limit; 1 is the limit.
+
+    Checks the gate's limits with separate code.
+    """
     hz, position, quaternion = cell.servo_hz, played.commands[:, :3], played.commands[:, 3:]
     used = {}
     for key, axis in (("workspace_x_m", 0), ("workspace_y_m", 1), ("workspace_z_m", 2)):
@@ -172,13 +177,13 @@ def usage(cell: Cell, played: Played) -> dict[str, float]:
 
 
 def _products(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of quaternions ``[N, 4]``."""
+    """Multiply quaternions ``[N, 4]``."""
     vector = a[:, :1] * b[:, 1:] + b[:, :1] * a[:, 1:] + np.cross(a[:, 1:], b[:, 1:])
     return np.concatenate([a[:, :1] * b[:, :1] - (a[:, 1:] * b[:, 1:]).sum(1, keepdims=True), vector], axis=1)
 
 
 def _vectors(q: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rotation vectors ``[N, 3]`` of quaternions ``[N, 4]``, the shorter way round."""
+    """Convert quaternions ``[N, 4]`` to rotation vectors ``[N, 3]`` of at most pi."""
     q = np.where(q[:, :1] < 0, -q, q)
     sine = np.linalg.norm(q[:, 1:], axis=1, keepdims=True)
     scale: NDArray[np.float64] = np.where(sine > 1e-12, 2 * np.arctan2(sine, q[:, :1]) / np.maximum(sine, 1e-12), 2.0)

@@ -1,16 +1,19 @@
-"""Goals in steps become motions of bounded speed, acceleration and jerk: the average of an average of where the goals were.
+"""Bound speed, acceleration and jerk of goals in steps by two cascaded moving averages.
 
-A reference point travels straight to each goal, at most V fast. The command is its moving average over ``first`` ticks, averaged again over
-``second``: Biagiotti and Melchiorri 2012, "FIR filters for online trajectory planning with time- and frequency-domain specifications".
-With ticks of t seconds, in the Euclidean norm, for finite differences of what comes out:
+A reference point moves straight to each goal, at speed V at most. The command is its moving average
+over ``first`` ticks, averaged again over ``second``: Biagiotti and Melchiorri 2012, "FIR filters
+for online trajectory planning with time- and frequency-domain specifications". With ticks of t
+seconds, in the Euclidean norm, for finite differences of the command:
 
-* the command is a weighted mean of reference points, so whatever convex set holds those holds it;
-* speed is a mean of the reference's speeds: at most V, and no window's way is longer than the reference's longest;
-* acceleration is a mean of ``(velocity now - velocity first ticks ago) / (first t)``: at most ``2 V / (first t)``;
-* jerk likewise at most ``4 V / (first second t^2)``;
-* when the reference stands, the command stands after ``first + second - 2`` ticks at most, all of this kept.
+* the command is a weighted mean of reference points, so it stays in any convex set that holds them;
+* speed is a mean of the reference's speeds: at most V. The path length within any window of time is
+  at most the reference's longest within such a window;
+* acceleration is a mean of ``(velocity now - velocity first ticks ago) / (first t)``: at most
+  ``2 V / (first t)``;
+* jerk is at most ``4 V / (first second t^2)``, by the same argument;
+* when the reference stands, the command stands after at most ``first + second - 2`` ticks.
 
-So no state is ever reached from which a stop within all limits does not exist: to stop is to leave the reference where it is.
+A stop within all limits therefore exists from every state: keep the reference where it is.
 """
 
 from __future__ import annotations
@@ -21,30 +24,35 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.robot import Vector
+from rlinf_vla.core.robot import Vector
 
 _SLACK = 0.98
-"""Of the limits of rotations: finite differences are not derivatives."""
+"""Fraction of the rotation limits that is used: finite differences are not derivatives."""
 
 
 @dataclass(frozen=True)
 class Windows:
+    """Lengths of the two moving averages, in ticks."""
+
     first: int
     second: int
-    """Ticks; never longer than ``first``."""
+    """At most ``first``."""
 
     @property
     def length(self) -> int:
-        """Ticks until the command stands."""
+        """Ticks from the end of the reference's motion until the command stands."""
         return self.first + self.second - 2
 
     @classmethod
     def of(cls, tick_s: float, translation: tuple[float, float, float], rotation: tuple[float, float, float]) -> Windows:
-        """The shortest within speed, acceleration and jerk of both. Raises ValueError where the rotation's are too small for its speed.
+        """Return the shortest windows that keep speed, acceleration and jerk of both motions.
 
-        Rotations are averaged as rotation vectors w. The true angular velocity is J(w) w', J the left Jacobian: an integral of rotations
-        exp(s w) over s from 0 to 1, so ``|J| <= 1``, ``|J'| <= |w'| / 2``, ``|J''| <= |w''| / 2 + |w'|^2 / 3``. Hence what w'' and w''' may
-        be so that the angular acceleration and jerk keep their limits.
+        Raises ValueError if the rotation's acceleration or jerk is too small for its speed.
+
+        Rotations are averaged as rotation vectors w. The angular velocity is J(w) w'; the left
+        Jacobian J is the integral of the rotations exp(s w) over s from 0 to 1, so ``|J| <= 1``,
+        ``|J'| <= |w'| / 2`` and ``|J''| <= |w''| / 2 + |w'|^2 / 3``. This bounds the
+        w'' and w''' that keep angular acceleration and jerk within their limits.
         """
         speed, acceleration, jerk = rotation
         free = _SLACK * acceleration - speed**2 / 2
@@ -61,7 +69,7 @@ class Windows:
 
 
 class Average:
-    """The two moving averages over the reference's past, in any number of dimensions ``[D]``."""
+    """Apply both moving averages to a reference ``[D]``, for any D."""
 
     def __init__(self, windows: Windows) -> None:
         weights = np.convolve(np.full(windows.first, 1 / windows.first), np.full(windows.second, 1 / windows.second))
@@ -71,13 +79,13 @@ class Average:
         self._end = 0
 
     def rest(self, at: Vector) -> None:
-        """As if the reference had always been there."""
+        """Restart as if the reference had always been ``at``."""
         self._past = np.tile(at, (2 * self._size, 1))
         self._end = self._size
 
     def push(self, reference: Vector) -> Vector:
-        """The command, one tick on."""
-        if self._end == 2 * self._size:  # so that the past always lies in one piece
+        """Add the reference of the next tick; return its command."""
+        if self._end == 2 * self._size:  # keeps the past contiguous
             self._past[: self._size] = self._past[self._size :]
             self._end = self._size
         self._past[self._end] = reference

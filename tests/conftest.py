@@ -8,7 +8,7 @@ from pathlib import Path
 # Before torch is imported anywhere: one thread is the fastest for tiny tensors, and what subprocesses inherit.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# As flow/on_ray/cluster.py does for the process that first connects to a cluster.
+# As runtime/ray/cluster.py does for the process that first connects to a cluster.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.conformance and the other helpers, however pytest is started

@@ -22,7 +22,7 @@ LASTING = {"cell", "wall_clock_off"}
 SET_BY_LIBRARIES = {
     "OpenCV, when it is imported": ("LD_LIBRARY_PATH", "QT_QPA_FONTDIR", "QT_QPA_PLATFORM_PLUGIN_PATH"),
     "Ray, when it is imported or started": ("PYTHONBREAKPOINT", "RAY_CLIENT_MODE"),
-    "flow/on_ray/cluster.py, before it imports Ray": ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
+    "runtime/ray/cluster.py, before it imports Ray": ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
 }
 """Environment variables that others change, for good."""
 GRACE_S = 10.0

@@ -72,7 +72,7 @@ def listed() -> list[Mutant]:
 
 
 def copied(target: Path, tests: Path) -> Path:
-    """The tree as it is when installed, in ``target``: there, the shelves are packages inside ``rlinf_vla``."""
+    """The tree as it is when installed, in ``target``: there, the plug-in packages are inside ``rlinf_vla``."""
     for name in CODE:
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(tests, target / "tests", ignore=shutil.ignore_patterns("__pycache__"))

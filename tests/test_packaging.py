@@ -62,7 +62,7 @@ def test_the_wheel_holds_everything(wheel: Path) -> None:
 def run_installed(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(installed)}
     return subprocess.run(
-        [sys.executable, "-m", "rlinf_vla.cli", *arguments], capture_output=True, text=True, timeout=200, cwd=cwd, env=environment
+        [sys.executable, "-m", "rlinf_vla.cli.main", *arguments], capture_output=True, text=True, timeout=200, cwd=cwd, env=environment
     )
 
 

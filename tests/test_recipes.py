@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_vla import cli, compose, plugins, recipe
-from rlinf_vla.commands.list import recipe_names
-from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.recipe.robot import ROBOT
+from rlinf_vla.cli import compose
+from rlinf_vla.cli import main as cli
+from rlinf_vla.cli.list import recipe_names
+from rlinf_vla.config.robot import ROBOT
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.runtime import recipes
 from rlinf_vla.telemetry.metrics import read_metrics
-from tests.commands.conftest import handlers_of_a_module  # noqa: F401
+from tests.cli.conftest import handlers_of_a_module  # noqa: F401
 from tests.skips import require
 
 pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900)]  # on a busy machine a simulator takes minutes to start
@@ -79,7 +82,7 @@ def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         if name not in done:
             if name in EARLIER:
                 once(EARLIER[name][0])
-            found = recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"]))
+            found = recipes.read(compose.load("train", [f"recipe={name}", "cluster=laptop"]))
             algorithm = found.algorithm.name
             few = ["algorithm.demonstrations=1"] if algorithm == "sac" and found.algorithm.demonstrations else []
             rewarded = [PROGRESS] if hasattr(found.env, "reward") else []
@@ -107,11 +110,11 @@ def require_simulator(name: str) -> None:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHER_SIMULATORS)) for name in recipe_names()])
 def test_a_recipe_survives_an_iteration(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     require_simulator(name)
-    if recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name == "none":
+    if recipes.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name == "none":
         pytest.skip("an evaluation recipe")
     directory = run(name)
     assert (directory / "checkpoints" / "step_000001" / "COMPLETE").exists() and (directory / "report.html").exists()
-    algorithm = recipe.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name
+    algorithm = recipes.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name
     made = {"sft": "policy", "classifier": "classifier"}
     if algorithm in made:
         assert (directory / made[algorithm] / "manifest.json").exists()
@@ -130,4 +133,4 @@ def test_a_sweep_of_real_simulators(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert document["suites"][0]["stack"].keys() >= {"sapien", "physics", "renderer"}
     capsys.readouterr()
     assert cli.run(["verify", str(tmp_path / "out" / "result.json"), "--episodes", "2"]) == 0
-    assert "2 of 2 episodes came out the same, bit for bit" in capsys.readouterr().out
+    assert "2 of 2 episodes are bit-identical" in capsys.readouterr().out

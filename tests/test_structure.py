@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,38 +11,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHELVES = ("models", "envs", "rewards", "robots")
+PLUGIN_PACKAGES = ("models", "envs", "rewards", "robots")
 DATA = ("recipes", "assets")
-PAGES = {"types", "child_process", "trust", "robot", "rotations", "protocols", "atomic", "places", "pictures", "ranges"}
-"""What a shelf may use of the engine."""
+FOR_PLUGINS = {"config", "core"}
+"""Rooms of the engine that a plug-in package may import."""
 
-ALGORITHMS = PAGES | {"algorithms"}
-SIBLINGS = {"rollout", "training", "evaluation", "telemetry", "datasets"}
+BASE = {"config", "core"}
+PLAYING = {"rollout", "training", "telemetry"}
 MAY_IMPORT = {
-    "types": set(),
-    "atomic": set(),
-    "places": set(),
-    "child_process": set(),
-    "trust": set(),
-    "pictures": set(),
-    "robot": set(),
-    "rotations": set(),
-    "ranges": {"types"},
-    "protocols": {"types"},
-    "algorithms": PAGES,
-    "datasets": PAGES,
-    "rollout": ALGORITHMS | {"datasets"},
-    "training": ALGORITHMS,
-    "evaluation": ALGORITHMS | {"rollout"},
-    "telemetry": {"types", "atomic"},
-    "flow": ALGORITHMS | SIBLINGS,
-    "plugins": PAGES,
-    "recipe": ALGORITHMS | SIBLINGS | {"flow", "plugins"},
-    "compose": {"recipe", "plugins", "types"},
-    "commands": ALGORITHMS | SIBLINGS | {"flow", "recipe", "plugins", "compose"},
-    "cli": {"child_process", "commands", "compose", "plugins", "robot", "trust", "types"},
+    "config": set(),
+    "core": {"config"},
+    "algorithms": BASE,
+    "telemetry": BASE,
+    "data": BASE | {"algorithms"},
+    "training": BASE | {"algorithms"},
+    "rollout": BASE | {"algorithms", "data"},
+    "runtime": BASE | {"algorithms", "data"} | PLAYING,
+    "evaluation": BASE | {"runtime"} | PLAYING,
+    "planner": BASE | {"algorithms", "runtime"} | PLAYING,
+    "realworld": BASE | {"algorithms", "data", "evaluation", "runtime"} | PLAYING,
+    "cli": BASE | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime"} | PLAYING,
 }
-"""commands -> flow -> {rollout, training, evaluation, telemetry} -> {algorithms, datasets} -> {protocols, types}, and never back up."""
+"""cli -> {planner, realworld} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
+algorithms -> core -> config, and never back up. Lazy and TYPE_CHECKING imports count."""
 
 
 def modules(*folders: str) -> list[Path]:
@@ -51,8 +43,8 @@ def modules(*folders: str) -> list[Path]:
 
 
 ENGINE = [path for path in modules("rlinf_vla") if path.parent != ROOT / "rlinf_vla" or path.name != "__init__.py"]
-SHELF = modules(*SHELVES)
-SHIPPED = modules("rlinf_vla", *SHELVES, *DATA)
+PLUGIN_MODULES = modules(*PLUGIN_PACKAGES)
+SHIPPED = modules("rlinf_vla", "benchmarks", *PLUGIN_PACKAGES, *DATA)
 
 
 def each(paths: list[Path]) -> pytest.MarkDecorator:
@@ -62,7 +54,7 @@ def each(paths: list[Path]) -> pytest.MarkDecorator:
 def imported(path: Path) -> Iterator[str]:
     """Absolute names of what a module imports, at its top or inside its functions."""
     package = path.relative_to(ROOT).parent.parts
-    if package[0] in SHELVES:
+    if package[0] in PLUGIN_PACKAGES:
         package = ("rlinf_vla", *package)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -85,6 +77,31 @@ def room(path: Path) -> str:
     return path.relative_to(ROOT / "rlinf_vla").parts[0].removesuffix(".py")
 
 
+def imports_of_files() -> dict[str, set[str]]:
+    """Module name to the modules of the engine that it imports, wherever in the file."""
+    names = {
+        ".".join(("rlinf_vla", *path.relative_to(ROOT / "rlinf_vla").with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in ENGINE
+    }
+    found = {}
+    for name, path in names.items():
+        said = {f"{each}.{alias}" for each, alias in imported_names(path)} | set(imported(path))
+        found[name] = {each for each in said if each in names and each != name and names[each].name != "__init__.py"}
+    return found
+
+
+def imported_names(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def test_no_two_files_import_each_other() -> None:
+    """By whatever way round, lazily or not: such files are one."""
+    order = graphlib.TopologicalSorter(imports_of_files())
+    assert list(order.static_order())
+
+
 def test_every_room_has_its_place() -> None:
     assert {room(path) for path in ENGINE} == MAY_IMPORT.keys()
 
@@ -95,12 +112,13 @@ def test_imports_go_down(path: Path) -> None:
     assert rooms(path) <= allowed, f"{room(path)} may import {sorted(allowed)}"
 
 
-@each(SHELF)
-def test_a_shelf_knows_the_engines_first_pages_only(path: Path) -> None:
-    shelf = path.relative_to(ROOT).parts[0]
-    assert rooms(path) <= PAGES | {shelf}
+@each(PLUGIN_MODULES)
+def test_a_plugin_imports_only_what_plugins_may(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    assert rooms(path) <= FOR_PLUGINS | {package}
     absolute = {name for node in ast.walk(ast.parse(path.read_text())) for name in absolute_names(node)}
-    assert not any(name.startswith(tuple(f"rlinf_vla.{each}" for each in SHELVES)) for name in absolute), "siblings are imported relatively"
+    siblings = tuple(f"rlinf_vla.{each}" for each in PLUGIN_PACKAGES)
+    assert not any(name.startswith(siblings) for name in absolute), "siblings are imported relatively"
 
 
 def absolute_names(node: ast.AST) -> list[str]:
@@ -111,9 +129,9 @@ def absolute_names(node: ast.AST) -> list[str]:
     return []
 
 
-@each(SHELF)
+@each(PLUGIN_MODULES)
 def test_models_and_simulators_do_not_know_each_other(path: Path) -> None:
-    others = {f"rlinf_vla.{shelf}" for shelf in SHELVES if shelf != path.relative_to(ROOT).parts[0]}
+    others = {f"rlinf_vla.{package}" for package in PLUGIN_PACKAGES if package != path.relative_to(ROOT).parts[0]}
     assert not any(name.startswith(tuple(others)) for name in imported(path))
 
 
@@ -132,15 +150,10 @@ def test_nothing_runs_what_it_reads(path: Path) -> None:
 
 
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "date.today", "time.localtime", "time.gmtime"}
-AT_THE_ROBOT = [
-    *modules("robots"),
-    *(path for path in modules("rlinf_vla/rollout", "rlinf_vla/commands", "rlinf_vla/flow") if path.stem.startswith(("robot", "control"))),
-    *(ROOT / "rlinf_vla" / name for name in ("rollout/clock.py", "rollout/background.py", "rollout/chunks.py", "rollout/sensing.py")),
-    *(ROOT / "rlinf_vla" / name for name in ("commands/online.py", "flow/online.py")),
-]
+AT_THE_ROBOT = modules("robots", "rlinf_vla/realworld")
 
 
-DIARY = ROOT / "robots" / "folder.py"
+JOURNAL = ROOT / "robots" / "runtime_folder.py"
 
 
 def looks_at_the_wall_clock(path: Path) -> bool:
@@ -148,14 +161,14 @@ def looks_at_the_wall_clock(path: Path) -> bool:
     return any(name.endswith(tuple(WALL_CLOCK)) for name in calls)
 
 
-@each([path for path in AT_THE_ROBOT if path != DIARY])
+@each([path for path in AT_THE_ROBOT if path != JOURNAL])
 def test_nothing_at_a_robot_looks_at_the_wall_clock(path: Path) -> None:
     """Somebody may set it at any moment."""
     assert not looks_at_the_wall_clock(path)
 
 
-def test_only_a_robots_diary_says_what_time_it_was() -> None:
-    assert looks_at_the_wall_clock(DIARY)
+def test_only_a_robots_journal_says_what_time_it_was() -> None:
+    assert looks_at_the_wall_clock(JOURNAL)
 
 
 def check_call(node: ast.Call) -> None:
@@ -184,7 +197,7 @@ def test_the_checks_see_what_they_forbid() -> None:
             check_call(call)
 
 
-@each([path for path in SHIPPED if path != ROOT / "rlinf_vla" / "child_process.py"])
+@each([path for path in SHIPPED if path != ROOT / "rlinf_vla" / "core/child_process.py"])
 def test_one_module_makes_the_command_lines_of_python_processes(path: Path) -> None:
     """Which leave out the current directory."""
     tree = ast.parse(path.read_text())
@@ -208,5 +221,10 @@ def test_the_listed_packages_are_the_folders() -> None:
 def test_every_test_folder_is_a_room() -> None:
     """tests/ mirrors the tree."""
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    rooms_of_code = {path.name for path in (ROOT / "rlinf_vla").iterdir() if path.is_dir()} | {*SHELVES, "conformance", "parity"}
+    rooms_of_code = {path.name for path in (ROOT / "rlinf_vla").iterdir() if path.is_dir()} | {
+        *PLUGIN_PACKAGES,
+        "conformance",
+        "parity",
+        "benchmarks",
+    }
     assert folders <= rooms_of_code

@@ -1,4 +1,4 @@
-"""Genesis: ``plugin`` is what the entry point names. Importing this does not import Genesis."""
+"""Genesis plug-in; the entry point names ``plugin``. Does not import Genesis."""
 
 from __future__ import annotations
 

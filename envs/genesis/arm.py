@@ -1,8 +1,10 @@
-"""Which joint targets bring the tool to a pose: differential inverse kinematics, in batches; no row's bits depend on the others.
+"""Batched differential inverse kinematics: joint targets that move the tool to a pose.
 
-One step of damped least squares per control step, from where the arm is (Buss, "Introduction to inverse kinematics with Jacobian transpose,
-pseudoinverse and damped least squares methods", 2004). What it leaves over, the next control step sees and mends: the tool comes to rest
-exactly where it is sent. Genesis' own solver iterates to the end, and takes a fifth of the time of the physics.
+One step of damped least squares per control step, from the present posture (Buss, "Introduction to
+inverse kinematics with Jacobian transpose, pseudoinverse and damped least squares methods", 2004).
+The next control step corrects the residual, so the tool comes to rest exactly at its target.
+Genesis' own solver iterates to convergence and takes a fifth of the time of the physics. No row's
+bits depend on other rows.
 """
 
 from __future__ import annotations
@@ -11,16 +13,18 @@ import torch
 from torch import Tensor
 
 DAMPING = 0.01
-"""Of m and rad alike: what is nearer to a singular posture than that is given up."""
+"""Damping for m and rad alike; limits the motion near singular postures."""
 FASTEST_RAD = 0.5
-"""Change of a joint's target in one control step."""
+"""Largest change of a joint's target in one control step."""
 
 
 def joint_targets(anchors: Tensor, axes: Tensor, point: Tensor, error: Tensor, joints: Tensor, targets: Tensor) -> Tensor:
-    """``[N, 7]``: those nearest to the last ``targets`` ``[N, 7]`` that move the tool by ``error`` ``[N, 6]``: m, rad.
+    """Joint targets ``[N, 7]`` nearest to ``targets`` ``[N, 7]`` that move the tool by ``error``.
 
-    anchors, axes: of the joints, where they now are, ``[N, 7, 3]``. point: the tool, ``[N, 3]``. joints: ``[N, 7]``, now.
-    Nearest, so that joints that the tool's pose leaves free stay where they were sent, and are not pushed away.
+    Nearest, so that redundant joints stay where they were sent and do not drift.
+
+    anchors, axes: of the joints at present, ``[N, 7, 3]``. point: tool, ``[N, 3]``.
+    error: ``[N, 6]`` in m and rad. joints: present angles, ``[N, 7]``.
     """
     columns = torch.cat([torch.linalg.cross(axes, point[:, None] - anchors), axes], dim=-1)  # of the Jacobian, [N, 7, 6]
     jacobian = columns.mT
@@ -33,7 +37,7 @@ def joint_targets(anchors: Tensor, axes: Tensor, point: Tensor, error: Tensor, j
 
 
 def pose_error(position: Tensor, quaternion: Tensor, point: Tensor, orientation: Tensor) -> Tensor:
-    """``[N, 6]``: way (m) and turn (rad, to the first order) from the tool's ``point`` and ``orientation`` to a pose."""
+    """Translation (m) and rotation (rad, first order) from the tool to a pose: ``[N, 6]``."""
     w, v, w_now, v_now = quaternion[:, :1], quaternion[:, 1:], orientation[:, :1], orientation[:, 1:]
     turn = w_now * v - w * v_now - torch.linalg.cross(v, v_now)  # of the pose's quaternion times the conjugate of the tool's
     same_side = (quaternion * orientation).sum(1, keepdim=True).sign()  # q and -q are one orientation

@@ -1,4 +1,4 @@
-"""A scene as a batch of environments: actions, proprioception, images, rewards, experts."""
+"""Batch of environments of one scene: actions, proprioception, images, rewards, experts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import ToolUnits
+from rlinf_vla.core.protocols import ToolUnits
 
-from ..serving import Unusable
-from . import goals, rotations
+from ..serving import SimulatorUnavailable
+from . import predicates, rotations
 from .experts import expert_actions
 from .loading import scene_from
 from .scene import Camera, draw
@@ -22,14 +22,14 @@ from .world import ARM, FINGERS, PHYSICS_DT_S, POINTING_DOWN, SUBSTEPS, World
 CONTROL_HZ = 1 / (SUBSTEPS * PHYSICS_DT_S)
 TRANSLATION_M, ROTATION_RAD = 0.05, 0.25
 LEASH_M, LEASH_RAD = 0.08, 0.5
-"""How far the target may run ahead of the tool: an arm that is held up does not wind up."""
+"""Largest lead of the target over the tool, so that a blocked arm does not wind up."""
 FINGER_OPEN_M, FINGER_CLOSED_M = 0.04, -0.01
-"""Where a finger is sent by +1 and -1; beyond closed, so that it presses."""
+"""Finger targets for actions +1 and -1; the latter is beyond closed, so that it presses."""
 PICTURE_SIZE = 256
 
 
 class GenesisBatch:
-    """Implements ``Batch``. ``options``: what ``plugin.simulator_options`` makes, JSON values only."""
+    """Implements ``Batch``. ``options``: JSON values made by ``plugin.simulator_options``."""
 
     def __init__(self, options: dict[str, Any], num_envs: int, backend: str) -> None:
         self._options, self._scene = options, scene_from(options["scene"], Path(options["path"]))
@@ -39,14 +39,16 @@ class GenesisBatch:
         views: dict[str, tuple[Camera, tuple[int, int]]] = {name: (self._scene.cameras[name], size) for name in options["cameras"]}
         try:
             self._world = World(self._scene, num_envs, backend, views | {"": (first, self.picture)}, options["low_poly"])
-        except ImportError as error:  # of the libraries that draw
-            raise Unusable(f"Genesis cannot draw here ({str(error).splitlines()[0]}): apt-get install libegl1 libgl1") from error
+        except ImportError as error:  # raised by the rendering libraries
+            raise SimulatorUnavailable(
+                f"Genesis cannot render here ({str(error).splitlines()[0]}): apt-get install libegl1 libgl1"
+            ) from error
         self.num_envs, self.device = num_envs, self._world.device
         self.action_dim, self.state_dim, self.control_hz = (7 if options["rotations"] else 4), 8, CONTROL_HZ
         self.images: dict[str, tuple[int, int]] = dict.fromkeys(views, (size[0], size[1]))
         self.tool: ToolUnits | None = ToolUnits(TRANSLATION_M, ROTATION_RAD * options["rotations"])
         versions = {name: version(name) for name in ("genesis-world", "torch", "numpy")}
-        renderer = os.environ.get("PYOPENGL_PLATFORM") or "egl"  # Genesis sets it where it has to take OSMesa
+        renderer = os.environ.get("PYOPENGL_PLATFORM") or "egl"  # Genesis sets it if it falls back to OSMesa
         visuals = "low_poly" if options["low_poly"] else "stock"
         self.stack = versions | {"physics": backend, "renderer": renderer, "robot_visuals": visuals}
         self._drawn = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
@@ -54,9 +56,9 @@ class GenesisBatch:
         self._now = self._world.read()
         self._position, self._quaternion = self._now.tool.clone(), self._now.tool_quaternion.clone()
         self._joints = self._now.joints.clone()
-        """Targets of the joints."""
-        self._shapes = goals.Shapes.of(self._scene, self.device)
-        self._rest_matters = goals.asks_for_rest(self._scene)
+        """Joint targets."""
+        self._shapes = predicates.Shapes.of(self._scene, self.device)
+        self._rest_matters = predicates.asks_for_rest(self._scene)
         self._still = torch.zeros(num_envs, len(self._scene.things), device=self.device)
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
@@ -64,12 +66,12 @@ class GenesisBatch:
         self._world.reset(rows, layouts)
         index = torch.tensor(rows, device=self.device)
         self._drawn[index] = torch.tensor([layout.target for layout in layouts], device=self.device)
-        # The arm starts a little crooked; it is to hold the tool there, but pointing down.
+        # The posture has jitter: hold the tool at its present position, but pointing down.
         self._now = self._world.read()
         self._position[index] = self._now.tool[index]
         self._quaternion[index] = self._quaternion.new_tensor(POINTING_DOWN)
         self._joints[index] = self._now.joints[index]
-        self._progress[index] = goals.progress(self._scene, self._state())[index]
+        self._progress[index] = predicates.progress(self._scene, self._state())[index]
         return [self._scene.told(target) for target in self._drawn.tolist()]
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,10 +89,10 @@ class GenesisBatch:
         self._world.step(self._joints)
         self._now = self._world.read()
         state = self._state()
-        success = goals.success(self._scene, state)
+        success = predicates.success(self._scene, state)
         if self._options["reward"] == "sparse":
             return success.float(), success, success
-        done = goals.progress(self._scene, state)
+        done = predicates.progress(self._scene, state)
         reward, self._progress = done - self._progress, done
         return reward, success, success
 
@@ -103,7 +105,7 @@ class GenesisBatch:
         action = expert_actions(self._scene, self._state(), TRANSLATION_M)
         if self.action_dim == 4:
             return action
-        # The orientation asked for, not the tool's, which comes late: else it would be turned too far, and back.
+        # Correct the commanded orientation; the tool's own lags, and correcting it would overshoot.
         back = rotations.product(self._quaternion.new_tensor(POINTING_DOWN), rotations.conjugate(self._quaternion))
         turn = (rotations.to_vector(back) / ROTATION_RAD).clamp(-1, 1)
         return torch.cat([action[:, :3], turn, action[:, 3:]], dim=1)
@@ -117,9 +119,9 @@ class GenesisBatch:
     def _image(self, camera: str, row: int) -> Tensor:
         return torch.from_numpy(self._world.image(camera, row).copy())
 
-    def _state(self) -> goals.State:
+    def _state(self) -> predicates.State:
         now = self._now
-        return goals.State(
+        return predicates.State(
             tool=now.tool,
             finger=now.joints[:, FINGERS].mean(1),
             finger_speed=now.joint_speeds[:, FINGERS].mean(1),

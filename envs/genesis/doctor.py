@@ -1,4 +1,4 @@
-"""What ``rlinf-vla doctor`` checks for Genesis."""
+"""Check the Genesis installation for ``rlinf-vla doctor``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from rlinf_vla.protocols import Diagnosis
+from rlinf_vla.core.protocols import Diagnosis
 
 from .kernels import cache_dir
 
 INSTALL = "pip install 'rlinf-vla[genesis]'"
-NO_GL = "Genesis draws with OpenGL (EGL or OSMesa), which is missing: apt-get install libegl1 libgl1 libgl1-mesa-dri"
+NO_GL = "Genesis renders with OpenGL (EGL or OSMesa), which is missing: apt-get install libegl1 libgl1 libgl1-mesa-dri"
 
 
 def gl() -> str | None:
-    """The library that Genesis draws with."""
+    """Name of the OpenGL library that Genesis renders with; None if there is none."""
     return next((name for name in ("EGL", "OSMesa") if ctypes.util.find_library(name)), None)
 
 

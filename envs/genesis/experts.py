@@ -1,6 +1,8 @@
-"""A scripted expert for every predicate. It is a function of the present state alone, so it can label any state that a policy gets into.
+"""Scripted expert for every predicate.
 
-Tolerances are wide and depend on the height, not on the past, so that a disturbed arm corrects its way instead of starting over.
+It is a function of the present state alone, so it can label any state that a policy reaches.
+Tolerances are wide and depend on the height, not on the past, so that a disturbed arm corrects its
+motion.
 """
 
 from __future__ import annotations
@@ -8,20 +10,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .goals import OPEN_M, Body, State, body, goal, held, holds, subject
+from .predicates import OPEN_M, Body, State, body, goal, held, holds, subject
 from .scene import Cylinder, Lifted, Predicate, Scene, Sphere
 
 OPEN, CLOSE = 1.0, -1.0
 GAIN = 0.5
-"""Share of the remaining way that one step commands: the tool follows its target within about a step, so more would overshoot."""
+"""Share of the remaining distance per step; the tool lags by about a step, so more overshoots."""
 FASTEST = 0.7
-"""Of a possible 1: at full speed the joints, which do not lag alike, let the tool stray from its line."""
+"""Largest action (of 1). At full speed the joints lag unequally and the tool leaves its line."""
 GRASP_YAW_DEG = 30.0
-"""A box that is turned further does not fit between the fingers, which the expert never turns."""
+"""Largest yaw of a box that fits between the fingers, which the expert never turns."""
 
 
 def why_no_expert(scene: Scene) -> str | None:
-    """One line where the expert cannot grasp what a predicate wants moved."""
+    """Return why the expert cannot grasp an object that a predicate names; None if it can."""
     for predicate in scene.success:
         name = subject(predicate)
         for each in scene.target if name not in scene.things else (name,):
@@ -33,7 +35,10 @@ def why_no_expert(scene: Scene) -> str | None:
 
 
 def expert_actions(scene: Scene, state: State, translation_m: float) -> Tensor:
-    """``[N, 4]``: dx, dy, dz in units of ``translation_m``, and the gripper. Attends to the first predicate that does not hold."""
+    """Actions ``[N, 4]``: dx, dy, dz in units of ``translation_m``, and the gripper.
+
+    Pursues the first predicate that does not hold.
+    """
     action = _command(state, state.tool, OPEN, translation_m)
     for predicate in reversed(scene.success):
         todo = _pursue(scene, state, predicate, translation_m)
@@ -54,21 +59,21 @@ def _pursue(scene: Scene, state: State, predicate: Predicate, unit: float) -> Te
 
 
 def _command(state: State, where: Tensor, gripper: Tensor | float, unit: float) -> Tensor:
-    """``[N, 4]``: move the tool to ``where`` ``[N, 3]``."""
+    """Action ``[N, 4]`` that moves the tool to ``where`` ``[N, 3]``."""
     move = (GAIN * (where - state.tool) / unit).clamp(-FASTEST, FASTEST)
     return torch.cat([move, torch.as_tensor(gripper, dtype=move.dtype, device=move.device).expand(len(move))[:, None]], dim=1)
 
 
 def _grasp(state: State, thing: Body, unit: float) -> Tensor:
-    """The way to having it between closed fingers, coming from above with the gripper open."""
+    """Approach the object from above with open gripper, then close the fingers around it."""
     tool, centre = state.tool, thing.centre
     aside = (centre[:, :2] - tool[:, :2]).norm(dim=1)
     above = tool[:, 2] - centre[:, 2]
     closing = state.finger < 0.03
     between = (aside < torch.where(closing, 0.025, 0.013)) & (above.abs() < torch.where(closing, 0.02, 0.012))
-    # A funnel: the higher, the less exact. Fingers must be wide before they come down.
+    # Funnel: the tolerance grows with height. Open the fingers before the descent.
     descend = (aside < 0.015 + 0.3 * above.clamp(min=0)) & ((state.finger > 0.027) | (above < 0.015) | (above > 0.06))
-    # Low beside it, sideways moves would push it and its neighbours: rise first.
+    # Low sideways moves would push the object and its neighbours: rise first.
     sideways = (aside < 0.025) | (above > 0.045)
     xy = torch.where(sideways[:, None], centre[:, :2], tool[:, :2])
     z = torch.where(descend, centre[:, 2], centre[:, 2] + 0.08)
@@ -76,7 +81,7 @@ def _grasp(state: State, thing: Body, unit: float) -> Tensor:
 
 
 def _place(state: State, thing: Body, place: Tensor, unit: float) -> Tensor:
-    """Bring what is in hand over its place, lower it, let go."""
+    """Move the held object over its destination, lower it and release it."""
     aside = (place[:, :2] - thing.centre[:, :2]).norm(dim=1)
     height = thing.centre[:, 2] - place[:, 2]
     lower = aside < 0.02 + 0.3 * height.clamp(min=0)
@@ -89,6 +94,6 @@ def _place(state: State, thing: Body, place: Tensor, unit: float) -> Tensor:
 
 
 def _leave(state: State, unit: float) -> Tensor:
-    """Open, then straight up; not before the fingers are off it, or it comes along."""
+    """Open, then rise once the fingers are clear of the object, so that it stays in place."""
     up = state.tool.new_tensor([0.0, 0.0, 0.08])
     return _command(state, state.tool + torch.where(state.finger[:, None] > 0.03, up, 0.0), OPEN, unit)

@@ -1,7 +1,8 @@
-"""Genesis' kernels: compiled once for a kind of scene, in about two minutes, and kept on disk.
+"""Compile Genesis' kernels once per kind of scene and cache them on disk (about two minutes).
 
-They are written when Genesis shuts down in an orderly way. Simulator processes are ended without ceremony, so a process of its own compiles
-first, once for all groups and workers of a machine. The folder also holds Genesis' prepared meshes, as pickles: it must be yours alone.
+Genesis writes its kernels on an orderly shutdown, but simulator processes are killed. A separate
+process therefore compiles first, once for all groups and workers of a machine. The cache also holds
+Genesis' prepared meshes as pickles, so no other user may write to it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla import child_process
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import child_process
 
 TIMEOUT_S = 1800.0
 
 
 def cache_dir(configured: str | None) -> Path:
-    """Where everything lies that Genesis (and the drivers that draw for it) keep between runs."""
+    """Folder of everything that Genesis and its graphics drivers cache between runs."""
     if configured:
         return Path(configured).expanduser().absolute()
     root = os.environ.get("XDG_CACHE_HOME")
@@ -31,12 +32,16 @@ def cache_dir(configured: str | None) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Added to a simulator process's environment variables."""
+    """Variables added to the environment of a simulator process."""
     return {"XDG_CACHE_HOME": str(folder), "GS_CACHE_FILE_PATH": str(folder / "genesis"), "WANDB_MODE": "disabled"}
 
 
 def compile_once(options: dict[str, Any], num_envs: int, folder: Path) -> None:
-    """Make sure that the scene's kernels are compiled. Raises UserError where the folder cannot be written or Genesis does not run here."""
+    """Compile the kernels of the scene unless they are cached.
+
+    Raises UserError if the folder cannot be written or compiling takes too long, and RuntimeError
+    if Genesis fails.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         marker = folder / f"compiled-{_fingerprint(options)}"
@@ -67,7 +72,7 @@ def _compile(options: dict[str, Any], num_envs: int, folder: Path) -> None:
         )
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"Genesis has compiled its kernels for {TIMEOUT_S / 60:.0f} minutes; a free core takes two: is the machine overloaded?"
+            f"Genesis did not compile its kernels within {TIMEOUT_S / 60:.0f} minutes (an idle core takes two): reduce the load"
         ) from None
     if process.returncode:
         words = "\n".join(process.stdout.splitlines()[-20:])
@@ -75,7 +80,10 @@ def _compile(options: dict[str, Any], num_envs: int, folder: Path) -> None:
 
 
 def _fingerprint(options: dict[str, Any]) -> str:
-    """Changes with whatever Genesis may compile anew for: which shapes can touch, not how large they are or who looks."""
+    """Hash of everything that makes Genesis recompile.
+
+    Which shapes can touch counts; their sizes and the cameras do not.
+    """
     things = options["scene"]["objects"].values()
     shapes = sorted(f"{thing['shape']} {thing.get('fixed', False)} {thing.get('collision', True)}" for thing in things)
     facts = [version("genesis-world"), version("quadrants"), sys.version, *shapes]

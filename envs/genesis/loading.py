@@ -1,4 +1,4 @@
-"""Scene files: YAML to :class:`Scene`, with one clear line for each mistake."""
+"""Load scene files: YAML to :class:`Scene`, with a one-line error for each mistake."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from typing import Any
 
 import yaml
 
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
 
-from .nodes import Node
 from .scene import (
     COLOURS,
     TARGET,
     Box,
     Camera,
-    Crowded,
     Cylinder,
     Inside,
     Interval,
     Lifted,
     Mesh,
+    NoRoom,
     On,
     Predicate,
     Region,
     Robot,
     Scene,
+    SceneObject,
     Shape,
     Sphere,
-    Thing,
     Vector,
     draw,
 )
+from .yaml_node import YamlNode
 
 SHAPES = ("box", "sphere", "cylinder", "mesh")
 ROBOTS = ("panda",)
 MESHES = (".obj", ".stl", ".ply")
 PREDICATES = ("on", "lifted", "inside")
 REACH_M = 2.0
-"""No coordinate of a scene is further from the robot's base."""
+"""Largest distance of a coordinate from the robot's base."""
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML 1.2's booleans (``on`` is a word, not true), and a key that stands twice is an error."""
+    """YAML with the booleans of version 1.2 (``on`` is a string); duplicate keys are errors."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(problem=f"{key.value} appears twice", problem_mark=key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -65,14 +65,14 @@ _Yaml.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|false
 
 
 def read_scene(path: Path) -> tuple[Scene, Any]:
-    """The scene and the document it was made from (JSON values). Raises UserError."""
+    """Read a scene and its document (JSON values). Raises UserError."""
     try:
         document = _Yaml(path.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise UserError(f"the scene file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"the scene file {path} is not text in UTF-8") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that YAML itself cannot take
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number out of range
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         raise UserError(f"{path.name}{line} is not YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from error
@@ -80,8 +80,11 @@ def read_scene(path: Path) -> tuple[Scene, Any]:
 
 
 def scene_from(document: Any, path: Path) -> Scene:
-    """The scene of a document that was read from ``path``; files it names are relative to that. Raises UserError."""
-    root = Node(path.name, document)
+    """Make the scene of a document from ``path``; file names in it are relative to that file.
+
+    Raises UserError.
+    """
+    root = YamlNode(path.name, document)
     root.only(required=("instruction", "objects", "cameras", "success"), optional=("episode_limit", "robot", "target", "apart_m"))
     things = {name: _thing(node, path.parent) for name, node in root["objects"].children()}
     if not things:
@@ -94,7 +97,7 @@ def scene_from(document: Any, path: Path) -> Scene:
         raise root["cameras"].error("names no camera")
     success = tuple(_predicate(node, things, bool(target)) for node in root["success"].items())
     if not success:
-        raise root["success"].error("says nothing: an episode could never succeed")
+        raise root["success"].error("names no predicate: an episode could never succeed")
     scene = Scene(
         name=path.stem,
         instruction=root["instruction"].text(),
@@ -110,12 +113,12 @@ def scene_from(document: Any, path: Path) -> Scene:
         raise root["instruction"].error(f"names {{{TARGET}}}, but the scene has no target: list the objects to choose from")
     try:
         draw(scene, 0)
-    except Crowded as error:
+    except NoRoom as error:
         raise root.error(str(error)) from error
     return scene
 
 
-def _thing(node: Node, folder: Path) -> Thing:
+def _thing(node: YamlNode, folder: Path) -> SceneObject:
     node.mapping()
     if "shape" not in node:
         raise node.error(f"lacks shape: one of {', '.join(SHAPES)}")
@@ -125,11 +128,11 @@ def _thing(node: Node, folder: Path) -> Thing:
     if ("position_m" in node) == ("region" in node):
         raise node.error("needs either position_m or region")
     place = _region(node["region"]) if "region" in node else node["position_m"].numbers((2, 3), -REACH_M, REACH_M)
-    plain = Thing(make(node, folder), place)
+    plain = SceneObject(make(node, folder), place)
     collision = node["collision"].flag() if "collision" in node else plain.collision
     if not collision and "fixed" in node and not node["fixed"].flag():
         raise node.error("would fall through the table: what does not collide must be fixed")
-    return Thing(
+    return SceneObject(
         plain.shape,
         place,
         colour=_colour(node["colour"]) if "colour" in node else plain.colour,
@@ -143,11 +146,11 @@ def _thing(node: Node, folder: Path) -> Thing:
 _COMMON = ("position_m", "region", "colour", "mass_kg", "yaw_deg", "fixed", "collision")
 
 
-def _length(node: Node) -> float:
+def _length(node: YamlNode) -> float:
     return node.number(0.001, REACH_M)
 
 
-def _mesh(node: Node, folder: Path) -> Mesh:
+def _mesh(node: YamlNode, folder: Path) -> Mesh:
     import trimesh
 
     file = Path(node["file"].text()).expanduser()
@@ -161,52 +164,52 @@ def _mesh(node: Node, folder: Path) -> Mesh:
         mesh: Any = trimesh.load(file, force="mesh")
         low, high = (mesh.bounds * scale).tolist()
         solid = mesh if mesh.is_watertight else mesh.convex_hull
-    except Exception as error:  # whatever trimesh's readers raise
+    except Exception as error:  # trimesh's readers raise many types
         raise node["file"].wrong("a mesh that trimesh can read") from error
     size = tuple(b - a for a, b in zip(low, high, strict=True))
     if not all(1e-4 <= side <= REACH_M for side in size):
-        raise node.error(f"is {' x '.join(f'{side:.3g}' for side in size)} m large: mend scale")
+        raise node.error(f"is {' x '.join(f'{side:.3g}' for side in size)} m large: correct scale")
     middle = tuple((a + b) / 2 for a, b in zip(low, high, strict=True))
     return Mesh(str(file), scale, size, middle, float(abs(solid.volume)) * scale**3)
 
 
-_SHAPES: dict[str, tuple[tuple[str, ...], Callable[[Node, Path], Shape]]] = {
+_SHAPES: dict[str, tuple[tuple[str, ...], Callable[[YamlNode, Path], Shape]]] = {
     "box": (("size_m",), lambda node, _: Box(node["size_m"].numbers((3,), 0.001, REACH_M))),
     "sphere": (("radius_m",), lambda node, _: Sphere(_length(node["radius_m"]))),
     "cylinder": (("radius_m", "height_m"), lambda node, _: Cylinder(_length(node["radius_m"]), _length(node["height_m"]))),
     "mesh": (("file",), _mesh),
 }
-"""Shape -> the keys it needs, and how to make it."""
+"""Shape -> its required keys and its constructor."""
 
 
-def _colour(node: Node) -> Vector:
+def _colour(node: YamlNode) -> Vector:
     if isinstance(node.value, str):
         return COLOURS[node.one_of(COLOURS)]
     return node.numbers((3,), 0.0, 1.0)
 
 
-def _yaw(node: Node) -> Interval:
+def _yaw(node: YamlNode) -> Interval:
     if isinstance(node.value, list):
         return node.interval(-360, 360)
     angle = node.number(-360, 360)
     return angle, angle
 
 
-def _region(node: Node) -> Region:
+def _region(node: YamlNode) -> Region:
     node.only(required=("x_m", "y_m"), optional=("z_m",))
     x, y = (node[key].interval(-REACH_M, REACH_M) for key in ("x_m", "y_m"))
     return Region(x, y, node["z_m"].interval(-REACH_M, REACH_M) if "z_m" in node else None)
 
 
-def _camera(node: Node) -> Camera:
+def _camera(node: YamlNode) -> Camera:
     node.only(required=("eye_m", "target_m"), optional=("fov_deg",))
     eye, target = (node[key].numbers((3,), -10, 10) for key in ("eye_m", "target_m"))
     if math.dist(eye, target) < 0.01:
-        raise node.error("looks at itself: eye_m and target_m are the same")
+        raise node.error("has the same eye_m and target_m")
     return Camera(eye, target, node["fov_deg"].number(5, 120) if "fov_deg" in node else Camera.fov_deg)
 
 
-def _robot(node: Node) -> Robot:
+def _robot(node: YamlNode) -> Robot:
     node.only(required=(), optional=("kind", "tool_m", "jitter_rad"))
     return Robot(
         tool_m=node["tool_m"].numbers((3,), -REACH_M, REACH_M) if "tool_m" in node else Robot.tool_m,
@@ -215,7 +218,7 @@ def _robot(node: Node) -> Robot:
     )
 
 
-def _predicate(node: Node, things: dict[str, Thing], has_target: bool) -> Predicate:
+def _predicate(node: YamlNode, things: dict[str, SceneObject], has_target: bool) -> Predicate:
     node.mapping()
     if len(node.value) != 1:
         raise node.wrong(f"one of {', '.join(PREDICATES)}, with its arguments")
@@ -233,9 +236,9 @@ def _predicate(node: Node, things: dict[str, Thing], has_target: bool) -> Predic
     return Lifted(name, _length(node["height_m"])) if kind == "lifted" else Inside(name, _region(node["region"]))
 
 
-def _subject(node: Node, things: dict[str, Thing], has_target: bool) -> str:
-    """An object that can be moved, or ``target``."""
+def _subject(node: YamlNode, things: dict[str, SceneObject], has_target: bool) -> str:
+    """Name of a movable object, or ``target``."""
     name = node.one_of([*things, *[TARGET] * has_target])
     if name != TARGET and things[name].fixed:
-        raise node.wrong("something that is not fixed: nobody can move it")
+        raise node.wrong("an object that is not fixed")
     return name

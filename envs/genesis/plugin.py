@@ -1,4 +1,4 @@
-"""The plug-in: from a recipe's ``env`` node to vector environments."""
+"""Implement the Genesis plug-in: make vector environments from a recipe's ``env`` node."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.protocols import Baseline, Diagnosis, Part, Task, VectorEnv
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Baseline, Diagnosis, Suite, Task, VectorEnv
 
-from ..batched import BatchedVectorEnv, takes_gpu, why_not_on_gpu
+from ..batched import BatchedVectorEnv, use_gpu, why_not_on_gpu
 from ..options import divide, one_each, one_of, refuse_several
 from ..processes import SimulatorPool
-from ..serving import Unusable
+from ..serving import SimulatorUnavailable
 from ..vector_env import environments
 from .config import VISUALS, GenesisConfig
 from .doctor import INSTALL, NO_GL, checks, gl
@@ -24,7 +24,7 @@ from .loading import read_scene
 from .scene import Scene
 
 START_TIMEOUT_S = 900.0
-"""A scene whose kernels are on disk takes 10 to 30 seconds; a change that the fingerprint of them misses, two minutes."""
+"""Loading cached kernels takes 10 to 30 s; recompiling after a change missed by the hash, 120 s."""
 SCENES = {"PickCube": "pick_cube", "PutOnPlate": "put_on_plate"}
 FOLDER = Path(__file__).with_name("scenes")
 
@@ -47,7 +47,7 @@ class Genesis:
             raise UserError(NO_GL)
         limit = scene.episode_limit if config.episode_limit is None else config.episode_limit
         refusal = why_not_on_gpu(groups)
-        if takes_gpu(config.backend, config.num_envs, refusal):
+        if use_gpu(config.backend, config.num_envs, refusal):
             return [_on_gpu(options, config.num_envs, limit, scene)]
         folder = cache_dir(config.cache_dir)
         compile_once(options, per_group // processes, folder)
@@ -66,14 +66,14 @@ class Genesis:
         ]
         return environments(pools, (scene.name,), why_no_expert(scene))
 
-    def parts(self, config: GenesisConfig) -> list[Part]:
+    def suites(self, config: GenesisConfig) -> list[Suite]:
         if config.tasks and config.scene is not None:
             raise UserError("env.tasks and env.scene cannot be played in one sweep: give one of them")
         alone = one_each(config)
-        return [Part(self.name, (simulator_options(each)[0].name,), each) for each in alone]
+        return [Suite(self.name, (simulator_options(each)[0].name,), each) for each in alone]
 
     def baselines(self, config: GenesisConfig, episodes: int) -> list[Baseline]:
-        """The same scene and batch, its joints sent to random places by Genesis' own loop, without and with all its cameras."""
+        """Genesis' own loop on the same scene, random joint targets, with and without images."""
         scene, options = simulator_options(config)
         folder = cache_dir(config.cache_dir)
         compile_once(options, config.num_envs, folder)
@@ -102,7 +102,10 @@ class Genesis:
 
 
 def simulator_options(config: GenesisConfig) -> tuple[Scene, dict[str, Any]]:
-    """The scene, and what a simulator is built from, JSON values only. Raises UserError for what the user can mend."""
+    """The scene, and the options of a simulator, JSON values only.
+
+    Raises UserError for options that the user can fix.
+    """
     one_of(config.task, SCENES, "env.task")
     path = Path(config.scene).expanduser().absolute() if config.scene else FOLDER / f"{SCENES[config.task]}.yaml"
     scene, document = read_scene(path)
@@ -123,9 +126,9 @@ def simulator_options(config: GenesisConfig) -> tuple[Scene, dict[str, Any]]:
 
 
 def _on_gpu(options: dict[str, Any], num_envs: int, limit: int, scene: Scene) -> VectorEnv:
-    from .batch import GenesisBatch  # imports neither Genesis nor anything heavy before it is made
+    from .batch import GenesisBatch  # imports Genesis only when it is constructed
 
     try:
         return BatchedVectorEnv(GenesisBatch(options, num_envs, "gpu"), limit, (scene.name,), why_no_expert(scene))
-    except Unusable as error:
+    except SimulatorUnavailable as error:
         raise UserError(str(error)) from error

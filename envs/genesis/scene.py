@@ -1,4 +1,7 @@
-"""What a scene file describes. Metres, kilograms, degrees; the axes are those of the robot's base, and z = 0 is the table."""
+"""Data model of a scene file, and the random layout of an episode.
+
+Units are metres, kilograms and degrees. Axes are those of the robot's base; z = 0 is the table.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ Vector = tuple[float, ...]
 Interval = tuple[float, float]
 
 TARGET = "target"
-"""In a predicate: the object that the episode drew from ``Scene.target``. In an instruction: ``{target}``, its name."""
+"""In a predicate, the object drawn from ``Scene.target``; in an instruction, ``{target}``."""
 
 COLOURS: dict[str, Vector] = {
     "red": (0.9, 0.05, 0.05),
@@ -32,7 +35,7 @@ PLACEMENT_TRIES = 10_000
 @dataclass(frozen=True)
 class Box:
     size_m: Vector
-    """Length, width, height."""
+    """Length, width and height."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Sphere:
 
 @dataclass(frozen=True)
 class Cylinder:
-    """Upright."""
+    """Upright cylinder."""
 
     radius_m: float
     height_m: float
@@ -56,7 +59,7 @@ class Mesh:
     size_m: Vector
     """Length, width and height of its bounding box, scaled."""
     middle_m: Vector
-    """Of its bounding box, in the file's own frame, scaled."""
+    """Centre of its bounding box in the file's frame, scaled."""
     volume_m3: float
     """Scaled."""
 
@@ -66,7 +69,7 @@ Shape = Box | Sphere | Cylinder | Mesh
 
 @dataclass(frozen=True)
 class Region:
-    """Intervals [low, high] of an object's centre."""
+    """Intervals [low, high] of the position of an object's centre."""
 
     x_m: Interval
     y_m: Interval
@@ -74,22 +77,22 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Thing:
-    """An object. Where z is not said it stands on the table."""
+class SceneObject:
+    """An object; without z it stands on the table."""
 
     shape: Shape
     place: Vector | Region
-    """(x, y) or (x, y, z) of its centre, or where an episode draws it from."""
+    """Centre (x, y) or (x, y, z), or the region from which an episode draws it."""
     colour: Vector = COLOURS["grey"]
     mass_kg: float = 0.1
     yaw_deg: Interval = (0.0, 0.0)
-    """Interval, about the vertical."""
+    """Interval of the yaw about the vertical axis."""
     fixed: bool = False
     collision: bool = True
 
     @property
     def half_m(self) -> NDArray[np.float64]:
-        """``[3]`` half the length, width and height of what encloses it."""
+        """``[3]``: half the length, width and height of the enclosing box."""
         shape = self.shape
         if isinstance(shape, Sphere):
             return np.full(3, shape.radius_m)
@@ -103,21 +106,21 @@ class Camera:
     eye_m: Vector
     target_m: Vector
     fov_deg: float = 50.0
-    """Vertical."""
+    """Vertical field of view."""
 
 
 @dataclass(frozen=True)
 class Robot:
     tool_m: Vector = (0.45, 0.0, 0.3)
-    """Where the tool centre point starts, pointing down, fingers open."""
+    """Start of the tool centre point, pointing down with open fingers."""
     jitter_rad: float = 0.02
-    """Standard deviation of the arm's joints about that."""
+    """Standard deviation of the noise on the initial joint angles."""
     kind: str = "panda"
 
 
 @dataclass(frozen=True)
 class On:
-    """``above`` rests on ``below``, and the gripper has let go of it."""
+    """``above`` rests on ``below`` and is released."""
 
     above: str
     below: str
@@ -127,12 +130,12 @@ class On:
 class Lifted:
     object: str
     height_m: float
-    """Of its lowest point above the table."""
+    """Height of the object's lowest point above the table."""
 
 
 @dataclass(frozen=True)
 class Inside:
-    """The object's centre is in the region; where that names no heights, it rests there and the gripper has let go of it."""
+    """The object's centre is in the region; without z_m, it must also be at rest and released."""
 
     object: str
     region: Region
@@ -146,22 +149,22 @@ class Scene:
     name: str
     instruction: str
     episode_limit: int
-    things: dict[str, Thing]
+    things: dict[str, SceneObject]
     cameras: dict[str, Camera]
     success: tuple[Predicate, ...]
-    """All of them at once."""
+    """Predicates that must hold at the same time."""
     robot: Robot = Robot()
     target: tuple[str, ...] = ()
-    """Objects of which each episode draws one."""
+    """Objects from which each episode draws one."""
     apart_m: float = 0.0
-    """Least distance between the centres of two objects, seen from above, where a region leaves a choice."""
+    """Smallest horizontal distance between object centres, where a region leaves a choice."""
 
     def example(self) -> str:
-        """The instruction of some episode."""
+        """An example of the instruction."""
         return self.told(0)
 
     def told(self, target: int) -> str:
-        """The instruction where ``Scene.target[target]`` was drawn."""
+        """Instruction of an episode that drew ``Scene.target[target]``."""
         if not self.target:
             return self.instruction
         return self.instruction.replace("{" + TARGET + "}", self.target[target].replace("_", " "))
@@ -169,25 +172,25 @@ class Scene:
 
 @dataclass(frozen=True)
 class Layout:
-    """What an episode draws: ``K`` objects."""
+    """Random layout of an episode with ``K`` objects."""
 
     target: int
-    """Index into ``Scene.target``; 0 where there is none."""
+    """Index into ``Scene.target``; 0 without targets."""
     centre: NDArray[np.float64]
     """``[K, 3]``"""
     yaw: NDArray[np.float64]
     """``[K]`` radians."""
     jitter: NDArray[np.float64]
-    """``[7]`` radians, of the arm's joints."""
+    """``[7]``: noise of the arm's joints, radians."""
 
 
-class Crowded(Exception):
-    """The objects do not fit into their regions at the distance asked for."""
+class NoRoom(Exception):
+    """The objects do not fit into their regions at the required distance."""
 
 
 def draw(scene: Scene, seed: int) -> Layout:
-    """The layout of the episode ``seed``. Raises Crowded."""
-    rng = np.random.RandomState(seed)  # the one generator whose stream numpy froze
+    """Draw the layout of the episode with this seed. Raises NoRoom."""
+    rng = np.random.RandomState(seed)  # the only generator whose stream numpy guarantees
     target = int(rng.randint(len(scene.target))) if scene.target else 0
     jitter = scene.robot.jitter_rad * rng.normal(size=7)
     things = list(scene.things.values())
@@ -200,10 +203,10 @@ def draw(scene: Scene, seed: int) -> Layout:
         distance = np.linalg.norm(centre[:, None, :2] - centre[None, :, :2], axis=-1)
         if distance[matters].min(initial=np.inf) >= scene.apart_m:
             return Layout(target, centre, yaw, jitter)
-    raise Crowded(f"no layout keeps the objects {scene.apart_m} m apart: widen their regions or lower apart_m")
+    raise NoRoom(f"no layout keeps the objects {scene.apart_m} m apart: widen their regions or lower apart_m")
 
 
-def _centre(thing: Thing, rng: np.random.RandomState) -> list[float]:
+def _centre(thing: SceneObject, rng: np.random.RandomState) -> list[float]:
     standing = float(thing.half_m[2])
     place = thing.place
     if isinstance(place, Region):

@@ -1,4 +1,4 @@
-"""The simulator process: one batch of Genesis environments on the CPU."""
+"""Simulator process of Genesis: one batch of environments on the CPU."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..serving_together import serve_together
+from ..batch_serving import serve_together
 from .batch import GenesisBatch
 
 
 def create(options: dict[str, Any], slots: int) -> GenesisBatch:
-    """A batch that has done everything once, so that no later command waits for a kernel to load."""
+    """Make a batch and warm it up, so that no later command waits for a kernel to load."""
     torch.set_num_threads(1)
     batch = GenesisBatch(options, slots, "cpu")
     rows = list(range(slots))
@@ -26,16 +26,17 @@ def create(options: dict[str, Any], slots: int) -> GenesisBatch:
 
 
 def compile_kernels() -> None:
+    """Compile and save the kernels of the job on standard input (JSON)."""
     import genesis
 
     job = json.load(sys.stdin)
     create(job["options"], job["num_envs"]).close()
-    genesis.destroy()  # which writes them
+    genesis.destroy()  # writes the kernels
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["compile"]:
         compile_kernels()
     else:
-        with torch.inference_mode():  # a control step is a hundred small operations: each is a fifth cheaper without autograd's book
+        with torch.inference_mode():  # a control step is a hundred small operations, each a fifth cheaper without autograd
             serve_together(create)

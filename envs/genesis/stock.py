@@ -1,5 +1,9 @@
-"""The baseline of ``rlinf-vla bench env``: Genesis' own loop on the same scene and batch, joint targets and ``scene.step``; with images,
-``camera.render`` of all environments at every control step, the robot in its own meshes. See ``protocols.Baseline`` for what it prints."""
+"""Baseline of ``rlinf-vla bench env``: Genesis' own loop on the same scene and batch.
+
+Sends joint targets and calls ``scene.step``; with images, also ``camera.render`` for all
+environments at every control step, with the robot's visual meshes. ``protocols.Baseline`` defines
+its output.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ def main(work: dict[str, Any]) -> None:
             for camera in cameras:
                 camera.render(force_render=True)
     print("end", flush=True)
-    sys.stdin.read()  # whoever measures looks at the processes before they go
+    sys.stdin.read()  # the benchmark inspects the processes first
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A scene in Genesis: ``N`` copies of the robot and its objects, stepped together, seen one by one. The only module that knows Genesis."""
+"""Run ``N`` copies of a scene in Genesis. The only module that uses the Genesis API."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch import Tensor
 
 from . import rotations
 from .arm import joint_targets, pose_error
-from .scene import Box, Camera, Cylinder, Layout, Mesh, Scene, Sphere, Thing
+from .scene import Box, Camera, Cylinder, Layout, Mesh, Scene, SceneObject, Sphere
 
 PHYSICS_DT_S = 0.01
 SUBSTEPS = 5
-"""Of the physics in a control step."""
+"""Physics steps per control step."""
 TOOL_OFFSET_M = 0.1034
-"""Of the point between a Panda's fingertips from the frame of its hand, along its third axis."""
+"""Offset of the point between the fingertips from the hand, along the hand's third axis."""
 POINTING_DOWN = (0.0, 1.0, 0.0, 0.0)
 PANDA = "xml/franka_emika_panda/panda.xml"
-"""In Genesis' own assets (MuJoCo Menagerie)."""
+"""Path in Genesis' own assets (from MuJoCo Menagerie)."""
 POSTURE_RAD = (0.0, 0.1, 0.0, -2.3, 0.0, 2.4, 0.785, 0.04, 0.04)
-"""Joints from which the posture at ``Robot.tool_m`` is found: elbow up. The last two are the fingers, metres."""
+"""Initial guess for the posture at ``Robot.tool_m``: elbow up. The last two are fingers (m)."""
 STIFFNESS = (4500.0, 4500.0, 3500.0, 3500.0, 2000.0, 2000.0, 2000.0, 1000.0, 1000.0)
 DAMPING = (150.0, 150.0, 120.0, 120.0, 45.0, 45.0, 45.0, 50.0, 50.0)
-"""Nearly critical, less than Genesis' examples take: the arm follows its target within about one control step."""
+"""Nearly critical, less than in Genesis' examples: the arm lags by about one control step."""
 FORCE_LIMIT = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0, 20.0, 20.0)
-"""Nm, and N for the fingers: a Panda's."""
+"""Limits of a Panda: Nm, and N for the fingers."""
 ROBOT_COLOUR = (0.86, 0.86, 0.84, 1.0)
 ARM, FINGERS = slice(0, 7), slice(7, 9)
 
 
 @cache
 def start(backend: str) -> Any:
-    """Genesis, initialised: once per process, because it is global."""
+    """Initialise Genesis and return its module. Once per process, because its state is global."""
     import genesis
 
     genesis.init(backend=getattr(genesis, backend), precision="32", logging_level="warning", seed=0)
@@ -43,10 +43,10 @@ def start(backend: str) -> Any:
 
 
 class Reading(NamedTuple):
-    """All of ``N`` environments that anybody asks for, ``K`` objects."""
+    """State of ``N`` environments with ``K`` objects."""
 
     joints: Tensor
-    """``[N, 9]``: of the arm (rad) and the fingers (m)."""
+    """``[N, 9]``: arm joints (rad) and fingers (m)."""
     joint_speeds: Tensor
     """``[N, 9]`` rad/s and m/s."""
     tool: Tensor
@@ -54,15 +54,15 @@ class Reading(NamedTuple):
     tool_quaternion: Tensor
     """``[N, 4]`` (w x y z)"""
     centre: Tensor
-    """Of the objects, ``[N, K, 3]``"""
+    """Object centres ``[N, K, 3]``"""
     quaternion: Tensor
     """``[N, K, 4]``"""
     up: Tensor
-    """``[N, K, 3]``: the vertical in each object's own frame."""
+    """``[N, K, 3]``: the vertical axis in each object's frame."""
 
 
 class World:
-    """All tensors are float32 on ``device``; positions in metres, in the frame of the robot's base."""
+    """Copies of a scene. Tensors are float32 on ``device``, in metres in the robot base frame."""
 
     def __init__(
         self, scene: Scene, num_envs: int, backend: str, cameras: dict[str, tuple[Camera, tuple[int, int]]], low_poly: bool
@@ -70,7 +70,7 @@ class World:
         """cameras: name -> camera and (height, width)."""
         gs = start(backend)
         self.device, self.num_envs = torch.device(gs.device), num_envs
-        # One environment is drawn at a time, whichever is asked for; so no image can depend on the others.
+        # One environment is rendered at a time, so that no image depends on the others.
         self._scene, self._robot, self._things = assemble(gs, scene, low_poly, SUBSTEPS, rendered_envs_idx=(0,))
         self._cameras = {name: add_camera(self._scene, camera, size, env_idx=0) for name, (camera, size) in cameras.items()}
         build(self._scene, self._robot, num_envs)
@@ -79,17 +79,17 @@ class World:
         first = self._robot.get_joint("joint1").idx
         self._arm_joints = slice(first, first + 7)
         self._hand = self._robot.get_link("hand")
-        last = self._things[-1].base_link_idx  # each object is one link, and they follow upon the robot
+        last = self._things[-1].base_link_idx  # each object is one link; their links follow the robot's
         self._links = slice(self._hand.idx, last + 1)
         self._own = slice(last + 1 - len(self._things) - self._hand.idx, None)
-        """Of those links, the objects; the first is the hand."""
+        """Slice of the objects among those links; the first link is the hand."""
         middles = [thing.shape.middle_m if isinstance(thing.shape, Mesh) else (0.0, 0.0, 0.0) for thing in scene.things.values()]
         self._middle = torch.tensor([middles], device=self.device)
-        """``[1, K, 3]``: of each object in its own frame."""
+        """``[1, K, 3]``: centre of each object in its own frame."""
         self._off_centre = bool(self._middle.any())
         hand = torch.tensor(scene.robot.tool_m, device=self.device) + torch.tensor([0.0, 0.0, TOOL_OFFSET_M], device=self.device)
         down, posture = (torch.tensor(values, device=self.device) for values in (POINTING_DOWN, POSTURE_RAD))
-        # One start and no random restarts, so that the solution does not depend on chance.
+        # One initial guess and no random restarts, so that the solution is deterministic.
         self._home = self._robot.inverse_kinematics(
             link=self._hand,
             pos=hand.expand(num_envs, 3),
@@ -100,7 +100,7 @@ class World:
         self._home[:, FINGERS] = POSTURE_RAD[-1]
 
     def reset(self, rows: list[int], layouts: list[Layout]) -> None:
-        """Put ``rows`` at the start of episodes; what they remember of contacts and targets is forgotten."""
+        """Reset ``rows`` to the start of episodes, including contacts and targets."""
         self._scene.reset(envs_idx=rows)
         joints = self._home[rows]
         joints[:, ARM] += self._tensor(np.stack([layout.jitter for layout in layouts]))
@@ -114,6 +114,7 @@ class World:
             thing.set_quat(quaternion, envs_idx=rows)
 
     def read(self) -> Reading:
+        """Read the present state."""
         solver = self._scene.rigid_solver
         places, quaternions = solver.get_links_pos(self._links, relative=True), solver.get_links_quat(self._links, relative=True)
         axes = rotations.third_axes(quaternions)
@@ -131,24 +132,24 @@ class World:
         )
 
     def speeds(self) -> Tensor:
-        """``[N, K]`` m/s, of the objects."""
+        """Speeds of the objects, ``[N, K]`` m/s."""
         speeds: Tensor = self._scene.rigid_solver.get_links_vel(self._links)[:, self._own].square().sum(-1).sqrt()
         return speeds
 
     def towards(self, position: Tensor, quaternion: Tensor, now: Reading, targets: Tensor) -> Tensor:
-        """``[N, 7]``: what follows the last ``targets`` of the arm's joints, so that the tool comes to a pose."""
+        """Arm joint targets ``[N, 7]`` after ``targets`` that bring the tool towards a pose."""
         solver = self._scene.rigid_solver
         anchors, axes = solver.get_joints_anchor_pos(self._arm_joints), solver.get_joints_anchor_axis(self._arm_joints)
         error = pose_error(position, quaternion, now.tool, now.tool_quaternion)
         return joint_targets(anchors, axes, now.tool, error, now.joints[:, ARM], targets).clamp(*self._limits)
 
     def step(self, joints: Tensor) -> None:
-        """One control step towards ``joints`` ``[N, 9]``."""
+        """Run one control step towards joint targets ``joints`` ``[N, 9]``."""
         self._robot.control_dofs_position(joints)
         self._scene.step(update_visualizer=False)
 
     def image(self, camera: str, row: int) -> NDArray[np.uint8]:
-        """``[H, W, 3]``"""
+        """Image of environment ``row``: uint8 ``[H, W, 3]``."""
         self._scene.visualizer.context.rendered_envs_idx = [row]
         image: NDArray[np.uint8] = self._cameras[camera].render(force_render=True)[0]
         return image
@@ -161,7 +162,10 @@ class World:
 
 
 def assemble(gs: Any, scene: Scene, low_poly: bool, substeps: int, **looks: Any) -> tuple[Any, Any, list[Any]]:
-    """Genesis' scene, its robot and its objects, not yet built. substeps: of the physics in one ``step``. looks: of Genesis' VisOptions."""
+    """Make Genesis' scene, its robot and its objects, not yet built.
+
+    substeps: physics steps per ``step``. looks: arguments of Genesis' VisOptions.
+    """
     made = gs.Scene(
         sim_options=gs.options.SimOptions(dt=substeps * PHYSICS_DT_S, substeps=substeps),
         vis_options=gs.options.VisOptions(shadow=False, ambient_light=(0.35, 0.35, 0.35), **looks),
@@ -175,12 +179,12 @@ def assemble(gs: Any, scene: Scene, low_poly: bool, substeps: int, **looks: Any)
     )
     if low_poly:
         for geom in robot.geoms:
-            geom.mesh.set_color(ROBOT_COLOUR)  # Genesis draws collision meshes in random colours
+            geom.mesh.set_color(ROBOT_COLOUR)  # Genesis gives collision meshes random colours
     return made, robot, [_add(gs, made, thing) for thing in scene.things.values()]
 
 
 def add_camera(scene: Any, camera: Camera, size: tuple[int, int], **whose: Any) -> Any:
-    """size: (height, width)."""
+    """Add a camera; ``size`` is (height, width)."""
     return scene.add_camera(res=(size[1], size[0]), pos=camera.eye_m, lookat=camera.target_m, fov=camera.fov_deg, near=0.02, **whose)
 
 
@@ -191,7 +195,7 @@ def build(scene: Any, robot: Any, num_envs: int) -> None:
     robot.set_dofs_force_range([-force for force in FORCE_LIMIT], FORCE_LIMIT)
 
 
-def _add(gs: Any, scene: Any, thing: Thing) -> Any:
+def _add(gs: Any, scene: Any, thing: SceneObject) -> Any:
     shape = thing.shape
     options: dict[str, Any] = {"fixed": thing.fixed, "collision": thing.collision, "batch_fixed_verts": True}
     if isinstance(shape, Box):

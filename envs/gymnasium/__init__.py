@@ -1,4 +1,4 @@
-"""Any gymnasium environment: ``plugin`` is what the entry point names. Importing this does not import gymnasium."""
+"""gymnasium plug-in; the entry point names ``plugin``. Does not import gymnasium."""
 
 from __future__ import annotations
 

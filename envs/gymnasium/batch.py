@@ -1,4 +1,4 @@
-"""A gymnasium vector environment as a batch. It runs in a process of its own, on the CPU."""
+"""Run a gymnasium vector environment as a batch, in a separate process on the CPU."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlinf_vla.protocols import ToolUnits
+from rlinf_vla.core.protocols import ToolUnits
 
 from ..options import one_of
-from ..serving import Unusable
+from ..serving import SimulatorUnavailable
 
 RENDERED = "@render"
 BLANK = (64, 64)
-"""The picture of an environment that draws none: (height, width)."""
+"""(height, width) of the image of an environment that renders none."""
 
 
 class GymnasiumBatch:
-    """Implements ``Batch``. ``options``: the fields of ``GymnasiumConfig``. Raises Unusable for what does not fit the environment.
+    """Implements ``Batch``. ``options``: the fields of ``GymnasiumConfig``.
 
-    gymnasium forbids to step an episode that is over, and a batch steps all. What is over, and not reset yet, is therefore begun anew from
-    seed 0, for nobody to see.
+    gymnasium forbids to step an episode that is over, but a batch steps all. An environment whose
+    episode is over and that is not reset yet is therefore reset with seed 0; its steps are
+    discarded. Raises Unusable for options that do not fit the environment.
     """
 
     def __init__(self, options: dict[str, Any], num_envs: int) -> None:
@@ -35,10 +36,10 @@ class GymnasiumBatch:
         self.control_hz = float(options["control_hz"])
         space = self._env.single_action_space
         if not hasattr(space, "low") or len(space.shape) != 1:
-            raise Unusable(f"env.id={options['id']} has actions {space}: only continuous vectors (Box) can be learnt")
+            raise SimulatorUnavailable(f"env.id={options['id']} has actions {space}: only continuous vectors (Box) are supported")
         self._low, self._high = space.low.astype(np.float64), space.high.astype(np.float64)
         if options["scale_actions"] and not np.isfinite([self._low, self._high]).all():
-            raise Unusable(f"env.id={options['id']} has actions without bounds: set env.scale_actions=false")
+            raise SimulatorUnavailable(f"env.id={options['id']} has actions without bounds: set env.scale_actions=false")
         self.action_dim = int(space.shape[0])
         self._over = np.zeros(num_envs, bool)
         self._seen, _ = self._env.reset(seed=[0] * num_envs)
@@ -62,7 +63,9 @@ class GymnasiumBatch:
         action = np.clip(action, self._low, self._high).astype(self._env.single_action_space.dtype)
         self._seen, reward, terminated, truncated, info = self._env.step(action)
         if np.any(truncated & ~terminated):
-            raise Unusable(f"env.id={self._options['id']} truncates episodes by itself: take its time limit off, env.episode_limit is one")
+            raise SimulatorUnavailable(
+                f"env.id={self._options['id']} truncates episodes itself: remove its time limit and use env.episode_limit"
+            )
         key = self._options["success"]
         success = np.asarray(info.get(key, np.zeros(self.num_envs)), dtype=bool) if key else np.zeros(self.num_envs, bool)
         self._over = np.asarray(terminated, bool)
@@ -78,7 +81,7 @@ class GymnasiumBatch:
         return torch.from_numpy(state[rows]), images
 
     def expert(self) -> Tensor:
-        raise Unusable("env=gymnasium has no scripted expert")
+        raise SimulatorUnavailable("env=gymnasium has no scripted expert")
 
     def render(self, index: int) -> Tensor:
         if self._options["render"]:
@@ -98,7 +101,7 @@ class GymnasiumBatch:
         """``[N, H, W, 3]``"""
         image = self._frames() if key == RENDERED else np.asarray(self._seen[key])
         if image.dtype != np.uint8 or image.ndim != 4 or image.shape[3] != 3:
-            raise Unusable(f"env.images.{name}={key} is {image.dtype} {list(image.shape[1:])}, not uint8 [height, width, 3]")
+            raise SimulatorUnavailable(f"env.images.{name}={key} is {image.dtype} {list(image.shape[1:])}, not uint8 [height, width, 3]")
         return image
 
     def _frames(self) -> NDArray[np.uint8]:
@@ -110,13 +113,15 @@ class GymnasiumBatch:
         for name, key in [*named, *(("env.state", key) for key in options["state"])]:
             if key == RENDERED and name.startswith("env.images"):
                 if not options["render"]:
-                    raise Unusable(f"{name}={RENDERED} needs env.render=true")
+                    raise SimulatorUnavailable(f"{name}={RENDERED} needs env.render=true")
             elif not mapping:
-                raise Unusable(f"{name}={key}: the observation of env.id={options['id']} is one array, without keys")
+                raise SimulatorUnavailable(f"{name}={key}: the observation of env.id={options['id']} is one array, without keys")
             else:
                 one_of(key, self._seen, name)
         if mapping and not options["state"] and not options["images"]:
-            raise Unusable(f"env.id={options['id']} observes {', '.join(self._seen)}: name some of it in env.state or env.images")
+            raise SimulatorUnavailable(
+                f"env.id={options['id']} observes {', '.join(self._seen)}: name some of it in env.state or env.images"
+            )
 
 
 def _make(options: dict[str, Any], num_envs: int) -> Any:
@@ -130,7 +135,7 @@ def _make(options: dict[str, Any], num_envs: int) -> Any:
     try:
         env = gymnasium.make_vec(options["id"], num_envs=num_envs, vectorization_mode=options["vectorization"], **kwargs)
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
-        raise Unusable(f"env.id={options['id']} cannot be made: {' '.join(str(error).split())}") from error
+        raise SimulatorUnavailable(f"env.id={options['id']} cannot be made: {' '.join(str(error).split())}") from error
     if env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
-        raise Unusable(f"env.id={options['id']} resets environments by itself: its autoreset mode must be DISABLED")
+        raise SimulatorUnavailable(f"env.id={options['id']} resets environments itself: its autoreset mode must be DISABLED")
     return env

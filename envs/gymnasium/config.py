@@ -1,35 +1,41 @@
-"""The ``env`` node of a recipe that runs a gymnasium environment."""
+"""Define the ``env`` node of a recipe that runs a gymnasium environment."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
-from rlinf_vla.ranges import Count, EnvCount, Hertz, Label, Name, OneOf, Seconds, Size
-from rlinf_vla.trust import OUTSIDE
+from rlinf_vla.config.ranges import Count, EnvCount, Hertz, Label, Name, OneOf, Seconds, Size
+from rlinf_vla.config.trust import OUTSIDE
 
 VECTORIZATIONS = ("sync", "async", "vector_entry_point")
 
 
 @dataclass
 class GymnasiumConfig:
-    """Any gymnasium ``VectorEnv`` with continuous actions, in processes of its own.
+    """Any gymnasium ``VectorEnv`` with continuous actions, in separate processes.
 
-    id: as ``gymnasium.make_vec`` takes it; ``my_module:MyEnv-v0`` imports ``my_module`` first.
-    kwargs: for the environment's constructor.
-    vectorization: ``sync`` and ``async`` make one of single environments; ``vector_entry_point`` is an environment's own. Its autoreset
-        mode must be DISABLED, and it must take ``options={"reset_mask": ...}``.
-    num_envs: environments in all, over all groups.
-    episode_limit: control steps after which an episode is truncated. Limits of gymnasium's own are taken off.
-    control_hz: control steps per second of the environment's time.
-    images: name -> key of the observation, uint8 ``[H, W, 3]``; or ``@render``, what ``render()`` returns.
-    state: keys of the observation that make up the state, flattened, one after the other; empty takes an observation that is no mapping.
-    instruction: what the policy is told.
-    success: key of the step's ``info`` that says whether the task is solved, which also ends the episode; null: nothing is ever a success.
-    scale_actions: -1 ... 1 covers the bounds of the action space; else actions are taken as they are. Both are clipped to the bounds.
-    render: make the environment with ``render_mode="rgb_array"``, for pictures and ``@render``.
-    processes: simulator processes in all; null takes one per group.
-    step_timeout_s: seconds that a process may take for one command before it counts as hung and is replaced.
+    id: argument of ``gymnasium.make_vec``; ``my_module:MyEnv-v0`` imports ``my_module`` first.
+    kwargs: arguments of the environment's constructor.
+    vectorization: ``sync`` and ``async`` vectorise single environments; ``vector_entry_point`` uses
+        the environment's own, whose autoreset mode must be DISABLED and which must accept
+        ``options={"reset_mask": ...}``.
+    num_envs: total number of environments over all groups.
+    episode_limit: control steps after which an episode is truncated. Replaces gymnasium's own
+        limits.
+    control_hz: control steps per second of simulated time.
+    images: name -> observation key, uint8 ``[H, W, 3]``, or ``@render`` for the result of
+        ``render()``.
+    state: observation keys, flattened and concatenated; empty: the observation if it is
+        an array, else nothing.
+    instruction: instruction given to the policy.
+    success: key of the step's ``info`` that marks success and ends the episode; null: no success.
+    scale_actions: map -1 ... 1 to the bounds of the action space; actions are clipped to the
+        bounds in any case.
+    render: make the environment with ``render_mode="rgb_array"``, for videos and ``@render``.
+    processes: total number of simulator processes; null: one per group.
+    step_timeout_s: seconds that a command may take before its process counts as hung and is
+        replaced.
     """
 
     name: Name = "gymnasium"

@@ -1,4 +1,4 @@
-"""The plug-in: from a recipe's ``env`` node to vector environments."""
+"""Implement the gymnasium plug-in: make vector environments from a recipe's ``env`` node."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from rlinf_vla.protocols import Diagnosis, Task, VectorEnv
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Diagnosis, Task, VectorEnv
 
 from ..options import divide
 from ..processes import SimulatorPool
@@ -57,7 +57,7 @@ class Gymnasium:
 
 
 def simulator_options(config: GymnasiumConfig) -> dict[str, Any]:
-    """JSON values. Raises UserError for what can be seen without making the environment."""
+    """Options of a simulator, JSON values only. Raises UserError for an empty instruction."""
     if not config.instruction.strip():
-        raise UserError("env.instruction is empty: say what the policy is to do")
+        raise UserError("env.instruction is empty: set it to the task of the policy")
     return asdict(config)

@@ -1,4 +1,4 @@
-"""The simulator process: one gymnasium vector environment."""
+"""Simulator process of gymnasium: one vector environment."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
 
-from ..serving import Unusable
-from ..serving_together import serve_together
+from ..batch_serving import serve_together
+from ..serving import SimulatorUnavailable
 from .batch import GymnasiumBatch
 
 
@@ -18,7 +18,7 @@ def create(options: dict[str, Any], slots: int) -> GymnasiumBatch:
     try:
         return GymnasiumBatch(options, slots)
     except UserError as error:
-        raise Unusable(str(error)) from error
+        raise SimulatorUnavailable(str(error)) from error
 
 
 if __name__ == "__main__":

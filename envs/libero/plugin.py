@@ -1,4 +1,4 @@
-"""The plug-in: from a recipe's ``env`` node to vector environments."""
+"""Implement the LIBERO plug-in: make vector environments from a recipe's ``env`` node."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.protocols import Baseline, Diagnosis, Part, Task, VectorEnv
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Baseline, Diagnosis, Suite, Task, VectorEnv
 
 from .. import bootstrap
 from ..options import divide, one_of, processes_per_group
@@ -17,7 +17,7 @@ from ..vector_env import environments
 from . import gl
 from .config import CAMERAS, CONVENTIONS, LiberoConfig
 from .doctor import checks
-from .suites import SUITES, LiberoTask, chosen, limit, of_suite
+from .suites import SUITES, LiberoTask, limit, of_suite, selected_tasks
 
 
 class Libero:
@@ -28,7 +28,7 @@ class Libero:
 
     def create(self, config: LiberoConfig, groups: int) -> list[VectorEnv]:
         options = simulator_options(config)
-        tasks = chosen(config)
+        tasks = selected_tasks(config)
         per_group = divide(config.num_envs, groups, "env.num_envs")
         processes = processes_per_group(config.num_envs, config.processes, groups)
         renderer = gl.find(config.renderer, config.python, bool(config.cameras))
@@ -47,19 +47,19 @@ class Libero:
         ]
         return environments(pools, tuple(task.name for task in tasks), why_no_expert(tasks))
 
-    def parts(self, config: LiberoConfig) -> list[Part]:
-        """Suites: their episodes differ in length."""
+    def suites(self, config: LiberoConfig) -> list[Suite]:
+        """One entry per suite, because their episodes differ in length."""
         if twice := sorted({suite for suite in suites(config) if suites(config).count(suite) > 1}):
             raise UserError(f"env.suites names {twice[0]} twice")
         alone = [replace(config, suite=suite, suites=None) for suite in suites(config)]
         for each in alone:
             simulator_options(each)
-        return [Part(each.suite, tuple(task.name for task in chosen(each)), each) for each in alone]
+        return [Suite(each.suite, tuple(task.name for task in selected_tasks(each)), each) for each in alone]
 
     def baselines(self, config: LiberoConfig, episodes: int) -> list[Baseline]:
         """LIBERO's own SubprocVectorEnv, on the first of the tasks."""
         options = simulator_options(config)
-        work = {name: options[name] for name in ("image_size", "wait_steps", "seed")} | _of_simulator(chosen(config)[0])
+        work = {name: options[name] for name in ("image_size", "wait_steps", "seed")} | _of_simulator(selected_tasks(config)[0])
         work |= {"num_envs": config.num_envs, "episode_limit": episode_limit(config), "episodes": episodes}
         work |= {"cameras": list(options["cameras"].values())}
         renderer = gl.find(config.renderer, config.python)
@@ -98,7 +98,7 @@ def suites(config: LiberoConfig) -> list[str]:
 
 
 def episode_limit(config: LiberoConfig) -> int:
-    """Control steps; of several suites, the longest."""
+    """Control steps of an episode: the longest limit of all suites."""
     return max(limit(suite) for suite in suites(config)) if config.episode_limit is None else config.episode_limit
 
 
@@ -112,7 +112,10 @@ def why_no_expert(tasks: list[LiberoTask]) -> str | None:
 
 
 def simulator_options(config: LiberoConfig) -> dict[str, Any]:
-    """What a simulator is built from but for its tasks, JSON values only. Raises UserError for what the user can mend."""
+    """Options of a simulator except its tasks, JSON values only.
+
+    Raises UserError for options that the user can fix.
+    """
     for suite in suites(config):
         one_of(suite, SUITES, "env.suite" if config.suites is None else "env.suites")
     convention = CONVENTIONS[config.convention]

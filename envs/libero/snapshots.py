@@ -1,6 +1,6 @@
-"""What the cameras see at the beginning of some tasks, to compare Python environments with, and whether lazy rendering is exact there. Runs
-in any that has LIBERO, by bootstrap:
+"""Save camera images of some tasks and whether lazy rendering is exact, to compare environments.
 
+Runs in any Python environment with LIBERO, by bootstrap:
 MUJOCO_GL=egl python envs/bootstrap.py libero.snapshots OUTPUT.npz < tasks.json
 """
 
@@ -22,7 +22,7 @@ OPTIONS = {"renderer": "", "rendering": "exact", "convention": "", "wait_steps":
 
 
 def looked_at(scene: Scene, exact: bool) -> list[NDArray[np.uint8]]:
-    """The images after a chunk of random actions."""
+    """Return the images after a chunk of random actions."""
     scene.exact = exact
     episode = scene.begin(0, 10)
     for action in np.random.RandomState(0).uniform(-1, 1, (CHUNK, 7)):

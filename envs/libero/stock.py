@@ -1,5 +1,8 @@
-"""The work of ``rlinf-vla bench env`` in LIBERO's own vector environment, as its evaluation uses it: one process per environment, a hard
-reset for each episode, an image at every control step. Runs by bootstrap, with the work as JSON on the command line."""
+"""Baseline of ``rlinf-vla bench env``: LIBERO's own vector environment, as its evaluation uses it.
+
+One process per environment, a hard reset per episode, an image at every control step. Runs by
+bootstrap, with the work as JSON on the command line.
+"""
 
 from __future__ import annotations
 

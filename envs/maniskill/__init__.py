@@ -1,4 +1,4 @@
-"""ManiSkill 3: ``plugin`` is what the entry point names. Importing this imports neither ManiSkill nor SAPIEN."""
+"""ManiSkill 3 plug-in; the entry point names ``plugin``. Imports neither ManiSkill nor SAPIEN."""
 
 from __future__ import annotations
 

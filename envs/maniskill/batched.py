@@ -1,7 +1,8 @@
-"""The gpu backend: all environments are one batch, stepped together in this process, and no tensor leaves the device.
+"""Run the gpu backend: one batch of environments in this process; tensors stay on the device.
 
-Tested without a GPU, as a batch of one on the CPU, where it equals the cpu backend bit for bit. Unproven: ``physx_cuda`` itself, its speed
-and its memory. GPU trajectories differ from CPU ones, and PhysX does not promise that they repeat bit for bit.
+Tested without a GPU, as a batch of one on the CPU, where it is bit-identical to the cpu backend.
+Untested: ``physx_cuda`` itself, its speed and its memory. GPU trajectories differ from CPU ones,
+and PhysX does not guarantee that they repeat.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import ToolUnits
+from rlinf_vla.core.protocols import ToolUnits
 
 from .experts import expert_actions
 from .lowpoly import low_poly_visuals
@@ -45,8 +46,11 @@ class ManiSkillBatch:
         return [self._options["instruction"]] * self.num_envs
 
     def _initialize_one_by_one(self, rows: Tensor, options: dict[str, Any]) -> None:
-        """ManiSkill draws the layouts of all rows from the seed of environment 0. An episode must depend on its own seed alone, so each row
-        is initialised by itself, with its own generators."""
+        """Initialise each row separately, with its own generators.
+
+        ManiSkill draws the layouts of all rows from the seed of environment 0, but an episode must
+        depend on its own seed alone.
+        """
         env = self._env
         for row in rows.tolist():
             torch.manual_seed(int(env._episode_seed[row]))  # ManiSkill restores the global generator after the reset

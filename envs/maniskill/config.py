@@ -1,12 +1,12 @@
-"""The ``env`` node of a recipe that runs ManiSkill."""
+"""Define the ``env`` node of a recipe that runs ManiSkill."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Optional
 
-from rlinf_vla.ranges import Count, EnvCount, ImageSize, Name, OneOf, Seconds, Size
-from rlinf_vla.trust import OUTSIDE
+from rlinf_vla.config.ranges import Count, EnvCount, ImageSize, Name, OneOf, Seconds, Size
+from rlinf_vla.config.trust import OUTSIDE
 
 BACKENDS = ("auto", "cpu", "gpu")
 CAMERAS = ("close", "stock")
@@ -18,26 +18,32 @@ REWARDS = ("sparse", "normalized_dense", "dense", "progress")
 class ManiSkillConfig:
     """ManiSkill 3.
 
-    task: a name that ``plugin.tasks()`` lists.
-    tasks: what an evaluation sweep plays, one after the other; empty: ``task`` alone. With several, control_mode, camera and the like
-        must be right for each.
-    num_envs: environments in all, over all groups.
-    episode_limit: control steps after which an episode is truncated; null takes the task's own.
-    backend: ``cpu`` simulates and renders in processes of its own, bit-reproducibly; ``gpu`` steps all environments as one batch on the
-        GPU of this process; ``auto`` picks ``gpu`` where PyTorch sees one and ``num_envs`` is at least 64.
-    control_mode: what an action means. Of the normalised ones, ``pd_ee_delta_pos`` is (dx, dy, dz, gripper), ``pd_ee_delta_pose`` is
-        (dx, dy, dz, rx, ry, rz, gripper); 1 is 0.1 m or +0.1 rad about that axis of the robot's base, gripper 1 opens and -1 closes.
-    image_size: pixels, both height and width of the image ``base``.
-    camera: ``close`` looks at the middle of the table from 0.5 m away, so that a 4 cm cube covers 4 or 5 of 64 pixels; ``stock`` is
-        the task's own camera, and what a task gets whose things lie elsewhere.
-    robot_visuals: ``low_poly`` draws a robot by its collision meshes and a smaller floor, many times faster on a CPU; the physics is
-        the same bit for bit. ``stock`` draws the full meshes.
-    reward: per control step; ``sparse`` is 1 on success, -1 on failure, else 0. ``dense`` and ``normalized_dense`` are ManiSkill's, more
-        than 0 at every step, so that it pays to dawdle; ``progress`` is what a step changes of ``normalized_dense``, so that an
-        episode's sum is the progress it made (potential-based shaping, Ng et al. 1999).
-    processes: simulator processes in all (cpu backend); null takes one per CPU core, at least one per group.
-    step_timeout_s: seconds that a process may take for one command before it counts as hung and is replaced.
-    asset_dir: where ManiSkill's downloaded assets lie (MS_ASSET_DIR); null takes the environment variable or ``~/.maniskill``.
+    task: task name (``rlinf-vla list tasks``).
+    tasks: tasks of an evaluation sweep, in order; empty: ``task`` alone. The other keys apply to
+        each.
+    num_envs: total number of environments over all groups.
+    episode_limit: control steps after which an episode is truncated; null: the limit of the task.
+    backend: ``cpu`` simulates and renders in separate processes, bit-reproducibly; ``gpu`` steps
+        all environments as one batch on this process's GPU; ``auto`` chooses ``gpu`` if PyTorch
+        finds one and ``num_envs`` >= 64.
+    control_mode: ManiSkill control mode. ``pd_ee_delta_pos`` is (dx, dy, dz, gripper),
+        ``pd_ee_delta_pose`` (dx, dy, dz, rx, ry, rz, gripper); 1 is 0.1 m or +0.1 rad about that
+        axis of the robot's base; gripper 1 opens and -1 closes.
+    image_size: height and width of the image ``base`` in pixels.
+    camera: ``close`` views the middle of the table from 0.5 m, so that a 4 cm cube covers 4 or 5 of
+        64 pixels; ``stock`` is the task's own camera, also used by tasks whose objects lie
+        elsewhere.
+    robot_visuals: ``low_poly`` renders collision meshes and a smaller floor, many times faster on a
+        CPU and with bit-identical physics; ``stock`` renders the full meshes.
+    reward: reward of a control step. ``sparse``: 1 on success, -1 on failure, else 0. ``dense`` and
+        ``normalized_dense``: ManiSkill's, positive at every step, which rewards delay.
+        ``progress``: change of ``normalized_dense``, so that an episode sums to the progress made
+        (potential-based shaping, Ng et al. 1999).
+    processes: total number of simulator processes (cpu backend); null: one per CPU core, at least
+        one per group.
+    step_timeout_s: seconds that a command may take before its process counts as hung and is
+        replaced.
+    asset_dir: folder of ManiSkill's assets; null: ``MS_ASSET_DIR`` or ``~/.maniskill``.
     """
 
     name: Name = "maniskill"

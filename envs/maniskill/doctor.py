@@ -1,4 +1,4 @@
-"""What ``rlinf-vla doctor`` checks for ManiSkill."""
+"""Check the ManiSkill installation for ``rlinf-vla doctor``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-from rlinf_vla.protocols import Diagnosis
+from rlinf_vla.core.protocols import Diagnosis
 
 from . import vulkan
 from .tasks import TASKS, asset_dir, missing_assets

@@ -1,7 +1,8 @@
-"""Scripted experts. Each is a function of the present state alone, so it can label any state that a policy gets itself into.
+"""Scripted experts, which are functions of the present state alone, so they can label any state.
 
-They answer in ``pd_ee_delta_pos`` (dx, dy, dz, gripper) and know all positions, ``[N, 3]`` in metres. Tolerances are wide and depend on the
-height, not on the past, so that a disturbed arm corrects its way instead of starting over.
+They return ``pd_ee_delta_pos`` actions (dx, dy, dz, gripper) and know all positions, ``[N, 3]`` in
+metres. Tolerances are wide and depend on the height, not on the past, so that a disturbed arm
+corrects its motion.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ from torch import Tensor
 
 OPEN, CLOSE = 1.0, -1.0
 GAIN = 2.0
-"""A normalised end-effector step covers about a third of the distance commanded, so twice the remaining error does not overshoot."""
+"""A step covers about a third of the commanded distance, so a gain of 2 does not overshoot."""
 
 
 def expert_actions(env: Any) -> Tensor:
-    """float32 ``[N, D]`` for a ManiSkill base environment; rotations, where the control mode has them, stay zero."""
+    """Expert actions float32 ``[N, D]`` of a ManiSkill base environment; rotations stay zero."""
     action = EXPERTS[env.spec.id](env)
     rotations = env.single_action_space.shape[0] - action.shape[1]
     return torch.cat([action[:, :3], action.new_zeros(len(action), rotations), action[:, 3:]], dim=1)
 
 
 def _towards(env: Any, target: Tensor, gripper: Tensor | float) -> Tensor:
-    """``[N, 4]``: move the tool centre point to ``target`` ``[N, 3]``."""
+    """Action ``[N, 4]`` that moves the tool centre point to ``target`` ``[N, 3]``."""
     move = (GAIN * (target - env.agent.tcp.pose.p) / 0.1).clamp(-1, 1)
     grip = torch.as_tensor(gripper, dtype=move.dtype, device=move.device).expand(len(move))
     return torch.cat([move, grip[:, None]], dim=1)
 
 
 def push_cube(env: Any) -> Tensor:
-    """Go behind the cube, seen from the target, at its height, and push along x."""
+    """Move behind the cube, seen from the target, at its height, and push along x."""
     tcp, cube, goal = env.agent.tcp.pose.p, env.obj.pose.p, env.goal_region.pose.p
     behind, beside = cube[:, 0] - tcp[:, 0], (cube[:, 1] - tcp[:, 1]).abs()
     low = tcp[:, 2] < 0.045
@@ -39,7 +40,7 @@ def push_cube(env: Any) -> Tensor:
     start_x = cube[:, 0] - 0.06
     descending = (behind > 0.045) & (beside < 0.025)
     height = torch.where(pushing | descending, 0.02, torch.where(behind > 0.045, 0.02, 0.09))
-    # Low and level with the cube, sideways moves would drag it along: rise first.
+    # Low sideways moves level with the cube would drag it along: rise first.
     free = pushing | descending | (behind > 0.045) | (tcp[:, 2] > 0.06)
     x = torch.where(pushing, goal[:, 0], torch.where(free, start_x, tcp[:, 0]))
     y = torch.where(free, cube[:, 1], tcp[:, 1])
@@ -47,14 +48,14 @@ def push_cube(env: Any) -> Tensor:
 
 
 def _grasp(env: Any, cube: Tensor) -> Tensor:
-    """``[N, 4]``: the way to having ``cube`` ``[N, 3]`` between closed fingers, coming from above with the gripper open."""
+    """Action ``[N, 4]``: approach ``cube`` ``[N, 3]`` from above with open gripper and grasp it."""
     tcp, finger = env.agent.tcp.pose.p, env.agent.robot.get_qpos()[:, -1]
     aside = (cube[:, :2] - tcp[:, :2]).norm(dim=1)
     above = tcp[:, 2] - cube[:, 2]
     between = (aside < 0.018) & (above.abs() < 0.018)
-    # A funnel: the higher, the less exact. Fingers must be wide before they come down.
+    # Funnel: the tolerance grows with height. Open the fingers before the descent.
     descend = (aside < 0.02 + 0.3 * above.clamp(min=0)) & ((finger > 0.03) | (above < 0.02) | (above > 0.05))
-    # Low beside the cube, sideways moves would push it and its neighbours: rise first.
+    # Low sideways moves would push the cube and its neighbours: rise first.
     sideways = (aside < 0.03) | (above > 0.04)
     xy = torch.where(sideways[:, None], cube[:, :2], tcp[:, :2])
     z = torch.where(descend, cube[:, 2], cube[:, 2] + 0.07)
@@ -62,7 +63,10 @@ def _grasp(env: Any, cube: Tensor) -> Tensor:
 
 
 def _place(env: Any, cube: Tensor, goal: Tensor, tolerance: float) -> Tensor:
-    """``[N, 4]``: bring the grasped ``cube`` over ``goal`` (where its centre shall rest), to within ``tolerance`` (m), lower it, let go."""
+    """Action ``[N, 4]``: move the grasped ``cube`` over ``goal``, lower it and release it.
+
+    ``goal`` is where the cube's centre shall rest; ``tolerance`` is horizontal, in metres.
+    """
     aside = (goal[:, :2] - cube[:, :2]).norm(dim=1)
     height = cube[:, 2] - goal[:, 2]
     lower = aside < tolerance + 0.3 * height.clamp(min=0)
@@ -75,7 +79,7 @@ def _place(env: Any, cube: Tensor, goal: Tensor, tolerance: float) -> Tensor:
 
 
 def _leave(env: Any) -> Tensor:
-    """``[N, 4]``: open, then straight up; not before the fingers are off the cube, or it comes along."""
+    """Action ``[N, 4]``: open, then rise once the fingers are off the cube, so that it stays."""
     tcp, finger = env.agent.tcp.pose.p, env.agent.robot.get_qpos()[:, -1:]
     up = torch.tensor([0.0, 0.0, 0.05], device=tcp.device)
     return _towards(env, tcp + torch.where(finger > 0.036, up, 0.0), OPEN)

@@ -1,4 +1,7 @@
-"""Cheap visuals: on a CPU the time to render goes into triangles, and the Panda's visual meshes have 135 thousand."""
+"""Reduce the triangles of robots and floors, which dominate the rendering time on a CPU.
+
+The Panda's visual meshes have 135 thousand triangles.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 FLOOR_WIDTH = 20
-"""Metres; the stock floor is 100 m wide, of 20 thousand triangles."""
+"""Metres; the stock floor is 100 m wide and has 20 thousand triangles."""
 
 
 @contextmanager
 def low_poly_visuals() -> Iterator[None]:
-    """Meanwhile, scenes are built with robots drawn by their collision meshes, and with small floors. Their physics stays the same."""
-    import mani_skill.envs  # noqa: F401  (whoever builds a floor is imported)
+    """Build scenes with collision meshes as robot visuals, and small floors; same physics."""
+    import mani_skill.envs  # noqa: F401  (imports all modules that build a floor)
     from mani_skill.utils.building import ground
     from mani_skill.utils.building.urdf_loader import URDFLoader
 

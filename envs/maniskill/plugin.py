@@ -1,4 +1,4 @@
-"""The plug-in: from a recipe's ``env`` node to vector environments."""
+"""Implement the ManiSkill plug-in: make vector environments from a recipe's ``env`` node."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from rlinf_vla.protocols import Baseline, Diagnosis, Part, Task, VectorEnv
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Baseline, Diagnosis, Suite, Task, VectorEnv
 
 from .. import batched
-from ..batched import BatchedVectorEnv, takes_gpu
+from ..batched import BatchedVectorEnv, use_gpu
 from ..options import divide, one_each, one_of, processes_per_group, refuse_several
 from ..processes import SimulatorPool
-from ..serving import Unusable
+from ..serving import SimulatorUnavailable
 from ..vector_env import environments
 from . import vulkan
 from .batched import ManiSkillBatch
@@ -37,10 +37,10 @@ class ManiSkill:
             raise UserError(f"ManiSkill is not installed: {INSTALL}")
         limit = _limit(config)
         refusal = why_not_on_gpu(config, groups)
-        if takes_gpu(config.backend, config.num_envs, refusal):
+        if use_gpu(config.backend, config.num_envs, refusal):
             try:
                 batch = ManiSkillBatch(options, config.num_envs, "physx_cuda", "gpu")
-            except Unusable as error:
+            except SimulatorUnavailable as error:
                 raise UserError(str(error)) from error
             return [BatchedVectorEnv(batch, limit, (config.task,), why_no_expert(config))]
         return self._create_on_cpu(config, options, groups, per_group, limit)
@@ -65,11 +65,11 @@ class ManiSkill:
         ]
         return environments(pools, (config.task,), why_no_expert(config))
 
-    def parts(self, config: ManiSkillConfig) -> list[Part]:
+    def suites(self, config: ManiSkillConfig) -> list[Suite]:
         alone = one_each(config)
         for each in alone:
             simulator_options(each)
-        return [Part(self.name, (each.task,), each) for each in alone]
+        return [Suite(self.name, (each.task,), each) for each in alone]
 
     def baselines(self, config: ManiSkillConfig, episodes: int) -> list[Baseline]:
         driver = vulkan.find()
@@ -100,7 +100,7 @@ class ManiSkill:
 
 
 def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
-    """What a simulator is built from, JSON values only. Raises UserError for what the user can mend."""
+    """Options of a simulator, JSON values only. Raises UserError for invalid ones."""
     one_of(config.task, TASKS, "env.task")
     entry = TASKS[config.task]
     missing = missing_assets(entry, config.asset_dir)
@@ -123,23 +123,23 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
 
 
 def why_no_expert(config: ManiSkillConfig) -> str | None:
-    """One line where the task has no scripted expert in this control mode."""
+    """Return why the task has no scripted expert in this control mode; None if it has one."""
     if not TASKS[config.task].has_expert:
         experts = ", ".join(name for name, entry in TASKS.items() if entry.has_expert)
         return f"env.task={config.task} has no scripted expert; these have one: {experts}"
     if config.control_mode not in EXPERT_MODES:
-        return f"the scripted experts do not speak env.control_mode={config.control_mode}; use {' or '.join(EXPERT_MODES)}"
+        return f"the scripted experts do not support env.control_mode={config.control_mode}; use {' or '.join(EXPERT_MODES)}"
     return None
 
 
 def why_not_on_gpu(config: ManiSkillConfig, groups: int) -> str | None:
-    """One line where the gpu backend cannot do this."""
+    """Return why the gpu backend cannot run this configuration; None if it can."""
     if (reason := batched.why_not_on_gpu(groups)) is not None:
         return reason
     if TASKS[config.task].bridge:
         return f"env.task={config.task} cannot reset single environments of a batch: use env.backend=cpu"
     if "target" in config.control_mode:
-        return f"env.control_mode={config.control_mode} loses its targets when a neighbour in the batch is reset: use env.backend=cpu"
+        return f"env.control_mode={config.control_mode} loses its targets when another environment is reset: use env.backend=cpu"
     return None
 
 

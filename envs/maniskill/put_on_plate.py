@@ -1,4 +1,7 @@
-"""PutOnPlate-v1: one of three coloured cubes, named by the instruction, is to be put on a plate. Needs no downloaded assets."""
+"""Task PutOnPlate-v1: put one of three coloured cubes, named by the instruction, on a plate.
+
+Needs no downloaded assets.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,18 @@ CUBE_HALF_SIZE = 0.02
 PLATE_RADIUS = 0.07
 PLATE_HALF_THICKNESS = 0.005
 CUBE_PLACES = np.array([[-0.06, -0.17], [0.08, -0.095], [-0.06, -0.02]])
-"""Where the cubes' centres lie before ``JITTER``: (x, y), metres, table frame. Far enough apart for an open gripper around each."""
+"""Cube centres (x, y) before ``JITTER``, metres, table frame; a gripper fits around each."""
 PLATE_PLACE = np.array([0.0, 0.14])
 HALF_WAY = 0.5
 JITTER = 0.025
-"""Largest distance of cubes and plate from their places along x and y, metres."""
+"""Largest offset of cubes and plate from their places along x and y, metres."""
 
 
 def sample_layout(rng: np.random.RandomState) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
-    """Draw an episode: (index into COLOURS, plate centre ``[2]``, cube centres ``[3, 2]``), metres. Any cube may lie in any place."""
+    """Draw the layout of an episode; each cube may take any of the places.
+
+    Returns index into COLOURS, plate centre ``[2]`` and cube centres ``[3, 2]``, metres.
+    """
     target = rng.randint(len(COLOURS))
     cubes = rng.permutation(CUBE_PLACES) + rng.uniform(-JITTER, JITTER, CUBE_PLACES.shape)
     return target, PLATE_PLACE + rng.uniform(-JITTER, JITTER, 2), cubes
@@ -40,9 +46,10 @@ def sample_layout(rng: np.random.RandomState) -> tuple[int, NDArray[np.float64],
 
 @register_env("PutOnPlate-v1", max_episode_steps=50)
 class PutOnPlateEnv(BaseEnv):
-    """Success: the instructed cube rests on the plate and the gripper has let go of it. There is no failure.
+    """Put the instructed cube on the plate.
 
-    Dense rewards are 0 at first, ``HALF_WAY`` while the instructed cube is grasped or on the plate, 1 on success.
+    Success: the cube rests on the plate and is released. There is no failure. Dense rewards are 0
+    at first, ``HALF_WAY`` while the cube is grasped or on the plate, 1 on success.
     """
 
     SUPPORTED_ROBOTS = ["panda"]  # noqa: RUF012  (the base class's own declaration)
@@ -98,7 +105,7 @@ class PutOnPlateEnv(BaseEnv):
             initial_pose=sapien.Pose(p=[0, 0, 0.0005]),
         )
         self.target = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
-        """index into COLOURS of the instructed cube, int64 ``[num_envs]``"""
+        """Index into COLOURS of the instructed cube, int64 ``[num_envs]``."""
 
     def _initialize_episode(self, env_idx: Tensor, options: dict[str, Any]) -> None:
         layouts = [sample_layout(self._batched_episode_rng.rngs[i]) for i in env_idx.tolist()]
@@ -106,22 +113,22 @@ class PutOnPlateEnv(BaseEnv):
         self.target[env_idx] = torch.tensor([target for target, _, _ in layouts], device=self.device)
         for i, cube in enumerate(self.cubes):
             cube.set_pose(self._resting([cubes[i] for _, _, cubes in layouts], CUBE_HALF_SIZE))
-        half_turn = [np.cos(np.pi / 4), 0.0, np.sin(np.pi / 4), 0.0]  # a cylinder's axis is its x: stand it up
+        half_turn = [np.cos(np.pi / 4), 0.0, np.sin(np.pi / 4), 0.0]  # turns a cylinder's axis, its x, upright
         self.plate.set_pose(self._resting([plate for _, plate, _ in layouts], PLATE_HALF_THICKNESS, half_turn))
 
     def _resting(self, centres: list[NDArray[np.float64]], height: float, quaternion: list[float] | None = None) -> Pose:
-        """Poses ``[b]`` on the table: ``centres`` (x, y), ``height`` of the centre above the table."""
+        """Poses ``[b]`` on the table: ``centres`` (x, y) and ``height`` of the centre above it."""
         xy = torch.tensor(np.stack(centres), dtype=torch.float32, device=self.device)
         xyz = torch.cat([xy, torch.full_like(xy[:, :1], height)], dim=1)
         return Pose.create_from_pq(xyz, torch.tensor(quaternion or [1.0, 0.0, 0.0, 0.0], device=self.device))
 
     def get_language_instruction(self) -> list[str]:
-        """One sentence per environment."""
+        """One instruction per environment."""
         names = list(COLOURS)
         return [f"put the {names[i]} cube on the plate" for i in self.target.tolist()]
 
     def of_target(self, question: Callable[[Actor], Tensor]) -> Tensor:
-        """``question``, which answers for one cube in all environments, asked of the instructed cubes only: ``[num_envs, ...]``."""
+        """Apply ``question`` to the instructed cube of each environment: ``[num_envs, ...]``."""
         answers = {i: question(self.cubes[i]) for i in self.target.unique().tolist()}
         return torch.stack([answers[i][row] for row, i in enumerate(self.target.tolist())])
 

@@ -1,4 +1,4 @@
-"""The simulator process: single ManiSkill environments on the CPU."""
+"""Simulator process of ManiSkill: single environments on the CPU."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..serving import Seen, SimulatorSpec, Step, Unusable, serve
+from ..serving import Seen, SimulatorSpec, SimulatorUnavailable, Step, serve
 from .doctor import NO_DRIVER
 from .lowpoly import low_poly_visuals
 
 PICTURE_SIZE = 256
-"""Height and width of the picture for people."""
+"""Height and width of images for display, in pixels."""
 
 
 def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str) -> Any:
-    """One ManiSkill base environment (batched where ``num_envs`` is more than one) that renders only when asked."""
+    """Make a ManiSkill base environment (batched for ``num_envs`` > 1) that renders on request."""
     import gymnasium
     import mani_skill.envs  # noqa: F401  (registers the tasks)
     from mani_skill.utils import sapien_utils
@@ -29,7 +29,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
     from . import put_on_plate  # noqa: F401  (registers the task)
 
     sensors: dict[str, Any] = {}
-    if not options["bridge"]:  # those mix the image with a photograph, at its own size
+    if not options["bridge"]:  # bridge tasks overlay a photograph of fixed size
         sensors = {"width": options["image_size"], "height": options["image_size"], "shader_pack": "minimal"}
     if options["close_view"]:
         eye, target, fov = options["close_view"]
@@ -48,21 +48,24 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
             render_backend=render_backend,
             sensor_configs={options["camera"]: sensors},
             human_render_camera_configs={"width": PICTURE_SIZE, "height": PICTURE_SIZE},
-            max_episode_steps=sys.maxsize,  # the adapter counts control steps itself
+            max_episode_steps=sys.maxsize,  # the vector environment counts control steps
             **keywords,
         ).unwrapped
     except RuntimeError as error:
         if any(sign in str(error) for sign in ("ErrorIncompatibleDriver", "supported physical device", "rendering device")):
-            raise Unusable(NO_DRIVER) from error
+            raise SimulatorUnavailable(NO_DRIVER) from error
         raise
-    # From here on steps and resets render nothing; _get_obs_sensor_data still knows from obs_mode_struct what to render when it is asked.
+    # Steps and resets now render nothing; _get_obs_sensor_data still uses obs_mode_struct.
     env._obs_mode = "none"
     return env
 
 
 def rotation_signs(env: Any) -> NDArray[np.float32]:
-    """``[D]``: what to multiply an action with. ManiSkill's normalised end-effector rotations turn the wrong way round: it scales them by
-    the lower limit, -0.1 rad."""
+    """Signs ``[D]`` to multiply actions with.
+
+    ManiSkill's normalised end-effector rotations are inverted: it scales them by the lower limit,
+    -0.1 rad.
+    """
     from mani_skill.agents.controllers import PDEEPoseController
 
     controller = env.agent.controller
@@ -75,7 +78,7 @@ def rotation_signs(env: Any) -> NDArray[np.float32]:
 
 
 def tool_units(env: Any) -> list[float] | None:
-    """[m, rad] that 1 means in an action; None where actions do not move a tool and a gripper."""
+    """[m, rad] that 1 means in an action; None if actions do not move a tool and a gripper."""
     from mani_skill.agents.controllers import PDEEPosController, PDEEPoseController
 
     controllers = getattr(env.agent.controller, "controllers", {})
@@ -88,7 +91,7 @@ def tool_units(env: Any) -> list[float] | None:
 
 
 def stack(env: Any) -> dict[str, str]:
-    """What decides about an episode's bits besides its seed and actions."""
+    """Everything besides seed and actions that determines an episode's exact results."""
     from importlib.metadata import version
 
     from sapien.render import get_device_summary
@@ -99,7 +102,7 @@ def stack(env: Any) -> dict[str, str]:
 
 
 def tool_pose(env: Any) -> Any:
-    """float32 ``[num_envs, 7]``: tool centre point x y z (m, the table's frame) and quaternion w x y z."""
+    """Tool centre point x y z (m, table frame), quaternion w x y z: float32 ``[num_envs, 7]``."""
     agent = env.agent
     if hasattr(agent, "tcp_pose"):
         return agent.tcp_pose.raw_pose
@@ -108,7 +111,10 @@ def tool_pose(env: Any) -> Any:
 
 
 def proprioception(env: Any) -> Any:
-    """float32 ``[num_envs, 8]``: ``tool_pose`` and the last gripper joint (m or rad; 0 for a robot without a gripper)."""
+    """``tool_pose`` and the last gripper joint: float32 ``[num_envs, 8]``.
+
+    The joint is in m or rad, and 0 for a robot without a gripper.
+    """
     import torch
 
     gripper = env.agent.robot.get_qpos()[:, -1:]
@@ -118,28 +124,28 @@ def proprioception(env: Any) -> Any:
 
 
 class Outcome:
-    """Rewards and successes of the steps of one ManiSkill environment, which may be a batch."""
+    """Compute rewards and successes of one ManiSkill environment, which may be a batch."""
 
     def __init__(self, env: Any, options: dict[str, Any]) -> None:
         self._env, self._bridge, self._progress = env, options["bridge"], options["reward"] == "progress"
         self._dense: Any = None
 
     def begin(self, rows: Any = slice(None)) -> None:
-        """Episodes began in ``rows``."""
+        """Record that episodes began in ``rows``."""
         if not self._progress:
             return
         env = self._env
-        dense = env.get_reward({}, env.agent.robot.get_qpos(), env.get_info())  # by the state alone: no action was taken yet
+        dense = env.get_reward({}, env.agent.robot.get_qpos(), env.get_info())  # from the state alone, before any action
         if self._dense is None:
             self._dense = dense.clone()
         self._dense[rows] = dense[rows]
 
     def __call__(self, reward: Any, info: dict[str, Any]) -> tuple[Any, Any]:
-        """(reward float32 ``[num_envs]``, success bool ``[num_envs]``) of a step."""
+        """Reward float32 and success bool of a step, each ``[num_envs]``."""
         import torch
 
         success = info.get("success", torch.zeros_like(reward, dtype=torch.bool)).bool()
-        if self._bridge:  # those have no reward of their own
+        if self._bridge:  # bridge tasks define no reward
             return success.float(), success
         if self._progress:
             reward, self._dense = reward - self._dense, reward.clone()
@@ -150,12 +156,12 @@ class ManiSkillSimulator:
     """Implements ``serving.Simulator``."""
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
-        import mani_skill.envs  # noqa: F401  (now, so that it is not searched below)
+        import mani_skill.envs  # noqa: F401  (now, so that gc.freeze below covers it)
         import torch
 
         torch.set_num_threads(1)
         gc.collect()
-        gc.freeze()  # ManiSkill collects garbage with every new scene: 0.1 s, were the imported modules searched each time
+        gc.freeze()  # ManiSkill collects garbage with every new scene; scanning the imported modules would take 0.1 s
         self._visuals = ExitStack()  # for the life of the process: every reset builds a new scene
         if options["low_poly"]:
             self._visuals.enter_context(low_poly_visuals())
@@ -177,8 +183,8 @@ class ManiSkillSimulator:
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         env = self._envs[slot]
-        # PhysX remembers earlier episodes in the order of its contacts, so that the same one can come out in two ways. Only a new scene,
-        # for the price of about four control steps, makes an episode a function of its seed and actions.
+        # PhysX keeps contacts in an order that depends on earlier episodes and changes results. A
+        # new scene, which costs about 4 control steps, prevents that.
         env.reset(seed=seed, options={"reconfigure": True})
         self._outcomes[slot].begin()
         if hasattr(env, "get_language_instruction"):

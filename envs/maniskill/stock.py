@@ -1,5 +1,8 @@
-"""The baseline of ``rlinf-vla bench env``: ManiSkill as its documentation vectorises it on a CPU, gymnasium's AsyncVectorEnv of single
-environments with their own robot meshes, a process each. See ``protocols.Baseline`` for what it prints."""
+"""Baseline of ``rlinf-vla bench env``: gymnasium's AsyncVectorEnv, as ManiSkill documents for CPUs.
+
+One process per environment, each with the robot's visual meshes. ``protocols.Baseline`` defines its
+output.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import numpy as np
 def main(work: dict[str, Any]) -> None:
     import gymnasium
 
-    # not forked: AsyncVectorEnv has made an environment in this process by then, and a software Vulkan driver's threads do not survive it
+    # not fork: AsyncVectorEnv has made an environment here; its Vulkan threads would be lost
     envs = gymnasium.vector.AsyncVectorEnv([lambda: make(work)] * work["num_envs"], context="spawn")
     generator = np.random.default_rng(0)
     try:
@@ -24,13 +27,13 @@ def main(work: dict[str, Any]) -> None:
             for _ in range(work["episode_limit"]):
                 envs.step(generator.uniform(-1, 1, envs.action_space.shape).astype(np.float32))
         print("end", flush=True)
-        sys.stdin.read()  # whoever measures looks at the processes before they go
+        sys.stdin.read()  # the benchmark inspects the processes first
     finally:
         envs.close()
 
 
 def make(work: dict[str, Any]) -> Any:
-    """One environment, with the observations that ManiSkill itself makes at every step."""
+    """Make one environment with the observations that ManiSkill makes at every step."""
     import gymnasium
     import mani_skill.envs  # noqa: F401  (registers the tasks)
     import torch

@@ -1,4 +1,4 @@
-"""The tasks: what they are called here and in ManiSkill, what the robot is told, and what they need."""
+"""Define the tasks: names here and in ManiSkill, instructions and requirements."""
 
 from __future__ import annotations
 
@@ -21,41 +21,43 @@ PANDA_STICK_MODES = (
     "pd_joint_pos_vel",
     "pd_joint_delta_pos_vel",
 )
-"""Control modes of a Panda that holds a stick; actions have no gripper component."""
+"""Control modes of a Panda with a stick; actions have no gripper component."""
 PANDA_MODES = PANDA_STICK_MODES
 SO100_MODES = ("pd_joint_delta_pos", "pd_joint_target_delta_pos", "pd_joint_pos")
 WIDOWX_MODES = ("arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos",)
 EXPERT_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
-"""Control modes that the scripted experts speak."""
+"""Control modes that the scripted experts support."""
 
 BRIDGE_MARKERS = (
     "data/tasks/bridge_v2_real2sim_dataset/custom/info_bridge_custom_v0.json",
     "data/robots/widowx/wx250s.urdf",
 )
-"""Files of the bridge tasks, relative to the asset directory. (ManiSkill looks at directories only, and takes the empty one that a failed
-download leaves for the data.)"""
+"""Files of the bridge tasks, relative to the asset directory.
+
+ManiSkill checks directories only, and accepts the empty one that a failed download leaves.
+"""
 
 View = tuple[tuple[float, float, float], tuple[float, float, float], float]
-"""Where a camera stands, what it looks at (metres, table frame), and its field of view (radians)."""
+"""Camera position and the point it faces (m, table frame), and field of view (rad)."""
 
 
 @dataclass(frozen=True)
 class TaskEntry:
     gym_id: str
     instruction: str
-    """For a task that draws its instruction per episode: an example."""
+    """An example if the task draws its instruction per episode."""
     limit: int
-    """Control steps of an episode."""
+    """Control steps per episode."""
     has_expert: bool = False
     robot: str | None = "panda"
-    """None keeps the task's own."""
+    """None keeps the default robot of the task."""
     control_modes: tuple[str, ...] = PANDA_MODES
     rewards: tuple[str, ...] = REWARDS
     camera: str = "base_camera"
     close_view: View | None = ((0.55, 0.0, 0.55), (0.05, 0.0, 0.03), 1.0)
-    """The camera ``close``; None where only the task's own sees everything."""
+    """The camera ``close``; None if only the task's own camera sees everything."""
     bridge: bool = False
-    """One of the digital twins of BridgeData V2: needs assets, and names rewards and images its own way."""
+    """A digital twin of BridgeData V2: needs assets, and has its own reward and image names."""
     note: str = ""
 
 
@@ -126,11 +128,11 @@ TASKS: dict[str, TaskEntry] = {
 
 
 def asset_dir(configured: str | None) -> Path:
-    """Where ManiSkill keeps what it downloads."""
+    """Folder of ManiSkill's downloads."""
     return Path(configured or os.environ.get("MS_ASSET_DIR") or Path.home() / ".maniskill").expanduser().absolute()
 
 
 def missing_assets(entry: TaskEntry, configured_dir: str | None) -> list[Path]:
-    """Files that the task needs and that are not there."""
+    """Files that the task needs and that are missing."""
     markers = BRIDGE_MARKERS if entry.bridge else ()
     return [path for path in (asset_dir(configured_dir) / marker for marker in markers) if not path.exists()]

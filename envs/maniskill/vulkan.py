@@ -1,12 +1,13 @@
-"""A Vulkan driver that SAPIEN accepts. Without one ManiSkill does not run at all, rendering or not.
+"""Find or install a Vulkan driver that SAPIEN accepts; ManiSkill needs one even without rendering.
 
-SAPIEN refuses the software drivers of Mesa before 24.3, and Debian 12 has 22.3. ``install`` unpacks a newer one beside the Python
-environment, without root and without touching the system; simulator processes are pointed to it by environment variables, and only where
-the system's own driver is refused.
+SAPIEN rejects Mesa's software drivers before 24.3, and Debian 12 has 22.3. ``install`` unpacks a
+newer one next to the Python environment, without root and without changing the system. Environment
+variables point simulator processes to it, only where the system's own driver is rejected.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,35 +20,39 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from rlinf_vla import child_process
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import child_process
+from rlinf_vla.core.io import replacing
 
 _CHECK = "import sys, sapien; sapien.render.RenderSystem(sys.argv[1])"
 _ICD_DIRS = ("/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d")
 _PACKAGES = ("mesa-vulkan-drivers", "libvulkan1")
 _LIBRARIES = ("libx11-6", "libgl1", "libglib2.0-0")
-"""What SAPIEN and OpenCV load besides; minimal images lack them."""
+"""Other libraries that SAPIEN and OpenCV load; minimal images lack them."""
 _BACKPORTS = {("debian", "12"): "bookworm"}
-"""Systems whose own Mesa is too old, and the release whose backports have a newer one."""
+"""Systems whose Mesa is too old, and the release whose backports have a newer one."""
 
 
 @dataclass(frozen=True)
 class Driver:
     render_backend: str
-    """What ManiSkill's ``render_backend`` must be: ``cpu`` or ``gpu``."""
+    """Value of ManiSkill's ``render_backend``: ``cpu`` or ``gpu``."""
     environment: dict[str, str]
-    """Added to a simulator process's environment variables."""
+    """Variables added to the environment of a simulator process."""
     name: str
 
 
 def private_dir() -> Path:
-    """Where ``install`` puts the driver."""
+    """Folder into which ``install`` unpacks the driver."""
     configured = os.environ.get("RLINF_VLA_VULKAN_DIR")
     return Path(configured).absolute() if configured else Path(sys.prefix, "share", "rlinf-vla", "vulkan")
 
 
 def find() -> Driver | None:
-    """The driver to use: the system's own where SAPIEN accepts it, else ours, else None. A good answer is remembered on disk."""
+    """Return the driver to use: the system's if SAPIEN accepts it, else ours, else None.
+
+    A driver that was found is cached on disk.
+    """
     memory = private_dir().parent / f"vulkan-{_fingerprint()}.json"
     try:
         return Driver(**json.loads(memory.read_text()))
@@ -64,7 +69,10 @@ def find() -> Driver | None:
 
 
 def install() -> None:
-    """Download and unpack lavapipe into ``private_dir()``; takes seconds. Raises UserError where that cannot be done."""
+    """Download and unpack lavapipe into ``private_dir()``, in seconds.
+
+    Raises UserError if that is not possible.
+    """
     if not shutil.which("apt-get") or not shutil.which("dpkg"):
         raise UserError("no apt-get here: install Mesa's lavapipe Vulkan driver, 24.3 or newer, with your package manager")
     target = private_dir()
@@ -102,7 +110,7 @@ def _environment() -> dict[str, str]:
 
 
 def _accepted(driver: Driver) -> bool:
-    """Ask SAPIEN in a process of its own, because the loader reads its environment once."""
+    """Test in a separate process, because the Vulkan loader reads its environment only once."""
     device = {"cpu": "cpu", "gpu": "cuda"}[driver.render_backend]
     program, environment = child_process.command(["-c", _CHECK, device]), child_process.environment(driver.environment)
     try:
@@ -113,7 +121,7 @@ def _accepted(driver: Driver) -> bool:
 
 
 def _fingerprint() -> str:
-    """Changes with whatever may change the answer of ``find``."""
+    """Hash of everything that may change the result of ``find``."""
     facts = [version("sapien"), sys.prefix, str(private_dir()), str(_icd().exists())]
     facts += [os.environ.get(name, "") for name in ("VK_ICD_FILENAMES", "VK_DRIVER_FILES", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")]
     for folder in _ICD_DIRS:
@@ -122,7 +130,10 @@ def _fingerprint() -> str:
 
 
 def _download(work: Path) -> list[Path]:
-    """Fetch the driver and what it needs beyond what is installed, with APT state of our own; no root, no locks, no system change."""
+    """Fetch the driver and its missing dependencies, with private APT state.
+
+    Needs no root and no locks, and does not change the system.
+    """
     for folder in ("lists/partial", "cache/archives/partial"):
         (work / folder).mkdir(parents=True)
     options = {
@@ -140,7 +151,7 @@ def _download(work: Path) -> list[Path]:
     apt = ["apt-get", "-qq", *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
     _run([*apt, "update"])
     _run([*apt, "install", "--download-only", "--yes", "--no-install-recommends", "--reinstall", *_PACKAGES])
-    for library in _LIBRARIES:  # one by one: their names differ between releases, and most systems have them
+    for library in _LIBRARIES:  # one by one: names differ between releases, and most are installed
         subprocess.run(
             [*apt, "install", "--download-only", "--yes", "--no-install-recommends", "--no-upgrade", library], capture_output=True
         )
@@ -163,11 +174,6 @@ def _run(command: list[str]) -> None:
 
 
 def _write_quietly(path: Path, text: str) -> None:
-    """A note that only saves time: where it cannot be written, the check is simply made again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
-        Path(file.name).replace(path)
-    except OSError:
-        pass
+    """Write a cache file; if that fails, the check runs again next time."""
+    with contextlib.suppress(OSError), replacing(path) as aside:
+        aside.write_text(text)

@@ -1,4 +1,4 @@
-"""A small policy from images and proprioception: convolutions (or any timm backbone) and a Gaussian head."""
+"""A small policy on images and proprioception: CNN (or any timm backbone) and a Gaussian head."""
 
 from .policy import CompactPolicy
 

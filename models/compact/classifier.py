@@ -1,6 +1,7 @@
-"""A success classifier: images to "the task is done", and the reward that says so (as in HIL-SERL, arXiv 2410.21845).
+"""Reward from a success classifier on images (as in HIL-SERL, arXiv 2410.21845).
 
-Its checkpoint is a directory with config.json and model.safetensors, written by ``rlinf-vla train recipe=reward_classifier``.
+Its checkpoint is a directory with config.json and model.safetensors, written by
+``rlinf-vla train recipe=reward_classifier``.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_vla.pictures import resized
-from rlinf_vla.protocols import EnvSpec, Reward, RewardModel
-from rlinf_vla.ranges import ImageSize, Label, Name, NonEmpty, Range
-from rlinf_vla.types import Inputs, Observation, StepResult, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import ImageSize, Label, Name, NonEmpty, Range
+from rlinf_vla.core.images import resized
+from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel
+from rlinf_vla.core.types import Inputs, Observation, StepResult
 
 from .. import files
-from ..config_file import fitting, read_config
+from ..config_file import building_errors, read_config
 from .encoder import ImageEncoder
 
 SIZES = {"patch": 4, "channels": [32, 32, 32], "width": 64}
@@ -30,20 +32,22 @@ class ClassifierOptions:
     """Recipe node ``reward.options``."""
 
     checkpoint: str | None = None
-    """A trained classifier's directory; null: a fresh one, which has to be trained."""
+    """Directory of a trained classifier; null creates a new one, to be trained."""
     image_size: ImageSize = 64
-    """Pixels of each side, for a fresh one."""
+    """Side length of the input images in pixels, for a new classifier."""
     images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
-    """The environment's cameras; all go through the same encoder."""
+    """Cameras of the environment to classify from; all share one encoder."""
     encoder: Name = "conv"
-    """conv, or timm:NAME, from random weights."""
+    """Image encoder, from random weights: ``conv``, or ``timm:NAME`` for a backbone of timm."""
     threshold: Annotated[float, Range(0, 1, above=True, below=True)] = 0.5
-    """Probability from which on it is success, worth 1; below, 0."""
+    """Probability of success above which the reward is 1; otherwise it is 0."""
     ends_episode: bool = True
-    """What it takes for success ends the episode, as on a robot that no simulator tells."""
+    """End the episode when the classifier reports success, as needed on a real robot."""
 
 
 class SuccessClassifier(RewardModel):
+    """Binary classifier of success from the images of one observation."""
+
     def __init__(self, config: dict[str, Any], options: ClassifierOptions) -> None:
         super().__init__()
         self.config = config
@@ -72,9 +76,9 @@ class Classifier:
         if config.checkpoint is None:
             return SuccessClassifier(SIZES | {"image_sizes": [config.image_size] * 2}, config)
         directory = Path(config.checkpoint).expanduser()
-        with fitting(directory, files.CONFIG):
+        with building_errors(directory, files.CONFIG):
             model = SuccessClassifier(read_config(directory), config)
-        files.fill(model, dict(files.read_weights(directory)), directory)
+        files.load_weights(model, dict(files.read_weights(directory)), directory)
         return model
 
     def create(self, config: ClassifierOptions, env: EnvSpec, device: torch.device) -> Reward:
@@ -83,12 +87,12 @@ class Classifier:
         model = self.learner(config)
         for name, size in model.images.items():
             if env.images.get(name) != size:
-                raise UserError(f"the reward classifier looks at image {name!r} of {size} pixels, the environment has {env.images}")
+                raise UserError(f"the reward classifier needs image {name!r} of {size} pixels, the environment has {env.images}")
         return ClassifierReward(model.to(device).eval(), config.threshold, config.ends_episode)
 
 
 class ClassifierReward:
-    """1 in the step after which the classifier sees success, which ends the episode where ``ends_episode``."""
+    """Reward 1 in the last step of a call if the classifier reports success on its observation."""
 
     def __init__(self, model: RewardModel, threshold: float, ends_episode: bool) -> None:
         self.model, self.threshold, self.ends_episode = model, threshold, ends_episode

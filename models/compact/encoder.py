@@ -1,4 +1,4 @@
-"""What images become in compact models: convolutions on patches, or any backbone of timm."""
+"""Image encoder of the compact models: convolutions on patches, or any backbone of timm."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
 
 
 class ImageEncoder(nn.Module):
-    """uint8 ``[B, H, W, 3]`` to ``[B, width]`` in (-1, 1)."""
+    """Encode uint8 ``[B, H, W, 3]`` as ``[B, width]`` in (-1, 1)."""
 
     def __init__(self, config: dict[str, Any], encoder: str) -> None:
-        """``config``: image_sizes, width, and of convolutions patch and channels. ``encoder``: conv or timm:NAME. Raises UserError."""
+        """``config``: image_sizes, width; for conv patch, channels. ``encoder``: conv or timm:NAME.
+
+        Raises UserError if the encoder is unknown or timm is not installed.
+        """
         super().__init__()
         self.network = _network(config, encoder)
         with torch.no_grad():
@@ -40,7 +43,7 @@ def _network(config: dict[str, Any], encoder: str) -> nn.Module:
     try:
         import timm
     except ImportError:
-        raise UserError(f"{encoder}: timm is not installed, and wants the torchvision of your torch: pip install timm") from None
+        raise UserError(f"{encoder}: timm is not installed; it needs the torchvision that matches your torch: pip install timm") from None
     name = encoder.removeprefix("timm:")
     if name not in timm.list_models():
         raise UserError(f"model.options.encoder={encoder}: timm has no model {name!r}")

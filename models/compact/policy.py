@@ -1,7 +1,8 @@
-"""A compact policy: every image through one encoder, proprioception beside it, a diagonal Gaussian over actions in [-1, 1].
+"""Compact policy: a shared image encoder, proprioception, and a diagonal Gaussian over actions.
 
-What visual SAC is usually trained with (DrQ, Kostrikov et al. 2021), and a baseline for PPO. Its checkpoint is a directory with config.json
-(sizes, and the range of each proprioceptive dimension) and model.safetensors.
+Actions are in [-1, 1]. This is the usual policy for visual SAC (DrQ, Kostrikov et al. 2021), and a
+baseline for PPO. Its checkpoint is a directory with config.json (sizes, and the range of each
+proprioceptive dimension) and model.safetensors.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlinf_vla.pictures import resized
-from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.ranges import Label, Name, NonEmpty, Positive
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import Label, Name, NonEmpty, Positive
+from rlinf_vla.core.images import resized
+from rlinf_vla.core.protocols import Noise, Policy, PolicySpec
+from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .. import files
-from ..config_file import fitting, read_config
+from ..config_file import building_errors, read_config
 from .encoder import ImageEncoder
 
 
@@ -30,17 +32,18 @@ class CompactOptions:
     """Recipe node ``model.options``."""
 
     random_weights: bool = False
-    """Start from random weights: config.json alone is enough."""
+    """Start from random weights; the checkpoint then needs only config.json."""
     images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
-    """The environment's cameras; all go through the same encoder."""
+    """Cameras of the environment that the policy sees; all share one encoder."""
     encoder: Name = "conv"
-    """conv: convolutions on patches. timm:NAME: a backbone of timm, such as timm:resnet10t, from random weights."""
+    """Image encoder: ``conv`` (convolutions on patches), or ``timm:NAME`` for a backbone of timm
+    from random weights, such as ``timm:resnet10t``."""
     std: Positive = 0.5
-    """Of the actions, at the beginning."""
+    """Initial standard deviation of the actions."""
 
 
 class Encoder(nn.Module):
-    """Images and state to ``width`` features per camera and one vector of the state."""
+    """Encode images and state as ``width`` features per camera and ``width`` of the state."""
 
     def __init__(self, config: dict[str, Any], encoder: str) -> None:
         super().__init__()
@@ -48,15 +51,17 @@ class Encoder(nn.Module):
         self.state = nn.Sequential(nn.Linear(config["state_dim"], config["width"]), nn.LayerNorm(config["width"]), nn.Tanh())
 
     def forward(self, images: list[Tensor], state: Tensor) -> Tensor:
-        """uint8 ``[B, H, W, 3]`` each, and ``[B, S]`` in [-1, 1]."""
+        """``images``: uint8 ``[B, H, W, 3]`` each; ``state``: ``[B, S]`` in [-1, 1]."""
         return torch.cat([*map(self.image, images), self.state(state)], dim=1)
 
 
 class CompactPolicy(Policy):
+    """MLP heads for the action mean and the value on the encoder's features."""
+
     name: ClassVar[str] = "compact"
     Config: ClassVar[type] = CompactOptions
     lora_targets: ClassVar[tuple[str, ...]] = ()
-    inseparable: ClassVar[str | None] = None
+    split_unsupported: ClassVar[str | None] = None
 
     def __init__(self, directory: Path, options: CompactOptions) -> None:
         super().__init__()
@@ -82,15 +87,15 @@ class CompactPolicy(Policy):
 
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Any) -> CompactPolicy:
-        """With random ones: they are few."""
-        with fitting(checkpoint, files.CONFIG):
+        """Build with random weights: there are too few to matter."""
+        with building_errors(checkpoint, files.CONFIG):
             return cls(checkpoint, config)
 
     @classmethod
     def load(cls, checkpoint: Path, config: Any) -> CompactPolicy:
         policy = cls.without_weights(checkpoint, config)
         if not config.random_weights:
-            files.fill(policy, dict(files.read_weights(checkpoint)), checkpoint)
+            files.load_weights(policy, dict(files.read_weights(checkpoint)), checkpoint)
         return policy
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
@@ -102,7 +107,7 @@ class CompactPolicy(Policy):
         return {f"image.{name}": resized(obs.images[name], size) for name, size in self.spec.images.items()} | {"state": state}
 
     def encode(self, inputs: Inputs) -> Tensor:
-        """``[B, F]``."""
+        """Return features ``[B, F]``."""
         return self.backbone([inputs[f"image.{name}"] for name in self.spec.images], inputs["state"])
 
     def pooled(self, features: Tensor) -> Tensor:
@@ -135,5 +140,5 @@ class CompactPolicy(Policy):
 
 
 def _log_prob(value: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Of the action before it is clamped."""
+    """Log-probability of the action before clamping."""
     return -0.5 * ((value - mean) * (-log_std).exp()) ** 2 - log_std - 0.5 * math.log(2 * math.pi)

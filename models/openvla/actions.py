@@ -1,4 +1,4 @@
-"""Actions as the last tokens of the vocabulary. Source: openvla ``prismatic/vla/action_tokenizer.py`` and ``predict_action``."""
+"""Discretise actions as tokens. Source: openvla ``action_tokenizer.py`` and ``predict_action``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GRIPPERS = {"raw": 0, "open_positive": 1, "close_positive": -1}
 
 
 class ProprioNormalizer(nn.Module):
-    """Proprioception to [-1, 1] by its 1 % and 99 % quantiles. Source: openvla-oft ``normalize_proprio`` (BOUNDS_Q99)."""
+    """Scale proprioception to [-1, 1] by its 1 % and 99 % quantiles, as in openvla-oft."""
 
     def __init__(self, statistics: dict[str, Any]) -> None:
         super().__init__()
@@ -27,16 +27,18 @@ class ProprioNormalizer(nn.Module):
 
 
 class ActionTokenizer(nn.Module):
-    """Uniform bins on [-1, 1] and their un-normalisation to environment units.
+    """Discretise actions into uniform bins on [-1, 1], and un-normalise them to environment units.
 
-    Token ids run **downwards**: the highest action is the lowest id. ``n_bins`` edges leave ``n_bins - 1`` centres; the two lowest ids
-    decode to the same centre, as in the official code.
+    Token ids run **downwards**: the highest action has the lowest id. ``n_bins`` edges leave
+    ``n_bins - 1`` centres; the two lowest ids decode to the same centre, as in the official code.
     """
 
     def __init__(self, vocab_size: int, n_bins: int, statistics: dict[str, Any], gripper: str = "raw") -> None:
-        """``vocab_size``: without padding rows (32000 in Llama 2). ``statistics``: ``q01``, ``q99`` and optional ``mask`` per dimension.
+        """``statistics``: ``q01``, ``q99`` and optional ``mask`` per dimension.
 
-        ``gripper``: of GRIPPERS. Checkpoints say 0 closed to 1 open in the last dimension; the two others make ±1 of it, split at 0.5.
+        ``vocab_size``: without padding rows (32000 in Llama 2). ``gripper``: key of GRIPPERS. The
+        last dimension of a checkpoint runs from 0 closed to 1 open (raw); the others map it to ±1
+        at 0.5.
         """
         super().__init__()
         self.n_bins = n_bins
@@ -45,7 +47,7 @@ class ActionTokenizer(nn.Module):
         low = torch.tensor(statistics["q01"], dtype=torch.float64)
         high = torch.tensor(statistics["q99"], dtype=torch.float64)
         mask = torch.tensor(statistics.get("mask", [True] * len(low)))
-        edges = torch.from_numpy(np.linspace(-1, 1, n_bins))  # torch's own differ in the last bit
+        edges = torch.from_numpy(np.linspace(-1, 1, n_bins))  # torch.linspace differs in the last bit
         # a dimension outside the mask (a binary gripper) is not normalised
         self.register_buffer("scale", torch.where(mask, 0.5 * (high - low), 1.0).float(), persistent=False)
         self.register_buffer("offset", torch.where(mask, 0.5 * (high + low), 0.0).float(), persistent=False)
@@ -62,23 +64,27 @@ class ActionTokenizer(nn.Module):
         return len(self.scale)
 
     def encode(self, actions: Tensor) -> Tensor:
-        """Environment units ``[..., D]`` to token ids int64 ``[..., D]``."""
-        # in float64, as numpy.digitize: an action on an edge must not change its bin
+        """Convert environment units ``[..., D]`` to token ids int64 ``[..., D]``."""
+        # in float64 like numpy.digitize, so that an action on an edge keeps its bin
         return self.first_id + self.n_bins - torch.bucketize(self.normalise(actions.double()).clamp(-1, 1), self.edges, right=True)
 
     def decode(self, token_ids: Tensor) -> Tensor:
-        """Token ids ``[..., D]`` to environment units float32 ``[..., D]``."""
+        """Convert token ids ``[..., D]`` to environment units float32 ``[..., D]``."""
         index = (self.first_id + self.n_bins - token_ids - 1).clamp(0, self.n_bins - 2)
         return self.denormalise(self.centres[index])
 
     def normalise(self, actions: Tensor) -> Tensor:
-        """Environment units ``[..., D]`` to the model's, in which ``q01`` to ``q99`` are -1 to 1."""
+        """Convert environment to model units ``[..., D]``, where ``q01`` is -1 and ``q99`` is 1."""
         if self.gripper:
             actions = torch.cat([actions[..., :-1], (1 + self.gripper * actions[..., -1:]) / 2], dim=-1)
         return (actions - self.offset) / self.scale
 
     def denormalise(self, normalised: Tensor) -> Tensor:
-        """The way back. Source of the gripper's: openvla ``robot_utils.py``, ``normalize_gripper_action`` and ``invert_gripper_action``."""
+        """Convert model units ``[..., D]`` to environment units.
+
+        Source of the gripper's: openvla ``robot_utils.py`` (``normalize_gripper_action``,
+        ``invert_gripper_action``).
+        """
         actions = normalised * self.scale + self.offset
         if self.gripper:
             actions = torch.cat([actions[..., :-1], self.gripper * (2 * actions[..., -1:] - 1).sign()], dim=-1)

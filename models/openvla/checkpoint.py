@@ -1,4 +1,4 @@
-"""What OpenVLA and OpenVLA-OFT keep beside config.json and the weights."""
+"""Read the statistics, conventions and extra components of OpenVLA(-OFT) checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
 
 from ..files import State, read_json, read_safetensors
 from .actions import GRIPPERS
@@ -18,11 +18,15 @@ CONVENTIONS: dict[str, tuple[Any, ...]] = {
     "resize": ("processor", "rlds"),
     "gripper": tuple(GRIPPERS),
 }
-"""``model.options`` that belong to how a checkpoint was trained, and their choices."""
+"""``model.options`` that must match the training of a checkpoint -> their choices."""
 
 
 def read_statistics(directory: Path, config: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """Un-normalisation statistics of one dataset; a fine-tune's dataset_statistics.json replaces ``norm_stats`` of config.json."""
+    """Return the un-normalisation statistics of dataset ``key``; None selects the only dataset.
+
+    A fine-tune's dataset_statistics.json replaces ``norm_stats`` of config.json. Raises UserError
+    if ``key`` is missing or ambiguous.
+    """
     path = directory / STATISTICS
     statistics = read_json(path) if path.exists() else config.get("norm_stats", {})
     if key is None and len(statistics) == 1:
@@ -33,10 +37,11 @@ def read_statistics(directory: Path, config: dict[str, Any], key: str | None) ->
 
 
 def read_conventions(directory: Path, config: dict[str, Any], options: Any) -> dict[str, Any]:
-    """CONVENTIONS that hold: the recipe's, else those that config.json (ours) says, else as official.
+    """Resolve CONVENTIONS: from the recipe, else config.json (ours), else the official defaults.
 
-    The official fine-tuning scripts train on random crops of RLDS images, and leave two marks: the base model's ``norm_stats`` in
-    config.json and their own dataset_statistics.json beside it. Base models are used with their processor alone.
+    The official fine-tuning scripts train on random crops of RLDS images. Their checkpoints are
+    recognised by the base model's ``norm_stats`` in config.json together with a
+    dataset_statistics.json. Base models use their processor only. Raises UserError.
     """
     fine_tune = bool(config.get("norm_stats")) and (directory / STATISTICS).exists()
     official = {"center_crop": fine_tune, "resize": "rlds" if fine_tune else "processor", "gripper": "raw"}
@@ -50,9 +55,10 @@ def read_conventions(directory: Path, config: dict[str, Any], options: Any) -> d
 
 
 def read_component(directory: Path, name: str) -> State | None:
-    """A part that openvla-oft keeps beside the model, ``NAME--STEP_checkpoint.pt``, or ours, ``NAME.safetensors``; None: no such part.
+    """Read openvla-oft's ``NAME--STEP_checkpoint.pt`` (the latest) or our ``NAME.safetensors``.
 
-    Unpickled as tensors only: no code of the checkpoint runs.
+    Returns None if there is neither. Pickles are loaded with ``weights_only=True``, so no code of
+    the checkpoint runs. Raises UserError if the file cannot be read.
     """
     if (directory / f"{name}.safetensors").exists():
         return read_safetensors(directory / f"{name}.safetensors")
@@ -61,13 +67,13 @@ def read_component(directory: Path, name: str) -> State | None:
         return None
     try:
         state = torch.load(found[-1], map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged or hostile pickle makes of itself
+    except Exception as error:  # a damaged or malicious pickle can raise anything
         reason = str(error).splitlines()[0]
         raise UserError(f"{found[-1]} cannot be read as tensors ({reason}): it is damaged or holds code, copy it again") from None
     return {key.removeprefix("module."): value for key, value in state.items()}
 
 
 def _step(path: Path) -> float:
-    """``latest`` is the newest."""
+    """Return the training step in the name; ``latest`` sorts last."""
     step = path.name.split("--")[1].removesuffix("_checkpoint.pt")
     return float(step) if step.isdigit() else float("inf")

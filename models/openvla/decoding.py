@@ -1,4 +1,4 @@
-"""One token after the other: what it needs of those before it lies in buffers of the final size. No shape depends on data."""
+"""Autoregressive decoding with a preallocated key-value cache; no shape depends on data."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from .prismatic import PrismaticVLA, additive
 
 
 class StaticCache:
-    """Keys and values of ``capacity`` tokens per layer, allocated once. Has the ``update`` that transformers' attention calls."""
+    """Keys and values of ``capacity`` tokens per layer, allocated once.
+
+    Implements the ``update`` that transformers' attention calls.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.filled = 0
-        """Tokens that stand in the buffers; what comes next goes behind them."""
+        """Number of tokens in the buffers; the next ones are written after them."""
         self._buffers: list[Tensor] = []
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
-        """Store ``[B, heads, N, head_dim]`` behind the ``filled`` tokens; returns all up to and with them."""
+        """Store ``[B, heads, N, head_dim]`` after the ``filled`` tokens; return all of them."""
         if layer == len(self._buffers):
             batch, heads, _count, head_dim = keys.shape
             self._buffers.append(keys.new_empty(2, batch, heads, self.capacity, head_dim))
@@ -32,10 +35,10 @@ class StaticCache:
 
 
 class Decoder:
-    """Continues a prompt whose keys and values are in ``cache``: masks and rotations of all its tokens are made at once."""
+    """Continues a prompt whose keys and values are in ``cache``, with precomputed masks."""
 
     def __init__(self, network: PrismaticVLA, cache: StaticCache, mask: Tensor) -> None:
-        """``mask``: bool ``[B, P]``, which tokens of the prompt count."""
+        """``mask``: bool ``[B, P]``, false for padding of the prompt."""
         self.network, self.cache, self.prompt = network, cache, mask.shape[1]
         follow = cache.capacity - self.prompt
         whole = F.pad(mask, (0, follow), value=True)
@@ -44,7 +47,7 @@ class Decoder:
         self.cos, self.sin = network.rotations(weight, (whole.cumsum(dim=1) - 1)[:, self.prompt :])
 
     def step(self, index: int, token_ids: Tensor) -> Tensor:
-        """The state ``[B, d]`` behind the ``index``-th token ``[B]`` after the prompt."""
+        """Feed token ``index`` after the prompt, ids ``[B]``; return its last state ``[B, d]``."""
         self.cache.filled = self.prompt + index
         rotations = self.cos[:, index, None], self.sin[:, index, None]
         embeds = self.network.embed_tokens(token_ids[:, None])

@@ -1,6 +1,8 @@
-"""OpenVLA-OFT (arXiv 2502.19645): all actions of a chunk in one bidirectional pass, over empty slots that rotary positions tell apart.
+"""OpenVLA-OFT policy (arXiv 2502.19645): a chunk of actions in one bidirectional pass.
 
-Sources: openvla-oft ``prismatic/extern/hf/modeling_prismatic.py``, ``prismatic/models/action_heads.py``.
+Actions are read from slots with zero embeddings, which only their rotary positions distinguish.
+Sources: openvla-oft ``prismatic/extern/hf/modeling_prismatic.py``,
+``prismatic/models/action_heads.py``.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlinf_vla.protocols import Noise
-from rlinf_vla.ranges import Label, Name, NonEmpty, Range
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Tensors, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import Label, Name, NonEmpty, Range
+from rlinf_vla.core.protocols import Noise
+from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Tensors
 
 from .. import files
 from ..config_file import read_config
@@ -26,20 +29,23 @@ from .prismatic import PrismaticVLA
 
 @dataclass
 class OpenVLAOFTOptions(CommonOptions):
-    """Recipe node ``model.options``. null: what config.json says under ``oft`` (ours), else as the official LIBERO checkpoints."""
+    """Recipe node ``model.options``. null takes the value of config.json under ``oft`` (ours), else
+    that of the official LIBERO checkpoints."""
 
     images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
-    """The environment's cameras that the policy sees, in the order of its training (the main one first)."""
+    """Cameras of the environment that the policy sees, in training order (main one first)."""
     head: Name | None = None
-    """discrete: action tokens, with a distribution to sample from. l1: the regression head (``action_head--*.pt``), deterministic."""
+    """Action head. ``discrete``: action tokens with a distribution to sample from. ``l1``:
+    deterministic regression (``action_head--*.pt``)."""
     chunk: Annotated[int, Range(1, 1024)] | None = None
-    """Actions per call: 8 in the LIBERO checkpoints, 25 in ALOHA's, 5 in Bridge's."""
+    """Actions per policy call: 8 in the LIBERO checkpoints, 25 in ALOHA's, 5 in Bridge's."""
     proprio: bool | None = None
     """Read proprioception (``proprio_projector--*.pt``)."""
     film: bool | None = None
-    """The instruction modulates the vision towers (OFT+)."""
+    """Modulate the vision towers by the instruction (FiLM, OFT+)."""
     stop_token: bool | None = None
-    """``</s>`` closes the sequence: the official code and SimpleVLA-RL. RLinf's own fine-tunes were trained without."""
+    """End the sequence with ``</s>``, as the official code and SimpleVLA-RL do. RLinf's fine-tunes
+    were trained without it."""
 
 
 OFFICIAL = {"head": "discrete", "chunk": 8, "proprio": False, "film": False, "stop_token": True}
@@ -71,7 +77,7 @@ class MLPResNet(nn.Module):
 
 
 class L1RegressionHead(nn.Module):
-    """Slot states ``[B, C * D, d]`` to normalised actions ``[B, C, D]``."""
+    """Map slot states ``[B, C * D, d]`` to normalised actions ``[B, C, D]``."""
 
     def __init__(self, chunk: int, action_dim: int, state_dim: int, hidden_dim: int) -> None:
         super().__init__()
@@ -83,8 +89,11 @@ class L1RegressionHead(nn.Module):
 
 
 def slot_states(network: PrismaticVLA, embeds: Tensor, mask: Tensor, slots: int, stop_id: int | None) -> Tensor:
-    """``[B, slots, d]``: the states that predict the slots after a prompt ``[B, L, d]``; slot ``i`` is read one position before it, as in a
-    causal model. ``stop_id``: the token that closes the sequence."""
+    """Return the states ``[B, slots, d]`` that predict the slots after a prompt ``[B, L, d]``.
+
+    Slot ``i`` is read one position earlier, as in a causal model. ``stop_id``: token that ends the
+    sequence, or None.
+    """
     first = embeds.shape[1] - 1
     parts = [embeds, embeds.new_zeros(len(embeds), slots, embeds.shape[2])]
     if stop_id is not None:
@@ -95,12 +104,12 @@ def slot_states(network: PrismaticVLA, embeds: Tensor, mask: Tensor, slots: int,
 
 
 class OpenVLAOFTPolicy(OpenVLAPolicy):
-    """Features are the states ``[B, C * D, d]`` that predict the slots; slot ``i`` is read one position before it, as in a causal model."""
+    """OpenVLA-OFT. Features are the states ``[B, C * D, d]`` that predict the slots."""
 
     name: ClassVar[str] = "openvla_oft"
     Config: ClassVar[type] = OpenVLAOFTOptions
     full_modules: ClassVar[tuple[str, ...]] = ("proprio_projector",)
-    inseparable: ClassVar[str | None] = None
+    split_unsupported: ClassVar[str | None] = None
     options: OpenVLAOFTOptions
 
     def __init__(self, directory: Path, options: OpenVLAOFTOptions) -> None:
@@ -120,7 +129,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             self.head_rows = {"language_model.lm_head.weight": slice(first, first + self.action_tokens.n_bins)}
         else:
             width = self.backbone.hidden_size
-            with files.birthplace(options.random_weights):
+            with files.build_device(options.random_weights):
                 self.action_head = L1RegressionHead(self.chunk, self.spec.action_dim, width, width)
 
     def build(self) -> PrismaticVLA:
@@ -136,12 +145,12 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             if component is not None:
                 weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.")}
                 weights |= {f"{name}.{key}": value for key, value in component.items()}
-        self.stored_dtypes = files.fill(self.backbone, weights, checkpoint, self.dtype)
+        self.stored_dtypes = files.load_weights(self.backbone, weights, checkpoint, self.dtype)
         if self.action_head is not None:
             component = read_component(checkpoint, "action_head")
             if component is None:
                 raise UserError(f"{checkpoint} has no action_head--STEP_checkpoint.pt: use model.options.head=discrete, or copy the file")
-            files.fill(self.action_head, component, checkpoint)
+            files.load_weights(self.action_head, component, checkpoint)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         super().save(checkpoint, dtype)
@@ -164,7 +173,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     def encode(self, inputs: Inputs) -> Tensor:
         embeds, mask = self.embed_prompt(inputs, self.stop_id)
         states = slot_states(self.backbone, embeds, mask, self.spec.chunk * self.spec.action_dim, self.stop_id)
-        return states.contiguous()  # as after a wire: strides can choose the kernel, and so the last bit
+        return states.contiguous()  # as after serialisation: strides can select the kernel, and so the last bit
 
     def pooled(self, features: Any) -> Tensor:
         return features[:, 0].float()
@@ -192,11 +201,11 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         if self.action_head is not None:
-            raise UserError("model.options.head=l1 has no distribution that could learn by reinforcement: use head=discrete")
+            raise UserError("model.options.head=l1 has no action distribution, which reinforcement learning needs: use head=discrete")
         return self._evaluate(self.encode(inputs), latent["token_ids"], temperature)
 
-    def plain_actions(self, inputs: Inputs) -> Tensor | None:
-        return None  # one pass has nothing to save
+    def reference_actions(self, inputs: Inputs) -> Tensor | None:
+        return None  # a single pass has no slower reference
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         states = self.encode(inputs)

@@ -1,6 +1,6 @@
-"""OpenVLA as a policy of the engine: an image and an instruction in, ``C * D`` action tokens out, one after the other.
+"""OpenVLA policy: decode ``C * D`` action tokens autoregressively from an image and an instruction.
 
-OpenVLA itself predicts one control step (``C = 1``); ``chunk`` in a config.json of ours makes it several.
+OpenVLA itself predicts one control step (``C = 1``); ``chunk`` in our config.json sets more.
 """
 
 from __future__ import annotations
@@ -15,42 +15,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.ranges import Label, Name, Size
-from rlinf_vla.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
+from rlinf_vla.config.ranges import Label, Name, Size
+from rlinf_vla.core.protocols import Noise, Policy, PolicySpec
+from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
-from ..config_file import fitting, read_config
+from ..config_file import building_errors, read_config
 from .actions import ActionTokenizer, ProprioNormalizer
 from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache
-from .plain import generated_tokens
 from .prismatic import PrismaticVLA
 from .processor import PromptEncoder, center_crop, normalise, resize, rlds_resize
+from .reference import generate_reference_tokens
 
 COMPANIONS = (
     *(STATISTICS, files.TOKENIZER, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("preprocessor_config.json", "generation_config.json"),
 )
-"""What official programs want beside config.json and the weights; the checkpoint's code is not among them."""
+"""Files that official programs need beside config.json and the weights; code is not copied."""
 
 
 @dataclass
 class CommonOptions(files.WeightOptions):
-    """What OpenVLA and OpenVLA-OFT have in common in ``model.options``."""
+    """Fields of ``model.options`` that OpenVLA and OpenVLA-OFT share."""
 
     prompt_length: Size = 32
     """Token ids per prompt, padding included."""
     unnorm_key: Label | None = None
-    """Which dataset's statistics un-normalise the actions; needed only where the checkpoint has several."""
+    """Dataset whose statistics un-normalise actions; needed only if the checkpoint has several."""
     center_crop: bool | None = None
-    """See the middle 90 % of every image, as the official evaluation of models trained on random crops does. null, here and below: what
-    config.json says (ours), else as the official evaluation."""
+    """Crop images to the middle 90 % of their area, as the official evaluation of models trained on
+    random crops. null, here and below: as in config.json (ours), else as in the official
+    evaluation."""
     resize: Name | None = None
-    """processor: as the checkpoint's processor. rlds: JPEG and Lanczos, as the official fine-tuning data and LIBERO evaluation."""
+    """Image resizing. ``processor``: as the checkpoint's processor. ``rlds``: JPEG and Lanczos, as
+    the official fine-tuning data and LIBERO evaluation."""
     gripper: Name | None = None
-    """raw: as the checkpoint says it, 0 closed to 1 open. open_positive, close_positive: ±1 for an environment in which +1 opens, or
-    closes (LIBERO)."""
+    """Convention of the gripper action. ``raw``: as in the checkpoint, 0 closed to 1 open.
+    ``open_positive``, ``close_positive`` (LIBERO): ±1 for an environment in which +1 opens or
+    closes."""
 
 
 @dataclass
@@ -58,11 +61,14 @@ class OpenVLAOptions(CommonOptions):
     """Recipe node ``model.options``."""
 
     image: Name = "base"
-    """Which of the environment's cameras the policy sees."""
+    """Camera of the environment that the policy sees."""
 
 
 class ValueHead(nn.Sequential):
-    """Critic on the state that predicts the first action token. Shape after RLinf (hidden -> 512 -> 128 -> 1); starts at zero."""
+    """Critic on the state that predicts the first action token; its initial output is zero.
+
+    Layer sizes follow RLinf (hidden -> 512 -> 128 -> 1).
+    """
 
     def __init__(self, hidden_size: int) -> None:
         last = nn.Linear(128, 1)
@@ -73,7 +79,7 @@ class ValueHead(nn.Sequential):
 
 @dataclass
 class Prefix:
-    """Features: the last state of the prompt ``[B, d]``, which of its tokens count, and its keys and values."""
+    """Features: last state of the prompt ``[B, d]``, its mask ``[B, P]``, its keys and values."""
 
     state: Tensor
     mask: Tensor
@@ -81,21 +87,26 @@ class Prefix:
 
 
 def gumbel(noise: Noise, *shape: int) -> Tensor:
-    """``argmax(logits / T + gumbel)`` is a draw from ``softmax(logits / T)`` that belongs to the episode alone."""
+    """Return Gumbel noise: ``argmax(logits / T + gumbel)`` samples from ``softmax(logits / T)``.
+
+    As ``noise`` does, it depends on the episode and step only, not on the batch.
+    """
     return -torch.log(-torch.log(noise.uniform(*shape)))
 
 
 class OpenVLAPolicy(Policy):
+    """OpenVLA with a value head; actions are sampled token by token. Features are a Prefix."""
+
     name: ClassVar[str] = "openvla"
     Config: ClassVar[type] = OpenVLAOptions
-    # as the official fine-tuning script ("all-linear") stores it, without the output layer
+    # the modules that the official fine-tuning script ("all-linear") stores, less the output layer
     lora_targets: ClassVar[tuple[str, ...]] = (
         *("q", "kv", "qkv", "proj", "fc1", "fc2", "fc3"),
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     )
     vision_modules: ClassVar[tuple[str, ...]] = ("vision_backbone",)
     language_modules: ClassVar[tuple[str, ...]] = ("language_model",)
-    inseparable: ClassVar[str | None] = "sends every action token through its whole language model: it has no action head to part with"
+    split_unsupported: ClassVar[str | None] = "passes every action token through its whole language model: it has no separate action head"
 
     def __init__(self, directory: Path, options: Any) -> None:
         super().__init__()
@@ -106,7 +117,7 @@ class OpenVLAPolicy(Policy):
         text = config["text_config"]
         self.dtype = DTYPES[options.dtype]
         self.stored_dtypes: dict[str, torch.dtype] = {}
-        with files.birthplace(options.random_weights):
+        with files.build_device(options.random_weights):
             self.backbone: PrismaticVLA = self.build()
         self.value_head = ValueHead(self.backbone.hidden_size)
         self.action_tokens = ActionTokenizer(
@@ -141,12 +152,12 @@ class OpenVLAPolicy(Policy):
 
     @property
     def proprio_dim(self) -> int:
-        """0: no proprioception is read."""
+        """Dimensions of proprioception; 0 if the policy does not read it."""
         return 0
 
     @classmethod
     def _build(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
-        with fitting(checkpoint, files.CONFIG, STATISTICS, files.TOKENIZER):
+        with building_errors(checkpoint, files.CONFIG, STATISTICS, files.TOKENIZER):
             return cls(checkpoint, config)
 
     @classmethod
@@ -163,7 +174,7 @@ class OpenVLAPolicy(Policy):
         return policy
 
     def load_weights(self, checkpoint: Path) -> None:
-        self.stored_dtypes = files.fill(self.backbone, files.read_weights(checkpoint), checkpoint, self.dtype)
+        self.stored_dtypes = files.load_weights(self.backbone, files.read_weights(checkpoint), checkpoint, self.dtype)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         for name in COMPANIONS:
@@ -187,7 +198,7 @@ class OpenVLAPolicy(Policy):
         return center_crop(images) if self.config["center_crop"] else images
 
     def encode(self, inputs: Inputs) -> Any:
-        """A :class:`Prefix`."""
+        """Return a :class:`Prefix`."""
         embeds, mask = self.embed_prompt(inputs)
         cache = StaticCache(embeds.shape[1] + self.spec.chunk * self.spec.action_dim - 1)
         return Prefix(self.backbone.hidden_states(embeds, mask, cache)[:, -1], mask, cache)
@@ -229,10 +240,12 @@ class OpenVLAPolicy(Policy):
             value=self.value_head(states[:, 0].float()).squeeze(-1),
         )
 
-    def plain_actions(self, inputs: Inputs) -> Tensor | None:
+    def reference_actions(self, inputs: Inputs) -> Tensor | None:
         embeds, mask = self.embed_prompt(inputs)
         count = self.spec.chunk * self.spec.action_dim
-        return self.action_tokens.decode(self._per_action(generated_tokens(self.backbone, embeds, mask, self.action_tokens, count)))
+        return self.action_tokens.decode(
+            self._per_action(generate_reference_tokens(self.backbone, embeds, mask, self.action_tokens, count))
+        )
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         token_ids = self.action_tokens.encode(actions).flatten(1)
@@ -242,11 +255,11 @@ class OpenVLAPolicy(Policy):
         return -self._chosen(self._log_softmax(states, temperature=1.0), token_ids).mean(dim=1)
 
     def _chosen(self, log_prob: Tensor, token_ids: Tensor) -> Tensor:
-        """``[B, N, n_bins]`` and action ids ``[B, N]`` to ``[B, N]``."""
+        """Select log-probabilities of ``token_ids`` ``[B, N]`` from ``[B, N, n_bins]``."""
         return log_prob.gather(-1, (token_ids - self.action_tokens.first_id)[..., None])[..., 0]
 
     def _per_action(self, per_token: Tensor) -> Tensor:
-        """``[B, C * D]`` to ``[B, C, D]``."""
+        """Reshape ``[B, C * D]`` to ``[B, C, D]``."""
         return per_token.unflatten(1, (self.spec.chunk, self.spec.action_dim))
 
     def embed_prompt(self, inputs: Inputs, stop_id: int | None = None) -> tuple[Tensor, Tensor]:
@@ -254,13 +267,16 @@ class OpenVLAPolicy(Policy):
         return self.backbone.embed_prompt(pixels, inputs["token_ids"], inputs["token_mask"], inputs.get("proprio"), stop_id)
 
     def _teacher_forced(self, inputs: Inputs, token_ids: Tensor) -> Tensor:
-        """States ``[B, C * D, d]`` that predict each of the action tokens ``[B, C * D]``."""
+        """Return the states ``[B, C * D, d]`` that predict the action tokens ``[B, C * D]``."""
         embeds, mask = self.embed_prompt(inputs)
         embeds = torch.cat([embeds, self.backbone.embed_tokens(token_ids[:, :-1])], dim=1)
         mask = F.pad(mask, (0, token_ids.shape[1] - 1), value=True)
         return self.backbone.hidden_states(embeds, mask)[:, -token_ids.shape[1] :]
 
     def _log_softmax(self, states: Tensor, temperature: float) -> Tensor:
-        """The one distribution of sampling, training and greedy choice: action ids only, then temperature (0 stands for greedy: 1)."""
+        """Return log-probabilities of the action ids, for sampling, greedy choice and training.
+
+        Temperature 0 (greedy) counts as 1.
+        """
         logits = self.backbone.logits_of(states, self.action_tokens.first_id, self.action_tokens.n_bins).float()
         return torch.log_softmax(logits / (temperature or 1.0), dim=-1)

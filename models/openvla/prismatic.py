@@ -1,6 +1,7 @@
-"""The network of OpenVLA: two vision towers, a projector and a Llama, under the official state-dict names.
+"""OpenVLA's network: two vision towers, a projector and a Llama, with official state-dict names.
 
-Source: openvla ``prismatic/extern/hf/modeling_prismatic.py``. The language model is transformers' own ``LlamaForCausalLM``.
+Source: openvla ``prismatic/extern/hf/modeling_prismatic.py``. The language model is transformers'
+``LlamaForCausalLM``.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class VisionBackbone(nn.Module):
         self.fused_featurizer = VisionTransformer(fused_featurizer, film_dim)
 
     def forward(self, pixels: Tensor, text: Tensor | None = None) -> Tensor:
-        """``pixels`` float ``[B, 6 I, H, W]``, ``I`` images after each other: RGB normalised for DINO, then for SigLIP.
+        """Return patch features ``[B, I * patches, d_dino + d_siglip]``.
 
-        Returns ``[B, I * patches, d_dino + d_siglip]``.
+        ``pixels``: float ``[B, 6 I, H, W]``; per image, RGB normalised for DINO, then for SigLIP.
         """
         images = pixels.unflatten(1, (-1, 6))
         count = images.shape[1]
@@ -37,7 +38,7 @@ class VisionBackbone(nn.Module):
 
 
 class FiLMedVisionBackbone(nn.Module):
-    """One name deeper, as openvla-oft stores it."""
+    """Wrapper that adds the name prefix under which openvla-oft stores a FiLM backbone."""
 
     def __init__(self, backbone: VisionBackbone) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class Projector(nn.Module):
 
 
 class ProprioProjector(nn.Module):
-    """OpenVLA-OFT's: one more token after the patches."""
+    """OpenVLA-OFT's embedding of proprioception as one token after the patches."""
 
     def __init__(self, proprio_dim: int, llm_dim: int) -> None:
         super().__init__()
@@ -71,14 +72,14 @@ class ProprioProjector(nn.Module):
 
 
 class PrismaticVLA(nn.Module):
-    """``vision_backbone``, ``projector`` and ``language_model`` of an OpenVLA checkpoint, with the switches of OpenVLA-OFT."""
+    """OpenVLA's vision backbone, projector and language model, with OpenVLA-OFT's options."""
 
     def __init__(
         self, config: dict[str, Any], *, proprio_dim: int = 0, num_images: int = 1, film: bool = False, bidirectional: bool = False
     ) -> None:
-        """``config``: an official config.json; tower sizes from ``vision_config`` (tiny models) or else ``timm_model_ids``.
+        """``config``: an official config.json, or a tiny one with tower sizes in ``vision_config``.
 
-        film: the instruction modulates the vision towers. bidirectional: every token sees every other one.
+        film: the instruction modulates the vision towers. bidirectional: attention is not causal.
         """
         from transformers import LlamaConfig, LlamaForCausalLM
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # here, because importing a plug-in must not take seconds
@@ -94,9 +95,9 @@ class PrismaticVLA(nn.Module):
         self.vision_backbone: nn.Module = FiLMedVisionBackbone(backbone) if film else backbone
         self.projector = Projector(sum(tower.embed_dim for tower in towers), llama.hidden_size)
         self.language_model = LlamaForCausalLM(llama)
-        with torch.device("cpu"):  # its frequencies are computed, never loaded: real even where the weights are not yet
+        with torch.device("cpu"):  # computed, not loaded: must not be on meta while the weights are
             self.language_model.model.rotary_emb = LlamaRotaryEmbedding(llama)
-        if "embedding_std" in config:  # of random weights; see tiny.py
+        if "embedding_std" in config:  # for random weights; see tiny.py
             nn.init.normal_(self.language_model.model.embed_tokens.weight, std=config["embedding_std"])
         if proprio_dim:
             self.proprio_projector = ProprioProjector(proprio_dim, llama.hidden_size)
@@ -107,10 +108,12 @@ class PrismaticVLA(nn.Module):
     def embed_prompt(
         self, pixels: Tensor, token_ids: Tensor, token_mask: Tensor, proprio: Tensor | None = None, stop_id: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """``[BOS, patches, (proprioception), prompt]`` embeddings ``[B, prefix_length + L, d]`` and which of them count, bool.
+        """Return embeddings of ``[BOS, patches, (proprioception), prompt]`` and their bool mask.
 
-        ``pixels`` float ``[B, 6 I, H, W]``; ``token_ids`` int64 and ``token_mask`` bool ``[B, L]`` with BOS in column 0; ``proprio``
-        ``[B, proprio_dim]`` in [-1, 1]. ``stop_id``: a token that ends the sequence, which the mean for FiLM includes.
+        They are ``[B, prefix_length + L, d]``. ``pixels``: float ``[B, 6 I, H, W]``; ``token_ids``:
+        int64 and ``token_mask``: bool ``[B, L]`` with BOS in column 0; ``proprio``: ``[B,
+        proprio_dim]`` in [-1, 1]. ``stop_id``: token that ends the sequence, which the mean for
+        FiLM includes.
         """
         text = self.embed_tokens(token_ids)
         mean = self._mean_embedding(text, token_mask, stop_id) if self.film else None
@@ -130,22 +133,26 @@ class PrismaticVLA(nn.Module):
         return self.language_model.model.embed_tokens(token_ids)
 
     def hidden_states(self, embeds: Tensor, mask: Tensor, cache: StaticCache | None = None) -> Tensor:
-        """Last-layer states ``[B, N, d]`` of the tokens that count by ``mask`` (bool ``[B, N]``); other rows mean nothing.
+        """Return last-layer states ``[B, N, d]``, undefined where ``mask`` ``[B, N]`` is false.
 
-        A token's position is the number of real tokens before it, so padding anywhere changes nothing. ``cache`` keeps keys and values.
+        A token's position is the number of unmasked tokens before it, so padding anywhere has no
+        effect. ``cache`` stores keys and values.
         """
         order = torch.arange(embeds.shape[1], device=mask.device)
         visible = mask[:, None, :] if self.bidirectional else mask[:, None, :] & (order <= order[:, None])
-        # a padding row attends to itself only, because a softmax over nothing is NaN
+        # a padding row attends to itself only, because a softmax over an empty set is NaN
         visible = visible | (order == order[:, None])
         return self.run_layers(embeds, additive(visible, embeds.dtype)[:, None], self.rotations(embeds, mask.cumsum(dim=1) - 1), cache)
 
     def rotations(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary cos and sin ``[B, N, head_dim]`` at ``positions`` ``[B, N]`` (before the first real token: 0), as ``embeds`` is typed."""
+        """Return rotary cos and sin ``[B, N, head_dim]`` at ``positions``, in the dtype of embeds.
+
+        Negative positions, of padding before the first token, count as 0.
+        """
         return self.language_model.model.rotary_emb(embeds, position_ids=positions.clamp(min=0))
 
     def run_layers(self, x: Tensor, bias: Tensor, rotations: tuple[Tensor, Tensor], cache: StaticCache | None) -> Tensor:
-        """``x`` ``[B, N, d]`` through transformers' own layers, which attend with ``bias`` ``[B, 1, N, M]``."""
+        """Run ``x`` ``[B, N, d]`` through the language model; attention bias ``[B, 1, N, M]``."""
         for layer in self.language_model.model.layers:
             x = layer(x, attention_mask=bias, position_embeddings=rotations, past_key_values=cache)
         return self.language_model.model.norm(x)
@@ -154,13 +161,13 @@ class PrismaticVLA(nn.Module):
         return self.language_model.lm_head(hidden)
 
     def logits_of(self, hidden: Tensor, first: int, count: int) -> Tensor:
-        """``[..., count]`` of the tokens from ``first`` on, also where the output layer has no other rows."""
+        """Return logits ``[..., count]`` from ``first`` on; ``lm_head`` may hold no other rows."""
         layer = self.language_model.lm_head
-        if not isinstance(layer, nn.Linear):  # adapters work on all rows
+        if not isinstance(layer, nn.Linear):  # a layer with adapters computes all rows
             return layer(hidden)[..., first : first + count]
         return F.linear(hidden, layer.weight if len(layer.weight) == count else layer.weight[first : first + count])
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of what is seen, bool, as attention adds it: 0 or minus infinity."""
+    """Convert a bool mask to an additive attention bias: 0 where visible, else minus infinity."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))

@@ -1,6 +1,7 @@
-"""Observations to tensors, as OpenVLA's processor does it. Source: openvla ``prismatic/extern/hf/processing_prismatic.py``.
+"""Prepare images and prompts as OpenVLA's ``prismatic/extern/hf/processing_prismatic.py`` does.
 
-:func:`rlds_resize` and :func:`center_crop` are what the official LIBERO evaluation does first, ``experiments/robot/openvla_utils.py``.
+:func:`rlds_resize` and :func:`center_crop` are the official LIBERO evaluation's preprocessing, from
+``experiments/robot/openvla_utils.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
 
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 
@@ -30,10 +31,11 @@ STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
 
 
 def resize(images: Tensor, size: tuple[int, int], strategy: str = "resize-naive") -> Tensor:
-    """uint8 ``[B, H, W, 3]`` to uint8 ``[B, 3, *size]``, PIL bicubic; ``strategy`` is ``image_resize_strategy`` of config.json.
+    """Resize uint8 ``[B, H, W, 3]`` to uint8 ``[B, 3, *size]`` with PIL bicubic.
 
-    resize-naive ignores the aspect ratio. resize-crop cuts the longer sides off, letterbox adds grey to the shorter ones first; for both
-    the policy's image is square.
+    ``strategy`` (``image_resize_strategy`` of config.json): resize-naive ignores the aspect ratio,
+    resize-crop crops the longer sides, letterbox first pads the shorter sides with grey. The latter
+    two need a square ``size``. Raises UserError for another strategy.
     """
     if strategy not in STRATEGIES:
         raise UserError(f"image_resize_strategy {strategy!r} of config.json is not known: one of {', '.join(STRATEGIES)}")
@@ -60,7 +62,7 @@ def _resized(image: Image.Image, size: tuple[int, int], strategy: str) -> Image.
 
 
 def rlds_resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 ``[B, H, W, 3]`` to uint8 ``[B, 3, *size]`` as RLDS training data is made: a JPEG round trip, then anti-aliased Lanczos."""
+    """Resize ``[B, H, W, 3]`` to ``[B, 3, *size]`` as RLDS data: JPEG round trip, then Lanczos."""
     decoded = np.stack([_through_jpeg(image) for image in images.cpu().numpy()])
     return lanczos(torch.from_numpy(decoded).to(images.device).permute(0, 3, 1, 2), size)
 
@@ -72,9 +74,10 @@ def _through_jpeg(image: np.ndarray) -> np.ndarray:
 
 
 def lanczos(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 ``[B, 3, H, W]`` to uint8 ``[B, 3, *size]``; ``tf.image.resize(method="lanczos3", antialias=True)``, rounded.
+    """Resize uint8 ``[B, 3, H, W]`` to ``[B, 3, *size]`` by anti-aliased Lanczos with three lobes.
 
-    Not PIL's, which rounds between its two passes and is up to 3 levels off.
+    As ``tf.image.resize(method="lanczos3", antialias=True)``, rounded. PIL's rounds between its two
+    passes and differs by up to 3 levels.
     """
     rows, columns = (_lanczos_weights(*sides).to(images.device) for sides in zip(images.shape[2:], size, strict=True))
     return (rows @ images.double() @ columns.T).round().clamp(0, 255).byte()
@@ -90,10 +93,10 @@ def _lanczos_weights(before: int, after: int) -> Tensor:
 
 
 def center_crop(images: Tensor) -> Tensor:
-    """The middle CROP_AREA of uint8 ``[B, 3, H, W]``, stretched to the same size; ``tf.image.crop_and_resize``, bilinear."""
+    """Crop uint8 ``[B, 3, H, W]`` to CROP_AREA and resize back, as ``tf.image.crop_and_resize``."""
     rows, columns = (_crop_weights(side).to(images.device) for side in images.shape[2:])
     cropped = (rows @ (images.double() / 255) @ columns.T).clamp(0, 1)
-    return (cropped * 255.5).clamp(max=255).byte()  # cuts off, as tf.image.convert_image_dtype
+    return (cropped * 255.5).clamp(max=255).byte()  # truncates, as tf.image.convert_image_dtype
 
 
 def _crop_weights(side: int) -> Tensor:
@@ -104,14 +107,14 @@ def _crop_weights(side: int) -> Tensor:
 
 
 def normalise(images: Tensor) -> Tensor:
-    """uint8 ``[B, 3, H, W]`` to float32 ``[B, 6, H, W]``: once with DINO's statistics, once with SigLIP's."""
+    """Normalise uint8 ``[B, 3, H, W]`` for DINO and SigLIP; return float32 ``[B, 6, H, W]``."""
     scaled = images.float() / 255
     statistics = torch.tensor([DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD], device=images.device)[..., None, None]
     return torch.cat([(scaled - statistics[0]) / statistics[1], (scaled - statistics[2]) / statistics[3]], dim=1)
 
 
 class PromptEncoder:
-    """Instructions to token ids of one fixed length, ``[BOS, padding, prompt, empty token]``, so that every batch has one shape."""
+    """Encode instructions as ids of fixed length: ``[BOS, padding, prompt, empty token]``."""
 
     def __init__(self, tokenizer: Tokenizer, length: int, bos_id: int, pad_id: int, empty_id: int) -> None:
         self.tokenizer, self.length = tokenizer, length
@@ -119,7 +122,10 @@ class PromptEncoder:
         self._cache: dict[str, list[int]] = {}
 
     def ids(self, instruction: str) -> list[int]:
-        """Unpadded ids. The official code appends the empty token ("▁", 29871 in Llama 2) where the tokenizer does not end in it."""
+        """Return unpadded ids, with the empty token ("▁", 29871 in Llama 2) at the end.
+
+        Like the official code, append it only if the tokenizer did not.
+        """
         if instruction not in self._cache:
             text = PROMPT.format(instruction=instruction.lower())
             ids = [self.bos_id, *self.tokenizer.encode(text, add_special_tokens=False).ids]
@@ -127,7 +133,7 @@ class PromptEncoder:
         return self._cache[instruction]
 
     def __call__(self, instructions: list[str]) -> tuple[Tensor, Tensor]:
-        """Token ids int64 ``[B, length]`` and mask bool ``[B, length]``."""
+        """Return ids int64 and mask bool ``[B, length]``. Raises UserError for longer prompts."""
         rows, masks = [], []
         for instruction in instructions:
             ids = self.ids(instruction)

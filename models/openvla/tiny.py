@@ -1,7 +1,8 @@
-"""A tiny OpenVLA: the official wiring at about a million parameters, with a tokenizer of its own.
+"""Create a tiny OpenVLA: the official architecture at about a million parameters, with a tokenizer.
 
-``python -m rlinf_vla.models.openvla.tiny DIRECTORY [--oft-plus] [--action-dim N]`` writes config.json, tokenizer.json and
-dataset_statistics.json (no weights). ``--oft-plus``: sizes of an OpenVLA-OFT+ (FiLM and proprioception) instead.
+``python -m rlinf_vla.models.openvla.tiny DIRECTORY [--oft-plus] [--action-dim N]`` writes
+config.json, tokenizer.json and dataset_statistics.json (no weights). ``--oft-plus``: write an
+OpenVLA-OFT+ (FiLM and proprioception) instead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .checkpoint import STATISTICS
 from .processor import PROMPT
 
 VOCABULARY, ACTION_BINS, IMAGE, CHUNK = 512, 32, 64, 2
-SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "\u2581")  # the last one plays Llama's empty token 29871
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "\u2581")  # the last one stands for Llama's empty token 29871
 
 # Words of manipulation instructions become one token each; other words fall back to characters.
 WORDS = """push pull pick put place move stack lift turn open close roll poke insert slide rotate plug grasp grab drop release
@@ -30,8 +31,9 @@ red green blue yellow orange purple white black gray brown pink small large big 
 
 OFT_PLUS: dict[str, Any] = {
     "oft": {"head": "discrete", "chunk": 4, "proprio": True, "film": True, "stop_token": True},
-    # FiLM hears the instruction as the mean of its words, all but one of which are alike in every instruction. From random weights as small
-    # as usual (0.05) that one is not heard: the policy settles on the mean over all instructions, and no gradient leads away from there.
+    # FiLM conditions on the mean embedding of the instruction's words, of which only one differs
+    # between instructions. With embeddings of the usual scale (0.05) its effect is too small: the
+    # policy converges to the mean over all instructions, where the gradient vanishes.
     "embedding_std": 2.5,
 }
 
@@ -72,7 +74,7 @@ def config() -> dict[str, Any]:
 
 
 def tokenizer() -> Tokenizer:
-    """BPE over ASCII, trained on the word list inside the prompt."""
+    """Train a BPE tokenizer over ASCII on the word list inside the prompt."""
     result = Tokenizer(models.BPE(unk_token=SPECIAL[0], fuse_unk=True))
     result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     result.decoder = decoders.ByteLevel()
@@ -87,7 +89,10 @@ def tokenizer() -> Tokenizer:
 
 
 def statistics(action_dim: int) -> dict[str, Any]:
-    """A normalised controller's actions are their own units; proprioception spans a table top (m, quaternion, m of one finger)."""
+    """Return statistics: actions in [-1, 1] unchanged; proprioception of a table-top workspace.
+
+    Proprioception is position (m), quaternion and the position of one finger (m).
+    """
     action = {"q01": [-1.0] * action_dim, "q99": [1.0] * action_dim, "mask": [True] * action_dim}
     proprio = {"q01": [-0.2, -0.3, 0.0, -1, -1, -1, -1, 0.0], "q99": [0.2, 0.3, 0.3, 1, 1, 1, 1, 0.04]}
     return {"maniskill": {"action": action, "proprio": proprio}}

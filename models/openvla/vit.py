@@ -1,6 +1,7 @@
-"""The two vision towers of OpenVLA under timm's parameter names, so that the published weights and LoRA adapters load unchanged.
+"""OpenVLA's two vision towers with timm's parameter names.
 
-Sources: timm ``vit_large_patch14_reg4_dinov2`` and ``vit_so400m_patch14_siglip_224`` as openvla wires them.
+Published weights and LoRA adapters therefore load unchanged. Sources: timm
+``vit_large_patch14_reg4_dinov2`` and ``vit_so400m_patch14_siglip_224``, as openvla uses them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TIMM = {
     "vit_large_patch14_reg4_dinov2.lvd142m": ViTConfig(1024, 24, 16, 14, 224, 4.0, True, 4, layer_scale=True),
     "vit_so400m_patch14_siglip_224": ViTConfig(1152, 27, 16, 14, 224, 3.7362, attn_pool=True),
 }
-"""Sizes behind the ``timm_model_ids`` of a published config.json."""
+"""Sizes of the towers that ``timm_model_ids`` of a published config.json names."""
 
 
 class PatchEmbed(nn.Module):
@@ -68,7 +69,7 @@ class Mlp(nn.Module):
 class LayerScale(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        # "gamma" in timm; the published checkpoints say scale_factor
+        # timm calls it gamma; the published checkpoints use scale_factor
         self.scale_factor = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,7 +97,10 @@ class Block(nn.Module):
 
 
 class FiLMBlock(nn.Module):
-    """A block whose attention output the instruction scales and shifts. Source: openvla-oft ``prismatic/models/film_vit_wrapper.py``."""
+    """Block with FiLM: the instruction scales and shifts the residual stream after attention.
+
+    Source: openvla-oft ``prismatic/models/film_vit_wrapper.py``.
+    """
 
     def __init__(self, block: Block, dim: int, text_dim: int) -> None:
         super().__init__()
@@ -110,7 +114,7 @@ class FiLMBlock(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """SigLIP's pooling head. OpenVLA never runs it; its weights are in the checkpoints and must survive a round trip."""
+    """SigLIP's pooling head. OpenVLA does not run it, but checkpoints contain its weights."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -124,7 +128,7 @@ class AttentionPool(nn.Module):
 
 class VisionTransformer(nn.Module):
     def __init__(self, config: ViTConfig, film_dim: int | None = None) -> None:
-        """``film_dim``: size of the instruction's embedding where it modulates the blocks (FiLM)."""
+        """``film_dim``: size of the instruction's embedding if it modulates the blocks (FiLM)."""
         super().__init__()
         patches = (config.img_size // config.patch_size) ** 2
         if config.class_token:
@@ -141,9 +145,10 @@ class VisionTransformer(nn.Module):
             self.attn_pool = AttentionPool(config)
 
     def forward(self, pixels: Tensor, text: Tensor | None = None) -> Tensor:
-        """Patch features ``[B, patches, embed_dim]`` after the second-to-last block, without the final norm (as openvla).
+        """Return patch features ``[B, patches, embed_dim]`` of the second-to-last block.
 
-        ``text`` ``[B, film_dim]``: the instruction's embedding, with FiLM.
+        Without the final norm, as openvla. ``text``: instruction embedding ``[B, film_dim]`` for
+        FiLM.
         """
         x = self.patch_embed(pixels) + self.pos_embed
         prefix = [getattr(self, name).expand(len(x), -1, -1) for name in ("cls_token", "reg_token") if hasattr(self, name)]

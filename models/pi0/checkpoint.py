@@ -1,11 +1,11 @@
-"""Published layouts of π₀ and π₀.₅: openpi's PyTorch directories and lerobot's."""
+"""Read published π₀ and π₀.₅ checkpoints: openpi's PyTorch layout and lerobot's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
 
 from ..files import CONFIG, Stored, read_json, read_weights
 from .gemma import GEMMA, GemmaConfig
@@ -17,9 +17,9 @@ EMBEDDING = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.w
 
 
 def network_config(config: dict[str, Any]) -> Pi0Config:
-    """From config.json: openpi's variant names, or (ours, for small models) sizes.
+    """Return the sizes in config.json, given as openpi's variant names or (ours) as numbers.
 
-    ``pi05`` where it is said, else by lerobot's ``type``.
+    ``pi05`` is read from the key of that name, else derived from lerobot's ``type``.
     """
     return Pi0Config(
         paligemma=_gemma(config, "paligemma", "gemma_2b"),
@@ -42,7 +42,7 @@ def _gemma(config: dict[str, Any], name: str, default: str) -> GemmaConfig:
 
 
 def read_state(directory: Path) -> dict[str, Stored]:
-    """Weights under openpi's names: lerobot's prefix goes, and of the tied pair the one that is stored serves."""
+    """Return weights under openpi's names, without lerobot's prefix; tied ones are LM_HEAD."""
     state = {name.removeprefix("model."): value for name, value in read_weights(directory).items()}
     if not any(name.startswith("paligemma_with_expert.") for name in state):
         raise UserError(f"{directory} holds no openpi weights (first key {min(state)}): convert it with openpi's or lerobot's own script")
@@ -53,7 +53,10 @@ def read_state(directory: Path) -> dict[str, Stored]:
 
 
 def read_norm_stats(directory: Path, asset_id: str | None) -> dict[str, Any]:
-    """``state`` and ``actions`` statistics: ``assets/ASSET_ID/norm_stats.json``, or ``norm_stats.json`` beside the weights."""
+    """Return ``state`` and ``actions`` statistics. Raises UserError if ``asset_id`` is ambiguous.
+
+    Read from ``assets/ASSET_ID/norm_stats.json``, or ``norm_stats.json`` beside the weights.
+    """
     found = {path.parent.relative_to(directory / "assets").as_posix(): path for path in sorted(directory.glob(f"assets/**/{NORM_STATS}"))}
     if (directory / NORM_STATS).exists():
         found["."] = directory / NORM_STATS

@@ -1,7 +1,8 @@
-"""Sampling by rectified flow, and the probability of what was sampled. Pure functions; ``t = 1`` is noise, ``t = 0`` the action.
+"""Rectified-flow sampling steps and their log-probabilities, as pure functions.
 
-``x_t = t * noise + (1 - t) * action`` and the network's velocity is ``E[noise - action | x_t]``: it expects the action ``x - t v`` and the
-noise ``x + (1 - t) v``. Time runs down in ``K`` equal steps of ``delta = 1 / K``.
+``t = 1`` is noise and ``t = 0`` the action: ``x_t = t * noise + (1 - t) * action``. The network's
+velocity is ``E[noise - action | x_t]``; it predicts the action ``x - t v`` and the noise
+``x + (1 - t) v``. Time decreases in ``K`` equal steps of ``delta = 1 / K``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 
 def times(steps: int, device: torch.device | str | None = None) -> Tensor:
-    """``[K]``: 1, 1 - delta, ..., delta; accumulated in float32, as openpi does it."""
+    """Return times ``[K]``: 1, 1 - delta, ..., delta; accumulated in float32, as in openpi."""
     delta, time, result = np.float32(-1.0 / steps), np.float32(1.0), []
     for _ in range(steps):
         result.append(torch.full((), float(time), device=device))
@@ -23,16 +24,18 @@ def times(steps: int, device: torch.device | str | None = None) -> Tensor:
 
 
 def ode_step(x: Tensor, velocity: Tensor, steps: int) -> Tensor:
-    """Euler's step."""
+    """Return ``x`` after one Euler step."""
     return x - velocity / steps
 
 
 def sde_step(x: Tensor, velocity: Tensor, time: Tensor, steps: int, noise_level: float) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of a stochastic step with the marginals of the flow (Flow-GRPO, arXiv 2505.05470; piRL, 2510.25889).
+    """Return mean and standard deviation of a stochastic step with the marginals of the flow.
 
-    ``dx = [v - sigma**2 / 2 * score] dt + sigma dw`` with ``sigma = noise_level * sqrt(t / (1 - t))`` and ``score = -(x + (1 - t) v) / t``.
-    At ``t = 1``, where that is singular, ``1 - t`` is taken at the end of the step (as RLinf does), so that the first standard deviation is
-    ``noise_level``. ``time`` ``[B]``; x, velocity and the mean ``[B, ...]``; the standard deviation is broadcastable to them.
+    Source: Flow-GRPO (arXiv 2505.05470), piRL (2510.25889).
+    ``dx = [v - sigma**2 / 2 * score] dt + sigma dw``, ``score = -(x + (1 - t) v) / t``,
+    ``sigma = noise_level * sqrt(t / (1 - t))``. At ``t = 1``, where sigma is singular, ``1 - t`` is
+    taken at the end of the step (as in RLinf): the first standard deviation is ``noise_level``.
+    ``time``: ``[B]``; x, velocity and mean: ``[B, ...]``; the standard deviation is broadcastable.
     """
     delta = 1.0 / steps
     t = time.reshape(-1, *[1] * (x.ndim - 1))
@@ -44,7 +47,7 @@ def sde_step(x: Tensor, velocity: Tensor, time: Tensor, steps: int, noise_level:
 
 
 def gaussian_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Elementwise log-density; 0 where ``std`` is 0 (a deterministic step)."""
+    """Return the elementwise log-density; 0 where ``std`` is 0 (a deterministic step)."""
     std = std.expand_as(mean)
     certain = std == 0
     safe = torch.where(certain, 1.0, std)
@@ -53,22 +56,22 @@ def gaussian_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def standard_log_prob(noise: Tensor) -> Tensor:
-    """Elementwise log-density of the noise that a chain begins with."""
+    """Return the elementwise log-density of a chain's initial noise."""
     return gaussian_log_prob(noise, torch.zeros_like(noise), torch.ones_like(noise))
 
 
 def gaussian_entropy(std: Tensor) -> Tensor:
-    """Elementwise differential entropy; 0 where ``std`` is 0."""
+    """Return the elementwise differential entropy; 0 where ``std`` is 0."""
     certain = std == 0
     return torch.where(certain, 0.0, 0.5 * math.log(2 * math.pi * math.e) + torch.where(certain, 1.0, std).log())
 
 
 def interpolate(actions: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-    """``x_t`` and the velocity to be learnt there; ``time`` ``[B]``."""
+    """Return ``x_t`` and its target velocity; ``time``: ``[B]``."""
     t = time.reshape(-1, *[1] * (actions.ndim - 1))
     return t * noise + (1 - t) * actions, noise - actions
 
 
 def training_times(uniform: Tensor) -> Tensor:
-    """Uniform draws in (0, 1) to times with the density of ``0.999 Beta(1.5, 1) + 0.001``, by its inverse distribution ``u ** (2 / 3)``."""
+    """Map uniform draws in (0, 1) to ``0.999 Beta(1.5, 1) + 0.001`` by the inverse CDF."""
     return 0.999 * uniform ** (2 / 3) + 0.001

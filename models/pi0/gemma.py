@@ -1,4 +1,4 @@
-"""One stream of π₀'s two: Gemma layers that may attend to another stream's keys and values, with adaRMS where a condition steers them.
+"""Gemma layers that can attend to another stream's keys and values, with optional adaRMS.
 
 Source: openpi ``models_pytorch/gemma_pytorch.py`` and its patched transformers.
 """
@@ -26,14 +26,17 @@ GEMMA = {
     "gemma_300m": GemmaConfig(1024, 18, 4096, 8, 1, 256),
     "gemma_2b": GemmaConfig(2048, 18, 16384, 8, 1, 256),
 }
-"""openpi's variant names."""
+"""Sizes by openpi's variant names."""
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
-"""Per layer, rotated keys and values ``[B, kv_heads, N, head_dim]``."""
+"""Rotated keys and values ``[B, kv_heads, N, head_dim]`` of each layer."""
 
 
 class RMSNorm(nn.Module):
-    """Gemma's: in float32, scaled by ``1 + weight``. With ``condition_dim`` a condition gives scale, shift and a gate instead (adaRMS)."""
+    """Gemma's RMS norm: in float32, scaled by ``1 + weight``.
+
+    With ``condition_dim`` (adaRMS), a condition determines scale, shift and a gate instead.
+    """
 
     def __init__(self, dim: int, condition_dim: int | None = None) -> None:
         super().__init__()
@@ -46,7 +49,7 @@ class RMSNorm(nn.Module):
         self.adaptive = condition_dim is not None
 
     def forward(self, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Returns the normalised ``x`` and the gate ``[B, 1, dim]`` for what the following sublayer adds."""
+        """Return the normalised ``x`` and a gate ``[B, 1, dim]`` for the sublayer's output."""
         normed = x.float()
         normed = normed * torch.rsqrt(normed.square().mean(-1, keepdim=True) + 1e-6)
         if not self.adaptive:
@@ -78,7 +81,10 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rotation: Tensor, mask: Tensor, before: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """``before``: keys and values to attend to besides those of ``x``. ``mask``: additive ``[B, 1, N, M]``. Also returns its own."""
+        """Return the output and the keys and values of ``x``.
+
+        ``before``: preceding keys and values to attend to. ``mask``: additive ``[B, 1, N, M]``.
+        """
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, rotation), rotate(k, rotation)
         keys, values = (k, v) if before is None else (torch.cat([before[0], k], dim=2), torch.cat([before[1], v], dim=2))
@@ -106,7 +112,7 @@ class Layer(nn.Module):
 
 
 class Gemma(nn.Module):
-    """A stack of layers with its final norm."""
+    """A stack of layers with a final norm."""
 
     def __init__(self, config: GemmaConfig, condition_dim: int | None = None) -> None:
         super().__init__()
@@ -117,11 +123,12 @@ class Gemma(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, visible: Tensor, before: KeysAndValues | None = None, condition: Tensor | None = None
     ) -> tuple[Tensor, KeysAndValues]:
-        """``x`` ``[B, N, width]`` at ``positions`` int64 ``[B, N]``. Returns the normalised last states and each layer's keys and values.
+        """Return the normalised last states and each layer's keys and values.
 
-        visible: bool ``[B, N, M]``, which of the ``M`` tokens (those of ``before``, then its own) each may attend to.
+        ``x``: ``[B, N, width]``; ``positions``: int64 ``[B, N]``. ``visible``: bool ``[B, N, M]``,
+        the attention mask over ``M`` tokens: those of ``before``, then those of ``x``.
         """
-        # a row that may attend to nothing (padding) attends to all, because a softmax over nothing is NaN; nobody reads it
+        # a row without visible tokens (padding, unused) attends to all: softmax over none is NaN
         visible = visible | ~visible.any(-1, keepdim=True)
         mask = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill_(~visible, float("-inf"))[:, None]
         rotation = rotations(positions, self.head_dim)
@@ -133,14 +140,14 @@ class Gemma(nn.Module):
 
 
 def rotations(positions: Tensor, head_dim: int) -> Tensor:
-    """cos and sin, float32 ``[2, B, 1, N, head_dim / 2]`` (RoPE, base 10000)."""
+    """Return RoPE cos and sin, float32 ``[2, B, 1, N, head_dim / 2]`` (base 10000)."""
     frequencies = 10000.0 ** -(torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
     angles = positions[:, None, :, None].float() * frequencies
     return torch.stack([angles.cos(), angles.sin()])
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """``[B, heads, N, head_dim]``, halves as pairs."""
+    """Apply RoPE to ``[B, heads, N, head_dim]``; element i is paired with i + head_dim / 2."""
     cos, sin = rotation
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -1,4 +1,4 @@
-"""What π₀ learns on the action expert's states besides its own weights: the critic, and flow_noise's standard deviations."""
+"""Heads on π₀'s states for reinforcement learning: MLPs, and the noise head of flow_noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ def mlp(input_dim: int, *sizes: int, activation: type[nn.Module]) -> nn.Sequenti
 
 
 class NoiseHead(nn.Module):
-    """Log-variances of flow_noise from the expert's states, squashed into a range. Source: RLinf's ``explore_noise_net``."""
+    """Standard deviations of flow_noise from the expert's states, between ``low`` and ``high``.
+
+    Source: RLinf's ``explore_noise_net``.
+    """
 
     def __init__(self, width: int, action_dim: int, low: float, high: float) -> None:
         super().__init__()
@@ -23,6 +26,6 @@ class NoiseHead(nn.Module):
         self.low, self.high = 2 * math.log(low), 2 * math.log(high)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Standard deviations ``[B, H, action_dim]``."""
+        """Return standard deviations ``[B, H, action_dim]``."""
         log_variance = self.low + (self.high - self.low) * (self.mlp(states.float()).tanh() + 1) / 2
         return (0.5 * log_variance).exp()

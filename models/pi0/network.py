@@ -1,8 +1,10 @@
-"""The network of π₀ and π₀.₅: PaliGemma sees images and text once, an action expert denoises beside its keys and values.
+"""Network of π₀ and π₀.₅: PaliGemma encodes images and text once, an action expert denoises.
 
-Under openpi's own state-dict names, so that its checkpoints load unchanged. Source: openpi ``models_pytorch/pi0_pytorch.py`` and
-``gemma_pytorch.py``. Every layer is one attention over two streams: prefix tokens go through PaliGemma's weights, suffix tokens through the
-expert's. The prefix never sees the suffix, so its keys and values serve all denoising steps, in training too.
+It has openpi's state-dict names, so that its checkpoints load unchanged. Source: openpi
+``models_pytorch/pi0_pytorch.py`` and ``gemma_pytorch.py``. Each layer is one attention over two
+streams: prefix tokens pass through PaliGemma's weights, suffix tokens through the expert's. The
+prefix does not attend to the suffix, so its keys and values serve all denoising steps, also in
+training.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ PALIGEMMA_VOCABULARY = 257152
 
 
 def time_embedding(time: Tensor, dim: int, min_period: float = 4e-3, max_period: float = 4.0) -> Tensor:
-    """sin and cos at geometric periods, ``[B]`` to ``[B, dim]``; in float64, as openpi."""
+    """Embed times ``[B]`` as sin and cos of geometric periods ``[B, dim]``; float64, as openpi."""
     fraction = torch.linspace(0.0, 1.0, dim // 2, dtype=torch.float64, device=time.device)
     angles = time.double()[:, None] * (2 * math.pi / (min_period * (max_period / min_period) ** fraction))
     return torch.cat([angles.sin(), angles.cos()], dim=1).float()
@@ -37,7 +39,7 @@ def time_embedding(time: Tensor, dim: int, min_period: float = 4e-3, max_period:
 
 @dataclass
 class Prefix:
-    """What the expert needs of images and text: states ``[B, P, width]``, keys and values, and which tokens count (bool ``[B, P]``)."""
+    """Encoded images and text: states ``[B, P, width]``, keys and values, mask bool ``[B, P]``."""
 
     states: Tensor
     keys_and_values: KeysAndValues
@@ -48,7 +50,7 @@ class Prefix:
 
 
 class VisionTower(nn.Module):
-    """transformers' own SigLIP, one name deeper."""
+    """transformers' SigLIP, under openpi's name prefix."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         from transformers import SiglipVisionConfig, SiglipVisionModel
@@ -59,7 +61,7 @@ class VisionTower(nn.Module):
         siglip._attn_implementation = "sdpa"
         self.vision_model = SiglipVisionModel(siglip)
         embeddings = self.vision_model.embeddings
-        with torch.device("cpu"):  # computed, never loaded: real even where the weights are not yet
+        with torch.device("cpu"):  # computed, not loaded: must not be on meta while the weights are
             embeddings.register_buffer("position_ids", torch.arange(embeddings.num_positions)[None], persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -78,14 +80,14 @@ class _PaliGemma(nn.Module):
     def __init__(self, config: Pi0Config) -> None:
         super().__init__()
         self.model = _PaliGemmaModel(config)
-        self.lm_head = nn.Linear(config.paligemma.width, config.vocab_size, bias=False)  # tied: read as the embedding of the text
+        self.lm_head = nn.Linear(config.paligemma.width, config.vocab_size, bias=False)  # tied: used as the text embedding
 
 
 class _Expert(nn.Module):
     def __init__(self, config: Pi0Config) -> None:
         super().__init__()
         self.model = Gemma(config.expert, config.expert.width if config.pi05 else None)
-        self.lm_head = nn.Linear(config.expert.width, config.vocab_size, bias=False)  # never run; in every published file
+        self.lm_head = nn.Linear(config.expert.width, config.vocab_size, bias=False)  # not used, but in every published file
 
 
 class _PaliGemmaWithExpert(nn.Module):
@@ -97,7 +99,7 @@ class _PaliGemmaWithExpert(nn.Module):
 
 @dataclass(frozen=True)
 class Pi0Config:
-    """Sizes of a π₀ (or, with ``pi05``, a π₀.₅): action_dim and horizon are the network's own, padding included."""
+    """Sizes of π₀ (or, with ``pi05``, π₀.₅); action_dim and horizon include padding."""
 
     paligemma: GemmaConfig
     expert: GemmaConfig
@@ -109,6 +111,8 @@ class Pi0Config:
 
 
 class Pi0Network(nn.Module):
+    """π₀ or π₀.₅ under openpi's state-dict names."""
+
     def __init__(self, config: Pi0Config) -> None:
         super().__init__()
         self.config = config
@@ -125,9 +129,10 @@ class Pi0Network(nn.Module):
             self.action_time_mlp_out = nn.Linear(width, width)
 
     def prefix(self, images: Tensor, image_mask: Tensor, token_ids: Tensor, token_mask: Tensor) -> Prefix:
-        """``images`` float ``[B, I, 3, H, W]`` in [-1, 1], ``image_mask`` bool ``[B, I]``; text int64 and bool ``[B, L]``.
+        """Encode images and text; attention is bidirectional over the unmasked tokens.
 
-        Everything in the prefix sees everything that counts. Positions skip what does not, so leaving a masked camera out changes nothing.
+        ``images``: float ``[B, I, 3, H, W]`` in [-1, 1]; ``image_mask``: bool ``[B, I]``; text:
+        int64 and bool ``[B, L]``. Positions skip masked tokens, so a masked camera can be left out.
         """
         embeds, mask = self.embed_prefix(images, image_mask, token_ids, token_mask)
         gemma = self.paligemma_with_expert.paligemma.model.language_model
@@ -135,7 +140,7 @@ class Pi0Network(nn.Module):
         return Prefix(states, pairs, mask)
 
     def embed_prefix(self, images: Tensor, image_mask: Tensor, token_ids: Tensor, token_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings ``[B, P, width]`` and which of them count, bool ``[B, P]``."""
+        """Return embeddings ``[B, P, width]`` and their mask, bool ``[B, P]``."""
         paligemma = self.paligemma_with_expert.paligemma
         patches = paligemma.model.vision_tower(images.flatten(0, 1))
         patches = paligemma.model.multi_modal_projector["linear"](patches).unflatten(0, images.shape[:2])
@@ -144,7 +149,7 @@ class Pi0Network(nn.Module):
         return torch.cat([patches.flatten(1, 2), text.to(patches.dtype)], dim=1), mask
 
     def embed_suffix(self, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Suffix tokens ``[B, N, width]`` and, for π₀.₅, the adaRMS condition ``[B, width]``."""
+        """Return suffix tokens ``[B, N, width]`` and, for π₀.₅, adaRMS condition ``[B, width]``."""
         dtype = self.action_in_proj.weight.dtype
         actions = self.action_in_proj(x.to(dtype))
         embedded = time_embedding(time, actions.shape[-1]).to(dtype)
@@ -155,12 +160,18 @@ class Pi0Network(nn.Module):
         return torch.cat([self.state_proj(state.to(dtype))[:, None], mixed], dim=1), None
 
     def suffix_starts(self, count: int, device: torch.device | None = None) -> Tensor:
-        """bool ``[count]``: where a block of suffix tokens begins. A token sees its own block and those before it: the state no action."""
+        """Return bool ``[count]``, true where a block of suffix tokens starts.
+
+        A token attends to its block and earlier ones; the state does not attend to actions.
+        """
         return torch.arange(count, device=device) < (1 if self.config.pi05 else 2)
 
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """``E[noise - action | x]`` float32 ``[B, H, action_dim]`` at ``x`` and ``time`` ``[B]`` (1 is noise, 0 the action), and the
-        expert's last states ``[B, H, width]``. ``state`` ``[B, action_dim]`` is read by π₀ only."""
+        """Return the velocity and the expert's last states ``[B, H, width]``.
+
+        The velocity ``E[noise - action | x]`` is float32 ``[B, H, action_dim]``. ``time``: ``[B]``,
+        from 1 (noise) to 0 (action). ``state``: ``[B, action_dim]``, used by π₀ only.
+        """
         embeds, condition = self.embed_suffix(state, x, time)
         batch, count = embeds.shape[:2]
         blocks = self.suffix_starts(count, x.device).cumsum(0)

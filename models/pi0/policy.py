@@ -1,9 +1,9 @@
-"""π₀ and π₀.₅ as a policy of the engine: a chunk is denoised in ``K`` steps, and what was random on the way has a probability.
+"""π₀ and π₀.₅ policy: denoise a chunk in ``K`` steps with a tractable log-probability.
 
-Samplers (``model.options.sampler``), after piRL (arXiv 2510.25889):
-``flow_sde`` draws one of the ``K`` steps per sample and makes it stochastic, with that step's log-probability; the others are Euler steps.
-``flow_sde_all`` makes every step stochastic, ``flow_noise`` does with a learnt standard deviation; the log-probability is that of the whole
-chain, the first noise included.
+Samplers (``model.options.sampler``), after piRL (arXiv 2510.25889): in ``flow_sde`` one randomly
+chosen step is stochastic and gives the log-probability; the others are Euler steps. In
+``flow_sde_all`` every step is stochastic, in ``flow_noise`` with a learnt standard deviation; the
+log-probability is that of the whole chain, initial noise included.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Noise, Policy, PolicySpec
+from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .. import files
-from ..config_file import fitting, read_config
+from ..config_file import building_errors, read_config
 from . import flow, real_time
 from .checkpoint import NORM_STATS, network_config, read_norm_stats, read_state
 from .features import Features, is_kept, keep, kept
@@ -33,6 +34,8 @@ from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, re
 
 
 class Pi0Policy(Policy):
+    """π₀ or π₀.₅ with a value head and, for flow_noise, a noise head."""
+
     name: ClassVar[str] = "pi0"
     Config: ClassVar[type] = Pi0Options
     lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -42,7 +45,7 @@ class Pi0Policy(Policy):
         *("action_in_proj", "action_out_proj", "state_proj"),
         *("action_time_mlp_in", "action_time_mlp_out", "time_mlp_in", "time_mlp_out"),
     )
-    inseparable: ClassVar[str | None] = None
+    split_unsupported: ClassVar[str | None] = None
     head_modules: tuple[str, ...] = ("paligemma_with_expert.gemma_expert.model", *full_modules)
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
@@ -60,7 +63,7 @@ class Pi0Policy(Policy):
         self.prompts = PromptEncoder(files.read_tokenizer(directory), options.prompt_length, document.get("bos_token_id", 2), with_state)
         self.dtype = DTYPES[options.dtype]
         self.stored_dtypes: dict[str, torch.dtype] = {}
-        with files.birthplace(options.random_weights):
+        with files.build_device(options.random_weights):
             self.backbone: Pi0Network = Pi0Network(config)
         width = config.expert.width if options.value_on == "expert" else config.paligemma.width
         self.value_head = mlp(width, 512, 128, 1, activation=nn.GELU)
@@ -79,7 +82,7 @@ class Pi0Policy(Policy):
 
     @classmethod
     def _build(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
-        with fitting(checkpoint, files.CONFIG, NORM_STATS, files.TOKENIZER):
+        with building_errors(checkpoint, files.CONFIG, NORM_STATS, files.TOKENIZER):
             return cls(checkpoint, config)
 
     @classmethod
@@ -92,7 +95,7 @@ class Pi0Policy(Policy):
         if config.random_weights:
             files.cast(policy.backbone, policy.dtype)
         else:
-            policy.stored_dtypes = files.fill(policy.backbone, read_state(checkpoint), checkpoint, policy.dtype)
+            policy.stored_dtypes = files.load_weights(policy.backbone, read_state(checkpoint), checkpoint, policy.dtype)
         return policy
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
@@ -111,7 +114,7 @@ class Pi0Policy(Policy):
         inputs |= {"token_ids": token_ids.to(state.device), "token_mask": token_mask.to(state.device)}
         return inputs | {"state": F.pad(state, (0, self.config.action_dim - state.shape[-1]))}
 
-    def fix(self, inputs: Inputs) -> Inputs:
+    def precompute(self, inputs: Inputs) -> Inputs:
         if not self.options.frozen_vlm:
             return inputs
         return keep(self._prefix(inputs), states=True) | {"state": inputs["state"]}
@@ -147,15 +150,15 @@ class Pi0Policy(Policy):
     def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
         return self._denoise(features, noise, temperature, self._flow(features))
 
-    def act_onto(self, features: Features, noise: Noise | None, temperature: float, committed: Tensor, frozen: int) -> ActionSample:
-        """The probability is that of the guided chain."""
+    def act_with_prefix(self, features: Features, noise: Noise | None, temperature: float, committed: Tensor, frozen: int) -> ActionSample:
+        """See ``RealTimeChunking``. The log-probability is that of the guided chain."""
         count, horizon = committed.shape[1], self.config.horizon
         known = self.action_normalizer(relative(committed, self._robot_state(features), self.delta))
         target = F.pad(known, (0, self.config.action_dim - known.shape[-1], 0, horizon - count))
         weights = F.pad(
             real_time.prefix_weights(count, frozen, horizon)[:, None].expand(-1, known.shape[-1]), (0, target.shape[-1] - known.shape[-1])
         )
-        flow_onto = real_time.guided(self._flow(features), target, weights.to(target.device))
+        flow_onto = real_time.guided_velocity(self._flow(features), target, weights.to(target.device))
         sample = self._denoise(features, noise, temperature, flow_onto)
         return replace(sample, actions=torch.cat([committed[:, :frozen], sample.actions[:, frozen:]], dim=1))
 
@@ -167,7 +170,7 @@ class Pi0Policy(Policy):
         shape = (self.config.horizon, self.config.action_dim)
         device = features.state.device
         last = torch.full((batch,), steps - 1, device=device)
-        if noise is None or temperature == 0:  # the likeliest: from the middle of the noise, and each step at its mean
+        if noise is None or temperature == 0:  # greedy: start from zero noise, and take the mean of each step
             draws, index = torch.zeros(batch, steps + 1, *shape, device=device), last
         else:
             draws = noise.normal(steps + 1, *shape)
@@ -192,15 +195,15 @@ class Pi0Policy(Policy):
             latent = {"before": latent["chain"][rows, index], "after": latent["chain"][rows, index + 1], "index": index}
         return ActionSample(self._actions(chain[-1], features), latent, self._executed(log_prob), self.value(features))
 
-    def steer(self, features: Features, noise: Tensor) -> Tensor:
-        """The same noise at every action of the horizon."""
+    def act_from_noise(self, features: Features, noise: Tensor) -> Tensor:
+        """See ``Policy``. Uses the same noise for every action of the horizon."""
         x, steps = noise[:, None].expand(-1, self.config.horizon, -1), self.options.denoise_steps
         for time in flow.times(steps, x.device):
             x = flow.ode_step(x, self._velocity(features.prefix, features.state, x, time)[0], steps)
         return self._actions(x, features)
 
     def _actions(self, x: Tensor, features: Features) -> Tensor:
-        """What the robot is told where denoising ended in ``x`` ``[B, H, A]``."""
+        """Convert denoised ``x`` ``[B, H, A]`` to actions in environment units ``[B, C, D]``."""
         return absolute(self.action_normalizer.inverse(self._executed(x)), self._robot_state(features), self.delta)
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
@@ -216,12 +219,12 @@ class Pi0Policy(Policy):
                 log_prob, entropy = log_prob + parts[0], entropy + parts[1]
         return ActionEval(self._executed(log_prob), self._executed(entropy), self.value(features))
 
-    def plain_actions(self, inputs: Inputs) -> Tensor | None:
-        """The same chain, with images and text seen again at each denoising step."""
+    def reference_actions(self, inputs: Inputs) -> Tensor | None:
+        """Denoise greedily, encoding images and text again at each step."""
         return self.act(_Recomputed(self, inputs), None, 0.0).actions
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
-        """Conditional flow matching over the horizon; past the end of a shorter chunk its last action is repeated."""
+        """Return the conditional flow-matching loss; short chunks repeat their last action."""
         features, config = self.encode(inputs), self.config
         target = self.action_normalizer(relative(actions, self._robot_state(features), self.delta))
         target = torch.cat([target, target[:, -1:].expand(-1, config.horizon - target.shape[1], -1)], dim=1)
@@ -239,14 +242,14 @@ class Pi0Policy(Policy):
         return chunk[:, : self.spec.chunk, : self.spec.action_dim]
 
     def _robot_state(self, features: Features) -> Tensor:
-        """``[B, S]`` as observed."""
+        """Return the state ``[B, S]`` in the robot's units."""
         return self.state_normalizer.inverse(features.state[:, : self.spec.state_dim])
 
     def _velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         return self.backbone.velocity(prefix, state, x, time.expand(len(x)))
 
     def _transition(self, x: Tensor, velocity: Tensor, states: Tensor, time: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of a stochastic step; greedy (0) reports the probability of temperature 1."""
+        """Return mean and standard deviation of a stochastic step; temperature 0 counts as 1."""
         if self.noise_head is not None:
             return flow.ode_step(x, velocity, self.options.denoise_steps), self.noise_head(states) * (temperature or 1.0)
         level = self.options.noise_level * (temperature or 1.0)
@@ -260,7 +263,7 @@ class Pi0Policy(Policy):
 
 
 class _Recomputed(Features):
-    """Features that forget their prefix: it is computed again whenever it is read."""
+    """Features whose prefix is computed again at every access."""
 
     def __init__(self, policy: Pi0Policy, inputs: Inputs) -> None:
         features = policy.encode(inputs)

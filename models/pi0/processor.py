@@ -1,4 +1,7 @@
-"""Observations to tensors and actions back. Sources: openpi ``transforms.py``, ``models/tokenizer.py``, ``image_tools.py``."""
+"""Prepare images, state and prompts for π₀, and convert its actions back.
+
+Sources: openpi ``transforms.py``, ``models/tokenizer.py``, ``image_tools.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
 
 from .checkpoint import NORM_STATS
 
@@ -18,7 +21,7 @@ STATE_BINS = 256
 
 
 def resize_with_pad(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 ``[B, H, W, 3]`` to uint8 ``[B, 3, *size]``: PIL bilinear, keeping the aspect ratio, black bars on both sides."""
+    """Resize uint8 ``[B, H, W, 3]`` to ``[B, 3, *size]`` with PIL bilinear and black padding."""
     height, width = size
     if tuple(images.shape[1:3]) != size:
         ratio = max(images.shape[2] / width, images.shape[1] / height)
@@ -34,12 +37,12 @@ def resize_with_pad(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def to_unit_range(images: Tensor) -> Tensor:
-    """uint8 to float32 in [-1, 1]."""
+    """Convert uint8 to float32 in [-1, 1]."""
     return images.float() / 255 * 2 - 1
 
 
 class Normalizer(nn.Module):
-    """Units of the robot to those of the model: by mean and standard deviation (π₀) or by the 1 % and 99 % quantiles (π₀.₅)."""
+    """Robot units to model units by mean and std (π₀) or by 1 % and 99 % quantiles (π₀.₅)."""
 
     def __init__(self, statistics: dict[str, Any], quantiles: bool) -> None:
         super().__init__()
@@ -60,7 +63,7 @@ class Normalizer(nn.Module):
         return len(self.offset)
 
     def forward(self, values: Tensor) -> Tensor:
-        """``[..., D]``; statistics of more dimensions than the robot has are cut."""
+        """Normalise ``[..., D]``; statistics of further dimensions are ignored."""
         count = values.shape[-1]
         unit = (values.double() - self.offset[:count]) / self.scale[:count]
         return (unit * 2 - 1 if self.quantiles else unit).to(values.dtype)
@@ -72,39 +75,45 @@ class Normalizer(nn.Module):
 
 
 def delta_dimensions(mask: list[int], action_dim: int, state_dim: int) -> list[int]:
-    """Which actions are relative to the state; openpi's notation, ``[6, -1]``: six are, then one is not."""
+    """Return the action dimensions relative to the state; ``mask`` as ``delta_mask``."""
     flags = [count > 0 for count in mask for _ in range(abs(count))]
     dimensions = [i for i, flag in enumerate(flags) if flag]
     if len(flags) > action_dim or any(i >= state_dim for i in dimensions):
         raise UserError(
-            f"model.options.delta_mask={mask} speaks of {len(flags)} dimensions, the checkpoint's {NORM_STATS} has {action_dim} of actions "
+            f"model.options.delta_mask={mask} covers {len(flags)} dimensions, the checkpoint's {NORM_STATS} has {action_dim} of actions "
             f"and {state_dim} of the state: give one number per run of dimensions, such as [{action_dim - 1},-1]"
         )
     return dimensions
 
 
 def relative(actions: Tensor, state: Tensor, dimensions: list[int]) -> Tensor:
-    """Actions ``[..., C, D]`` less the state ``[..., S]`` at the start of the chunk, both as observed. Source: openpi ``DeltaActions``."""
+    """Subtract the chunk's first state ``[..., S]`` from actions ``[..., C, D]``; robot units.
+
+    Source: openpi ``DeltaActions``.
+    """
     moved = actions.clone()
     moved[..., dimensions] -= state[..., None, dimensions]
     return moved
 
 
 def absolute(actions: Tensor, state: Tensor, dimensions: list[int]) -> Tensor:
-    """The way back, after un-normalisation. Source: openpi ``AbsoluteActions``."""
+    """Invert :func:`relative`, after un-normalisation. Source: openpi ``AbsoluteActions``."""
     moved = actions.clone()
     moved[..., dimensions] += state[..., None, dimensions]
     return moved
 
 
 class PromptEncoder:
-    """Instructions (and, where the model reads it there, the normalised state) to token ids ``[B, length]``, padded on the right."""
+    """Encode instructions, and optionally the normalised state, as ids padded on the right."""
 
     def __init__(self, tokenizer: Tokenizer, length: int, bos_id: int, with_state: bool) -> None:
         self.tokenizer, self.length, self.bos_id, self.with_state = tokenizer, length, bos_id, with_state
 
     def texts(self, instruction: str, state: Tensor) -> list[str]:
-        """What is tokenised, piece by piece. ``state`` ``[S]``, normalised and not padded; 256 bins on [-1, 1], -1 below the lowest."""
+        """Return the pieces of text to tokenise.
+
+        ``state``: ``[S]``, normalised, not padded; put into 256 bins on [-1, 1], and -1 below them.
+        """
         clean = instruction.strip().replace("_", " ").replace("\n", " ")
         if not self.with_state:
             return [clean, "\n"]
@@ -112,7 +121,7 @@ class PromptEncoder:
         return [f"Task: {clean}, State: {' '.join(map(str, bins))};\nAction: "]
 
     def __call__(self, instructions: list[str], states: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids int64 and mask bool, ``[B, length]``."""
+        """Return ids int64 and mask bool ``[B, length]``. Raises UserError for longer prompts."""
         ids = torch.zeros(len(instructions), self.length, dtype=torch.int64)
         mask = torch.zeros(len(instructions), self.length, dtype=torch.bool)
         for row, (instruction, state) in enumerate(zip(instructions, states.cpu(), strict=True)):

@@ -1,7 +1,8 @@
-"""Real-time chunking: a new chunk that continues what the robot does while it is denoised. Black, Galliker and Levine, "Real-Time Execution
-of Action Chunking Flow Policies" (2025, arXiv 2506.07339), section 4; its guidance is that of ΠGDM (Song et al. 2023, Pokle et al. 2024).
+"""Real-time chunking: guide a new chunk to continue the actions executed while it is denoised.
 
-The paper's time runs from noise to action; ours is ``t = 1 - tau``, and velocities point the other way (``flow.py``).
+Black, Galliker and Levine, "Real-Time Execution of Action Chunking Flow Policies" (2025, arXiv
+2506.07339), section 4, with the guidance of ΠGDM (Song et al. 2023, Pokle et al. 2024). The paper's
+time runs from noise to action; ours is ``t = 1 - tau``, with opposite velocities (``flow.py``).
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ import torch
 from torch import Tensor
 
 Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Of ``x`` ``[B, H, A]`` at a time ``[]``: the flow's velocity ``[B, H, A]``, and the network's states."""
+"""(``x`` ``[B, H, A]``, time ``[]``) -> the flow's velocity ``[B, H, A]``, the network's states."""
 
 MAX_GUIDANCE = 5.0
-"""The paper's beta: more makes chunks jump where there are few denoising steps."""
+"""The paper's beta; larger values make chunks discontinuous with few denoising steps."""
 
 
 def prefix_weights(committed: int, frozen: int, horizon: int) -> Tensor:
-    """How much each action of a chunk shall be what is committed, ``[H]`` (equation 5).
+    """Return the guidance weight ``[H]`` of each action towards the committed ones (equation 5).
 
-    1 for the ``frozen`` first, which will have been executed; falling to 0 after the ``committed`` ones, of which nothing is known.
+    1 for the first ``frozen`` actions, which will have been executed by then; decays to 0 at
+    ``committed``, after which there is no target.
     """
     place = torch.arange(horizon, dtype=torch.float32)
     falling = ((committed - place) / (committed - frozen + 1)).clamp(0, 1)
@@ -31,14 +33,18 @@ def prefix_weights(committed: int, frozen: int, horizon: int) -> Tensor:
 
 
 def guidance(time: Tensor) -> Tensor:
-    """``(1 - tau) / (tau r**2)``, where ``r**2 = (1 - tau)**2 / (tau**2 + (1 - tau)**2)``; at most MAX_GUIDANCE (equations 2 and 4)."""
+    """Return ``(1 - tau) / (tau r**2)``, at most MAX_GUIDANCE (equations 2 and 4).
+
+    ``r**2 = (1 - tau)**2 / (tau**2 + (1 - tau)**2)``.
+    """
     return ((time**2 + (1 - time) ** 2) / (time * (1 - time))).clamp(max=MAX_GUIDANCE)
 
 
-def guided(velocity: Velocity, target: Tensor, weights: Tensor) -> Velocity:
-    """The same flow, pulled towards actions ``target`` where ``weights`` say so, both broadcastable to ``[B, H, A]`` (equation 2).
+def guided_velocity(velocity: Velocity, target: Tensor, weights: Tensor) -> Velocity:
+    """Return the velocity guided towards ``target`` by ``weights`` (equation 2).
 
-    One vector-Jacobian product a step carries the pull from the expected actions (equation 3) back through the network to ``x``.
+    Both are broadcastable to ``[B, H, A]``. Each step takes one vector-Jacobian product, from the
+    predicted actions (equation 3) back through the network to ``x``.
     """
 
     def pulled(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:

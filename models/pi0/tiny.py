@@ -1,6 +1,7 @@
-"""A tiny π₀: the official wiring at about a million parameters.
+"""Create a tiny π₀: the official architecture at about a million parameters.
 
-``python -m rlinf_vla.models.pi0.tiny DIRECTORY [ACTION_DIM]`` writes config.json, tokenizer.json and norm_stats.json (no weights).
+``python -m rlinf_vla.models.pi0.tiny DIRECTORY [ACTION_DIM]`` writes config.json, tokenizer.json
+and norm_stats.json (no weights).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def config() -> dict[str, Any]:
 
 
 def statistics(action_dim: int) -> dict[str, Any]:
-    """A normalised controller's actions are their own units; the state spans a table top (m, quaternion, m of one finger)."""
+    """Return statistics: unchanged actions; state of a table top (m, quaternion, m of a finger)."""
     low, high = [-0.2, -0.3, 0.0, -1, -1, -1, -1, 0.0], [0.2, 0.3, 0.3, 1, 1, 1, 1, 0.04]
     return {
         "state": {

@@ -1,25 +1,26 @@
-"""Advantages and returns on action chunks. Pure functions; ``T`` policy calls, ``B`` environments, ``C`` control steps per call."""
+"""Pure functions for advantages and returns on action chunks (shape letters: ``types.py``)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from rlinf_vla.types import Trajectory
+from rlinf_vla.core.types import Trajectory
 
 BASELINES = ("group_mean", "leave_one_out", "batch_mean")
 SCALES = ("group_std", "batch_std", "none")
 GAMMA_UNITS = ("step", "chunk")
 
 RESOLUTION = 1e-6
-"""Scores that differ by less, relative to the largest of them, are equal: rewards are float32, and their sums are rounded."""
+"""Relative difference below which scores count as equal: sums of float32 rewards are rounded."""
 
 
 def chunk_rewards(reward: Tensor, valid: Tensor, gamma: float, unit: str = "step") -> tuple[Tensor, Tensor]:
-    """A chunk of n executed steps as one step of a semi-Markov decision process (Sutton, Precup and Singh 1999).
+    """Treat a chunk of n executed steps as one step of a semi-Markov decision process.
 
-    reward, valid: ``[..., C]``. Returns the discounted reward ``sum_i gamma**i r_i`` and the discount ``gamma**n``, both ``[...]``; where
-    ``gamma`` counts chunks instead (``unit``), the plain sum and ``gamma`` (``gamma**0`` where nothing was executed).
+    Sutton, Precup and Singh 1999. reward, valid: ``[..., C]``. Returns the discounted reward
+    ``sum_i gamma**i r_i`` and the discount ``gamma**n``, both ``[...]``. With ``unit="chunk"``,
+    returns the plain sum and ``gamma`` (``gamma**0`` where nothing was executed).
     """
     elapsed = torch.arange(reward.shape[-1], device=reward.device, dtype=reward.dtype)
     duration = valid.sum(-1)
@@ -29,10 +30,12 @@ def chunk_rewards(reward: Tensor, valid: Tensor, gamma: float, unit: str = "step
 
 
 def gae(trajectory: Trajectory, gamma: float, gae_lambda: float, unit: str = "step") -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16) on chunks, and the returns ``advantage + value``, both ``[T, B]``.
+    """Return GAE advantages on chunks and the returns ``advantage + value``, both ``[T, B]``.
 
-    ``gamma`` counts control steps (or chunks: ``unit``), ``gae_lambda`` policy calls. A terminated episode is worth nothing more; one that
-    was cut (truncated, or the end of the rollout) is worth ``bootstrap_value``. Nothing flows from one episode into another.
+    Schulman et al. 2016, eq. 16. ``gamma`` is per control step (or per chunk: ``unit``),
+    ``gae_lambda`` per policy call. The value after a terminated episode is 0; after one that was
+    cut (truncated, or by the end of the rollout) it is ``bootstrap_value``. Episodes do not affect
+    each other.
     """
     reward, discount = chunk_rewards(trajectory.reward, trajectory.valid, gamma, unit)
     terminated = (trajectory.terminated & trajectory.valid).any(-1)
@@ -49,9 +52,10 @@ def gae(trajectory: Trajectory, gamma: float, gae_lambda: float, unit: str = "st
 
 
 def episode_returns(calls: Trajectory, gamma: float, unit: str = "step") -> Tensor:
-    """The discounted return of each episode, float64 ``[E]``, from the ``N`` calls of all of them, in any order.
+    """Return the discounted return of each episode, float64 ``[E]``, from ``N`` calls in any order.
 
-    In float64, so that the order of the sum, which a GPU does not fix, does not show in float32.
+    In float64, so that the order of summation, which is not fixed on a GPU, does not change the
+    result in float32.
     """
     reward, _ = chunk_rewards(calls.reward.double(), calls.valid, gamma, unit)
     # every call of an episode but its last executes its whole chunk
@@ -61,12 +65,12 @@ def episode_returns(calls: Trajectory, gamma: float, unit: str = "step") -> Tens
 
 
 def count_of(ids: Tensor) -> int:
-    """How many there are of what ``ids`` (from 0 on, none left out) names."""
+    """Return the number of distinct ``ids``, which are 0, 1, ... without gaps."""
     return int(ids.max()) + 1 if len(ids) else 0
 
 
 def group_statistics(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Size, mean and (biased) standard deviation of each group, all ``[G]``; ``values`` and ``group`` ``[E]``."""
+    """Return size, mean and biased standard deviation ``[G]`` of groups of ``values`` ``[E]``."""
     zeros = torch.zeros(count_of(group), dtype=values.dtype, device=values.device)
     size = zeros.index_add(0, group, torch.ones_like(values))
     mean = zeros.index_add(0, group, values) / size
@@ -75,9 +79,9 @@ def group_statistics(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def all_equal(values: Tensor, group: Tensor) -> Tensor:
-    """bool ``[G]``: whether the ``values`` ``[E]`` of each group are the same number, but for rounding (``RESOLUTION``).
+    """Return whether a group's ``values`` ``[E]`` are equal up to ``RESOLUTION``, bool ``[G]``.
 
-    A standard deviation cannot tell: the rounded mean of equal numbers is often another number.
+    The standard deviation is no test: the rounded mean of equal numbers often differs from them.
     """
     zeros = torch.zeros(count_of(group), dtype=values.dtype, device=values.device)
     low, high = (zeros.scatter_reduce(0, group, values, kind, include_self=False) for kind in ("amin", "amax"))
@@ -85,11 +89,13 @@ def all_equal(values: Tensor, group: Tensor) -> Tensor:
 
 
 def relative_advantages(score: Tensor, group: Tensor, baseline: str, scale: str, eps: float = 1e-6) -> Tensor:
-    """How much better each episode was than what it is compared with; ``score`` and ``group`` (int64, from 0 on) ``[E]``.
+    """Return each episode's advantage relative to a baseline, ``[E]``.
 
-    ``baseline``: the mean of its group (GRPO, arXiv 2402.03300, eq. 4.1.2), of the others of its group (RLOO, 2402.14740, eq. 7) or of all.
-    ``scale``: divided by the standard deviation of its group, or of all differences (REINFORCE++, 2501.03262), or not (Dr. GRPO,
-    2503.20783). Where all that is compared is equal, the advantage is exactly 0.
+    ``score`` and ``group`` (int64, from 0 on): ``[E]``. ``baseline``: mean of the episode's group
+    (GRPO, arXiv 2402.03300, eq. 4.1.2), of the group's others (RLOO, 2402.14740, eq. 7) or of all
+    episodes. ``scale``: divide by the standard deviation of the group, or of all differences
+    (REINFORCE++, 2501.03262), or not at all (Dr. GRPO, 2503.20783). Where all compared scores are
+    equal, the advantage is exactly 0.
     """
     size, mean, std = group_statistics(score, group)
     if baseline == "batch_mean":
@@ -105,7 +111,10 @@ def relative_advantages(score: Tensor, group: Tensor, baseline: str, scale: str,
 
 
 def standardise(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
-    """Zero mean and unit (biased) variance over the true entries of ``mask``; zero elsewhere, and where those entries are all equal."""
+    """Scale ``values`` to zero mean and unit (biased) variance over ``mask``.
+
+    The result is zero outside ``mask``, and everywhere if the entries in ``mask`` are all equal.
+    """
     count = mask.sum().clamp(min=1)
     kept = torch.where(mask, values, 0)
     mean = kept.sum() / count
@@ -115,7 +124,7 @@ def standardise(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
 
 
 def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> float:
-    """``1 - Var[target - prediction] / Var[target]`` over the true entries of ``mask``; NaN where the target is constant."""
+    """Return ``1 - Var[target - prediction] / Var[target]`` over ``mask``; NaN without variance."""
     prediction, target = prediction[mask].double(), target[mask].double()
     variance = target.var(unbiased=False)
     return float(1 - (target - prediction).var(unbiased=False) / variance) if variance > 0 else float("nan")

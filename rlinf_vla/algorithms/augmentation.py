@@ -1,15 +1,15 @@
-"""What images are put through before they are learnt from."""
+"""Augment training images by random shifts."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from rlinf_vla.types import Inputs
+from rlinf_vla.core.types import Inputs
 
 
 def shift_images(inputs: Inputs, pad: int, generator: torch.Generator) -> Inputs:
-    """Every ``image.*`` of ``inputs`` at random shifts of its own (DrQ, Kostrikov et al. 2021); ``pad=0``: none."""
+    """Shift all images of ``image.*`` at random (DrQ, Kostrikov et al. 2021); ``pad=0``: off."""
     moved = dict(inputs)
     for name in inputs if pad else ():
         if name.startswith("image."):
@@ -19,7 +19,10 @@ def shift_images(inputs: Inputs, pad: int, generator: torch.Generator) -> Inputs
 
 
 def random_shift(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
-    """uint8 ``[B, H, W, 3]``, each moved by its own ``shifts`` (int64 ``[B, 2]``, 0 ... 2 pad) in a border repeated ``pad`` times."""
+    """Shift images, uint8 ``[B, H, W, 3]``, each by its row of ``shifts``, int64 ``[B, 2]``.
+
+    A shift is in 0 ... 2 ``pad`` pixels; ``pad`` is none. Border pixels are repeated.
+    """
     batch, height, width, channels = images.shape
     rows = (shifts[:, :1] + torch.arange(height, device=images.device) - pad).clamp(0, height - 1)
     columns = (shifts[:, 1:] + torch.arange(width, device=images.device) - pad).clamp(0, width - 1)

@@ -1,4 +1,4 @@
-"""A success classifier for rewards, learnt from labelled frames, as many of success as of the rest (HIL-SERL, arXiv 2410.21845)."""
+"""Train a success classifier for rewards on labelled frames (HIL-SERL, arXiv 2410.21845)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.augmentation import shift_images
 from rlinf_vla.algorithms.sft import DemonstrationConfig, StepFlow, warmup_cosine
-from rlinf_vla.ranges import CountOrZero, LearningRate, Name, Positive, Probability, Range, Size
-from rlinf_vla.types import Inputs, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import CountOrZero, LearningRate, Name, Positive, Probability, Range, Size
+from rlinf_vla.core.types import Inputs
 
 
 @dataclass
@@ -21,12 +22,16 @@ class ClassifierConfig:
 
     name: Name = "classifier"
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
-    """Whose frames are looked at: the scripted expert's under noise, which makes it fail too, or a dataset's that has ``next.success``."""
+    """Source of the frames: a scripted expert under noise, so that it also fails, or a dataset.
+
+    A dataset needs the feature ``next.success``.
+    """
     held_out: Annotated[float, Range(0, 1, above=True, below=True)] = 0.2
-    """Share of the episodes that is not learnt from, to measure with."""
+    """Fraction of the episodes held out for validation."""
     batch_size: Size = 64
+    """Frames per optimiser step, half of them of success."""
     shift: Annotated[int, Range(0, 1024)] = 4
-    """Images are moved by up to so many pixels in each direction; 0: not."""
+    """Shift images at random by up to this many pixels; 0: off."""
     learning_rate: LearningRate = 1e-3
     warmup_steps: CountOrZero = 20
     weight_decay: Probability = 0.01
@@ -35,7 +40,7 @@ class ClassifierConfig:
 
 @dataclass(frozen=True)
 class Frames:
-    """``N`` prepared observations, bool ``[N]`` whether they show success, and int64 ``[N]`` of which episode they are."""
+    """``N`` prepared observations, success labels bool ``[N]``, episode numbers int64 ``[N]``."""
 
     inputs: Inputs
     success: Tensor
@@ -53,16 +58,18 @@ class Frames:
 
 
 class Flow(StepFlow, Protocol):
-    """The operations that learning a classifier is made of."""
+    """The operations of classifier training; a runtime implements them."""
 
     def label(self, config: DemonstrationConfig) -> Frames:
-        """All frames; played or read in a run's first iteration."""
+        """Return all labelled frames; the first iteration of a run collects or reads them."""
 
     def classify(self, batch: Frames, rate: float) -> None:
-        """An optimiser step, at this share of the learning rate."""
+        """Take one optimiser step with ``rate`` times the learning rate."""
 
 
-class SuccessLearning:
+class ClassifierTraining:
+    """Classifier training: each iteration is one optimiser step on a balanced batch of frames."""
+
     def __init__(self, config: ClassifierConfig, iterations: int) -> None:
         self.config, self.iterations = config, iterations
 
@@ -74,32 +81,32 @@ class SuccessLearning:
         flow.classify(batch, warmup_cosine(flow.iteration, self.config.warmup_steps, self.iterations))
 
     def split(self, frames: Frames) -> tuple[Tensor, Tensor]:
-        """int64 rows to learn from, and those held out: whole episodes, the last ones.
+        """Return the training rows and the held-out rows, int64. The last episodes are held out.
 
-        Raises UserError where one of the two lacks frames of either kind.
+        Raises UserError if one of the two lacks frames of success or of failure.
         """
         last_learnt = round((1 - self.config.held_out) * (int(frames.episode.max()) + 1)) - 1
         held_out = frames.episode > last_learnt
         rows = (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
-        for part, name in zip(rows, ("learnt from", "held out"), strict=True):
+        for part, name in zip(rows, ("for training", "held out"), strict=True):
             shown = int(frames.success[part].sum())
             if shown in (0, len(part)):
                 raise UserError(
-                    f"{shown} of {len(part)} frames that are {name} show success, and both kinds are wanted: "
+                    f"{shown} of {len(part)} frames {name} show success, and both classes are needed: "
                     "raise algorithm.demonstrations.episodes"
                 )
         return rows
 
 
 def balanced(success: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """int64 ``[size]``: rows drawn with replacement, every other one of success."""
+    """Draw ``size`` rows, int64, with replacement; every other one is of success."""
     kinds = [success.nonzero()[:, 0], (~success).nonzero()[:, 0]]
     of_success, others = (rows[torch.randint(len(rows), (size,), generator=generator)] for rows in kinds)
     return torch.where(torch.arange(size) % 2 == 0, of_success, others)
 
 
 def success_loss(model: Any, batch: Frames) -> tuple[Tensor, dict[str, Tensor]]:
-    """Binary cross-entropy, summed over the batch."""
+    """Return binary cross-entropy and number of correct predictions, summed over the batch."""
     logits = model(batch.inputs)
     loss = F.binary_cross_entropy_with_logits(logits, batch.success.float(), reduction="sum")
     right = ((logits > 0) == batch.success).sum()

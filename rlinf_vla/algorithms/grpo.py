@@ -1,6 +1,8 @@
-"""Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300): attempts at one episode are each other's critic.
+"""Group relative policy optimisation (GRPO, Shao et al. 2024, arXiv 2402.03300) and relatives.
 
-With other settings it is DAPO (arXiv 2503.14476), Dr. GRPO (2503.20783), RLOO (2402.14740) or REINFORCE++ (2501.03262): see ``PRESETS``.
+An episode's advantage is relative to the returns of other attempts at the same episode. Other
+settings give DAPO (arXiv 2503.14476), Dr. GRPO (2503.20783), RLOO (2402.14740) or REINFORCE++
+(2501.03262): see ``PRESETS``.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from torch import Tensor
 from rlinf_vla.algorithms.advantages import BASELINES, SCALES, all_equal, count_of, episode_returns, group_statistics, relative_advantages
 from rlinf_vla.algorithms.losses import AGGREGATIONS
 from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
-from rlinf_vla.ranges import Count, Interval, Name, OneOf, Probability, Range, Size
-from rlinf_vla.types import Rollouts, Trajectory, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import Count, Interval, Name, OneOf, Probability, Range, Size
+from rlinf_vla.core.types import Rollouts, Trajectory
 
 
 @dataclass
@@ -26,20 +29,22 @@ class GRPOConfig(OnPolicyConfig):
 
     name: Name = "grpo"
     episodes: Count = 64
-    """Per iteration; a multiple of group_size."""
+    """Episodes per iteration; a multiple of group_size."""
     group_size: Size = 8
-    """Attempts at the same episode: the same start, other noise."""
+    """Attempts at the same episode: same initial state, different noise."""
     baseline: Annotated[str, OneOf(*BASELINES)] = "group_mean"
-    """What an episode's return is compared with: group_mean, leave_one_out (the mean of the group's others) or batch_mean."""
+    """Baseline of a return: group_mean, leave_one_out (mean of the group's others), batch_mean."""
     scale: Annotated[str, OneOf(*SCALES)] = "group_std"
-    """What the difference is divided by: group_std, batch_std or none."""
+    """Divisor of the advantages: group_std, batch_std or none."""
     success_range: Annotated[list[Probability], Interval()] | None = None
-    """Learn from groups only whose success rate lies within; null: from all whose returns differ."""
+    """Train only on groups with a success rate in this interval; null: no such limit."""
     resample: Annotated[int, Range(0, 1000)] = 0
-    """Draw new groups for those that taught nothing, up to so many times per iteration."""
+    """Replace uninformative groups by new ones up to this many times per iteration."""
     groups_per_step: Count | None = None
-    """Groups per optimiser step, in their order: a step needs no more than its own groups, and may be taken while others still play; with
-    epochs=1. null: minibatch_size policy calls of all groups, shuffled."""
+    """Groups per optimiser step, in order; needs epochs=1. null: shuffled minibatches.
+
+    A step can start as soon as its groups are complete, while others are still being collected.
+    """
     aggregation: Annotated[str, OneOf(*AGGREGATIONS)] = "trajectory_mean"
     gamma: Probability = 1.0
 
@@ -53,6 +58,8 @@ PRESETS = {
 
 
 class GRPO(OnPolicy):
+    """The GRPO algorithm and its relatives, as configured."""
+
     config: GRPOConfig
 
     def __init__(self, config: GRPOConfig, temperature: float) -> None:
@@ -63,15 +70,15 @@ class GRPO(OnPolicy):
             raise UserError(f"algorithm.episodes={episodes} is not a multiple of algorithm.group_size={size}: use {near}")
         if (config.baseline, config.scale) == ("batch_mean", "group_std"):
             raise UserError(
-                "algorithm.baseline=batch_mean, scale=group_std: a group without spread would be divided by 0; use scale=batch_std"
+                "algorithm.baseline=batch_mean, scale=group_std: a group of equal returns has standard deviation 0; use scale=batch_std"
             )
         if size == 1 and (config.baseline, config.scale) not in (("batch_mean", "batch_std"), ("batch_mean", "none")):
-            raise UserError("algorithm.group_size=1 leaves nothing to compare with: use algorithm.baseline=batch_mean and scale=batch_std")
+            raise UserError("algorithm.group_size=1 has no group statistics: use algorithm.baseline=batch_mean and scale=batch_std")
         if config.groups_per_step is not None and config.epochs != 1:
-            raise UserError(f"algorithm.groups_per_step={config.groups_per_step} sees each group once: set algorithm.epochs=1")
+            raise UserError(f"algorithm.groups_per_step={config.groups_per_step} uses each group once: set algorithm.epochs=1")
         if config.staleness and config.resample:
             raise UserError(
-                "algorithm.resample looks at an iteration's rollouts, which algorithm.staleness plays before: set one of them to 0"
+                "algorithm.resample needs an iteration's rollouts, which algorithm.staleness collects earlier: set one of them to 0"
             )
 
     def iteration(self, flow: Flow) -> None:
@@ -105,7 +112,11 @@ class GRPO(OnPolicy):
         return self.config.minibatch_size if self.config.groups_per_step is None else len(batch)
 
     def informative(self, rollouts: Trajectory) -> Tensor:
-        """bool ``[G]``: which groups an update can learn from. The others are not in its denominators either."""
+        """Return which groups an update uses, bool ``[G]``.
+
+        Other groups do not count in its denominators either. Unless the baseline is that of the
+        batch, a group of equal returns is uninformative.
+        """
         group = rollouts.group_of_episode()
         if self.config.baseline == "batch_mean":
             teaches = torch.ones(count_of(group), dtype=torch.bool, device=group.device)
@@ -118,7 +129,7 @@ class GRPO(OnPolicy):
         return teaches
 
     def advantages(self, calls: Trajectory) -> Tensor:
-        """``[N]``: of the episode that each call belongs to."""
+        """Return the advantage ``[N]`` of each call, which is that of its episode."""
         config = self.config
         per_episode = relative_advantages(self._scores(calls), calls.group_of_episode(), config.baseline, config.scale)
         return per_episode.to(calls.reward.dtype)[calls.episode_ids()]
@@ -128,7 +139,7 @@ class GRPO(OnPolicy):
 
 
 def groups_of(rollouts: Rollouts) -> Iterator[Trajectory]:
-    """The calls of each group, one group after the other; a shard holds whole groups, each group's calls together."""
+    """Yield the calls of each group; a shard holds whole groups, the calls of each in one piece."""
     for shard in rollouts:
         key = torch.stack([shard.task_id, shard.seed])
         starts = (key[:, 1:] != key[:, :-1]).any(0).nonzero()[:, 0] + 1

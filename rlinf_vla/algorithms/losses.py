@@ -1,7 +1,9 @@
-"""Loss terms as weighted sums over what counts, for the caller to divide by a global count: neither micro-batches nor ranks change them.
+"""Compute loss terms as masked, weighted sums.
 
-``N`` policy calls have ``K`` elements each: the units whose probability ratio is clipped, see :func:`elements`. A mask says which of them
-count, a weight ``[N]`` how much each element of a call does, see :func:`aggregation_weights`.
+The caller divides by a global count, so the split into micro-batches and ranks does not change the
+loss. ``N`` policy calls have ``K`` elements each: the units whose probability ratio is clipped, see
+:func:`elements`. A mask ``[N, K]`` selects elements; a weight ``[N]`` applies to each element of a
+call, see :func:`aggregation_weights`.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ AGGREGATIONS = ("token_mean", "trajectory_mean", "group_mean")
 
 
 def joint(per_dimension: Tensor, valid: Tensor) -> Tensor:
-    """Log-probability (or entropy) of a chunk: the sum over executed actions. ``[N, C, D]``, ``[N, C]`` -> ``[N]``."""
+    """Sum log-probabilities (or entropies) ``[N, C, D]`` over executed actions, to ``[N]``."""
     return torch.where(valid[..., None], per_dimension, 0).sum(dim=(-2, -1))
 
 
 def elements(per_dimension: Tensor, valid: Tensor, granularity: str) -> Tensor:
-    """``[N, C, D]`` to ``[N, K]``: the whole executed chunk (K = 1), each of its actions (K = C), or each dimension of each (K = C D)."""
+    """Reduce ``[N, C, D]`` to elements ``[N, K]``.
+
+    An element is the executed chunk (K = 1), an action (K = C) or an action dimension (K = C D).
+    """
     if granularity == "chunk":
         return joint(per_dimension, valid)[:, None]
     per_dimension = torch.where(valid[..., None], per_dimension, 0)
@@ -31,18 +36,19 @@ def elements(per_dimension: Tensor, valid: Tensor, granularity: str) -> Tensor:
 
 
 def element_mask(valid: Tensor, action_dim: int, granularity: str) -> Tensor:
-    """Which elements count: bool ``[N, C]`` to ``[N, K]``."""
+    """Return which elements were executed: bool ``[N, C]`` to ``[N, K]``."""
     if granularity == "chunk":
         return valid.any(dim=-1, keepdim=True)
     return valid if granularity == "action" else valid.repeat_interleave(action_dim, dim=1)
 
 
 def aggregation_weights(mask: Tensor, episode: Tensor, group: Tensor, aggregation: str) -> Tensor:
-    """``[N]``: what to multiply the elements of each call with, so that the sum over ``mask`` (``[N, K]``) is a mean.
+    """Return weights ``[N]`` of each call's elements that turn the sum over ``mask`` into a mean.
 
-    ``token_mean``: of all elements (DAPO, arXiv 2503.14476). ``trajectory_mean``: of the episodes' means (GRPO, arXiv 2402.03300).
-    ``group_mean``: of the groups' means. ``episode`` and ``group``: int64 ``[N]``, from 0 on. Computed from the whole batch, never from a
-    part of it, and 0 where nothing counts.
+    ``token_mean``: over all elements (DAPO, arXiv 2503.14476). ``trajectory_mean``: over the
+    episodes' means (GRPO, arXiv 2402.03300). ``group_mean``: over the groups' means. ``mask`` is
+    ``[N, K]``, ``episode`` and ``group`` are int64 ``[N]``, from 0 on. Pass the whole batch, never
+    a part of it. The weight is 0 where ``mask`` is false for the whole call.
     """
     count = mask.sum(dim=1)
     if aggregation == "token_mean":
@@ -53,7 +59,7 @@ def aggregation_weights(mask: Tensor, episode: Tensor, group: Tensor, aggregatio
 
 
 class _Bounded(torch.autograd.Function):
-    """Clamps, and passes the gradient on as if it had not: what is beyond the bound is still pushed back."""
+    """Clamp with a straight-through gradient: values beyond the bound are still pushed back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, limit: float) -> Tensor:
@@ -65,10 +71,11 @@ class _Bounded(torch.autograd.Function):
 
 
 def safe_ratio(log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """``log(pi / pi_old)`` and the ratio itself; 0 and 1 behind the mask.
+    """Return ``log(pi / pi_old)`` and ``pi / pi_old``; 0 and 1 where ``mask`` is false.
 
-    Masked and bounded before ``exp``: an overflow behind a ``where`` after it would still make the gradient NaN. Beyond the bound of
-    ``|log ratio| = 20`` the gradient is that of the bound, so that it has its direction and stays finite.
+    The mask and bound are applied before ``exp``, because an overflow that ``where`` discards
+    afterwards still makes the gradient NaN. Beyond ``|log ratio| = 20`` the gradient is that at the
+    bound: it keeps its direction and stays finite.
     """
     log_ratio: Tensor = _Bounded.apply(torch.where(mask, log_prob - old_log_prob, 0), 20.0)
     return log_ratio, log_ratio.exp()
@@ -76,10 +83,10 @@ def safe_ratio(log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> tuple[Te
 
 @dataclass(frozen=True)
 class Clip:
-    """Ranges of the probability ratio: ``1 - low`` to ``1 + high`` (clip-higher: DAPO, arXiv 2503.14476).
+    """Clip the ratio to ``1 - low`` ... ``1 + high`` (clip-higher: DAPO, arXiv 2503.14476).
 
-    dual: where the advantage is negative, no loss beyond this multiple of it (dual clip, Ye et al. 2020, eq. 5).
-    behaviour: with a proximal policy, elements whose weight ``pi_proximal / pi_behaviour`` exceeds this are left out.
+    dual: limit of the loss of a negative advantage, as a multiple of it (Ye et al. 2020, eq. 5).
+    behaviour: with a proximal policy, mask elements with ``pi_proximal / pi_behaviour`` above this.
     """
 
     low: float = 0.2
@@ -91,13 +98,15 @@ class Clip:
 def policy_loss(
     log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, mask: Tensor, weight: Tensor, clip: Clip, proximal: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate (Schulman et al. 2017, eq. 7). Log-probabilities and ``mask`` ``[N, K]``; ``advantage`` and ``weight`` ``[N]``.
+    """Return the clipped surrogate (Schulman et al. 2017, eq. 7) and statistics, as weighted sums.
 
-    ``proximal`` ``[N, K]``: the policy to stay near, where that is not the one that acted (decoupled PPO, Hilton et al. 2022, eq. 2): the
-    surrogate is clipped around it and weighted by ``pi_proximal / pi_old``.
+    Log-probabilities and ``mask``: ``[N, K]``; ``advantage`` and ``weight``: ``[N]``. ``proximal``
+    ``[N, K]``: log-probabilities of a proximal policy other than the behaviour policy (decoupled
+    PPO, Hilton et al. 2022, eq. 2). The surrogate is clipped around it and weighted by
+    ``pi_proximal / pi_old``.
 
-    Returns the weighted sum and weighted sums of statistics: ``approx_kl`` (k3 of http://joschu.net/blog/kl-approx.html), ``ppo_kl`` (k1)
-    and ``clip_fraction``.
+    Statistics: ``approx_kl`` (k3 of http://joschu.net/blog/kl-approx.html), ``ppo_kl`` (k1) and
+    ``clip_fraction``.
     """
     behaviour = torch.ones((), dtype=log_prob.dtype, device=log_prob.device)
     if proximal is not None:
@@ -105,7 +114,7 @@ def policy_loss(
         if clip.behaviour is not None:
             mask = mask & (behaviour <= clip.behaviour)
     log_ratio, ratio = safe_ratio(log_prob, old_log_prob if proximal is None else proximal, mask)
-    # where nothing of a call counts, its advantage and its weight may be anything
+    # advantage and weight of a fully masked call are arbitrary
     counts = mask.any(dim=1, keepdim=True)
     advantage, weight = torch.where(counts, advantage[:, None], 0), torch.where(counts, weight[:, None], 0)
     loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip.low, 1 + clip.high))
@@ -121,17 +130,17 @@ def policy_loss(
 
 
 def kl_loss(log_prob: Tensor, reference: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """``KL(pi || reference)`` from samples of pi, as weighted sums: k3, to learn from, and k1, to report
-    (http://joschu.net/blog/kl-approx.html). ``[N, K]``, ``weight`` ``[N]``."""
+    """Estimate ``KL(pi || reference)`` as weighted sums of k3 (a loss) and k1 (a metric).
+    See http://joschu.net/blog/kl-approx.html. ``weight``: ``[N]``; all others ``[N, K]``."""
     log_ratio, ratio = safe_ratio(reference, log_prob, mask)
     weight = torch.where(mask.any(dim=1), weight, 0)[:, None]
     return (weight * (ratio - 1 - log_ratio)).sum(), (weight * -log_ratio).sum().detach()
 
 
 def value_loss(value: Tensor, old_value: Tensor, target: Tensor, mask: Tensor, clip: float | None, huber: float | None = None) -> Tensor:
-    """Summed ``0.5 (target - value)**2`` over ``[N]``; with ``huber``, linear where the error is greater than that.
+    """Return the sum of ``0.5 (target - value)**2`` over ``[N]``; with ``huber``, linear beyond it.
 
-    With ``clip``: the worse of that and the loss of the value held within ``clip`` of the old one.
+    With ``clip``: the maximum of that and the loss of the value clipped to ``old_value +- clip``.
     """
 
     def penalty(estimate: Tensor) -> Tensor:

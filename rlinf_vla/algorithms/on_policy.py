@@ -1,4 +1,4 @@
-"""What on-policy algorithms share: the clipped surrogate on a batch of policy calls, and the flow that their iterations are written in."""
+"""Shared parts of on-policy algorithms: recipe keys, batch, clipped surrogate loss and flow."""
 
 from __future__ import annotations
 
@@ -23,59 +23,71 @@ from rlinf_vla.algorithms.losses import (
     value_loss,
 )
 from rlinf_vla.algorithms.sft import DemonstrationConfig
-from rlinf_vla.protocols import EnvSpec, Policy
-from rlinf_vla.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
-from rlinf_vla.types import Rollouts, Trajectory, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
+from rlinf_vla.core.protocols import EnvSpec, Policy
+from rlinf_vla.core.types import Rollouts, Trajectory
 
 
 @dataclass
 class OnPolicyConfig:
-    """Recipe node ``algorithm``: what PPO and GRPO have in common."""
+    """Recipe node ``algorithm``: keys shared by PPO and GRPO."""
 
     gamma: Probability = 0.99
-    """Discount per gamma_unit."""
+    """Discount factor per gamma_unit."""
     gamma_unit: Annotated[str, OneOf(*GAMMA_UNITS)] = "step"
-    """step: per control step, whatever the chunk; chunk: per policy call, rewards within a chunk alike (as RLinf's chunk_level)."""
+    """Discount per control step (step) or per policy call (chunk).
+
+    With chunk, rewards within a chunk are not discounted, as in RLinf's chunk_level.
+    """
     clip_low: Probability = 0.2
     clip_high: Annotated[float, Range(0, 1000)] = 0.2
+    """The probability ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     dual_clip: Annotated[float, Range(1, 1000, above=True)] | None = None
-    """Where the advantage is negative, no loss beyond this multiple of it; null: no limit."""
+    """Limit the loss of a negative advantage to this multiple of it; null: no limit."""
     granularity: Annotated[str, OneOf(*GRANULARITIES)] = "chunk"
-    """Whose probability ratio is clipped: chunk (all executed actions of a call together), action, or token (each dimension)."""
+    """Unit of the clipped ratio: chunk (a call's executed actions), action, token (dimension)."""
     aggregation: Annotated[str, OneOf(*AGGREGATIONS)] = "token_mean"
-    """How the loss is averaged: over all such elements (token_mean), over episodes' means, or over groups' means."""
+    """Average of the loss: over all such units (token_mean), over episode means or group means."""
     entropy_coef: NonNegative = 0.0
     kl_coef: NonNegative = 0.0
-    """Of the divergence from the policy as it was before the first update; 0: it is not computed."""
+    """Coefficient of the KL to the initial policy; 0 disables it."""
     decoupled: bool = False
-    """Clip around the policy as it is when an update begins, and weight by what acted (for stale rollouts)."""
+    """Decoupled PPO objective, for stale rollouts.
+
+    Clip around the policy at the start of the update, and weight by its ratio to the behaviour
+    policy.
+    """
     staleness: Annotated[int, Range(0, 1000)] = 0
-    """Rollouts of iteration i are played by the policy as it was before iteration i - staleness, while updates go on."""
+    """Collect rollouts this many iterations ahead, with older weights, while updates run.
+
+    Iteration i learns from rollouts of the policy before iteration i - staleness.
+    """
     behaviour_limit: Positive | None = None
-    """With decoupled: leave out what the present policy would do this many times more often than the one that acted."""
+    """With decoupled: mask elements with a ratio to the behaviour policy above this; null: none."""
     sft_coef: NonNegative = 0.0
-    """Of the imitation loss on demonstrations of the scripted expert, beside the algorithm's own (co-training)."""
+    """Coefficient of an additional imitation loss on demonstrations (co-training)."""
     sft_batch_size: Size = 32
-    """Demonstrated states per optimiser step."""
+    """Demonstration states per optimiser step."""
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
-    """Played before the first update that imitates; see the recipes of imitation."""
+    """Demonstrations for sft_coef, collected before the first update that uses them."""
     epochs: Annotated[int, Range(1, 1000)] = 1
     minibatch_size: Count = 160
     """Policy calls per optimiser step."""
     target_kl: Positive | None = 0.08
-    """Stop an iteration's updates once a minibatch's approximate KL passes this."""
+    """Stop an iteration's updates once a minibatch's approximate KL exceeds this; null: never."""
     learning_rate: LearningRate = 1e-4
     adam_beta2: Annotated[float, Range(0, 1, below=True)] = 0.95
-    """Decay of Adam's mean of squared gradients; of its mean of gradients it is 0.9."""
+    """Adam's beta2; beta1 is 0.9."""
     max_grad_norm: Positive = 0.5
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What an update learns from: ``N`` policy calls, their advantages ``[N]`` and how much each element of a call weighs ``[N]``.
+    """Data of an update: ``N`` policy calls, advantages ``[N]``, weights per element ``[N]``.
 
-    target: what the critic should say ``[N]``; None: there is no critic. proximal: ``[N, C, D]`` log-probabilities of what was done, under
-    the policy as it was at the beginning of the update.
+    target: value targets ``[N]``; None: there is no critic. proximal: log-probabilities
+    ``[N, C, D]`` of the executed actions under the policy at the start of the update.
     """
 
     calls: Trajectory
@@ -99,41 +111,45 @@ class Batch:
 
     @property
     def counts(self) -> Tensor:
-        """bool ``[N]``: the call executed at least one action."""
+        """bool ``[N]``: whether the call executed at least one action."""
         return self.calls.valid.any(-1)
 
 
 class Flow(Protocol):
-    """The operations that a macro flow is made of; a runtime decides where and in what pieces they run."""
+    """The operations from which an iteration is composed; a runtime decides where they run."""
 
     iteration: int
 
     def collect(self, horizon: int) -> Rollouts:
-        """Every environment plays ``horizon`` control steps, episode after episode: shards ``[T, B]`` in order of the environments."""
+        """Run ``horizon`` control steps in every environment, episode after episode.
+
+        Returns shards ``[T, B]`` in the order of the environments.
+        """
 
     def collect_groups(self, groups: int, attempts: int, draw: int) -> Rollouts:
-        """``groups`` new episodes of this iteration, each played ``attempts`` times from its beginning to its end.
+        """Run ``groups`` new episodes of this iteration in full, each ``attempts`` times.
 
-        Shards of whole groups, ``[N]`` calls in order of (episode, attempt, step). Each ``draw`` gives other episodes.
+        Returns shards of whole groups: ``[N]`` calls in order of (episode, attempt, step). Each
+        ``draw`` gives other episodes.
         """
 
     def score(self, rollouts: Rollouts) -> Rollouts:
-        """Each shard with the recipe's reward."""
+        """Set the recipe's reward in each shard."""
 
     def reference(self, rollouts: Rollouts) -> Rollouts:
-        """Each shard with the log-probabilities of the policy as it was before the first update."""
+        """Add the log-probabilities of the initial policy to each shard."""
 
     def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> bool:
-        """Whether the policy has moved far enough for this iteration: see ``OnPolicy.enough``."""
+        """Update the policy; return whether to stop this iteration (see ``OnPolicy.enough``)."""
 
     def publish(self) -> None:
-        """The weights are the next version, which later rollouts play with."""
+        """Make the weights the next policy version, which later rollouts use."""
 
     def log(self, metrics: dict[str, float]) -> None: ...
 
 
 class OnPolicy:
-    """One iteration is a subclass's; the loss is here."""
+    """Base class of on-policy algorithms: the loss. Subclasses implement ``iteration``."""
 
     value_coef = 0.0
     value_clip: float | None = None
@@ -143,31 +159,31 @@ class OnPolicy:
         self.config, self.temperature = config, temperature
         self.clip = Clip(config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit)
         if config.staleness and not config.decoupled:
-            raise UserError(f"algorithm.staleness={config.staleness} wants the decoupled objective: set algorithm.decoupled=true")
+            raise UserError(f"algorithm.staleness={config.staleness} needs the decoupled objective: set algorithm.decoupled=true")
 
     def check(self, env: EnvSpec) -> None:
-        """Raises UserError where the recipe does not fit the environment."""
+        """Raise UserError if the recipe does not fit the environment."""
 
     def iteration(self, flow: Flow) -> None:
         raise NotImplementedError
 
     def prepared(self, flow: Flow, rollouts: Rollouts) -> Rollouts:
-        """Each shard with all that advantages and loss read of it."""
+        """Add the reward to each shard, and with ``kl_coef`` also the ``reference``."""
         rollouts = flow.score(rollouts)
         return flow.reference(rollouts) if self.config.kl_coef else rollouts
 
     def minibatch_size(self, batch: Batch) -> int:
-        """Policy calls per optimiser step."""
+        """Return the number of policy calls per optimiser step."""
         return self.config.minibatch_size
 
     def weighted(self, calls: Trajectory, advantage: Tensor) -> Batch:
-        """``calls`` ``[N]`` with the weights of the recipe's aggregation, which are 1 on average."""
+        """Return ``calls`` ``[N]`` as a batch with aggregation weights, which are 1 on average."""
         mask = element_mask(calls.valid, calls.log_prob.shape[-1], self.config.granularity)
         weight = aggregation_weights(mask, calls.episode_ids(), calls.group_ids(), self.config.aggregation)
         return Batch(calls, advantage, weight * calls.valid.any(-1).sum())
 
     def loss(self, policy: Policy, batch: Batch, value_only: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """Summed loss and summed statistics of a micro-batch."""
+        """Return the summed loss and summed statistics of a micro-batch."""
         config, calls = self.config, batch.calls
         new = policy.evaluate(calls.inputs, calls.latent, self.temperature)
         mask = element_mask(calls.valid, new.log_prob.shape[-1], config.granularity)
@@ -191,12 +207,12 @@ class OnPolicy:
         return total, {name: value.detach() for name, value in summed.items()}
 
     def enough(self, metrics: dict[str, float]) -> bool:
-        """Whether the policy has moved far enough from the one that collected the data."""
+        """Return whether the KL to the policy that collected the data exceeds ``target_kl``."""
         return self.config.target_kl is not None and metrics.get("actor/approx_kl", 0.0) > self.config.target_kl
 
 
 def parity(policy: Policy, rollouts: Trajectory, temperature: float, calls: int = 64) -> float:
-    """Largest difference between stored log-probabilities and those that ``evaluate`` gives now, over the first ``calls`` policy calls."""
+    """Return the largest error of ``evaluate`` in log_prob over the first ``calls`` calls."""
     flat = rollouts[:calls]
     with torch.no_grad():
         again = policy.evaluate(flat.inputs, flat.latent, temperature).log_prob

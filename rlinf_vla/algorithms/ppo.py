@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017) for action chunks."""
+"""Proximal policy optimisation (PPO, Schulman et al. 2017) on action chunks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Annotated
 
 from rlinf_vla.algorithms.advantages import explained_variance, gae, standardise
 from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
-from rlinf_vla.protocols import EnvSpec
-from rlinf_vla.ranges import Count, CountOrZero, LearningRate, Name, NonNegative, Positive, Probability, Range
-from rlinf_vla.types import Trajectory, UserError, gather
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import Count, CountOrZero, LearningRate, Name, NonNegative, Positive, Probability, Range
+from rlinf_vla.core.protocols import EnvSpec
+from rlinf_vla.core.types import Trajectory, gather
 
 
 @dataclass
@@ -20,19 +21,23 @@ class PPOConfig(OnPolicyConfig):
     horizon: Count = 60
     """Control steps per environment and iteration; a multiple of the episode limit."""
     gae_lambda: Probability = 0.95
+    """Decay of generalised advantage estimation, per policy call."""
     normalize_advantages: bool = True
     value_clip: Positive | None = None
-    """Largest change of a value in one iteration that its loss rewards; null: no clipping."""
+    """Clip the value's change in one iteration to this in the value loss; null: no clipping."""
     value_huber: Positive | None = None
-    """Errors of the critic greater than this count linearly; null: all count squared."""
+    """Threshold of the Huber value loss; null: squared error."""
     value_coef: NonNegative = 0.5
+    """Coefficient of the value loss."""
     value_learning_rate: LearningRate = 1e-3
     value_warmup: CountOrZero = 0
-    """Iterations at the start that train the critic alone."""
+    """Number of iterations at the start that train only the critic."""
     epochs: Annotated[int, Range(1, 1000)] = 3
 
 
 class PPO(OnPolicy):
+    """The PPO algorithm, with a critic and GAE."""
+
     config: PPOConfig
 
     def __init__(self, config: PPOConfig, temperature: float) -> None:
@@ -53,6 +58,7 @@ class PPO(OnPolicy):
         flow.publish()
 
     def advantages(self, rollouts: Trajectory) -> tuple[Batch, dict[str, float]]:
+        """Return all calls as a batch with advantages and value targets, and critic metrics."""
         advantage, target = gae(rollouts, self.config.gamma, self.config.gae_lambda, self.config.gamma_unit)
         counts = rollouts.valid.any(-1)
         metrics = {

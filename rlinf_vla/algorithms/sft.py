@@ -1,4 +1,4 @@
-"""Supervised fine-tuning (behaviour cloning) on demonstrations."""
+"""Supervised fine-tuning (SFT, behaviour cloning) on demonstrations."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from typing import Annotated, Protocol
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import Noise, Policy
-from rlinf_vla.ranges import Count, CountOrZero, Label, LearningRate, Name, NonEmpty, Positive, Probability, Range, Size
-from rlinf_vla.types import Inputs
+from rlinf_vla.config.ranges import Count, CountOrZero, Label, LearningRate, Name, NonEmpty, Positive, Probability, Range, Size
+from rlinf_vla.core.protocols import Noise, Policy
+from rlinf_vla.core.types import Inputs
 
 
 @dataclass
 class DemonstrationConfig:
-    """Recipe node ``algorithm.demonstrations``: what a scripted expert shows, or a dataset."""
+    """Recipe node ``algorithm.demonstrations``: those of a scripted expert or of a dataset."""
 
     dataset: str | None = None
-    """A LeRobotDataset (v3.0): all its episodes are learnt, and no scripted expert plays (episodes, noise ... are then not used)."""
+    """LeRobotDataset (v3.0) to use in full; the keys of the scripted expert are then ignored."""
     action_key: Label = "action"
-    """What of the dataset is imitated."""
+    """Name of the dataset's feature to imitate."""
     cameras: list[Label] = field(default_factory=list)
-    """What the dataset calls the policy's cameras, where it calls them otherwise: [base:front]."""
+    """Camera names that differ, as policy:dataset pairs: [base:front]."""
     episodes: Count = 300
+    """Number of episodes of the scripted expert."""
     noise: Annotated[list[Annotated[float, Range(0, 100)]], NonEmpty()] = field(default_factory=lambda: [0.0, 0.3, 0.6])
-    """Standard deviations of Gaussian noise on the executed (not the learnt) action; each episode draws one of them."""
+    """Standard deviations of the noise on executed (not on imitated) actions, drawn per episode."""
     random_actions: Probability = 0.05
-    """Share of wholly random actions in the episodes with noise."""
+    """Fraction of uniformly random actions in the episodes with noise."""
     detour: CountOrZero = 0
-    """Up to so many control steps at the start of an episode go in one random direction. Without them, where the arm is soon gives away
-    what the instruction says, and a learner does not read it."""
+    """Maximum number of control steps in one random direction at the start of an episode.
+
+    Without them, the arm's position soon reveals the task, and a policy learns to ignore the
+    instruction.
+    """
 
 
 @dataclass
@@ -45,16 +49,16 @@ class SFTConfig:
     learning_rate: LearningRate = 1e-3
     warmup_steps: CountOrZero = 60
     decay_steps: Count | None = None
-    """Steps until the learning rate has fallen to zero; null: iterations. More stops half-way on purpose."""
+    """Step at which the learning rate reaches zero, possibly beyond the run; null: iterations."""
     weight_decay: Probability = 0.01
     max_grad_norm: Positive = 1.0
 
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """``N`` states, prepared for a policy, and what the expert does there: actions float32 ``[N, C, D]``.
+    """``N`` prepared policy inputs and the expert's actions, float32 ``[N, C, D]``.
 
-    draws: int64 ``[N]``, numbers that the random part of a loss belongs to; no two alike in a run.
+    draws: int64 ``[N]``, counters of the random numbers in a loss, unique within a run.
     """
 
     inputs: Inputs
@@ -63,9 +67,9 @@ class Demonstrations:
 
     @staticmethod
     def of(episodes: Sequence[tuple[Inputs, Tensor]], chunk: int) -> Demonstrations:
-        """``episodes``: inputs ``[L, ...]`` and actions ``[L, D]`` of each."""
+        """Concatenate ``episodes``: inputs ``[L, ...]`` and actions ``[L, D]`` of each."""
         inputs = {name: torch.cat([each[name] for each, _ in episodes]) for name in episodes[0][0]}
-        actions = torch.cat([following(each, chunk) for _, each in episodes])
+        actions = torch.cat([action_chunks(each, chunk) for _, each in episodes])
         return Demonstrations(inputs, actions, torch.arange(len(actions)))
 
     @property
@@ -79,38 +83,43 @@ class Demonstrations:
         return Demonstrations({name: value[index] for name, value in self.inputs.items()}, self.actions[index], self.draws[index])
 
 
-def following(actions: Tensor, chunk: int) -> Tensor:
-    """For each of an episode's actions ``[L, D]`` the ``chunk`` that begin with it ``[L, C, D]``; past the end the last one is repeated."""
+def action_chunks(actions: Tensor, chunk: int) -> Tensor:
+    """Return the chunk that starts at each action of an episode: ``[L, D]`` to ``[L, C, D]``.
+
+    Beyond the end, the last action is repeated.
+    """
     steps = torch.arange(len(actions), device=actions.device)[:, None] + torch.arange(chunk, device=actions.device)
     return actions[steps.clamp(max=len(actions) - 1)]
 
 
 def imitation_loss(policy: Policy, batch: Demonstrations, noise: Callable[[Tensor], Noise]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Summed over the batch. ``noise(draws)``: the random numbers of these draws."""
+    """Return the supervised loss, summed over the batch; ``noise(draws)``: its random numbers."""
     loss = policy.supervised_loss(batch.inputs, batch.actions, noise(batch.draws)).sum()
     return loss, {"sft/loss": loss.detach()}
 
 
 class StepFlow(Protocol):
-    """What macro flows have in common in which an iteration is one optimiser step on what was shown."""
+    """Base of the flows in which an iteration is one optimiser step on demonstrations."""
 
     iteration: int
 
     def generator(self) -> torch.Generator:
-        """Random numbers of this iteration, the same in a resumed run."""
+        """Return this iteration's random number generator, identical in a resumed run."""
 
 
 class Flow(StepFlow, Protocol):
-    """The operations that imitation is made of."""
+    """The operations of behaviour cloning; a runtime implements them."""
 
     def demonstrate(self, config: DemonstrationConfig) -> Demonstrations:
-        """All that is shown; played or read in a run's first iteration."""
+        """Return all demonstrations; the first iteration of a run collects or reads them."""
 
     def imitate(self, batch: Demonstrations, rate: float) -> None:
-        """An optimiser step, at this share of the learning rate."""
+        """Take one optimiser step with ``rate`` times the learning rate."""
 
 
 class SFT:
+    """Behaviour cloning: each iteration is one optimiser step on random demonstrations."""
+
     def __init__(self, config: SFTConfig, iterations: int) -> None:
         self.config, self.decay_steps = config, config.decay_steps or iterations
 
@@ -122,7 +131,7 @@ class SFT:
 
 
 def warmup_cosine(step: int, warmup: int, total: int) -> float:
-    """Share of the peak learning rate: linear up, then half a cosine down to zero at ``total``."""
+    """Return the learning rate factor: linear warm-up, then cosine decay to zero at ``total``."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))

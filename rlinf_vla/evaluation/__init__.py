@@ -1,0 +1,1 @@
+"""Measure policies on fixed episodes: sweeps, statistics, results that can be verified."""

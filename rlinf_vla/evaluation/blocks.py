@@ -1,5 +1,8 @@
-"""A sweep, cut into blocks that are played and kept one by one. Where the cuts are follows from the recipe's numbers alone, never from
-who plays a block or when: so any part of a sweep can be lost and played again."""
+"""Split a sweep into blocks of episodes that are played and saved one by one.
+
+The split depends on the recipe alone, not on which worker plays a block or when. Any lost block can
+therefore be played again.
+"""
 
 from __future__ import annotations
 
@@ -7,49 +10,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
-from rlinf_vla.types import UserError
 
 START, EXPERT, RANDOM = "start", "expert", "random"
 SCRIPTED = (EXPERT, RANDOM)
-"""Who plays without a policy."""
+"""Sources of actions that need no policy."""
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """Who plays. ``name`` in tables; ``policy``: START, one of SCRIPTED, or a directory; ``mode``: sampled or greedy, None where it is
-    SCRIPTED."""
+class EvalPolicy:
+    """A policy under evaluation, with its name in tables.
+
+    ``source``: START, one of SCRIPTED, or a directory. ``mode``: sampled or greedy; None if
+    SCRIPTED.
+    """
 
     name: str
-    policy: str
+    source: str
     mode: str | None
 
 
 @dataclass(frozen=True)
 class Block:
-    """Episodes of one task, by one entrant. The first three are places: in the entrants, in the parts, in the part's tasks."""
+    """Episodes of one task and policy. ``task`` is the index within the suite."""
 
-    entrant: int
-    part: int
+    policy: int
+    suite: int
     task: int
     seeds: tuple[int, ...]
 
     @property
     def name(self) -> str:
-        """Of its file."""
-        return f"{self.entrant:02d}_{self.part:03d}_{self.task:03d}_{self.seeds[0]:07d}"
+        """Name of the block's file."""
+        return f"{self.policy:02d}_{self.suite:03d}_{self.task:03d}_{self.seeds[0]:07d}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """``filmed``: the block's outcomes are known, and it is played again for its films."""
+    """Work on one block. ``filmed``: its outcomes are known; it is played again for its videos."""
 
     block: Block
     filmed: bool = False
 
 
-def entrants(policies: Sequence[str], modes: Sequence[str]) -> list[Entrant]:
-    """Every policy in every mode, under names that tell them apart. Raises UserError where one stands there twice, or none."""
+def eval_policies(policies: Sequence[str], modes: Sequence[str]) -> list[EvalPolicy]:
+    """Return every policy in every mode under distinct names.
+
+    Raises UserError if a policy is listed twice, or if a policy needs a mode and there is none.
+    """
     twice = sorted({each for each in policies if policies.count(each) > 1})
     if twice:
         raise UserError(f"sweep.policies names {twice[0]} twice")
@@ -58,32 +67,32 @@ def entrants(policies: Sequence[str], modes: Sequence[str]) -> list[Entrant]:
     found = []
     for policy, name in zip(policies, _names(policies), strict=True):
         if policy in SCRIPTED:
-            found.append(Entrant(name, policy, None))
+            found.append(EvalPolicy(name, policy, None))
         else:
-            found += [Entrant(name if len(modes) == 1 else f"{name} {mode}", policy, mode) for mode in modes]
+            found += [EvalPolicy(name if len(modes) == 1 else f"{name} {mode}", policy, mode) for mode in modes]
     return found
 
 
-def cut(entrants: int, tasks: Sequence[int], episodes: int, size: int) -> list[Block]:
-    """``episodes`` of every task for every entrant, at most ``size`` in a block; all of a part together, because starting its simulators
-    takes long. ``tasks``: how many each part has.
+def split_into_blocks(policies: int, tasks: Sequence[int], episodes: int, size: int) -> list[Block]:
+    """Return blocks of at most ``size`` episodes, ``episodes`` per task and policy.
 
-    Raises UserError where there are not so many episodes.
+    ``tasks``: number of tasks of each suite. Blocks of a suite are contiguous, because its
+    simulators start slowly. Raises UserError if ``episodes`` exceeds the evaluation seeds.
     """
     if episodes > len(EVALUATION_SEEDS):
         raise UserError(f"episodes={episodes}: {len(EVALUATION_SEEDS)} seeds are reserved for evaluation")
     seeds = EVALUATION_SEEDS[:episodes]
     return [
-        Block(entrant, part, task, tuple(seeds[first : first + size]))
-        for part, count in enumerate(tasks)
-        for entrant in range(entrants)
+        Block(policy, suite, task, tuple(seeds[first : first + size]))
+        for suite, count in enumerate(tasks)
+        for policy in range(policies)
         for task in range(count)
         for first in range(0, episodes, size)
     ]
 
 
 def _names(policies: Sequence[str]) -> list[str]:
-    """Of directories as many of the last names as it takes to tell them apart."""
+    """Return distinct names: of each directory, the fewest last path components that suffice."""
     parts = [(each,) if each in (START, *SCRIPTED) else _telling(Path(each)) for each in policies]
     count = 1
     while True:

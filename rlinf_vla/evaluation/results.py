@@ -1,6 +1,7 @@
-"""What a sweep says: tables, differences and the list of its episodes, as a document of JSON values and as CSV.
+"""Aggregate a sweep's episodes into success tables and paired differences, as JSON values and CSV.
 
-An episode is ``{policy, suite, task, seed, instruction, success, steps, return}``; ``policy`` is an entrant's name.
+An episode is ``{policy, suite, task, seed, instruction, success, steps, return}``; ``policy`` is an
+EvalPolicy's name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from rlinf_vla.evaluation.statistics import paired, summary
-from rlinf_vla.evaluation.sweep import EpisodeResult
+from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 
 COLUMNS = ("policy", "suite", "task", "seed", "instruction", "success", "steps", "return")
 
@@ -25,15 +26,17 @@ def episode(policy: str, suite: str, result: EpisodeResult) -> Episode:
 
 
 def key(episode: Episode) -> tuple[str, str, int]:
-    """What two policies share of an episode."""
+    """Return (suite, task, seed), which pairs the episodes of two policies."""
     return episode["suite"], episode["task"], episode["seed"]
 
 
 def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """``policies``: name -> counts, rate and interval of all its episodes, ``per_suite`` of each suite, and in that ``per_task``.
-    ``differences``: of every two policies on the episodes that both played, of all (``suite`` null) and of each suite.
+    """Return the success tables and paired differences of a sweep.
 
-    Names stand in the order in which they first come. Raises ValueError without episodes.
+    ``policies``: name -> counts, rate and interval, in total, ``per_suite`` and, in that,
+    ``per_task``. ``differences``: of each pair of policies on the episodes that both played, in
+    total (``suite`` null) and per suite. Names are in order of first appearance. Raises ValueError
+    without episodes.
     """
     by_policy = _grouped(episodes, "policy")
     policies = {
@@ -52,7 +55,7 @@ def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def as_csv(episodes: Sequence[Episode]) -> str:
-    """One line per episode, under a line of names; success as 1 and 0."""
+    """Return one CSV line per episode below a header line; success is 1 or 0."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writeheader()

@@ -1,6 +1,7 @@
-"""What a number of successes is worth: intervals for one success rate, and comparison of two policies on the same episodes.
+"""Statistics of success: intervals for a rate, and paired comparison of two policies.
 
-Rates are fractions in [0, 1] in the functions, and percent under every key that begins with ``pc_``.
+Functions take and return fractions in [0, 1]; values under keys that start with ``pc_`` are
+percent.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from statistics import NormalDist
 from typing import Any
 
 MODES = ("greedy", "sampled")
-"""The two ways to play a policy; an evaluation document holds one block for each that was played."""
+"""Evaluation modes; an evaluation document holds one block for each mode that was played."""
 
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Two-sided score interval for a success rate.
+    """Return the two-sided Wilson score interval of a success rate; (0, 1) without episodes.
 
-    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n): Wilson, "Probable inference, the law of succession, and statistical
-    inference", JASA 22 (1927) 209-212; method 3 of Newcombe, Statistics in Medicine 17 (1998) 857-872.
-    Without episodes nothing is known: (0, 1).
+    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n): Wilson, "Probable inference, the law of
+    succession, and statistical inference", JASA 22 (1927) 209-212; method 3 of Newcombe, Statistics
+    in Medicine 17 (1998) 857-872.
     """
     if not 0 <= successes <= n:
         raise ValueError(f"{successes} successes in {n} episodes")
@@ -29,30 +30,32 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     rate = successes / n
     centre = rate + z * z / (2 * n)
     half = z * sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    # The interval touches 0 without successes and 1 without failures exactly; rounding would leave it 1e-17 beside.
+    # Without successes or without failures a bound is exactly 0 or 1; rounding would miss it.
     low = 0.0 if successes == 0 else (centre - half) / (1 + z * z / n)
     high = 1.0 if successes == n else (centre + half) / (1 + z * z / n)
     return low, high
 
 
 def mcnemar_exact(before: Sequence[bool], after: Sequence[bool]) -> float:
-    """Two-sided p-value of "before and after succeed equally often", for the same episodes in the same order.
+    """Return the two-sided p-value of "before and after succeed equally often".
 
-    Under that hypothesis the episodes whose outcome changed are fair coin flips: McNemar, Psychometrika 12 (1947) 153-157,
-    with the exact binomial tail, doubled.
+    Both list the same episodes in the same order. Under the hypothesis, outcomes that changed are
+    fair coin flips: McNemar, Psychometrika 12 (1947) 153-157, with the exact binomial tail,
+    doubled.
     """
     _, gained, lost, _ = _paired_counts(before, after)
     changed = gained + lost
-    # Integers to the last step: exact however many episodes there are.
+    # Integer arithmetic until the division: exact for any number of episodes.
     tail = sum(comb(changed, k) for k in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / (1 << changed))
 
 
 def paired_difference(before: Sequence[bool], after: Sequence[bool], confidence: float = 0.95) -> tuple[float, tuple[float, float]]:
-    """after - before in success rate, and its two-sided interval, for the same episodes in the same order.
+    """Return after - before in success rate and its two-sided interval, for paired episodes.
 
-    Method 10 of Newcombe, "Improved confidence intervals for the difference between binomial proportions based on paired
-    data", Statistics in Medicine 17 (1998) 2635-2650: the Wilson intervals of both rates, joined with their correlation φ.
+    Method 10 of Newcombe, "Improved confidence intervals for the difference between binomial
+    proportions based on paired data", Statistics in Medicine 17 (1998) 2635-2650: combines the
+    Wilson intervals of both rates using their correlation φ.
     """
     both, gained, lost, neither = _paired_counts(before, after)
     n = both + gained + lost + neither
@@ -79,10 +82,11 @@ def paired_difference(before: Sequence[bool], after: Sequence[bool], confidence:
 
 
 def summary(success: Sequence[bool], per_task: Sequence[str] | None = None) -> dict[str, Any]:
-    """The head of an evaluation block, under LeRobot's keys. ``per_task`` names the task of each episode.
+    """Summarise an evaluation block under LeRobot's keys; ``per_task``: task of each episode.
 
-    n_episodes, n_success, pc_success (percent), pc_success_ci95 [low, high] (percent, Wilson), and ``per_task``: task name ->
-    the same, when names are given.
+    Keys: n_episodes, n_success, pc_success (percent), pc_success_ci95 [low, high] (percent,
+    Wilson), and, if ``per_task`` is given, per_task: task name -> the same. Raises ValueError
+    without episodes.
     """
     if len(success) == 0:
         raise ValueError("no episodes, so no success rate")
@@ -103,10 +107,11 @@ def summary(success: Sequence[bool], per_task: Sequence[str] | None = None) -> d
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Two evaluation documents, compared on the episodes that both played: the content of ``evaluation/comparison.json``.
+    """Return ``evaluation/comparison.json``: two evaluation documents on their shared episodes.
 
-    Per mode played in both: n_pairs, n_gained (failed before, succeeds after), n_lost (the reverse), pc_difference (percentage
-    points, after - before), pc_difference_ci95, and p_value of "no difference" (McNemar, exact).
+    Per mode in both: n_pairs, n_gained (failed before, succeeds after), n_lost (the reverse),
+    pc_difference (percentage points, after - before), pc_difference_ci95, and p_value of "no
+    difference" (McNemar, exact).
     """
     result: dict[str, Any] = {}
     for mode in MODES:
@@ -120,7 +125,7 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def paired(before: Sequence[bool], after: Sequence[bool]) -> dict[str, Any]:
-    """One block of :func:`compare`, for the same episodes in the same order."""
+    """Return one block of :func:`compare`, for the same episodes in the same order."""
     _, gained, lost, _ = _paired_counts(before, after)
     difference, (low, high) = paired_difference(before, after)
     return {
@@ -138,6 +143,6 @@ def _outcomes(block: dict[str, Any]) -> dict[tuple[str, int], bool]:
 
 
 def _paired_counts(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int, int]:
-    """How many episodes succeeded in both, were gained, were lost, succeeded in neither."""
+    """Count the episodes that succeeded in both, were gained, were lost, or failed in both."""
     pairs = [(bool(first), bool(second)) for first, second in zip(before, after, strict=True)]
     return pairs.count((True, True)), pairs.count((False, True)), pairs.count((True, False)), pairs.count((False, False))

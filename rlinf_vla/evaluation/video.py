@@ -1,4 +1,4 @@
-"""Videos of episodes: H.264 in MP4, which every browser plays."""
+"""Write videos of episodes as H.264 in MP4, which every browser plays."""
 
 from __future__ import annotations
 
@@ -11,42 +11,39 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from rlinf_vla.core.io import replacing
+
 Frame = NDArray[np.uint8]
 """uint8 ``[H, W, 3]``, RGB."""
 
 TEXT_SIZE = 11
-"""Pixels."""
+"""Font size in pixels."""
 
 
 def write_video(path: Path, frames: Frame | Sequence[Frame], fps: float, title: str = "") -> None:
-    """Write uint8 ``[N, H, W, 3]`` frames; the file appears whole or not at all.
+    """Write uint8 ``[N, H, W, 3]`` frames atomically. Raises ValueError without frames.
 
-    ``title`` travels in the file (the container's title tag), so that a caption can never be shown with the wrong video.
-    Odd sizes grow by one row or column, because yuv420p halves both.
+    ``title`` becomes the container's title tag, so that a caption stays with its video. Odd sizes
+    grow by one row or column, because yuv420p halves both.
     """
     if len(frames) == 0:
         raise ValueError(f"no frames for {path}")
     height, width = frames[0].shape[:2]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        # faststart puts the index in front: a browser starts before it has read to the end.
-        with av.open(str(unfinished), "w", format="mp4", options={"movflags": "+faststart"}) as container:
-            container.metadata["title"] = title
-            rate = Fraction(fps).limit_denominator(1000)
-            stream = container.add_stream("libx264", rate=rate, options={"crf": "23", "preset": "veryfast"})
-            stream.width, stream.height, stream.pix_fmt = width + width % 2, height + height % 2, "yuv420p"
-            for frame in frames:
-                even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
-            container.mux(stream.encode(None))
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    # faststart puts the index first: a browser starts before it has read the whole file
+    options = {"movflags": "+faststart"}
+    with replacing(path) as aside, av.open(str(aside), "w", format="mp4", options=options) as container:
+        container.metadata["title"] = title
+        rate = Fraction(fps).limit_denominator(1000)
+        stream = container.add_stream("libx264", rate=rate, options={"crf": "23", "preset": "veryfast"})
+        stream.width, stream.height, stream.pix_fmt = width + width % 2, height + height % 2, "yuv420p"
+        for frame in frames:
+            even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
+        container.mux(stream.encode(None))
 
 
 def annotate(frame: Frame, lines: Sequence[str]) -> Frame:
-    """A copy of uint8 ``[H, W, 3]`` with small white text on a darkened strip at the bottom; long lines wrap."""
+    """Return a copy of ``[H, W, 3]`` with white text on a dark bottom strip; long lines wrap."""
     font = ImageFont.load_default(TEXT_SIZE)
     height, width = frame.shape[:2]
     margin, line_height = 4, TEXT_SIZE + 3

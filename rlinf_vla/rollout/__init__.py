@@ -1,0 +1,1 @@
+"""Run a policy in vectorised simulators: players, actors, collectors, noise and demonstrations."""

@@ -1,4 +1,4 @@
-"""The policy as rollouts call it: blocks of one shape, without gradients; on a GPU, each shape is recorded once as a CUDA graph."""
+"""Run a policy for rollouts: fixed batch shapes, no gradients, and CUDA graphs on a GPU."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import Policy
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import MAX_TASKS, ActionSample, Episodes, Inputs, Tensors
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.types import MAX_TASKS, ActionSample, Episodes, Inputs, Tensors
 
 WARMUP = 3
 
 
 @dataclass(frozen=True)
 class Settings:
-    """temperature: 0 is greedy. batch_size: environments per policy call, so that every plan makes calls of one shape. rounded: what trains
-    acts, and travels, in the dtype of the network's other weights."""
+    """How a policy acts.
+
+    temperature: sampling temperature; 0 is greedy.
+    batch_size: environments per policy call, so that every placement makes calls of one shape.
+    rounded: act with, and transfer, trainable weights in the dtype of the network's other weights.
+    """
 
     run_seed: int
     temperature: float
@@ -29,17 +33,20 @@ class Settings:
 
 
 class Actor:
-    """What a rollout wants of a policy. Its weights may change between calls, but only in place: a graph reads them where they lie."""
+    """Sample actions and values from a policy in blocks of ``batch_size`` rows.
+
+    Weights may change between calls, but only in place: a CUDA graph reads fixed addresses.
+    """
 
     def __init__(self, policy: Policy, settings: Settings) -> None:
         self.policy, self.settings = policy, settings
         device = next(policy.parameters()).device
         graphs = device.type == "cuda" and settings.cuda_graphs
-        self._act: Callable[[Tensors], Tensors] = Recorded(self._act_block) if graphs else self._act_block
-        self._value: Callable[[Tensors], Tensors] = Recorded(self._value_block) if graphs else self._value_block
+        self._act: Callable[[Tensors], Tensors] = CudaGraphed(self._act_block) if graphs else self._act_block
+        self._value: Callable[[Tensors], Tensors] = CudaGraphed(self._value_block) if graphs else self._value_block
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
-        """``step`` int64 ``[B]``: control steps executed in the episodes so far."""
+        """Sample actions; ``step`` int64 ``[B]``: control steps executed in the episodes so far."""
         device = next(iter(inputs.values())).device
         counters = {"task": noise_task(episodes), "seed": episodes.seed, "step": step}
         found = self._in_blocks(self._act, inputs | {f"{COUNTER}{name}": value.to(device) for name, value in counters.items()})
@@ -47,13 +54,14 @@ class Actor:
         return ActionSample(found["actions"], latent, found["log_prob"], found["value"])
 
     def value(self, inputs: Inputs) -> Tensor:
-        """The critic's estimate, float32 ``[B]``."""
+        """Return the critic's estimate, float32 ``[B]``."""
         return self._in_blocks(self._value, inputs)["value"]
 
     @torch.inference_mode()
     def _in_blocks(self, function: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
         size, rows = len(next(iter(tensors.values()))), self.settings.batch_size
-        # copies: on some CPUs the last bit of a product depends on where its operands begin, and an allocation begins at 64 bytes
+        # Copy each block: on some CPUs the last bit of a matrix product depends on the alignment of
+        # its operands, and fresh allocations are aligned to 64 bytes.
         blocks = ({name: value[start : start + rows].clone() for name, value in tensors.items()} for start in range(0, size, rows))
         parts = [function(block) for block in blocks]
         return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -74,18 +82,18 @@ class Actor:
 
 
 def noise_task(episodes: Episodes) -> Tensor:
-    """What keys the noise beside seed and step: int64 ``[B]``, different for every task and every attempt at an episode."""
+    """Return a noise key per task and attempt, int64 ``[B]``, used with seed and step."""
     return episodes.task_id + episodes.attempt * MAX_TASKS
 
 
 COUNTER, _LATENT = "counter.", "latent."
 
 
-class Recorded:
-    """A function of GPU tensors, recorded per shapes as a CUDA graph and replayed: one launch instead of thousands of small ones.
+class CudaGraphed:
+    """Record a function of GPU tensors as one CUDA graph per set of shapes, and replay it.
 
-    It must neither wait for the GPU nor copy between devices, and must read all that changes from its argument or from storage that
-    stays where it is.
+    One launch replaces thousands of small ones. The function must not synchronise with the GPU or
+    copy between devices. It may read changing values only from its argument or from fixed storage.
     """
 
     def __init__(self, function: Callable[[Tensors], Tensors]) -> None:
@@ -105,7 +113,7 @@ class Recorded:
     def _record(self, arguments: Tensors) -> tuple[torch.cuda.CUDAGraph, Tensors, Tensors]:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # libraries choose their kernels and take their memory now
+        with torch.cuda.stream(aside):  # libraries select kernels and allocate workspace during the warm-up
             for _ in range(WARMUP):
                 self._function(arguments)
         torch.cuda.current_stream().wait_stream(aside)

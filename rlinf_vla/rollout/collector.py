@@ -1,4 +1,4 @@
-"""Rollouts: every environment group plays its episodes for a fixed number of policy calls."""
+"""Collect rollouts of a fixed number of policy calls, or of given episodes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.types import Episodes, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor
+from rlinf_vla.rollout.episode_list import play_episodes
 from rlinf_vla.rollout.episodes import training_episodes
-from rlinf_vla.rollout.listed import play_listed
-from rlinf_vla.rollout.player import Call, Spans, interleave, play
-from rlinf_vla.types import Episodes, Tensors, Trajectory
+from rlinf_vla.rollout.player import Call, Spans, interleave, rollout_generator
 
 Beside = Callable[[Call], Tensors]
 
 
 def rollout_calls(horizon: int, episode_limit: int, chunk: int) -> int:
-    """Policy calls in which an environment can play ``horizon / episode_limit`` episodes to their limit; an episode's last chunk may be
-    cut short by it."""
+    """Return the policy calls that ``horizon / episode_limit`` full episodes need.
+
+    The limit may cut an episode's last chunk short.
+    """
     return horizon // episode_limit * -(-episode_limit // chunk)
 
 
@@ -34,9 +36,10 @@ def collect(
     first: int = 0,
     beside: Beside = lambda call: {},
 ) -> Trajectory:
-    """A rollout ``[calls, B]`` of all groups' environments, in their order: a pure function of the policy and (run seed, iteration).
+    """Return a rollout ``[calls, B]`` of all groups' environments, in their order.
 
-    ``first``: the number of the first of these environments among all of the run's. ``beside(call)``: kept beside a call's inputs.
+    It depends only on the policy and on (run seed, iteration). ``first``: index of the first
+    environment within the whole run. ``beside(call)``: extra tensors stored with a call's inputs.
     """
     parts: list[list[Trajectory]] = [[] for _ in groups]
     players, offset = [], first
@@ -51,7 +54,7 @@ def collect(
             progress(sum(map(len, parts)) / total)
             return False
 
-        players.append(play(actor, env, source.first(), source.next, on_call, spans, f"simulator {index}", calls))
+        players.append(rollout_generator(actor, env, source.first(), source.next, on_call, spans, f"simulator {index}", calls))
     try:
         interleave(players)
     finally:
@@ -69,7 +72,10 @@ def collect_episodes(
     progress: Callable[[float], None] = lambda fraction: None,
     beside: Beside = lambda call: {},
 ) -> Trajectory:
-    """Each of ``episodes`` from its beginning to its end: ``[N]`` calls in order of (episode, step), whatever environment played them."""
+    """Run each of ``episodes`` once; return ``[N]`` calls ordered by (episode, step).
+
+    The result does not depend on which environment ran which episode.
+    """
     parts: list[Trajectory] = []
     order: list[Tensor] = []
     ended = 0
@@ -83,13 +89,13 @@ def collect_episodes(
         ended += int((call.result.done.cpu() & wanted).sum())
         progress(ended / len(episodes))
 
-    play_listed(lambda _: actor, groups, episodes, on_call, spans)
+    play_episodes(lambda _: actor, groups, episodes, on_call, spans)
     calls = Trajectory.cat(parts, dim=0)
     return calls[torch.cat(order).argsort().to(calls.value.device)]
 
 
 def episode_metrics(calls: Trajectory) -> dict[str, float]:
-    """Of whole episodes, ``[N]`` calls."""
+    """Compute metrics of complete episodes, ``[N]`` calls."""
     success = calls.episode_success()
     return {
         "rollout/steps": float(calls.valid.sum()),
@@ -101,10 +107,13 @@ def episode_metrics(calls: Trajectory) -> dict[str, float]:
 
 
 def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
-    """What the episodes that ended in a rollout show. Short episodes are over-represented; an evaluation is the measure."""
+    """Compute metrics of the episodes that ended in a rollout; biased towards short episodes.
+
+    Use an evaluation for an unbiased success rate.
+    """
     ended = ((rollouts.terminated | rollouts.truncated) & rollouts.valid).any(-1)
     success = (rollouts.success & rollouts.valid).any(-1)
-    for t in range(1, len(success)):  # once in an episode is enough, where success does not end it
+    for t in range(1, len(success)):  # one success counts for the whole episode, where success does not end it
         success[t] |= success[t - 1] & ~ended[t - 1]
     lengths = rollouts.step + rollouts.valid.sum(-1)
     episodes = int(ended.sum())
@@ -117,7 +126,7 @@ def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
 
 
 class _Episodes:
-    """The episodes of some environments in one iteration, each environment's own list in order."""
+    """Episodes of some environments in one iteration, a separate sequence for each."""
 
     def __init__(self, run_seed: int, iteration: int, slots: Tensor, num_tasks: int) -> None:
         self._key, self._slots, self._num_tasks = (run_seed, iteration), slots, num_tasks

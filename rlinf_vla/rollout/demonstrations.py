@@ -1,4 +1,4 @@
-"""Demonstrations: from a simulator's scripted expert, in states that a beginner gets into, or out of a dataset."""
+"""Collect demonstrations from a simulator's scripted expert under noise, or read a dataset."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
-from rlinf_vla.protocols import Policy, VectorEnv
+from rlinf_vla.core.protocols import Policy, VectorEnv
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs
+from rlinf_vla.data.from_dataset import dataset_demonstrations, require_same_control_rate
+from rlinf_vla.rollout.episode_list import play_episodes
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
-from rlinf_vla.rollout.from_dataset import dataset_demonstrations, refuse_another_pace
-from rlinf_vla.rollout.listed import play_listed
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.rollout.player import Call, Prepares
-from rlinf_vla.rollout.scripted import Expert
-from rlinf_vla.types import ActionSample, Episodes, Inputs
+from rlinf_vla.rollout.player import Call, InputPreparer
+from rlinf_vla.rollout.scripted_actors import ExpertActor
 
 LABEL = "label"
-_EXPLORATION, _LEVEL, _IMITATION, _DETOUR = 1, 2, 3, 4  # noise streams; 0 is the policy's
+_EXPLORATION, _LEVEL, _IMITATION, _DETOUR = 1, 2, 3, 4  # noise streams; the policy uses 0
 _DETOUR_SPEED = 0.5
 """Largest component of a detour's action."""
 
 
-def demonstrate(
+def collect_demonstrations(
     policy: Policy,
     groups: Sequence[VectorEnv],
     config: DemonstrationConfig,
     run_seed: int,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> tuple[Demonstrations, float | None]:
-    """Play the expert under noise and label every state with its clean action; or read ``config.dataset``, where ``groups`` are not needed.
+    """Label states with the expert's noise-free actions, visited under noise; or read a dataset.
 
-    Also returns the share of episodes that succeeded, None where a dataset does not say.
+    Also returns the share of successful episodes, None if a dataset does not record success.
+    ``groups`` may be empty if ``config.dataset`` is set.
     """
     if config.dataset is not None:
-        refuse_another_pace(config.dataset, (env.spec for env in groups))
+        require_same_control_rate(config.dataset, (env.spec for env in groups))
         return dataset_demonstrations(policy, config, progress)
     inputs: list[list[Inputs]] = [[] for _ in range(config.episodes)]
     labels: list[list[Tensor]] = [[] for _ in inputs]
@@ -61,29 +62,29 @@ def demonstrate(
 
 
 def play_expert(
-    policy: Prepares,
+    policy: InputPreparer,
     groups: Sequence[VectorEnv],
     config: DemonstrationConfig,
     run_seed: int,
     on_call: Callable[[VectorEnv, Call, Tensor], None],
 ) -> None:
-    """The demonstration episodes, a control step per call: ``latent[LABEL]`` ``[B, D]`` is what the expert said, ``actions`` what was done.
+    """Run the demonstration episodes, one control step per call; see :func:`play_episodes`.
 
-    ``on_call``: see :func:`play_listed`.
+    ``latent[LABEL]`` ``[B, D]`` is the expert's action, ``actions`` the executed one.
     """
     listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, config.episodes, len(groups[0].spec.tasks))
-    play_listed(lambda env: _NoisyExpert(policy, env, config, run_seed), groups, listed, on_call, _Untimed())
+    play_episodes(lambda env: _NoisyExpert(policy, env, config, run_seed), groups, listed, on_call, _Untimed())
 
 
 def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
-    """The random numbers of a loss on demonstrations; ``draws`` int64 ``[B]``, not negative: each has numbers of its own."""
+    """Return the noise of an imitation loss; ``draws`` int64 ``[B]``, >= 0, are its keys."""
     return CounterNoise(run_seed, torch.zeros_like(draws), draws, draws >> 32, _IMITATION)
 
 
-class _NoisyExpert(Expert):
-    """The same under noise; what it would have done without stands in the latent."""
+class _NoisyExpert(ExpertActor):
+    """Execute the expert's actions with noise; the noise-free action is in the latent."""
 
-    def __init__(self, policy: Prepares, env: VectorEnv, config: DemonstrationConfig, run_seed: int) -> None:
+    def __init__(self, policy: InputPreparer, env: VectorEnv, config: DemonstrationConfig, run_seed: int) -> None:
         super().__init__(policy, env)
         self._config, self._run_seed = config, run_seed
 
@@ -99,7 +100,7 @@ class _Untimed:
 
 
 def _explore(label: Tensor, config: DemonstrationConfig, run_seed: int, episodes: Episodes, step: Tensor) -> Tensor:
-    """``[B, D]`` expert actions with the noise of their episodes, or an action of their detour."""
+    """Return actions ``[B, D]``: expert plus the episode's noise, random, or of its detour."""
     episode = (episodes.task_id, episodes.seed)
     levels = torch.tensor(config.noise)
     drawn = (CounterNoise(run_seed, *episode, torch.zeros_like(step), _LEVEL).uniform(1)[:, 0] * len(levels)).long()

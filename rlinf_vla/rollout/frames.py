@@ -1,4 +1,4 @@
-"""Frames and whether they show success: the scripted expert's under noise, or a dataset's."""
+"""Collect frames labelled with success, from the scripted expert under noise or a dataset."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.sft import DemonstrationConfig
-from rlinf_vla.protocols import RewardModel, VectorEnv
+from rlinf_vla.core.protocols import RewardModel, VectorEnv
+from rlinf_vla.core.types import Inputs
+from rlinf_vla.data.from_dataset import dataset_frames
 from rlinf_vla.rollout.demonstrations import play_expert
-from rlinf_vla.rollout.from_dataset import dataset_frames
 from rlinf_vla.rollout.player import Call
-from rlinf_vla.types import Inputs
 
 
 @torch.no_grad()
@@ -24,9 +24,9 @@ def labelled_frames(
     run_seed: int,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> Frames:
-    """What was seen after every control step of the demonstration episodes, in their order, and whether that step succeeded.
+    """Return the observation after every step of the demonstrations, labelled by success.
 
-    Raises UserError where ``config.dataset`` cannot be read, does not fit the model or does not say what succeeded.
+    Raises UserError if ``config.dataset`` is unreadable, does not fit the model or lacks success.
     """
     if config.dataset is not None:
         return dataset_frames(model, config, progress)

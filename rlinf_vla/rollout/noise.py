@@ -1,7 +1,7 @@
-"""Counter-based random numbers: a draw depends on (run seed, episode, control step) and on nothing else.
+"""Counter-based random numbers, a function of (run seed, episode, control step) alone.
 
-Philox-4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC'11), written in int64 tensor operations, so that
-every device gives the same bits and a whole batch costs a few kernels.
+Philox-4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC'11), written in
+int64 tensor operations: every device gives the same bits, and a whole batch costs a few kernels.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _MASK = 0xFFFFFFFF
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four 32-bit words per counter. Words are int64 tensors in [0, 2**32)."""
+    """Return four 32-bit words per counter. Words are int64 tensors in [0, 2**32)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        # the product wraps in int64, which leaves its low word and, masked, its high word right
+        # the int64 product wraps; its low word and, after masking, its high word are still correct
         p0, p1 = c0 * _M0, c2 * _M1
         c0, c1, c2, c3 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, p1 & _MASK, ((p0 >> 32) & _MASK) ^ c3 ^ k1, p0 & _MASK
         k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
@@ -29,13 +29,14 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
 
 
 class CounterNoise:
-    """The random numbers of one policy call, for a batch of (episode, control step)."""
+    """Random numbers of one policy call for a batch of (episode, control step); a ``Noise``."""
 
     def __init__(self, run_seed: int, task_id: Tensor, seed: Tensor, step: Tensor, stream: int = 0) -> None:
-        """``task_id``, ``seed``, ``step``: int64 ``[B]``. ``stream`` separates users (policy, exploration, ...) of one call."""
+        """``task_id``, ``seed``, ``step``: int64 ``[B]``.
+        ``stream`` separates independent uses (policy, exploration, ...) within one call."""
         self._key = (run_seed & _MASK, (run_seed >> 32) & _MASK)
         self._episode = (seed & _MASK, task_id & _MASK, step & _MASK)
-        self._block = stream << 20  # the next unused block of the fourth counter word
+        self._block = stream << 20  # next unused block of the fourth counter word
 
     def _words(self, count: int) -> Tensor:
         blocks = math.ceil(count / 4)
@@ -45,12 +46,12 @@ class CounterNoise:
         return torch.stack(philox((block, step, task, seed), self._key), dim=-1).flatten(1)[:, :count]
 
     def uniform(self, *shape: int) -> Tensor:
-        """float32 ``[B, *shape]`` in (0, 1): the upper 23 bits, at the middle of their interval."""
+        """Return float32 ``[B, *shape]`` in (0, 1): the upper 23 bits, plus half a step."""
         words = self._words(math.prod(shape))
         return (((words >> 9).double() + 0.5) * 2.0**-23).float().reshape(-1, *shape)
 
     def normal(self, *shape: int) -> Tensor:
-        """float32 ``[B, *shape]``, by Box-Muller."""
+        """Return standard normal float32 ``[B, *shape]``, by Box-Muller."""
         count = math.prod(shape)
         u = self.uniform(2, count).double()
         return (torch.sqrt(-2 * torch.log(u[:, 0])) * torch.cos(2 * math.pi * u[:, 1])).float().reshape(-1, *shape)

@@ -1,4 +1,4 @@
-"""A policy in an environment group, as a generator that pauses whenever the simulator works: groups interleave, and its wait is hidden."""
+"""Run a policy in an environment group, as a generator that yields while the simulator works."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.types import ActionSample, Episodes, Inputs, Observation, StepResult
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult
 
 
 class Spans(Protocol):
-    """Where time goes; ``telemetry.timeline.Timeline`` is one."""
+    """Records the duration of named spans, such as ``telemetry.timeline.Timeline``."""
 
     def span(self, name: str, track: str) -> AbstractContextManager[Any]: ...
 
 
-class Prepares(Protocol):
-    """A policy, as far as playing needs one."""
+class InputPreparer(Protocol):
+    """The part of a policy that a rollout generator needs."""
 
     def prepare(self, obs: Observation) -> Inputs: ...
 
 
-class Acts(Protocol):
-    """``rollout.actor.Actor``, or who acts in its place."""
+class ActorProtocol(Protocol):
+    """An actor such as ``rollout.actor.Actor``, or a substitute without a policy."""
 
     @property
-    def policy(self) -> Prepares: ...
+    def policy(self) -> InputPreparer: ...
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample: ...
     def value(self, inputs: Inputs) -> Tensor: ...
@@ -38,9 +38,11 @@ class Acts(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """One policy call in a group, at ``observation``, and what came of it. ``step`` int64 ``[B]``: control steps executed before it.
+    """One policy call in a group, made at ``observation``, and its outcome.
 
-    ``cut`` bool ``[B]``: the episode was cut off after this call, where ``bootstrap_value`` estimates what would have followed.
+    ``step`` int64 ``[B]``: control steps executed before the call. ``cut`` bool ``[B]``: the
+    episode was cut after the call; ``bootstrap_value`` then estimates the return of what would
+    follow.
     """
 
     episodes: Episodes
@@ -53,8 +55,8 @@ class Call:
     bootstrap_value: Tensor
 
 
-def play(
-    actor: Acts,
+def rollout_generator(
+    actor: ActorProtocol,
     env: VectorEnv,
     first: Episodes,
     next_episodes: Callable[[Tensor], Episodes],
@@ -63,10 +65,11 @@ def play(
     track: str,
     calls: int | None = None,
 ) -> Generator[None, None, None]:
-    """Play ``calls`` policy calls, or until ``on_call`` returns true. Pauses (yields) while the simulator works.
+    """Make ``calls`` policy calls, or continue until ``on_call`` returns true.
 
-    ``next_episodes(done)`` names the episodes that follow for the environments in ``done`` (bool ``[B]``); other rows are ignored.
-    With ``calls``, the critic values the observations at which episodes are cut, by a time limit or by the end.
+    Yields while the simulator works. ``next_episodes(done)`` returns the next episodes of the
+    environments in ``done`` (bool ``[B]``); its other rows are ignored. With ``calls``, the critic
+    values the observations at which a time limit or the end of the rollout cuts an episode.
     """
     episodes, step, count, last = first, torch.zeros(len(first), dtype=torch.int64), 0, False
     with spans.span("reset", track):
@@ -102,7 +105,7 @@ def play(
 
 
 def interleave(players: Sequence[Generator[None, None, None]]) -> None:
-    """Advance the groups in turn until all have ended: while one waits for its simulator, another one computes."""
+    """Advance the generators in turn until all end: one computes while others simulate."""
     active = list(players)
     while active:
         for player in list(active):

@@ -1,43 +1,35 @@
-"""Whole episodes as records for a replay: what was seen, what was done there, and what came of it."""
+"""Convert whole episodes to replay records: observations, actions, rewards and discounts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
-from rlinf_vla.algorithms.soft import CHOSEN, FEATURES
-from rlinf_vla.protocols import Policy, VectorEnv
-from rlinf_vla.rollout.listed import play_listed
-from rlinf_vla.rollout.player import Acts, Call, Spans
-from rlinf_vla.types import Episodes, Inputs, Tensors
-
-
-@dataclass
-class Recorded:
-    """One episode. ``records``: fields ``[L, ...]``, the policy's inputs, ``action`` (what was chosen), ``reward`` and ``discount`` of the
-    chunk (a discount of 0 where the episode terminated), and ``acted``: false in a last record that only says what was seen at a cut."""
-
-    records: Tensors
-    success: bool
-    steps: int
+from rlinf_vla.algorithms.sac_policy import ACTOR_OUTPUT, FEATURES
+from rlinf_vla.core.protocols import Policy, VectorEnv
+from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs, Tensors
+from rlinf_vla.rollout.episode_list import play_episodes
+from rlinf_vla.rollout.player import ActorProtocol, Call, Spans
 
 
 def collect_transitions(
-    actor_of: Callable[[VectorEnv], Acts],
+    actor_of: Callable[[VectorEnv], ActorProtocol],
     policy: Policy,
     groups: Sequence[VectorEnv],
     episodes: Episodes,
     chunk_rewards: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     spans: Spans,
     progress: Callable[[float], None] = lambda fraction: None,
-) -> list[Recorded]:
-    """Play each of ``episodes`` to its end, in their order. ``chunk_rewards``: of (reward, valid), see ``algorithms/advantages.py``."""
+) -> list[EpisodeRecords]:
+    """Run ``episodes`` to their end and return their records, in their order.
+
+    ``chunk_rewards``: function of (reward, valid), see ``algorithms/advantages.py``.
+    """
     parts: list[list[Tensors]] = [[] for _ in range(len(episodes))]
-    found = [Recorded({}, False, 0) for _ in parts]
+    found = [EpisodeRecords({}, False, 0) for _ in parts]
     ended = 0
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
@@ -48,7 +40,7 @@ def collect_transitions(
         latent = call.sample.latent
         seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else _inputs(policy, call.inputs)
         rows = seen | {
-            ACTION: latent[CHOSEN],
+            ACTION: latent[ACTOR_OUTPUT],
             REWARD: reward,
             DISCOUNT: torch.where(terminated, 0, discount),
             ACTED: torch.ones_like(terminated),
@@ -67,13 +59,13 @@ def collect_transitions(
             ended += bool(done[slot])
         progress(ended / len(episodes))
 
-    play_listed(actor_of, groups, episodes, on_call, spans)
+    play_episodes(actor_of, groups, episodes, on_call, spans)
     for recorded, rows in zip(found, parts, strict=True):
         recorded.records = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     return found
 
 
-def transition_metrics(episodes: Sequence[Recorded]) -> dict[str, float]:
+def transition_metrics(episodes: Sequence[EpisodeRecords]) -> dict[str, float]:
     count = len(episodes)
     return {
         "rollout/episodes": float(count),
@@ -85,5 +77,5 @@ def transition_metrics(episodes: Sequence[Recorded]) -> dict[str, float]:
 
 @torch.no_grad()
 def _inputs(policy: Policy, inputs: Inputs) -> Inputs:
-    """What of them an update needs."""
-    return policy.fix(inputs)
+    """Return the inputs that an update needs."""
+    return policy.precompute(inputs)

@@ -1,0 +1,1 @@
+"""What a run reports: console, metrics, timeline and the HTML report."""

@@ -1,4 +1,4 @@
-"""Charts as inline SVG for the report: small, self-contained, and in the colours of the page they stand in."""
+"""Draw the report's charts as small, self-contained inline SVG in the colours of the page."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Size = tuple[float, float]
 """(width, height) in inches of 72 CSS pixels; text is 9 pixels high at this size."""
 
 SERIES = tuple(f"series-{i}" for i in range(8))
-"""Page colours for things that are told apart by colour alone; the last is for all the rest."""
+"""Page colours for categories distinguished by colour alone; the last one is for all others."""
 
-# Matplotlib knows fixed colours only, so it draws with these stand-ins, which then become variables of the page's style sheet:
-# the same SVG is right on a light and on a dark page.
+# Matplotlib accepts fixed colours only. It draws with these placeholders, which _svg replaces with
+# CSS variables of the page, so the same SVG suits a light and a dark page.
 _ROLES = ("ink", "muted", "line", "accent", "before", *SERIES)
 _COLOUR = {role: f"#0000{0xA0 + i:02x}" for i, role in enumerate(_ROLES)}
 
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # real text: smaller than outlines, can be searched, takes the page's font
+    "svg.fonttype": "none",  # text elements: smaller than outlines, searchable, in the page's font
     "svg.hashsalt": "rlinf-vla",  # the same data gives the same file
-    "text.parse_math": False,  # a name may hold a dollar sign
+    "text.parse_math": False,  # a name may contain a dollar sign
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "figure.facecolor": "none",
@@ -56,7 +56,7 @@ _BAR = 15.0
 
 
 class Evaluation(NamedTuple):
-    """One evaluation on the success curve: rate and its interval in [0, 1]."""
+    """One evaluation on the success curve: success rate and its confidence interval in [0, 1]."""
 
     step: int
     rate: float
@@ -65,7 +65,7 @@ class Evaluation(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """One piece of work, in seconds since the start of the picture."""
+    """One span of work on a timeline, in seconds since the timeline's start."""
 
     name: str
     track: str
@@ -74,7 +74,7 @@ class Bar(NamedTuple):
 
 
 def curve(steps: Sequence[int], values: Sequence[float], label: str, size: Size) -> str:
-    """One metric over the iterations; NaN leaves a gap. ``label`` is read aloud in place of the picture."""
+    """Plot one metric over the iterations; NaN leaves a gap. ``label`` is the text alternative."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes(size)
         x, y = _thin(steps, values)
@@ -87,7 +87,7 @@ def curve(steps: Sequence[int], values: Sequence[float], label: str, size: Size)
 def success_curve(
     steps: Sequence[int], rates: Sequence[float], evaluations: Sequence[Evaluation], label: str, size: Size, window: int = 5
 ) -> str:
-    """Success in the rollouts, its mean over the last ``window`` iterations, and the evaluations with their intervals."""
+    """Plot rollout success, its mean over the last ``window`` iterations, and the evaluations."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes(size)
         for values, width, alpha in ((rates, 0.8, 0.35), (_trailing_mean(rates, window), 2.0, 1.0)):
@@ -96,7 +96,7 @@ def success_curve(
         if evaluations:
             rate = np.array([each.rate for each in evaluations])
             reach = np.array([[each.rate - each.low, each.high - each.rate] for each in evaluations]).T
-            # A rate that was read from a rounded file may lie a hair outside its interval; matplotlib refuses that.
+            # Rounding can put a stored rate slightly outside its interval: matplotlib rejects that.
             reach = np.maximum(reach, 0.0)
             axes.errorbar(
                 [each.step for each in evaluations], rate, reach,
@@ -110,7 +110,7 @@ def success_curve(
 
 
 def histogram(edges: Sequence[float], counts: Sequence[int], limit: float, label: str, size: Size) -> str:
-    """Counts from each edge to the next, on a scale that shows a single one beside thousands; a line marks ``limit``."""
+    """Plot counts between consecutive edges on a symlog scale; a dashed line marks ``limit``."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes(size)
         width = edges[1] - edges[0]
@@ -125,9 +125,9 @@ def histogram(edges: Sequence[float], counts: Sequence[int], limit: float, label
 
 
 def timeline(bars: Sequence[Bar], colours: Mapping[str, str], label: str, width: float) -> str:
-    """One row per track, in order of first appearance, with the share of the time in which it was busy.
+    """Plot one row per track, in order of first appearance, labelled with its busy share.
 
-    ``colours``: name -> one of ``SERIES``; a name without has the last of them. ``width`` in inches.
+    ``colours`` maps a name to one of ``SERIES``; other names get the last one. ``width`` in inches.
     """
     tracks = list(dict.fromkeys(bar.track for bar in bars))
     finish = max(1e-6, *(bar.end for bar in bars))
@@ -137,10 +137,10 @@ def timeline(bars: Sequence[Bar], colours: Mapping[str, str], label: str, width:
         rows.append(f"{track}  {busy / finish:.0%}")
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes((width, 0.5 + 1.4 * _BAR / 72 * len(tracks)))
-        # Long work first, so that what is nested inside it is drawn on top.
+        # Long spans first, so that spans nested inside them are drawn on top.
         for name, track in sorted({(bar.name, bar.track) for bar in bars}, key=lambda pair: (-_mean_length(bars, pair), pair)):
             spans = _merged([(bar.start, bar.end) for bar in bars if (bar.name, bar.track) == (name, track)], finish / 500)
-            # Thick strokes with gaps: one path for all bars of a kind, however many there are.
+            # Thick strokes with gaps: one path holds all bars of a name on a track.
             x = [edge for start, length in spans for edge in (start, start + length, float("nan"))]
             colour = _COLOUR[colours.get(name, SERIES[-1])]
             axes.plot(x, [tracks.index(track)] * len(x), color=colour, linewidth=_BAR, solid_capstyle="butt")
@@ -163,7 +163,7 @@ def _axes(size: Size) -> tuple[Figure, Axes]:
 
 
 def _thin(steps: Sequence[int], values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """At most ``_MOST_POINTS`` points, each the mean of equally many iterations (the last of fewer): no chart shows more."""
+    """Average equal blocks of iterations (the last may be shorter) to at most ``_MOST_POINTS``."""
     x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
     block = -(-len(x) // _MOST_POINTS)
     if block <= 1:
@@ -188,7 +188,7 @@ def _mean_length(bars: Sequence[Bar], pair: tuple[str, str]) -> float:
 
 
 def _merged(ranges: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
-    """(start, length) of the ranges, joined where no eye could see the ``gap``: the picture stays small, whatever the run did."""
+    """Return (start, length) of the ranges, joined where the distance is below ``gap``."""
     joined: list[list[float]] = []
     for start, end in sorted(ranges):
         if joined and start - joined[-1][1] < gap:
@@ -199,7 +199,7 @@ def _merged(ranges: list[tuple[float, float]], gap: float) -> list[tuple[float, 
 
 
 def _svg(figure: Figure, label: str) -> str:
-    """Only what a browser needs: no prologue, no identifiers that would clash between charts, coordinates to 1/100 pixel."""
+    """Serialise for one shared page: no prologue, no unused ids, coordinates to 1/100 pixel."""
     buffer = StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     text = buffer.getvalue()

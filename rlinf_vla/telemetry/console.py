@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line on a terminal, plain lines in a log file."""
+"""Show a job's progress: a live progress bar on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 PLAIN_STEPS = 10
-"""Lines that a simple bar becomes where there is no terminal."""
+"""Number of lines that replace the progress bar of a stage where there is no terminal."""
 
 
 class TrainingConsole:
-    """Progress of a training run; a context manager, so that the cursor comes back however the run ends.
-    The time left is told from the latest iterations.
+    """Progress of a training run, with the time left estimated from the latest ten iterations.
+
+    A context manager, so that the cursor is restored however the run ends.
     """
 
     def __init__(self, total_iterations: int, seconds: float = math.inf) -> None:
-        """``seconds``: after which no iteration begins."""
+        """``seconds``: time budget of the run, after which no further iteration begins."""
         self._total, self._limit, self._spent = total_iterations, seconds, 0.0
         self._seconds: deque[float] = deque(maxlen=10)
         self._live = _live_progress()
@@ -40,7 +41,7 @@ class TrainingConsole:
             self._live.stop()
 
     def update(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """``iteration`` iterations are done (1 after the first); ``metrics`` are those of the latest."""
+        """Report that ``iteration`` iterations are done, with the ``metrics`` of the latest one."""
         status = _status(metrics)
         if "timing_s/iteration" in metrics:
             self._seconds.append(metrics["timing_s/iteration"])
@@ -54,17 +55,17 @@ class TrainingConsole:
             self._live.update(self._task, completed=iteration, status=" · ".join(status), stage="")
 
     def resume(self, iteration: int) -> None:
-        """So many iterations were done before this process began."""
+        """Start the bar at ``iteration``, the iterations done before this process started."""
         if self._live is not None:
             self._live.update(self._task, completed=iteration)
 
     def stage(self, name: str, fraction: float) -> None:
-        """Where the iteration under way stands, for a terminal only: ``fraction`` in [0, 1] of ``name`` is done."""
+        """Show, on a terminal only, that ``fraction`` in [0, 1] of the stage ``name`` is done."""
         if self._live is not None:
             self._live.update(self._task, stage=f"{name} {fraction:.0%}")
 
     def say(self, text: str) -> None:
-        """A line that stays, above the bar."""
+        """Print a permanent line above the bar."""
         if self._live is None:
             say(text)
         else:
@@ -73,9 +74,9 @@ class TrainingConsole:
 
 @contextmanager
 def stages() -> Iterator[Callable[[str, float], None]]:
-    """A bar per stage of a job. Yields ``report(stage, fraction)``, ``fraction`` in [0, 1].
+    """Show one bar per stage of a job. Yields ``report(stage, fraction)``, ``fraction`` in [0, 1].
 
-    Where there is no terminal, a line at every tenth of a stage.
+    Without a terminal, print a line at every tenth of a stage.
     """
     live = _live_progress()
     tasks: dict[str, TaskID] = {}
@@ -95,18 +96,21 @@ def stages() -> Iterator[Callable[[str, float], None]]:
 
 
 def say(text: str) -> None:
-    """A plain line. Work goes on where it cannot be written any more: Ctrl-C ends ``| tee log`` too, before the checkpoint is written; a
-    terminal was closed; the disk of a log file is full."""
+    """Print a plain line, and discard all later output if stdout can no longer be written.
+
+    The job must go on to its checkpoint although Ctrl-C also ended ``| tee log``, the terminal was
+    closed, or the disk of the log file is full.
+    """
     try:
         print(text, flush=True)
     except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # also for what others print from now on
+        os.dup2(nowhere, sys.stdout.fileno())  # also silences later prints of other modules
         os.close(nowhere)
 
 
 def duration(seconds: float) -> str:
-    """``40 s``, ``12 min``, ``3 h 05 min``."""
+    """Format seconds as ``40 s``, ``12 min`` or ``3 h 05 min``."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -114,7 +118,7 @@ def duration(seconds: float) -> str:
 
 
 def _live_progress() -> Progress | None:
-    """A bar, or None where the output is not a terminal that can redraw a line."""
+    """Return a progress bar, or None where stdout is not a terminal that can redraw a line."""
     console = Console()
     if not sys.stdout.isatty() or console.is_dumb_terminal:
         return None

@@ -1,4 +1,7 @@
-"""What a control loop did with its time, for the console, for TensorBoard and for the report; ``document`` as control.json has it."""
+"""Present control-loop timing on the console, in TensorBoard and in the report.
+
+``document`` always has the contents of control.json.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,18 @@ from rlinf_vla.telemetry.console import duration
 from rlinf_vla.telemetry.page import panel, section
 
 SECTIONS = {
-    "lateness": "tick begins after it is due",
-    "observe": "robot's state",
-    "camera": "newest pictures",
+    "lateness": "start of the tick after its due time",
+    "observe": "robot state",
+    "camera": "newest images",
     "prepare": "policy: tokens, pixels",
     "encode": "policy: backbone",
     "act": "policy: action head",
     "safety": "robot: limits",
     "command": "command sent",
-    "tick": "from due to done",
+    "tick": "from due time to end",
     "jitter": "of the time between two commands",
 }
-"""In the order of a step; others follow."""
+"""Sections of a control step, in order; sections not listed here are shown after them."""
 QUANTILES = ("p50", "p99", "p99.9", "max")
 
 _WIDE, _NARROW = (8.4, 2.4), (3.5, 2.4)
@@ -40,7 +43,7 @@ def control_table(document: dict[str, Any]) -> Table:
 
 
 def summary(document: dict[str, Any]) -> str:
-    """One line: how many steps there were, and what became of them."""
+    """One line with rate, duration, missed deadlines, steps, rejected chunks and interventions."""
     steps, chunks = document["steps"], document["chunks"]
     parts = [f"{document['control_hz']:g} Hz for {duration(document['seconds'])}", f"{document['missed']} deadlines missed"]
     parts += [f"{count} steps {name}" for name, count in steps.items() if count]
@@ -50,7 +53,7 @@ def summary(document: dict[str, Any]) -> str:
 
 
 def control_scalars(document: dict[str, Any]) -> dict[str, float]:
-    """Names as metrics have them: ``control/...``, milliseconds."""
+    """Return the document as metrics named ``control/...``; times are in milliseconds."""
     found: dict[str, float] = {"control/missed": document["missed"], "control/interventions": sum(document["interventions"].values())}
     found |= {f"control/steps_{name}": count for name, count in document["steps"].items()}
     found |= {f"control/chunks_{name}": count for name, count in document["chunks"].items()}
@@ -60,7 +63,7 @@ def control_scalars(document: dict[str, Any]) -> dict[str, float]:
 
 
 def control_panel(document: dict[str, Any]) -> str:
-    """A section of the report; nothing where no robot was driven."""
+    """Return the section of the report, empty where the run controlled no robot."""
     if not document:
         return ""
     heads = "".join(f"<th>{each} ms</th>" for each in QUANTILES)
@@ -72,7 +75,7 @@ def control_panel(document: dict[str, Any]) -> str:
     period = 1e3 / document["control_hz"]
     edges = [place * period / 10 for place in range(len(counts))]
     drawn = [charts.histogram(edges, counts, period, "milliseconds after the tick was due", size) for size in (_WIDE, _NARROW)]
-    figure = panel("When commands left", f"the next tick is due at {period:g} ms; the last bar holds all that is later", *drawn)
+    figure = panel("When commands left", f"the next tick is due at {period:g} ms; the last bar counts all later commands", *drawn)
     return section("Control loop", f'<div class="panels">{figure}</div>{table}', f"{summary(document)}.")
 
 
@@ -81,5 +84,5 @@ def _rows(document: dict[str, Any]) -> list[tuple[str, list[str]]]:
     sections, ages = document["sections_ms"], document["ages_ms"]
     names = [name for name in SECTIONS if name in sections] + [name for name in sections if name not in SECTIONS]
     found = [(f"{name}: {SECTIONS[name]}" if name in SECTIONS else name, sections[name]) for name in names]
-    found += [(f"age of {'what an action was decided on' if name == 'action' else name}", block) for name, block in ages.items()]
+    found += [(f"age of {'the observation behind an action' if name == 'action' else name}", block) for name, block in ages.items()]
     return [(name, [str(block["n"]), *(f"{block[each]:.2f}" for each in QUANTILES)]) for name, block in found]

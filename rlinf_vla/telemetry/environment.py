@@ -1,4 +1,4 @@
-"""What a run ran on: enough to explain a number or to do it again, nothing that names a person or a machine."""
+"""Record a run's hardware, software and command, without user or host names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PACKAGES = (
 
 
 def fingerprint() -> dict[str, Any]:
-    """The machine, the software and the command; what is absent is None. The caller writes it as ``environment.json``.
+    """Return the contents of ``environment.json``; a value that is not available is None.
 
-    cores: those that this process may use. memory_gb: of the machine, 10⁹ bytes. Neither host nor user name is included.
+    cores: those available to this process. memory_gb: the machine's memory in 10⁹ bytes.
     """
     return {
         "python": platform.python_version(),
@@ -44,7 +44,7 @@ def _cpu_model() -> str:
 
 
 def _gpus() -> list[str]:
-    """Asked of the driver's own tool and not of torch, which would start CUDA here and so forbid forking simulators."""
+    """Ask nvidia-smi: torch would initialise CUDA here, after which simulators cannot be forked."""
     lines = _run("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     return [line.strip() for line in (lines or "").splitlines() if line.strip()]
 
@@ -57,7 +57,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(root: Path) -> dict[str, Any] | None:
-    """The commit, when ``root`` is a checkout of this project and not merely somewhere inside another one."""
+    """Return the commit if ``root`` is the top level of a checkout, not a folder inside one."""
     toplevel = _run("git", "-C", str(root), "rev-parse", "--show-toplevel")
     commit = _run("git", "-C", str(root), "rev-parse", "HEAD")
     if toplevel is None or commit is None or Path(toplevel.strip()).resolve() != root:
@@ -67,7 +67,7 @@ def _git(root: Path) -> dict[str, Any] | None:
 
 
 def _run(*command: str) -> str | None:
-    """What ``command`` prints, or None when it is not installed, fails, or takes more than ten seconds."""
+    """Return the output of ``command``, or None if it is missing, fails or takes more than 10 s."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""``report.html`` of a sweep: one self-contained page with tables, heat map, differences, films and what all that was made on."""
+"""Write a sweep's ``report.html``: tables, heat map, differences, videos and provenance."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from av.error import FFmpegError
 
+from rlinf_vla.core.io import replacing
 from rlinf_vla.telemetry.evaluation_table import difference, p_value, rows
-from rlinf_vla.telemetry.page import folded, page, paragraph, section
+from rlinf_vla.telemetry.page import collapsible_table, page, paragraph, section
 from rlinf_vla.telemetry.report import VIDEO_BYTES, flat_rows, machine_line
-from rlinf_vla.telemetry.run_directory import Video, read_video
+from rlinf_vla.telemetry.run_files import Video, read_video
 
 
 class Film(NamedTuple):
@@ -25,12 +26,11 @@ class Film(NamedTuple):
 
 
 def write_page(directory: Path, document: dict[str, Any], films: Sequence[Film]) -> Path:
-    """Write ``directory/report.html``, in one go; ``document`` as result.json has it."""
+    """Write ``directory/report.html`` atomically; ``document`` has the contents of result.json."""
     body = _header(document) + _success(document) + _heat_map(document) + _differences(document) + _films(films) + _details(document)
     path = directory / "report.html"
-    unfinished = directory / ".report.html.unfinished"
-    unfinished.write_text(page(f"{document['name']}: evaluation", body), encoding="utf-8", errors="replace")
-    unfinished.replace(path)
+    with replacing(path) as aside:
+        aside.write_text(page(f"{document['name']}: evaluation", body), encoding="utf-8", errors="replace")
     return path
 
 
@@ -42,7 +42,7 @@ def _header(document: dict[str, Any]) -> str:
     lines = [
         f"{len(document['policies'])} policies on {tasks} tasks, {episodes} episodes each",
         machine_line(document["environment"]),
-        f"Lost and replaced meanwhile: {', '.join(lost)}" if lost else "",
+        f"Lost and replaced: {', '.join(lost)}" if lost else "",
     ]
     text = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
     return f'<header><div class="kind">Evaluation</div><h1>{escape(document["name"])}</h1>{text}</header>\n'
@@ -56,7 +56,7 @@ def _success(document: dict[str, Any]) -> str:
         for suite, task, blocks in rows(document)
     )
     table = f"<div class=scroll><table><thead><tr><th>suite</th><th>task</th>{heads}</tr></thead>{lines}</table></div>"
-    return section("Success", table, "Successful episodes of all, and the 95 % Wilson interval of the rate.")
+    return section("Success", table, "Success rate with its 95 % Wilson interval, and successful episodes out of all.")
 
 
 def _cell(block: dict[str, Any] | None) -> str:
@@ -97,13 +97,13 @@ def _differences(document: dict[str, Any]) -> str:
     )
     names = ("policies", "suite", "pairs", "gained", "lost", "points", "p")
     heads = "".join(f"<th>{name}</th>" for name in names)
-    remark = "On the same episodes: percentage points with Newcombe's 95 % interval for pairs, and the exact McNemar test."
+    remark = "On the same episodes: percentage points with Newcombe's paired 95 % interval, and p of the exact McNemar test."
     table = f"<div class=scroll><table><thead><tr>{heads}</tr></thead>{lines}</table></div>"
     return section("Differences", table, remark)
 
 
 def _films(films: Sequence[Film]) -> str:
-    """As many as there is room for, in turns: every policy and task has its first before any has its second."""
+    """Embed up to VIDEO_BYTES of videos: one per policy and task before any second one."""
     room, left_out, cells = VIDEO_BYTES, 0, ""
     turns: dict[tuple[str, str, str], int] = {}
     order = []
@@ -126,7 +126,7 @@ def _films(films: Sequence[Film]) -> str:
 
 
 def _read(path: Path, room: int) -> Video | None:
-    """None: too large, or no video."""
+    """Return the video, or None if it is larger than ``room`` or cannot be read."""
     try:
         return read_video(path) if path.stat().st_size <= room else None
     except (OSError, ValueError, FFmpegError):
@@ -134,14 +134,14 @@ def _read(path: Path, room: int) -> Video | None:
 
 
 def _details(document: dict[str, Any]) -> str:
-    content = folded("Machine and software", flat_rows(document["environment"]))
+    content = collapsible_table("Machine and software", flat_rows(document["environment"]))
     for part in document["suites"]:
-        content += folded(
+        content += collapsible_table(
             f"Simulator of {part['suite']}: {_few(part['tasks'])}", flat_rows({k: v for k, v in part.items() if k != "tasks"})
         )
-    for name, entrant in document["entrants"].items():
-        content += folded(f"Policy {name}", flat_rows(entrant))
-    content += folded("Recipe", [(key, json.dumps(value, ensure_ascii=False)) for key, value in _leaves("", document["recipe"])])
+    for name, policy in document["provenance"].items():
+        content += collapsible_table(f"Policy {name}", flat_rows(policy))
+    content += collapsible_table("Recipe", [(key, json.dumps(value, ensure_ascii=False)) for key, value in _leaves("", document["recipe"])])
     return section("Made on", content + paragraph("Every episode is in result.json and episodes.csv."))
 
 

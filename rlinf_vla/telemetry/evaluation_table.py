@@ -1,4 +1,4 @@
-"""A sweep's tables on the console."""
+"""Print a sweep's success rates and paired differences on the console."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from rich.table import Table
 
 
 def print_tables(document: dict[str, Any]) -> None:
-    """Per task and suite, and the differences between policies; ``document`` as result.json has it."""
+    """Print success rates and paired differences; ``document`` has the contents of result.json."""
     console = Console(highlight=False)
     console.print(success_table(document))
     if document["differences"]:
         console.print(differences_table(document))
     lost = [f"{count} {what}" for what, count in document["lost"].items() if count]
     if lost:
-        console.print(f"lost and replaced meanwhile: {', '.join(lost)}")
+        console.print(f"lost and replaced: {', '.join(lost)}")
 
 
 def rows(document: dict[str, Any]) -> list[tuple[str, str, list[dict[str, Any] | None]]]:
-    """(suite, task, one block per policy): every task, then its suite where that has several, then all where there are several suites.
+    """Return table rows (suite, task, one block per policy).
 
-    A row of a whole suite has no task, the row of everything has neither.
+    Each task has a row, then each suite of several tasks (task is empty), then, where there are
+    several suites, the total (suite and task are empty).
     """
     policies = list(document["policies"].values())
     suites: dict[str, list[str]] = {}
@@ -62,7 +63,7 @@ def differences_table(document: dict[str, Any]) -> Table:
 
 
 def cell(block: dict[str, Any] | None) -> str:
-    """``46/50  92.0 % (81 to 97)``"""
+    """Format a block as ``46/50  92.0 % (81 to 97)``."""
     if block is None:
         return "–"
     low, high = block["pc_success_ci95"]

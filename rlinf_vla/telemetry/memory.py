@@ -1,4 +1,4 @@
-"""What a computation keeps in memory: measured from outside, and counted from within."""
+"""Measure the memory of a computation: process or device peaks, and tensors saved by autograd."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _PROC = Path("/proc/self")
 
 
 def resident(which: str) -> int:
-    """Bytes of this process in physical memory: now (``VmRSS``) or at most so far (``VmHWM``)."""
+    """Return this process's resident bytes: current (``VmRSS``) or peak so far (``VmHWM``)."""
     found = re.search(rf"{which}:\s+(\d+) kB", (_PROC / "status").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
 
 def peak_growth(call: Callable[[], Any], device: torch.device) -> int:
-    """By how many bytes memory stood higher, at most, during ``call`` than before it: the device's own, or this process's on a CPU."""
+    """Return the peak bytes of ``call`` above those before it: CUDA device's, or this process's."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         call()
         return torch.cuda.max_memory_allocated(device) - before
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed and kept would be used again unseen
-    (_PROC / "clear_refs").write_text("5")  # the high-water mark starts anew (proc(5))
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise reuse of freed but still resident memory is not counted
+    (_PROC / "clear_refs").write_text("5")  # resets the high-water mark (proc(5))
     before = resident("VmRSS")
     call()
     return resident("VmHWM") - before
 
 
 def saved_for_backward(call: Callable[[], Any], besides: Iterable[Tensor] = ()) -> int:
-    """The most bytes that autograd held at a time for backward passes during ``call``; storage of ``besides`` is not counted.
+    """Return the peak bytes autograd saved for backward in ``call``, without those of ``besides``.
 
-    What gradient checkpointing computes again goes through hooks of its own and is not seen.
+    Tensors recomputed by gradient checkpointing pass through separate hooks and are not counted.
     """
     known = {tensor.untyped_storage().data_ptr() for tensor in besides}
     holders: Counter[int] = Counter()
@@ -70,12 +70,12 @@ def saved_for_backward(call: Callable[[], Any], besides: Iterable[Tensor] = ()) 
 
 
 class _Saved:
-    """Lives as long as the node of the graph that needs ``tensor``."""
+    """Wrapper whose lifetime is that of the graph node that saved ``tensor``."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Of their elements; what appears twice counts once."""
+    """Return the bytes of all elements; tensors with the same data pointer count once."""
     return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())

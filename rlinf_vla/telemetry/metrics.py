@@ -1,7 +1,7 @@
-"""The numbers of a run: one line of JSON per step in ``metrics.jsonl``, and the same in TensorBoard.
+"""Log a run's metrics: one JSON line per step in ``metrics.jsonl``, and the same in TensorBoard.
 
-Names follow verl: ``actor/...``, ``critic/...``, ``rollout/...``, ``timing_s/...`` (seconds), ``throughput/...`` (per second),
-and ``eval/success_once`` (a fraction).
+Names follow verl: ``actor/...``, ``critic/...``, ``rollout/...``, ``timing_s/...`` (seconds),
+``throughput/...`` (per second), and ``eval/success_once`` (a fraction).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rlinf_vla.atomic import replacing
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.io import replacing
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -23,12 +23,12 @@ METRICS_FILE = "metrics.jsonl"
 class MetricsLog:
     """Writes the metrics of one run.
 
-    ``resume_step=N`` continues after step N: what an interrupted run had already logged beyond its checkpoint is taken out, so
-    that no step shows twice.
+    ``resume_step=N`` continues after step N: lines that an interrupted run logged after its
+    checkpoint are removed, so that no step appears twice.
     """
 
     def __init__(self, run_dir: Path, resume_step: int | None = None) -> None:
-        # Here, because readers of metrics need neither torch nor TensorBoard, and both are slow to import.
+        # Imported here: readers of metrics need neither torch nor TensorBoard, which import slowly.
         from torch.utils.tensorboard import SummaryWriter
 
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ class MetricsLog:
         self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge_step)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log ``metrics`` of ``step``; on disk when this returns. JSON has no NaN or infinity: they become null."""
+        """Log ``metrics`` of ``step`` and flush the file. In JSON, NaN and infinity become null."""
         values = {name: float(value) for name, value in metrics.items()}
         line = {"step": step, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
         line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
@@ -60,10 +60,10 @@ class MetricsLog:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """All lines of a run, oldest first; none where there is no file. A value is None where it was not finite.
+    """Return all lines of a run, oldest first; empty without a file. Non-finite values are None.
 
-    A run that was killed while it wrote leaves half a line at the end: that line is passed over. Raises UserError where another line is
-    damaged.
+    An incomplete last line, left by a run killed while writing, is skipped. Raises UserError if any
+    other line is damaged.
     """
     path = run_dir / METRICS_FILE
     if not path.exists():
@@ -85,7 +85,7 @@ def _read_line(line: str, where: str) -> dict[str, Any]:
 
 
 def _repair(path: Path, last_step: int | None) -> None:
-    """Keep whole lines, up to ``last_step`` when given. The file is replaced in one go: a crash here loses nothing."""
+    """Keep complete lines up to ``last_step``, if given. The file is replaced atomically."""
     if not path.exists():
         return
     kept = [line for line in read_metrics(path.parent) if last_step is None or line["step"] <= last_step]

@@ -1,4 +1,4 @@
-"""The paper that a report is printed on: one HTML page that needs nothing else, light or dark as the reader's system is."""
+"""Build a report's HTML: one self-contained page, light or dark as the reader's system is set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def section(heading: str, body: str, remark: str = "") -> str:
 
 
 def panel(title: str, remark: str, drawn: str, narrow: str = "", legend: str = "") -> str:
-    """A chart on a card; with ``narrow``, across the whole page, and that drawing instead on a phone."""
+    """Return a chart on a card; given ``narrow``, full-width, with ``narrow`` shown on phones."""
     if narrow:
         drawn = f'<div class="wide">{drawn}</div><div class="narrow">{narrow}</div>'
     heading = f'<div class="title"><h3>{escape(title)}</h3><span>{escape(remark)}</span></div>'
@@ -28,8 +28,8 @@ def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def folded(heading: str, rows: Iterable[tuple[str, str]]) -> str:
-    """A table of two columns, closed until it is asked for."""
+def collapsible_table(heading: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Return a two-column table, collapsed until the reader opens it."""
     cells = "".join(f"<tr><th scope=row>{escape(key)}</th><td>{escape(value)}</td></tr>\n" for key, value in rows)
     return f"<details><summary>{escape(heading)}</summary><div class=scroll><table class=pairs>{cells}</table></div></details>\n"
 

@@ -1,4 +1,4 @@
-"""``report.html``: one self-contained page about a run, finished or not, for a browser, a phone or an e-mail attachment."""
+"""Write ``report.html``: one self-contained page about a run, finished or not."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.core.io import replacing
 from rlinf_vla.telemetry import charts
 from rlinf_vla.telemetry.console import duration
 from rlinf_vla.telemetry.control_panel import control_panel
-from rlinf_vla.telemetry.page import folded, page, panel, paragraph, section
-from rlinf_vla.telemetry.run_directory import Run, read_run, read_video
+from rlinf_vla.telemetry.page import collapsible_table, page, panel, paragraph, section
+from rlinf_vla.telemetry.run_files import Run, read_run, read_video
 from rlinf_vla.telemetry.success_panel import success_panel
 
 CURVES = {
@@ -24,29 +25,28 @@ CURVES = {
     "actor/entropy": "Entropy of the policy",
     "critic/explained_variance": "Explained variance (critic)",
     "throughput/steps_per_s": "Control steps per second",
-    "rollout/human_share": "Share of steps that a person did",
+    "rollout/human_share": "Share of steps by the human operator",
     "rollout/held_share": "Share of control periods in which the arm was held",
     "rollout/safety_interventions_per_step": "Limits that changed a command, per step",
 }
-"""Metric -> title of its chart, in the order of the page; what a run did not log has no chart."""
+"""Metric -> title of its chart, in page order; a metric that was not logged has no chart."""
 
 VIDEO_BYTES = 1_900_000
-"""All videos together, before base64 adds a third: the page stays under 3 MB."""
+"""Limit on all videos together, before base64 adds a third; keeps the page under 3 MB."""
 
 _WIDE, _NARROW, _PANEL = (8.4, 3.0), (3.5, 2.6), (3.6, 1.85)
 _TIMELINE = (8.4, 3.5)
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``run_dir/report.html`` from whatever the run has left so far, and return its path. The file is replaced in one go."""
+    """Write ``run_dir/report.html`` atomically from the files present so far; return its path."""
     run = read_run(run_dir)
-    # Videos first: one that cannot be read is told among the problems.
+    # Videos first: _details lists those that cannot be read among the problems.
     videos = _videos(run)
     body = _header(run) + success_panel(run) + control_panel(run.control) + _curves(run) + _timeline(run) + videos + _details(run)
     path = run_dir / "report.html"
-    unfinished = run_dir / ".report.html.unfinished"
-    unfinished.write_text(page(f"{run.name}: training report", body), encoding="utf-8", errors="replace")
-    unfinished.replace(path)
+    with replacing(path) as aside:
+        aside.write_text(page(f"{run.name}: training report", body), encoding="utf-8", errors="replace")
     return path
 
 
@@ -65,7 +65,7 @@ def _header(run: Run) -> str:
 
 
 def _faults(run: Run) -> str:
-    """What was lost on a cluster and made no difference."""
+    """Summarise the workers that a cluster run lost and replaced."""
     lost: Counter[str] = Counter()
     longest = 0.0
     for line in run.metrics:
@@ -114,7 +114,7 @@ def _evaluation_points(run: Run) -> list[charts.Evaluation]:
     for moment, document in run.evaluations.items():
         block = document.get(run.headline_mode or "")
         if block:
-            # The step is in the file's name; "after" follows the last logged iteration.
+            # The step is part of the file name; "after" belongs to the last logged iteration.
             number = moment.partition("_")[2]
             step = int(number) if number else run.metrics[-1]["step"] if run.metrics and moment == "after" else 0
             rate, (low, high) = block["pc_success"], block["pc_success_ci95"]
@@ -138,13 +138,13 @@ def _timeline(run: Run) -> str:
     swatches = "".join(f'<span><i style="background:var(--{colour})"></i>{escape(name)}</span>' for name, colour in legend)
     length = duration(max(bar.end for bar in run.timeline))
     chart = panel(f"Iteration {run.iteration}", length, drawn[0], drawn[1], swatches)
-    remark = "One iteration; percentages say how much of it each row was busy. To zoom in, open timeline.json in ui.perfetto.dev."
-    return section("Who did what when", chart, remark)
+    remark = "One iteration; the percentage is the share of it in which a row was busy. To zoom in, open timeline.json in ui.perfetto.dev."
+    return section("Timeline of one iteration", chart, remark)
 
 
 def _videos(run: Run) -> str:
     room, left_out, rows = VIDEO_BYTES, 0, ""
-    # Episodes seen both before and after come first: those are what the room is for.
+    # Episodes filmed both before and after training come first.
     for episode, files in sorted(run.videos.items(), key=lambda item: (-len(item[1]), item[0])):
         if sum(path.stat().st_size for path in files.values()) > room:
             left_out += 1
@@ -155,7 +155,7 @@ def _videos(run: Run) -> str:
                 continue
             try:
                 video = read_video(files[moment])
-            except Exception as error:  # half a file, or none any more: the rest of the page is as good
+            except Exception as error:  # a partial or missing file must not prevent the rest of the page
                 run.problems.append(f"videos/{files[moment].name} could not be read: {error}")
                 continue
             room -= len(video.content)
@@ -172,9 +172,9 @@ def _videos(run: Run) -> str:
 def _details(run: Run) -> str:
     content = ""
     if run.recipe:
-        content += folded("Resolved recipe", run.recipe.items())
+        content += collapsible_table("Resolved recipe", run.recipe.items())
     if run.environment:
-        content += folded("Machine and software", flat_rows(run.environment))
+        content += collapsible_table("Machine and software", flat_rows(run.environment))
     pieces = {
         "evaluation/comparison.json": run.comparison,
         "timeline.json": run.timeline,

@@ -1,4 +1,4 @@
-"""Seconds that calls take, on a machine that others disturb."""
+"""Time calls on a machine that other processes use as well."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 
-def in_turns(
+def time_interleaved(
     kinds: Mapping[str, Callable[[], Any]], device: torch.device, calls: int, warmup: int = 0, limit: float = float("inf")
 ) -> dict[str, list[float]]:
-    """Seconds of ``calls`` calls of each kind; they take turns, so that whatever else the machine does hits all alike.
+    """Return the seconds of ``calls`` calls per kind, interleaved so that other load affects all.
 
-    ``limit``: seconds after which no further turn is begun.
+    ``limit``: seconds after which no further turn starts.
     """
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     end = time.perf_counter() + limit
@@ -32,6 +32,6 @@ def in_turns(
 
 
 def synchronise(device: torch.device) -> None:
-    """A GPU works on after a call has returned."""
+    """Wait for the GPU, which works asynchronously; does nothing on CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""The answer of a run: success before and after training, with what the numbers are worth."""
+"""Report section on success before and after training, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from html import escape
 from typing import Any
 
 from rlinf_vla.telemetry.page import paragraph, section
-from rlinf_vla.telemetry.run_directory import MODES, Run
+from rlinf_vla.telemetry.run_files import MODES, Run
 
 MOMENTS = ("before", "after")
 
-_HOW = {"greedy": "played greedily", "sampled": "with actions sampled as in training"}
+_HOW = {"greedy": "with greedy actions", "sampled": "with actions sampled as in training"}
 _SCALE = '<div class="scale"><span>0 %</span><span>50 %</span><span>100 %</span></div>'
 
 
 def success_panel(run: Run) -> str:
     mode = run.headline_mode
     if mode is None:
-        return section("Success", "", "Not evaluated yet: the curves below are of the rollouts that the policy learns from.")
+        return section("Success", "", "Not evaluated yet: the curves below are those of the training rollouts.")
     blocks = {moment: run.evaluations[moment][mode] for moment in MOMENTS if mode in run.evaluations.get(moment, {})}
     content, remark = "", ""
     if blocks:
@@ -28,7 +28,7 @@ def success_panel(run: Run) -> str:
         content += _per_task(blocks)
         remark = f"On {max(block['n_episodes'] for block in blocks.values())} evaluation episodes, {_HOW[mode]}."
     if "after" not in blocks:
-        content += paragraph("There is no evaluation after training: the run is still going on, or it stopped before its end.")
+        content += paragraph("There is no evaluation after training: the run is in progress, or it stopped before its end.")
     if "before" not in blocks:
         content += paragraph("There is no evaluation before training to compare with.")
     return section("Success", content, remark)
@@ -58,7 +58,7 @@ def _rails(run: Run, mode: str) -> str:
 
 
 def _verdict(run: Run, mode: str) -> str:
-    """The paired comparison, as ``evaluation/comparison.json`` has it."""
+    """Return the paired comparison of ``evaluation/comparison.json`` as a sentence."""
     result = run.comparison.get(mode)
     if not result:
         return ""

@@ -1,4 +1,4 @@
-"""Who did what when, as a trace for ui.perfetto.dev or chrome://tracing, and as utilisation numbers."""
+"""Record spans of work as a trace (ui.perfetto.dev, chrome://tracing) and as utilisation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from rlinf_vla.core.io import replacing
+
 KEPT_ITERATIONS = 2
-"""The present one and the one before: a run of any length holds the same memory."""
+"""The current iteration and the one before; bounds the memory of long runs."""
 
 
 class Span(NamedTuple):
-    """``start`` and ``end`` in seconds of ``time.perf_counter``, which all processes of one Linux machine share."""
+    """Times are ``time.perf_counter`` seconds, shared by all processes of a Linux machine."""
 
     name: str
     track: str
@@ -24,21 +26,21 @@ class Span(NamedTuple):
 
 
 class Timeline:
-    """Spans of the latest iterations. Safe to record into from several threads.
+    """Spans of the latest iterations. Several threads may record at the same time.
 
-    A track is one row of the picture (a device, a worker, a group of environments). Spans of one track nest or follow each
-    other; what overlaps freely belongs on tracks of its own.
+    A track is one row of the trace (a device, a worker, a group of environments). Spans of one
+    track nest or follow each other; spans that overlap freely belong on separate tracks.
     """
 
     def __init__(self) -> None:
         self._iterations: deque[tuple[int, list[Span]]] = deque([(0, [])], maxlen=KEPT_ITERATIONS)
 
     def begin_iteration(self, iteration: int) -> None:
-        """What is recorded from now on belongs to ``iteration``; spans older than the iteration before it are dropped."""
+        """Assign later spans to ``iteration``; drop all but this and the previous iteration."""
         self._iterations.append((iteration, []))
 
     def add(self, name: str, track: str, start: float, end: float) -> None:
-        """Record a span that was timed elsewhere."""
+        """Record a span timed by the caller."""
         self._iterations[-1][1].append(Span(name, track, start, end))
 
     @contextmanager
@@ -50,11 +52,11 @@ class Timeline:
             self.add(name, track, start, perf_counter())
 
     def spans(self) -> list[Span]:
-        """Of the present iteration."""
+        """Return the spans of the current iteration."""
         return list(self._iterations[-1][1])
 
     def busy(self, track: str) -> float:
-        """Seconds of the present iteration in which ``track`` did anything; overlapping spans count once."""
+        """Return the busy seconds of ``track`` in this iteration; overlapping spans count once."""
         total, reached = 0.0, float("-inf")
         for start, end in sorted((each.start, each.end) for each in self._iterations[-1][1] if each.track == track):
             total += max(0.0, end - max(start, reached))
@@ -62,10 +64,10 @@ class Timeline:
         return total
 
     def write(self, path: Path) -> None:
-        """Write the kept iterations in the Chrome trace event format; the file is replaced in one go.
+        """Write the kept iterations in Chrome trace event format, replacing the file atomically.
 
-        Times are microseconds since the first span; ``args.iteration`` says where a span belongs.
-        Format: "Trace Event Format", Google, complete events (``ph: X``) and metadata events (``ph: M``).
+        Times are microseconds since the first span; ``args.iteration`` is the span's iteration.
+        Format: Google's "Trace Event Format", complete (``ph: X``) and metadata (``ph: M``) events.
         """
         spans = [(iteration, span) for iteration, recorded in self._iterations for span in tuple(recorded)]
         zero = min((span.start for _, span in spans), default=0.0)
@@ -86,6 +88,5 @@ class Timeline:
             }
             for iteration, span in spans
         ]
-        unfinished = path.with_name(f".{path.name}.unfinished")
-        unfinished.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
-        unfinished.replace(path)
+        with replacing(path) as aside:
+            aside.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

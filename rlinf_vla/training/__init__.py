@@ -1,0 +1,1 @@
+"""Optimiser steps, LoRA, data-parallel and sharded training, replay and checkpoints."""

@@ -1,13 +1,14 @@
-"""Complete, atomic checkpoints: ``step_000100/{adapter/, heads.safetensors, optimizer.safetensors, state.json, COMPLETE}``.
+"""Save and load atomic checkpoints.
 
-Written aside, fsynced, then renamed: a directory of the final name is whole, whenever the writer was killed.
+Layout: ``step_000100/{adapter/, heads.safetensors, optimizer.safetensors, state.json, COMPLETE}``.
+A checkpoint is written to a temporary directory, fsynced and renamed, so a directory with the final
+name is complete, whenever the writer was killed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,14 +19,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlinf_vla.atomic import fsync
-from rlinf_vla.protocols import Learner, Policy
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.io import replacing_directory
+from rlinf_vla.core.protocols import Learner, Policy
+from rlinf_vla.core.types import Tensors
+from rlinf_vla.training.data_parallel import rank
+from rlinf_vla.training.dtensors import gather_full
 from rlinf_vla.training.lora import adapter_state, copy_all, is_lora, load_adapter, read_tensors, save_adapter, write_tensors
-from rlinf_vla.training.pieces import gathered
-from rlinf_vla.training.ranks import rank
-from rlinf_vla.training.soft_trainer import SoftTrainer
+from rlinf_vla.training.sac_trainer import SACTrainer
 from rlinf_vla.training.trainer import Trainer
-from rlinf_vla.types import Tensors, UserError
 
 ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
 EARLIER = "version_{}.safetensors"
@@ -34,28 +36,25 @@ EARLIER = "version_{}.safetensors"
 def save_checkpoint(
     directory: Path,
     policy: Learner,
-    trainer: Trainer | SoftTrainer,
+    trainer: Trainer | SACTrainer,
     state: dict[str, Any],
     keep: int,
     earlier: Mapping[int, Tensors] | None = None,
 ) -> Path:
-    """Write ``directory/step_<state["iteration"]>`` and delete all but the ``keep`` newest. ``state`` is JSON.
+    """Write ``directory/step_<state["iteration"]>`` and keep only the ``keep`` newest checkpoints.
 
-    ``earlier``: what trains, as it was in versions that still have rollouts to play (``algorithm.staleness``).
-
-    Where ranks train together all must call it, and rank 0 writes: nothing tells how many they were.
+    ``state``: JSON. ``earlier``: trainable weights of older versions that still have rollouts to
+    collect (``algorithm.staleness``). All trainer ranks must call it, and rank 0 writes; the
+    checkpoint does not depend on the number of ranks.
     """
     final = directory / f"step_{state['iteration']:06d}"
     backbone = policy.backbone if isinstance(policy, Policy) and any(map(is_lora, trainer.parameters)) else None
-    factors = gathered(adapter_state(backbone)) if backbone is not None else {}
-    heads = gathered({name: p.detach() for name, p in trainer.parameters.items() if not is_lora(name)})
+    factors = gather_full(adapter_state(backbone)) if backbone is not None else {}
+    heads = gather_full({name: p.detach() for name, p in trainer.parameters.items() if not is_lora(name)})
     moments = trainer.state()
     if rank() != 0:
         return final
-    aside = directory / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir(parents=True)
+    with replacing_directory(final) as aside:
         if backbone is not None:
             save_adapter(backbone, factors, aside / ADAPTER)
         versions = {EARLIER.format(version): tensors for version, tensors in (earlier or {}).items()}
@@ -64,36 +63,28 @@ def save_checkpoint(
         (aside / STATE).write_text(json.dumps(state, indent=1) + "\n")
         digests = {str(path.relative_to(aside)): _digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
-        for path in aside.rglob("*"):
-            fsync(path)
-        fsync(aside)
-        shutil.rmtree(final, ignore_errors=True)
-        aside.rename(final)
-        fsync(directory)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
     for old in complete_checkpoints(directory)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
-    """Oldest first."""
+    """Return the complete checkpoints in ``directory``, oldest first."""
     found = {path.parent.name.removeprefix("step_"): path.parent for path in directory.glob(f"step_*/{COMPLETE}")}
     return [found[number] for number in sorted(filter(str.isdigit, found), key=int)]
 
 
-def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | SoftTrainer | None = None) -> dict[str, Any]:
-    """Weights into ``policy`` (built with the same model.* settings), the optimiser's state into ``trainer``; returns the state.
+def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | SACTrainer | None = None) -> dict[str, Any]:
+    """Load weights into ``policy`` and optimiser state into ``trainer``; return the ``state``.
 
-    Raises UserError where the checkpoint is damaged or belongs to another model.
+    ``policy`` must be built with the same model.* settings. Raises UserError if the checkpoint is
+    damaged or belongs to another model.
     """
     verify(checkpoint)
     adapted = (checkpoint / ADAPTER).exists()
     if adapted != any(is_lora(name) for name, _ in policy.named_parameters()):
         how = "with" if adapted else "without"
-        raise UserError(f"{checkpoint} was trained {how} LoRA, model.lora.rank says otherwise: use its run's recipe")
+        raise UserError(f"{checkpoint} was trained {how} LoRA, unlike model.lora.rank: use the recipe of its run")
     with torch.no_grad():
         if adapted and isinstance(policy, Policy):
             load_adapter(policy.backbone, checkpoint / ADAPTER)
@@ -105,17 +96,17 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | SoftTr
 
 
 def load_earlier(checkpoint: Path) -> dict[int, Tensors]:
-    """What ``save_checkpoint`` was given as ``earlier``."""
+    """Return the ``earlier`` weights given to ``save_checkpoint``, by version."""
     return {int(path.stem.rpartition("_")[2]): load_file(path) for path in checkpoint.glob(EARLIER.format("*"))}
 
 
 def save_heads(policy: Policy, directory: Path) -> None:
-    """What a policy has outside its backbone, and an official layout has no place for: the critic, learnt noise."""
+    """Save what is outside the backbone and in no official layout: the critic, learnt noise."""
     write_tensors(_heads(policy), directory / HEADS)
 
 
 def load_heads(policy: Policy, directory: Path) -> None:
-    """The heads in ``directory``, where there are some. Raises UserError where they are another model's."""
+    """Load the heads in ``directory``, if any. Raises UserError if they belong to another model."""
     if not (directory / HEADS).exists():
         return
     with torch.no_grad():
@@ -128,11 +119,11 @@ def _heads(policy: Policy) -> dict[str, Tensor]:
 
 
 def verify(checkpoint: Path) -> None:
-    """Raises UserError unless every file of the checkpoint is there, unharmed."""
+    """Raise UserError unless all files of the checkpoint exist and are unchanged."""
     if not checkpoint.is_dir():
         raise UserError(f"checkpoint={checkpoint}: no such directory")
     if not (checkpoint / COMPLETE).exists():
-        raise UserError(f"checkpoint={checkpoint} is not a complete checkpoint ({COMPLETE} is missing): choose another of its run")
+        raise UserError(f"checkpoint={checkpoint} is not a complete checkpoint ({COMPLETE} is missing): choose another one of its run")
     try:
         digests = json.loads((checkpoint / COMPLETE).read_text())
         damaged = [name for name, digest in digests.items() if not (checkpoint / name).is_file() or _digest(checkpoint / name) != digest]

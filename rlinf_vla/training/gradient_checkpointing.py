@@ -1,4 +1,7 @@
-"""Activations of repeated blocks are computed again in the backward pass instead of kept: more time, far less memory."""
+"""Gradient checkpointing of repeated blocks: recompute activations in the backward pass.
+
+It takes more time and far less memory.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rlinf_vla.protocols import Policy
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Policy
 
 
 def repeated_blocks(network: nn.Module) -> list[nn.Module]:
-    """Every child of an ``nn.ModuleList``, as networks keep their repeated layers; a block before those inside it."""
+    """Return the children of every ``nn.ModuleList`` (repeated layers); outer ones come first."""
     return [block for layers in network.modules() if isinstance(layers, nn.ModuleList) for block in layers]
 
 
 def checkpoint_blocks(policy: Policy) -> None:
-    """Checkpoint every block of the backbone.
+    """Enable checkpointing of every block of the backbone, in place.
 
-    Names, weights and results stay as they were. Raises UserError where the backbone has no such blocks.
+    Names, weights and results do not change. Raises UserError if the backbone has no such blocks.
     """
     blocks = repeated_blocks(policy.backbone)
     if not blocks:
@@ -34,7 +37,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        # policies draw nothing from the global generator, so there is no random state to restore
+        # policies do not use the global generator, so there is no random state to restore
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     return run

@@ -1,4 +1,7 @@
-"""LoRA by peft, in peft's own directory layout. peft is imported when first used: reading a recipe must not take seconds."""
+"""Add, merge, save and load LoRA adapters, with peft and in peft's directory layout.
+
+peft is imported on first use, so that reading a recipe does not take seconds.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlinf_vla.protocols import Policy
-from rlinf_vla.ranges import Name, Size, SizeOrZero
-from rlinf_vla.training.pieces import copy_whole, is_sharded
-from rlinf_vla.types import Tensors, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import Tensors
+from rlinf_vla.training.dtensors import copy_whole, is_sharded
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -29,35 +32,18 @@ _BASE = ".base_layer.weight"
 _CONFIG, _FACTORS = "adapter_config.json", "adapter_model.safetensors"
 
 
-@dataclass
-class LoraOptions:
-    """Recipe node ``model.lora``."""
-
-    rank: SizeOrZero = 32
-    """0 trains every weight instead."""
-    alpha: Size | None = None
-    """Scale is alpha / rank; null: alpha = rank."""
-    targets: list[Name] = field(default_factory=list)
-    """Module-name suffixes in the backbone; empty: the model's own list."""
-    adapter: str | None = None
-    """Start from this PEFT directory, such as the official fine-tuning scripts write; it says rank, alpha and targets."""
-    vision: bool = True
-    """false: no adapters in the vision towers."""
-    language: bool = True
-    """false: no adapters in the language model."""
-
-
 def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
-    """Freeze the backbone, let its heads train, and put adapters into it: those of ``options.adapter``, or fresh ones, whose factors A are
-    random by ``seed``, B zero, so that the policy is unchanged.
+    """Freeze the backbone except its ``full_modules``, and add adapters to it.
 
-    Adapters are in float32, whatever the backbone is in: small steps would be lost otherwise. What the policy itself has frozen stays so,
-    without adapters. Raises UserError where a setting could have no effect.
+    The adapters are those of ``options.adapter``, or new ones: factors A random by ``seed``, B
+    zero, so that the policy is unchanged. They are float32, whatever the backbone's dtype, because
+    small steps would be lost otherwise. Modules that the policy has frozen stay frozen and get no
+    adapters. Raises UserError if a setting would have no effect.
     """
     switched_off = [name for name in ("vision", "language") if not getattr(options, name)]
     if options.adapter is not None:
         if switched_off:
-            raise UserError(f"model.lora.{switched_off[0]}=false: model.lora.adapter says itself which modules it adapts, leave one out")
+            raise UserError(f"model.lora.{switched_off[0]}=false: model.lora.adapter already selects the modules, remove one of both")
         directory = Path(options.adapter).expanduser()
         _inject(policy, _stored_config(directory), seed)
         with torch.no_grad():
@@ -65,13 +51,13 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
         return
     if options.rank <= 0:
         if switched_off:
-            raise UserError(f"model.lora.{switched_off[0]}=false: model.lora.rank=0 makes no adapters, give a rank")
+            raise UserError(f"model.lora.{switched_off[0]}=false: model.lora.rank=0 adds no adapters, set a rank")
         return
     from peft import LoraConfig
 
     for name in switched_off:
         if not getattr(policy, f"{name}_modules"):
-            raise UserError(f"model.lora.{name}=false: {policy.name} does not say which modules that is; choose with model.lora.targets")
+            raise UserError(f"model.lora.{name}=false: {policy.name} does not declare these modules; use model.lora.targets")
     modules = dict(policy.backbone.named_modules())
     full = [name for name in policy.full_modules if name in modules]
     closed = [*full, *(root for name in switched_off for root in getattr(policy, f"{name}_modules"))]
@@ -103,9 +89,9 @@ def _check_targets(policy: Policy, options: LoraOptions, found: Mapping[str, lis
     open_ = {target: [name for name in names if not _inside(name, closed)] for target, names in found.items()}
     for target in options.targets:
         if not found[target]:
-            raise UserError(f"model.lora.targets: no module of the backbone ends in {target!r}; the default is {list(policy.lora_targets)}")
+            raise UserError(f"model.lora.targets: no backbone module's name ends in {target!r}; the default is {list(policy.lora_targets)}")
         if not open_[target]:
-            raise UserError(f"model.lora.targets: {target!r} is only in modules that are frozen, full or switched off: leave it out")
+            raise UserError(f"model.lora.targets: {target!r} is only in modules that are frozen, full or switched off: remove it")
     if not any(open_.values()):
         raise UserError("model.lora.vision=false and model.lora.language=false leave no module to adapt: keep one of them")
 
@@ -134,7 +120,7 @@ def _stored_config(directory: Path) -> LoraConfig:
         config = PeftConfig.from_pretrained(str(directory))
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{directory / _CONFIG} cannot be read ({str(error).splitlines()[0]}): copy the adapter again") from None
-    # other initialisations change the base weights, too; of Megatron, peft imports the module that the file names
+    # other initialisations change base weights; for megatron_config, peft imports a named module
     plain = isinstance(config, LoraConfig) and config.init_lora_weights in (True, "gaussian")
     if not plain or config.modules_to_save or config.megatron_config:
         raise UserError(f"model.lora.adapter={directory}: only plain LoRA is supported; merge this adapter with the tool that made it")
@@ -143,7 +129,7 @@ def _stored_config(directory: Path) -> LoraConfig:
 
 
 def merge_lora(backbone: nn.Module) -> None:
-    """Fold the adapters into the weights that they adapt, by peft's own merge; module names are again those before ``add_lora``."""
+    """Merge the adapters into the adapted weights and restore the original module names."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in list(backbone.named_modules()):
@@ -155,13 +141,14 @@ def merge_lora(backbone: nn.Module) -> None:
 
 @contextmanager
 def merged_lora(policy: Policy) -> Iterator[None]:
-    """For a while the adapters stand in the weights that they adapt: acting costs no more than without them. Every bit is put back.
+    """Merge the adapters within the context, so that acting costs no more than without adapters.
 
-    In float32 only: in bfloat16 what adapters change would be rounded away. Raises UserError where the policy is sharded, RuntimeError
-    where the adapters stand in the weights already: they would count twice.
+    The weights are restored bit-identical. Only float32 weights are merged: in bfloat16 the change
+    would be rounded away. Raises UserError if the policy is sharded, RuntimeError if the adapters
+    are already merged, as they would count twice.
     """
     if any(map(is_sharded, policy.parameters())):
-        raise UserError("cluster.trainer_sharding=full: no rank has the whole policy to act with; use rollout workers, or set it to none")
+        raise UserError("cluster.trainer_sharding=full: no rank holds the whole policy to act with; use rollout workers, or set it to none")
     if not any(is_lora(name) for name, _ in policy.backbone.named_parameters()):
         yield
         return
@@ -185,7 +172,8 @@ def merged_lora(policy: Policy) -> Iterator[None]:
 
 @contextmanager
 def acting(policy: Policy, rounded: bool) -> Iterator[None]:
-    """For a while the policy is as rollouts act with it: adapters merged, and what trains ``rounded`` where that was asked for."""
+    """Prepare the policy for rollouts within the context: merge adapters, and if ``rounded``, round
+    trainable weights to the network's dtype."""
     with _rounded(policy) if rounded else nullcontext(), merged_lora(policy):
         yield
 
@@ -206,7 +194,7 @@ def _rounded(policy: Policy) -> Iterator[None]:
 
 
 def network_dtype(policy: Policy) -> torch.dtype:
-    """Of most of the backbone's weights."""
+    """Return the dtype of most of the backbone's weights."""
     counts: dict[torch.dtype, int] = {}
     for parameter in policy.backbone.parameters():
         counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
@@ -218,15 +206,15 @@ def is_lora(name: str) -> bool:
 
 
 def adapter_state(backbone: nn.Module) -> Tensors:
-    """LoRA factors under the names that stock peft reads."""
+    """Return the LoRA factors under the names that peft reads."""
     return {_PREFIX + name.replace(_ADAPTER, "."): value for name, value in backbone.state_dict().items() if is_lora(name)}
 
 
 def save_adapter(backbone: nn.Module, factors: Tensors, directory: Path) -> None:
-    """``factors``: ``adapter_state(backbone)``, whole."""
+    """Write a PEFT directory; ``factors``: the whole tensors of ``adapter_state(backbone)``."""
     config: LoraConfig = copy(backbone.peft_config["default"])  # type: ignore[index,assignment]
     for name, value in vars(config).items():
-        if isinstance(value, set):  # peft would write it in an order that differs from process to process
+        if isinstance(value, set):  # the order of a set, which peft writes, differs between processes
             setattr(config, name, sorted(value))
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
@@ -234,15 +222,16 @@ def save_adapter(backbone: nn.Module, factors: Tensors, directory: Path) -> None
 
 
 def load_adapter(backbone: nn.Module, directory: Path) -> None:
-    """Also one that, as peft does where the output layer is adapted, repeats that layer's own weight.
+    """Load the adapter of a PEFT directory into ``backbone``.
 
-    Raises UserError where its factors would count more, or less, than where they were learnt.
+    The adapter may include the weight of an adapted output layer, as peft writes it. Raises
+    UserError if rank and alpha, hence the scale of the factors, differ from those of the training.
     """
     own_config: LoraConfig = backbone.peft_config["default"]  # type: ignore[index,assignment]
     stored_config = _stored_config(directory)
     if (stored_config.lora_alpha, stored_config.r) != (own_config.lora_alpha, own_config.r):
         raise UserError(
-            f"{directory} was trained with model.lora.rank={stored_config.r} and alpha={stored_config.lora_alpha}, the recipe says "
+            f"{directory} was trained with model.lora.rank={stored_config.r} and alpha={stored_config.lora_alpha}, the recipe sets "
             f"{own_config.r} and {own_config.lora_alpha}: use its run's recipe"
         )
     stored = read_tensors(directory / _FACTORS)
@@ -253,18 +242,21 @@ def load_adapter(backbone: nn.Module, directory: Path) -> None:
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-    path.chmod(0o644)  # safetensors makes files that their owner alone can read
+    path.chmod(0o644)  # safetensors creates files that only their owner can read
 
 
-def read_tensors(path: Path, mend: str = "copy it again") -> dict[str, Tensor]:
+def read_tensors(path: Path, fix: str = "copy it again") -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}), the file is missing or damaged: {mend}") from None
+        raise UserError(f"{path} cannot be read ({error}), the file is missing or damaged: {fix}") from None
 
 
 def copy_all(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Path) -> None:
-    """Every tensor of ``stored`` into its namesake. Raises UserError, with nothing copied, unless names and shapes are the same."""
+    """Copy every tensor of ``stored`` into the one of the same name in ``own``.
+
+    Raises UserError, with nothing copied, unless names and shapes are equal.
+    """
     differ = sorted(stored.keys() ^ own.keys()) or [name for name in sorted(own) if own[name].shape != stored[name].shape]
     if differ:
         raise UserError(f"{source} does not fit this model: {differ[0]} is missing or has another shape; use the model.* of its run")

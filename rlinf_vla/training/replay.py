@@ -1,8 +1,9 @@
-"""Replay: what environments showed and did, in memory-mapped files that grow at the end and are forgotten at the beginning.
+"""Replay buffer in memory-mapped files: append episodes, sample uniformly, drop the oldest records.
 
-A record is one observation, and what was done there. Episodes lie in one piece, so the next observation of a record is the next record, and
-every image is stored once. Records are never changed once written, so a checkpoint needs to remember only how many there were: what was
-written after it, or half written when the process died, is written again.
+A record is one observation and the action taken there. Episodes are contiguous, so the next
+observation of a record is the next record, and every image is stored once. Written records never
+change, so a checkpoint stores only their number: what was written after it, or incompletely when
+the process died, is overwritten.
 """
 
 from __future__ import annotations
@@ -20,18 +21,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlinf_vla.types import Tensors, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import Tensors
 
 SEGMENT = 1024
 """Records per file."""
 LAYOUT = "layout.json"
 ACTED = "acted"
-"""The field that says whether something was done at a record; an episode that was cut ends with an observation where nothing was."""
+"""Field of a record: whether it has an action. The last observation of a cut episode has none."""
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """``B`` of what was done: fields of the records ``[B, ...]``, and of those that followed (their own, where an episode terminated)."""
+    """``B`` sampled transitions: fields ``[B, ...]`` of the records, and of the following records.
+
+    Where an episode terminated, ``following`` is arbitrary; the discount there is 0.
+    """
 
     now: Tensors
     following: Tensors
@@ -46,10 +51,13 @@ def _columns(parts: list[Transitions]) -> tuple[list[Tensors], list[Tensors]]:
 
 
 class Replay:
-    def __init__(self, directory: Path, capacity: int, total: int = 0) -> None:
-        """Keeps the newest ``capacity`` records. ``total``: how many had been written at the checkpoint to go on from; 0 begins anew.
+    """A replay buffer on disk, as described at the top of this module."""
 
-        Raises UserError where the files do not hold so many.
+    def __init__(self, directory: Path, capacity: int, total: int = 0) -> None:
+        """Open a replay in ``directory`` that keeps the newest ``capacity`` records.
+
+        ``total``: the number of records at the checkpoint to resume; 0 deletes ``directory`` and
+        starts empty. Raises UserError if the files hold fewer records.
         """
         self.directory, self.capacity, self.total = directory, capacity, total
         self._segments: dict[int, dict[str, NDArray[Any]]] = {}
@@ -57,24 +65,24 @@ class Replay:
         if total == 0:
             shutil.rmtree(directory, ignore_errors=True)
         self._acted = np.zeros(0, dtype=bool)
-        """Of the records from ``first`` on."""
+        """``acted`` of the records from ``first`` on."""
         if total:
             self._layout = self._read_layout()
             self._acted = self._gather(np.arange(self.first, total), [ACTED])[ACTED].numpy()
 
     @property
     def first(self) -> int:
-        """The oldest record that is still there."""
+        """Number of the oldest stored record."""
         return max(0, self.total - self.capacity)
 
     def __len__(self) -> int:
-        """Transitions to sample from."""
+        """Return the number of transitions to sample from."""
         return int(self._acted.sum())
 
     def append(self, episode: Mapping[str, Tensor]) -> None:
-        """The records of one episode (or of its beginning), in order: fields ``[L, ...]``, with ``acted`` bool ``[L]`` among them.
+        """Append the records of an episode or of its beginning: fields ``[L, ...]``.
 
-        Raises OSError, with nothing appended, where the disk is full.
+        One is ``acted``, bool ``[L]``. Raises OSError, with nothing appended, if the disk is full.
         """
         fields = {name: value.detach().cpu().numpy() for name, value in episode.items()}
         layout = {name: (value.dtype.str, list(value.shape[1:])) for name, value in fields.items()}
@@ -83,7 +91,7 @@ class Replay:
             (self.directory / LAYOUT).write_text(json.dumps(layout))
             self._layout = layout
         if layout != self._layout:
-            raise ValueError(f"the records are {layout}, those before them {self._layout}")
+            raise ValueError(f"the records have layout {layout}, earlier ones have {self._layout}")
         length, written = len(fields[ACTED]), 0
         while written < length:
             number, row = divmod(self.total + written, SEGMENT)
@@ -96,21 +104,21 @@ class Replay:
         self._acted = np.concatenate([self._acted, fields[ACTED]])[self.first - before :]
 
     def sample(self, batch: int, generator: torch.Generator) -> Transitions:
-        """Uniform, with replacement."""
+        """Sample ``batch`` transitions uniformly with replacement."""
         candidates = self.first + np.flatnonzero(self._acted)
         index = candidates[torch.randint(len(candidates), (batch,), generator=generator).numpy()]
-        after = np.minimum(index + 1, self.total - 1)  # of a terminated episode it is another one's, and is not looked at
+        after = np.minimum(index + 1, self.total - 1)  # after a terminated episode: a record of another one, which is not used
         return Transitions(self._gather(index), self._gather(after))
 
     def flush(self) -> None:
-        """What was appended outlives a power cut."""
+        """Write appended records to disk, so that they survive a power failure."""
         for segment in self._segments.values():
             for array in segment.values():
                 assert isinstance(array.base, np.memmap)
                 array.base.flush()
 
     def forget(self, total: int) -> None:
-        """Delete the files that nobody needs any more who goes on from a checkpoint with ``total`` records, or a later one."""
+        """Delete files not needed to resume a checkpoint with ``total`` records or a later one."""
         last = max(0, total - self.capacity) // SEGMENT
         for path in self.directory.glob("segment_*"):
             number = int(path.name.removeprefix("segment_"))
@@ -125,7 +133,7 @@ class Replay:
         for name in names or list(self._layout):
             dtype, shape = self._layout[name]
             values = np.empty((len(index), *shape), dtype)
-            # one by one: of a large replay, most segments hold one or two records of a batch
+            # one by one: in a large replay, most segments hold one or two records of a batch
             for place, (segment, row) in enumerate(zip(segments, rows, strict=True)):
                 values[place] = segment[name][row]
             found[name] = torch.from_numpy(values)
@@ -144,10 +152,10 @@ class Replay:
         size = int(np.prod(whole)) * np.dtype(dtype).itemsize
         if create and (not path.exists() or path.stat().st_size != size):
             with path.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and a crash in a mapped page
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, but a crash in a mapped page
         if not path.exists() or path.stat().st_size != size:
-            raise UserError(f"{path} is missing or cut short: resume another checkpoint, or start again with resume=never")
-        return np.memmap(path, dtype, "r+", shape=whole).view(np.ndarray)  # each index of a memmap makes another memmap, which takes longer
+            raise UserError(f"{path} is missing or truncated: resume another checkpoint, or start again with resume=never")
+        return np.memmap(path, dtype, "r+", shape=whole).view(np.ndarray)  # indexing a memmap creates another memmap, which is slow
 
     def _read_layout(self) -> dict[str, tuple[str, list[int]]]:
         try:
@@ -158,7 +166,10 @@ class Replay:
 
 
 def sample_mixed(stores: list[Replay], shares: list[float], batch: int, generator: torch.Generator) -> Transitions:
-    """``batch`` transitions, a fixed share of each store (RLPD, Ball et al. 2023: half are demonstrations); the first takes the rest."""
+    """Sample ``batch`` transitions, a fixed share from each store; the first store gets the rest.
+
+    RLPD, Ball et al. 2023, takes half of each batch from demonstrations.
+    """
     counts = [round(share * batch) for share in shares[1:]]
     counts = [batch - sum(counts), *counts]
     return Transitions.cat([store.sample(count, generator) for store, count in zip(stores, counts, strict=True) if count])

@@ -1,7 +1,8 @@
-"""A policy's weights, gradients and optimiser state cut over the ranks that train it, by PyTorch's FSDP2 (``fully_shard``).
+"""Shard weights, gradients and optimiser state over trainer ranks with FSDP2 (``fully_shard``).
 
-Each rank keeps one piece of every weight. A block (see ``gradient_checkpointing``) is put together when it runs, forward and backward, and
-taken apart after; what stands in no block, while a method of the policy runs. torch's part is imported when used: it takes a second.
+Each rank keeps one piece of every weight. The weights of a block (see ``gradient_checkpointing``)
+are gathered while it runs, forward and backward; those outside blocks, while a method of the policy
+runs. FSDP2 is imported on first use, because the import takes a second.
 """
 
 from __future__ import annotations
@@ -18,33 +19,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlinf_vla.protocols import Learner
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Learner
+from rlinf_vla.training.data_parallel import require_alike, world_size
 from rlinf_vla.training.gradient_checkpointing import repeated_blocks
-from rlinf_vla.training.ranks import require_alike, world_size
-from rlinf_vla.types import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-METHODS = ("encode", "pooled", "value", "act", "steer", "evaluate", "supervised_loss", "fix", "plain_actions")
-"""Of a policy, those that compute with weights."""
+METHODS = ("encode", "pooled", "value", "act", "act_from_noise", "evaluate", "supervised_loss", "precompute", "reference_actions")
+"""The methods of a policy that compute with weights."""
 
 OLDEST_TORCH = "2.13"
-"""Before, FSDP2 did not look for tensors in dataclasses, nor keep several groups of weights per module."""
+"""Older FSDP2 finds no tensors in dataclasses and supports one weight group per module."""
 
 
 def shard(policy: Learner) -> None:
-    """Cut ``policy`` over the ranks, in place. They must then call its methods together; gradients are sums over ranks.
+    """Shard ``policy`` over the ranks, in place; then all ranks must call its methods together.
 
-    After LoRA and gradient checkpointing, before a Trainer is made. Raises UserError where that cannot be.
+    Gradients are sums over ranks. Call it after LoRA and gradient checkpointing, before creating a
+    Trainer. Raises UserError if the policy cannot be sharded.
     """
     if not dist.is_initialized():
-        raise UserError("cluster.trainer_sharding=full: there are no trainer ranks to cut the policy over; set it to none")
+        raise UserError("cluster.trainer_sharding=full: there are no trainer ranks to shard the policy over; set it to none")
     if torch.__version__ < OLDEST_TORCH:
         raise UserError(f"cluster.trainer_sharding=full needs torch {OLDEST_TORCH}, this is {torch.__version__}")
     scalar = next((name for name, parameter in policy.named_parameters() if not parameter.ndim), None)
     if scalar is not None:
-        raise UserError(f"cluster.trainer_sharding=full: {scalar} is a single number, which cannot be cut; set it to none")
+        raise UserError(f"cluster.trainer_sharding=full: {scalar} is a scalar, which cannot be sharded; set it to none")
     require_alike(dict(policy.named_parameters()))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -52,24 +54,25 @@ def shard(policy: Learner) -> None:
     mesh = init_device_mesh(next(policy.parameters()).device.type, (world_size(),))
     place = _by_dtype(policy, mesh)
     for module in (*reversed(repeated_blocks(policy)), policy):  # from the inside out
-        # taken apart after every pass, the outermost too: weights that were put elsewhere meanwhile must not be the old ones
+        # reshard even the outermost module after a pass: weights may be replaced between passes
         fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=place)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # what is divided by is counted over all ranks already
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction with a factor
+            module.set_gradient_divide_factor(1.0)  # losses are already divided by counts over all ranks
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction with a factor
     entered: list[str] = []
     for name in METHODS:
         if hasattr(policy, name):
             _gathers(policy, name, entered)
     policy.save = _cannot_save  # type: ignore[method-assign]
-    # nobody writes into what a policy returns
+    # no caller writes into tensors that a policy returns
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(.*\) returned a view tensor")
 
 
 def _by_dtype(policy: nn.Module, mesh: DeviceMesh) -> Callable[[nn.Parameter], Any] | None:
-    """FSDP2 sums gradients of one dtype per group of weights, and makes a group per process group: so each dtype that trains (adapters in
-    float32, heads in bfloat16) is given one of its own, over the same ranks."""
+    """Return a placement that gives each trained dtype a separate process group over all ranks.
+    FSDP2 reduces gradients of one dtype per weight group, and has one weight group per process
+    group; adapters train in float32, heads perhaps in bfloat16. None if there is only one dtype."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
     from torch.distributed.tensor import Shard
@@ -81,7 +84,8 @@ def _by_dtype(policy: nn.Module, mesh: DeviceMesh) -> Callable[[nn.Parameter], A
 
 
 def _gathers(policy: nn.Module, name: str, entered: list[str]) -> None:
-    """FSDP2 takes weights apart when a method ends: only the outermost may, if one calls another."""
+    """Make method ``name`` gather weights. FSDP2 reshards when a method ends, so only the outermost
+    of nested calls may do it."""
     from torch.distributed.fsdp import register_fsdp_forward_method
 
     plain = getattr(policy, name)
@@ -96,7 +100,7 @@ def _gathers(policy: nn.Module, name: str, entered: list[str]) -> None:
         try:
             if not torch.is_inference_mode_enabled():
                 return gathering(*args, **kwargs)
-            # the tensors that weights are put together in are kept, and one of inference mode could not be trained with later
+            # FSDP2 reuses the tensors of gathered weights, and inference tensors cannot be trained
             with torch.inference_mode(False), torch.no_grad():
                 return gathering(*args, **kwargs)
         finally:
@@ -111,10 +115,11 @@ def _cannot_save(checkpoint: Path, dtype: torch.dtype | None = None) -> None:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of training on one rank, besides activations.
+    """Memory of training on one rank in bytes, without activations.
 
-    weights, gradients, optimizer: kept. buffers: what comes and goes. Sharded, that is the weights outside blocks and two blocks (one runs,
-    the next one arrives); else the gradients while they are summed.
+    weights, gradients, optimizer: persistent. buffers: temporary. If sharded, these are the weights
+    outside blocks and two blocks (one runs, the next is prefetched); else the gradients while
+    summed.
     """
 
     weights: int
@@ -128,7 +133,10 @@ class Footprint:
 
 
 def footprint(policy: nn.Module, ranks: int, sharded: bool) -> Footprint:
-    """Of a policy that is not sharded yet, and may be on the meta device: Adam's two moments, everything in the weights' own dtypes."""
+    """Return the footprint of a policy that is not yet sharded and may be on the meta device.
+
+    Counts Adam's two moments. Gradients and moments have the dtypes of their weights.
+    """
     pieces = ranks if sharded else 1
 
     def kept(parameter: Tensor) -> int:

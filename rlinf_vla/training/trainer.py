@@ -1,6 +1,7 @@
-"""Optimiser steps: epochs, minibatches, gradient accumulation, two learning rates; by one process, or by ranks that share the rows.
+"""Take optimiser steps: epochs, minibatches, gradient accumulation, two learning rates, ranks.
 
-Every rank is given the same batch (see ``ranks.py``). The policy is a whole one on each, or cut over them (see ``sharding.py``).
+Every rank gets the same batch (see ``data_parallel.py``). The policy is replicated on each rank, or
+sharded over the ranks (see ``sharding.py``).
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_vla.training.pieces import clip_pieces, gathered, is_sharded, own_copy, own_gradient, own_piece, piece_of
-from rlinf_vla.training.ranks import Learnable, Rows, require_alike, shares, sum_gradients, summed
-from rlinf_vla.types import Tensors
+from rlinf_vla.core.types import Tensors
+from rlinf_vla.training.data_parallel import Learnable, Rows, micro_batches, require_alike, sum_gradients, summed
+from rlinf_vla.training.dtensors import clip_shards, gather_full, is_sharded, local_copy, local_gradient, local_shard, shard_like
 
 _CRITIC = "value_head."
 _STEP = "step"
 
 LossFunction = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
-"""Of what learns and a micro-batch, its summed loss and summed statistics: divided by the whole minibatch's count, so that its cuts
-change nothing."""
+"""Maps a network and a micro-batch to a summed loss and summed statistics. The trainer divides by
+the count of the whole minibatch, so the split into micro-batches does not change the result."""
 
 
 @dataclass(frozen=True)
-class Term:
-    """A loss beside the main one: the mean of ``loss`` over its own ``batch``, times ``coefficient``."""
+class ExtraLoss:
+    """An additional loss: the mean of ``loss`` over a separate ``batch``, times ``coefficient``."""
 
     batch: Any
     loss: LossFunction
@@ -36,7 +37,9 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Optimisation:
+class OptimizerConfig:
+    """Settings of AdamW and of gradient clipping."""
+
     learning_rate: float
     value_learning_rate: float
     max_grad_norm: float
@@ -45,24 +48,27 @@ class Optimisation:
 
 
 def minibatches(count: int, epochs: int, size: int, seed: int) -> list[Tensor]:
-    """The row numbers (int64) that each step of an update learns from: every epoch in an order of its own."""
+    """Return the row numbers (int64) of each minibatch; every epoch is shuffled anew."""
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(count, generator=generator) for _ in range(epochs)]
     return [order[start : start + size] for order in orders for start in range(0, count, size)]
 
 
 class Trainer:
-    def __init__(self, policy: nn.Module, settings: Optimisation, micro_batch_size: int, keep_reference: bool = False) -> None:
-        """``keep_reference``: remember the weights that train as they are now, for ``reference_weights``.
+    """AdamW for the trainable weights of a policy, on one process or several trainer ranks."""
 
-        Of ranks that train together each makes one. Raises UserError where their policies differ.
+    def __init__(self, policy: nn.Module, settings: OptimizerConfig, micro_batch_size: int, keep_reference: bool = False) -> None:
+        """Create the optimiser for ``policy``; every trainer rank creates one.
+
+        ``keep_reference``: copy the trainable weights now, for ``reference_weights``. Raises
+        UserError if the policies of the ranks differ.
         """
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
         self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
         self.sharded = any(map(is_sharded, self.parameters.values()))
         if not self.sharded:
             require_alike(dict(policy.named_parameters()))
-        self._own = {name: own_piece(parameter) for name, parameter in self.parameters.items()}
+        self._own = {name: local_shard(parameter) for name, parameter in self.parameters.items()}
         self._reference = self.copies() if keep_reference else None
         actor = [p for name, p in self._own.items() if not name.startswith(_CRITIC)]
         critic = [p for name, p in self._own.items() if name.startswith(_CRITIC)]
@@ -71,14 +77,14 @@ class Trainer:
 
     @contextmanager
     def reference_weights(self) -> Iterator[None]:
-        """The policy as it was before the first update, for a while."""
-        assert self._reference is not None, "keep_reference was not asked for"
-        with self.other_weights(self._reference):
+        """Set the policy's weights to those before the first update within the context."""
+        assert self._reference is not None, "create the Trainer with keep_reference=True"
+        with self.swapped_weights(self._reference):
             yield
 
     @contextmanager
-    def other_weights(self, weights: Tensors) -> Iterator[None]:
-        """Those that were once ``copies``, for a while."""
+    def swapped_weights(self, weights: Tensors) -> Iterator[None]:
+        """Set the trainable weights to ``weights`` (see ``copies``) within the context."""
         present = self.copies()
         try:
             self._put(weights)
@@ -87,7 +93,7 @@ class Trainer:
             self._put(present)
 
     def copies(self) -> Tensors:
-        """Of what trains, this rank's own."""
+        """Return copies of this rank's trainable weights, by name."""
         return {name: own.detach().clone() for name, own in self._own.items()}
 
     @torch.no_grad()
@@ -95,18 +101,21 @@ class Trainer:
         for name, own in self._own.items():
             own.copy_(weights[name])
 
-    def step(self, batch: Learnable, loss: LossFunction, learning_rate_scale: float = 1.0, beside: Sequence[Term] = ()) -> dict[str, float]:
-        """One optimiser step on a minibatch, of which every rank is given the whole; statistics are means over what counts, on all ranks
-        the same.
+    def step(
+        self, batch: Learnable, loss: LossFunction, learning_rate_scale: float = 1.0, beside: Sequence[ExtraLoss] = ()
+    ) -> dict[str, float]:
+        """Take one optimiser step on a minibatch, whole on every rank; return statistics.
 
-        Raises FloatingPointError, with the weights as they were, where the gradient is not finite.
+        Statistics are means over the rows that count, identical on all ranks. ``beside``:
+        additional losses. Raises FloatingPointError, with unchanged weights, if the gradient is not
+        finite.
         """
         if not batch.counts.any():
             return {}
         for parameter in self.parameters.values():
             parameter.grad = None
         metrics: dict[str, float] = {}
-        for term in (Term(batch, loss, 1.0), *beside):
+        for term in (ExtraLoss(batch, loss, 1.0), *beside):
             metrics |= self._accumulate(term)
         norm = self._reduce()
         if not torch.isfinite(norm):
@@ -119,10 +128,10 @@ class Trainer:
             group["lr"] = rate
         return metrics | {"actor/grad_norm": float(norm)}
 
-    def _accumulate(self, term: Term) -> dict[str, float]:
-        """Add a term's gradient, micro-batch by micro-batch; its statistics. What is divided by is counted over all ranks."""
+    def _accumulate(self, term: ExtraLoss) -> dict[str, float]:
+        """Accumulate a term's gradient over micro-batches; return mean statistics of all ranks."""
         count, totals = int(term.batch.counts.sum()), dict[str, Tensor]()
-        for part, counted in shares(term.batch, self.micro_batch_size):
+        for part, counted in micro_batches(term.batch, self.micro_batch_size):
             value, statistics = term.loss(self.policy, part)
             (value * (term.coefficient / count if counted else 0.0)).backward()
             for name, statistic in statistics.items():
@@ -130,11 +139,11 @@ class Trainer:
         return {name: total / count for name, total in summed(totals).items()}
 
     def _reduce(self) -> Tensor:
-        """Gradients of the whole minibatch, clipped; returns their norm before."""
-        if self.sharded:  # they are sums already
+        """Sum gradients over ranks and clip them; return their norm before clipping."""
+        if self.sharded:  # FSDP2 has summed them already
             for name, own in self._own.items():
-                own.grad = own_gradient(self.parameters[name])
-            return clip_pieces(self._own.values(), self.settings.max_grad_norm)
+                own.grad = local_gradient(self.parameters[name])
+            return clip_shards(self._own.values(), self.settings.max_grad_norm)
         sum_gradients(self.parameters.values())
         return nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
 
@@ -147,13 +156,14 @@ class Trainer:
         shuffle_seed: int,
         enough: Callable[[dict[str, float]], bool] = lambda metrics: False,
         critic_only: bool = False,
-        beside: Callable[[int], Sequence[Term]] = lambda index: (),
+        beside: Callable[[int], Sequence[ExtraLoss]] = lambda index: (),
         progress: Callable[[float], None] = lambda fraction: None,
     ) -> dict[str, float]:
-        """``epochs`` passes over ``batch`` in minibatches, each pass in an order of its own; ends early when ``enough`` says so.
+        """Train ``epochs`` passes over ``batch`` in shuffled minibatches; return mean statistics.
 
-        Every rank is given the whole ``batch``, of which it reads ``counts``, and the rows that it has ``touched`` (see ``ranks.py``).
-        ``beside(i)``: what the ``i``-th minibatch learns from besides.
+        Stops early when ``enough(statistics of a step)`` is true. Every rank gets the whole
+        ``batch`` and reads its ``counts`` and the rows that it has ``touched`` (see
+        ``data_parallel.py``). ``beside(i)``: additional losses of the ``i``-th minibatch.
         """
         sums: dict[str, float] = defaultdict(float)
         steps, parts = 0, minibatches(len(batch), epochs, minibatch_size, shuffle_seed)
@@ -180,29 +190,33 @@ class Trainer:
                 parameter.requires_grad_(True)
 
     def move(self, device: torch.device | str) -> None:
-        """What is kept beside the policy, which has been moved."""
+        """Move optimiser state and reference weights to ``device``, after the policy."""
         for slots in self.optimizer.state.values():
             slots |= {name: value if name == _STEP else value.to(device) for name, value in slots.items()}
         if self._reference is not None:
             self._reference = {name: value.to(device) for name, value in self._reference.items()}
 
     def weights(self) -> Tensors:
-        """What trains, by name. Where it is sharded every rank must ask; rank 0 is given whole tensors on the CPU, the others none."""
-        return gathered({name: parameter.detach() for name, parameter in self.parameters.items()})
+        """Return the trainable weights by name.
+
+        If sharded, all ranks must call it: rank 0 gets whole tensors on the CPU, the others an
+        empty dict.
+        """
+        return gather_full({name: parameter.detach() for name, parameter in self.parameters.items()})
 
     def state(self) -> Tensors:
-        """Adam's state by parameter name, ``<parameter>.exp_avg`` and so on; asked for and given as ``weights``."""
+        """Return Adam's state as ``<parameter>.exp_avg`` and so on; if sharded, see ``weights``."""
         slots = {name: self.optimizer.state[own] for name, own in self._own.items() if own in self.optimizer.state}
-        return gathered(
+        return gather_full(
             {
-                f"{name}.{slot}": value if slot == _STEP else piece_of(self.parameters[name], value)
+                f"{name}.{slot}": value if slot == _STEP else shard_like(self.parameters[name], value)
                 for name, found in slots.items()
                 for slot, value in found.items()
             }
         )
 
     def load_state(self, tensors: Tensors) -> None:
-        """What ``state`` gave, on every rank."""
+        """Restore what ``state`` returned on rank 0; every rank gets the whole of it."""
         for key, value in tensors.items():
             name, slot = key.rsplit(".", 1)
-            self.optimizer.state[self._own[name]][slot] = value.clone() if slot == _STEP else own_copy(self.parameters[name], value)
+            self.optimizer.state[self._own[name]][slot] = value.clone() if slot == _STEP else local_copy(self.parameters[name], value)

@@ -1,1 +1,1 @@
-"""A Franka Research 3 through franky (libfranka), or the same through franky-sim."""
+"""Franka Research 3 through franky (libfranka), real or simulated by franky-sim."""

@@ -1,4 +1,4 @@
-"""``rlinf-vla robot check``: is everything there that a session needs? Nothing moves."""
+"""``rlinf-vla robot check``: check everything that a session needs, without moving the arm."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Iterator
 
-from rlinf_vla.robot import Camera, CameraError, Finding, RobotError
+from rlinf_vla.core.robot import Camera, CameraError, Finding, RobotError
 
-from .. import reach
+from .. import reachability
 from ..cell import Cell
 from .client import FrankaRobot
 from .doctor import realtime
@@ -19,7 +19,7 @@ CONNECT_S = 60.0
 def findings(robot: FrankaRobot, cameras: list[Camera]) -> Iterator[Finding]:
     cell = robot.cell
     yield from _limits(cell)
-    needed = "a real arm wants one" if cell.realtime == "enforce" else "which this cell does not ask for"
+    needed = "which a real arm needs" if cell.realtime == "enforce" else "which this cell does not need"
     yield Finding("kernel", realtime() or cell.realtime == "ignore", "real time (PREEMPT_RT)" if realtime() else f"no real time, {needed}")
     begun = time.monotonic()
     try:
@@ -48,11 +48,11 @@ def _limits(cell: Cell) -> Iterator[Finding]:
 
 
 def _reach(cell: Cell) -> Finding:
-    beyond = reach.beyond(cell)
+    beyond = reachability.beyond(cell)
     examples = {why: place for place, why in reversed(beyond.items())}
     named = "; ".join(f"x {x:g}, y {y:g}, z {z:g} m: {why}" for why, (x, y, z) in examples.items())
-    parts = f"{len(beyond)} of 125 places in the box are not reached, goals end before them; {named}"
-    return Finding("reach", True, parts if beyond else "all of the box")
+    parts = f"{len(beyond)} of 125 points in the box are out of reach, goals stop short of them; {named}"
+    return Finding("reach", True, parts if beyond else "the whole box")
 
 
 def _box(cell: Cell) -> tuple[tuple[float, ...], ...]:
@@ -66,11 +66,11 @@ def _state(robot: FrankaRobot) -> Iterator[Finding]:
     inside = all(low <= at <= high for at, (low, high) in zip((x, y, z), _box(robot.cell), strict=True))
     yield Finding("tool", inside, f"x {x:.3f}, y {y:.3f}, z {z:.3f} m{'' if inside else ', outside the workspace: `rlinf-vla robot home`'}")
     force = math.hypot(*state.wrench[:3])
-    yield Finding("force", force < robot.cell.max_force_n, f"{force:.1f} N felt; {robot.cell.max_force_n:g} N stop the arm")
+    yield Finding("force", force < robot.cell.max_force_n, f"{force:.1f} N measured; {robot.cell.max_force_n:g} N stop the arm")
     widest, wanted = float(robot.found["widest"]), robot.cell.gripper_width_m[1]
     detail = f"{1000 * state.gripper_width:.0f} mm open, {1000 * widest:.0f} mm at most"
     homed = widest > wanted - 0.005
-    yield Finding("gripper", homed, detail if homed else f"{detail}, and the cell says {1000 * wanted:.0f} mm: home the fingers in Desk")
+    yield Finding("gripper", homed, detail if homed else f"{detail}, but the cell has {1000 * wanted:.0f} mm: home the fingers in Desk")
 
 
 def _camera(camera: Camera) -> Finding:

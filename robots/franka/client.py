@@ -1,4 +1,7 @@
-"""The arm as the policy's process sees it: ``Robot`` and ``Timed``. Reading is a look into shared memory, a command one small message."""
+"""Client of the arm's process, used in the policy's process; implements ``Robot`` and ``Timed``.
+
+States are read from shared memory; a command is one small message.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,29 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlinf_vla.robot import Intervention, RobotError, RobotState, ToolTarget
+from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolTarget
 
 from .. import cell_file
 from ..cell import Cell
 from ..channel import ChannelClosed, Message
-from ..child import Child
-from ..folder import STATE
-from ..record import Record
+from ..child_process import ChildProcess
+from ..runtime_folder import STATE
+from ..shared_record import SharedRecord
 from . import messages
 
 _POLL_S = 0.01
 _END_S = 5.0
-"""For the arm's process to make the arm stand and end."""
+"""Time for the arm's process to stop the arm and exit."""
 _LONGEST = 500
-"""Characters of a fault: what a policy raised may fill pages."""
+"""Maximum characters of a fault: the error of a policy may fill pages."""
 
 
 class FrankaRobot:
-    """find_host: names the arm's host within so many seconds (a simulated cell is started then). leave: undoes that."""
+    """Start the arm's process and exchange states, goals and orders with it.
+
+    find_host: returns the arm's host within the given seconds, starting a simulated cell if needed.
+    leave: undoes that.
+    """
 
     def __init__(
         self,
@@ -39,24 +46,24 @@ class FrankaRobot:
         self.spec, self.cell = cell.spec, cell
         self._folder = folder
         self.found: dict[str, str] = {}
-        """About the arm, when it was connected: ``host``, ``versions``, and the hand's ``widest`` opening in metres."""
+        """Set by ``connect``: ``host``, ``versions``, and ``widest``, the hand's opening (m)."""
         self._find_host, self._leave = find_host, leave
         self._journal, self._python = journal, python
-        self._child: Child | None = None
-        self._record: Record | None = None
+        self._child: ChildProcess | None = None
+        self._record: SharedRecord | None = None
         self._interventions: list[Intervention] = []
         self._safety: list[float] = []
         self._homed = False
         self.refusal: str | None = None
-        """Why the last acknowledgement did not help."""
+        """Why the last acknowledgement failed, or None."""
 
     def connect(self, timeout_s: float) -> None:
-        """Raises RobotError."""
+        """Start the arm's process and wait until it is connected. Raises RobotError."""
         deadline = time.monotonic() + timeout_s
         with contextlib.ExitStack() as undo:
             undo.callback(self._leave)
             host = self._find_host(timeout_s)
-            child = Child("the arm's process", "franka.process", self._python)
+            child = ChildProcess("the arm's process", "franka.process", self._python)
             undo.callback(child.kill)
             child.begin(
                 {
@@ -69,22 +76,22 @@ class FrankaRobot:
             )
             self.found = child.wait_ready(deadline)["found"]
             undo.pop_all()
-        self._child, self._record = child, Record(self._folder / STATE)
+        self._child, self._record = child, SharedRecord(self._folder / STATE)
 
     @property
     def pid(self) -> int:
-        """Of the arm's process."""
+        """Id of the arm's process."""
         return self._living().pid
 
     def observe(self) -> RobotState:
         self._drain()
-        self._send({})  # still here
+        self._send({})  # heartbeat
         return self._look()
 
     def command(self, target: ToolTarget, valid_until: float) -> None:
         fault = self._look().fault
         if fault is not None:
-            raise RobotError(f"{fault}: look at the arm, then `rlinf-vla robot acknowledge person=NAME`")
+            raise RobotError(f"{fault}: look at the arm, then `rlinf-vla robot acknowledge operator=NAME`")
         self._send({"goal": messages.pack_target(target), "until": valid_until})
 
     def interventions(self) -> list[Intervention]:
@@ -93,35 +100,38 @@ class FrankaRobot:
         return found
 
     def timings(self) -> dict[str, list[float]]:
-        """``safety``: of the filter, which looks at each command in the arm's process."""
+        """Return ``safety``: seconds per step of the safety filter in the arm's process."""
         self._drain()
         found, self._safety = self._safety, []
         return {"safety": found}
 
     def stop(self, why: str) -> None:
-        if self._child is not None:  # a process that is gone has stopped the arm
+        if self._child is not None:  # without its process the arm has stopped
             with contextlib.suppress(RobotError):
                 self._send({"stop": f"policy: {' '.join(why.split())[:_LONGEST]}"})
 
-    def acknowledge(self, person: str) -> None:
-        """Begins the recovery, which may take seconds: done when ``observe().fault`` is None, failed when ``refusal`` says why."""
+    def acknowledge(self, operator: str) -> None:
+        """Start the recovery, which may take seconds.
+
+        It has succeeded when ``observe().fault`` is None, and failed when ``refusal`` is set.
+        """
         self.refusal = None
-        self._send({"acknowledge": person})
+        self._send({"acknowledge": operator})
 
     def home(self, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
-        """Raises RobotError where it does not get there in time; the arm is stopped then."""
+        """Move home. Raises RobotError on a fault, an objection or timeout; the arm stops."""
         self._send({"home": True})
         self._homed = False
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             fault = self.observe().fault
             if fault is not None:
-                raise RobotError(f"{fault}, so the arm does not go home")
+                raise RobotError(f"{fault}: homing ended")
             if self._homed:
                 return
             if (why := objection()) is not None:
                 self.stop(why)
-                raise RobotError(f"{why}, so the arm does not go home")
+                raise RobotError(f"{why}: homing ended")
             time.sleep(_POLL_S)
         late = f"the arm was not home within {timeout_s:g} s"
         self.stop(late)
@@ -138,18 +148,18 @@ class FrankaRobot:
     def _look(self) -> RobotState:
         assert self._record is not None  # connected
         data = self._record.read()
-        assert data is not None  # written before it said that it was ready
+        assert data is not None  # written before the process reported that it was ready
         return messages.unpack(data)
 
     def _send(self, message: Message) -> None:
-        """Never waits."""
+        """Send without waiting. Raises RobotError if the arm's process is dead or does not read."""
         child = self._living()
         try:
             child.channel.send(message)
         except ChannelClosed:
             raise RobotError(child.obituary()) from None
         except BlockingIOError:
-            raise RobotError(f"the arm's process ({child.pid}) takes no orders any more") from None
+            raise RobotError(f"the arm's process ({child.pid}) does not read its messages") from None
 
     def _drain(self) -> None:
         child = self._living()
@@ -162,7 +172,7 @@ class FrankaRobot:
         except ChannelClosed:
             raise RobotError(child.obituary()) from None
 
-    def _living(self) -> Child:
+    def _living(self) -> ChildProcess:
         if self._child is None:
             raise RobotError("the robot is not connected")
         return self._child

@@ -1,20 +1,23 @@
-"""The ``robot`` node of a recipe for a Franka, real or simulated."""
+"""Configuration of the ``robot`` node of a recipe for a Franka, real or simulated."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
-from rlinf_vla.ranges import Hertz, ImageSize, Name, Range, Seconds
-from rlinf_vla.trust import OUTSIDE
+from rlinf_vla.config.ranges import Hertz, ImageSize, Name, Range, Seconds
+from rlinf_vla.config.trust import OUTSIDE
 
 
 @dataclass
 class CameraConfig:
-    """driver: opencv or realsense.
-    device: of OpenCV an index or a path (/dev/v4l/by-id/... survives a reboot), of a RealSense its serial number; null takes the first.
-    width, height: pixels that the camera is asked for. hz: pictures per second.
-    max_age_s: an older picture is an error. frozen_s: a picture that has not changed by one bit for so long is one, too.
+    """One camera of a real robot.
+
+    driver: opencv or realsense.
+    device: index or path for OpenCV (/dev/v4l/by-id/... survives a reboot), serial number for a
+    RealSense; null uses the first camera.
+    width, height: requested size in pixels. hz: requested frames per second.
+    max_age_s: an older frame is an error. frozen_s: bit-identical images for longer are an error.
     """
 
     driver: Name = "realsense"
@@ -28,14 +31,16 @@ class CameraConfig:
 
 @dataclass
 class FrankaConfig:
-    """A Franka Research 3 with a Franka Hand.
+    """Franka Research 3 with a Franka Hand.
 
     host: name or address of the arm's control.
-    cell: file with its limits (docs/robot_safety.md); ``cell://NAME`` is one that comes with the package.
+    cell: cell file with the arm's limits (docs/robot_safety.md); ``cell://NAME`` is a shipped one.
     cameras: name -> keys of CameraConfig; ``+robot.cameras.front.driver=opencv``.
-    instruction: what the policy is told; a person lays out the scene, and says whether it was done.
-    journal: file to which interventions, faults and acknowledgements are appended; null: beside the arm's lock.
-    python: interpreter of another environment, with numpy and franky-control, for the arm's process; null: this one.
+    instruction: given to the policy; the operator arranges the scene and reports success.
+    journal: file to which interventions, faults and acknowledgements are appended; null: in the
+    arm's runtime folder.
+    python: interpreter of another environment with numpy and franky-control for the arm's process;
+    null: this one.
     """
 
     name: Name = "franka"
@@ -49,12 +54,13 @@ class FrankaConfig:
 
 @dataclass
 class FrankaSimConfig:
-    """The same through franky-sim on loopback: an FR3 at a table with a cube and a target.
+    """Simulated Franka Research 3 (franky-sim on loopback) at a table with a cube and a target.
 
-    cell, journal, python: as of ``franka``.
-    folder: which simulated cell; whoever names the same one shares it. null: one for each user.
-    cameras: of ``front`` and ``wrist``. image_size: pixels, both ways. camera_hz: pictures per second.
-    max_age_s, frozen_s: as of a real camera.
+    cell, journal, python: as for ``franka``.
+    folder: folder of the simulated cell; processes that give the same one share the cell. null: one
+    per user.
+    cameras: a subset of ``front`` and ``wrist``. image_size: width and height in pixels.
+    camera_hz: frames per second. max_age_s, frozen_s: as for a real camera.
     """
 
     name: Name = "franka_sim"

@@ -1,4 +1,7 @@
-"""The arm through franky. Nothing here waits but ``connect``, ``recover`` and ``close``, which are given threads of their own."""
+"""Drive the arm through franky; only the constructor, ``recover`` and ``close`` block.
+
+Their callers run them in separate threads.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +14,40 @@ from typing import Any
 import franky
 import numpy as np
 
-from rlinf_vla.robot import RobotError, ToolPose, Vector
+from rlinf_vla.core.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
+from .errors import ConnectionLost, explained, is_dead, is_ending, robot_error, words
 from .measured import Measured
-from .troubles import LineDead, explained, is_dead, is_ending, trouble, words
 
 _REFLEX_MARGIN = 1.5
-"""The arm's own reflexes stand behind our thresholds of force: ours stop it gently, its own at once."""
+"""Factor of the arm's reflex thresholds over our force limits, whose stop is the gentler one."""
 _REACH_M = 0.855
 _LEAST_JOINT_THRESHOLD_N_M = 20.0
 """Franka's default."""
 _JOINT_SPEED_LIMIT_RAD_S = 2.62
-"""Of the slowest joints (Franka Research 3, joint limits)."""
+"""Limit of the slowest joints (Franka Research 3, joint limits)."""
 _DAMPING = np.array([2.0, 2.0, 2.0, 1.0, 1.0, 1.0])
-"""Times 2 sqrt(stiffness), which is critical for 1 kg and 1 kg m^2: the arm seems some 4 kg heavy at its tool. Against franky-sim, 1 swings
-for a second after a stop, and 3 in rotations becomes unstable."""
+"""Factor on 2 sqrt(stiffness), the critical damping of 1 kg and 1 kg m^2.
+
+The arm's effective mass at the tool is about 4 kg. In franky-sim, a factor of 1 oscillates for a
+second after a stop, and 3 in rotations is unstable.
+"""
 _POSTURE_N_M_RAD, _POSTURE_DAMPING = 10.0, 8.0
-"""Of the elbow, which the tool leaves free: weakly towards the rest position, and damped (N m s / rad)."""
+"""Weak stiffness towards the rest position and damping (N m s / rad) of the redundant elbow."""
 _ENDING_S = 1.0
-"""For which a motion may be refused because the one before has not quite ended."""
+"""How long a motion may be refused because the previous one has not quite ended."""
 _CLOSE_S = 3.0
-"""libfranka waits 1 s for a state that does not come."""
+"""Time to end the reader; libfranka waits 1 s for a state that does not arrive."""
 _FADE_S = 0.2
-"""Over which the last torques fade when tracking ends."""
+"""Time over which the last torques fade when tracking ends."""
 
 
 class FrankyArm:
-    """One connection. A thread reads the state, so that a line that has gone dead holds nobody up but that thread."""
+    """One connection. A thread reads the state; a dead connection blocks only that thread."""
 
     def __init__(self, host: str, cell: Cell) -> None:
-        """Connects, which lasts for ever where a server takes the connection and stays silent. Raises RobotError."""
+        """Connect; blocks for ever if the server accepts but stays silent. Raises RobotError."""
         self._cell = cell
         realtime = franky.RealtimeConfig.Enforce if cell.realtime == "enforce" else franky.RealtimeConfig.Ignore
         with explained(host):
@@ -56,10 +62,10 @@ class FrankyArm:
         self._motion: Any = None
         self._homing = self._home_next = False
         self._breaking = self._broken = False
-        """Off, a homing; and the arm has taken the order."""
+        """Homing is to be aborted; the arm has accepted the stop."""
         self._begun = self._tried = 0.0
-        """When a motion was to begin, first of several tries and last."""
-        self._problem = trouble(state)
+        """Time of the first and the last attempt to start a motion."""
+        self._problem = robot_error(state)
         self._measured = _measure(state)
         self._clock: int = state.time.to_msec()
         self._controlled = False
@@ -68,7 +74,7 @@ class FrankyArm:
         self._reader.start()
 
     def _configure(self, state: Any) -> None:
-        """An arm that is not idle refuses this."""
+        """Set collision thresholds and end effector; an arm that is not idle refuses this."""
         force, torque = _REFLEX_MARGIN * self._cell.max_force_n, _REFLEX_MARGIN * self._cell.max_torque_n_m
         joint = max(_LEAST_JOINT_THRESHOLD_N_M, force * _REACH_M)
         self._robot.set_collision_behavior([joint] * 7, [force] * 3 + [torque] * 3)
@@ -82,7 +88,7 @@ class FrankyArm:
 
     @property
     def problem(self) -> str | None:
-        """What stands in the way of motions; of the arm, of its safety functions or of the line."""
+        """What prevents motion: an error of the arm, its safety functions or the connection."""
         return self._problem
 
     @property
@@ -91,11 +97,11 @@ class FrankyArm:
 
     @property
     def controlled(self) -> bool:
-        """A motion goes on, as lately read. To leave in one is a reflex of a real arm."""
+        """Whether a motion was running at the last read; disconnecting then causes a reflex."""
         return self._controlled and self._problem is None
 
     def track(self, pose: ToolPose, velocity: Vector) -> None:
-        """The tool is drawn to ``pose`` by springs; at the first call they are put on. velocity: metres and radians per second ``[6]``."""
+        """Track ``pose`` by impedance control; ``velocity``: tool m/s and rad/s ``[6]``."""
         reference = franky.CartesianReference(_affine(pose), franky.Twist(velocity[:3], velocity[3:]))
         with self._noted():
             if self._motion is None:
@@ -117,19 +123,22 @@ class FrankyArm:
                 self._motion.set_reference(reference)
 
     def home(self) -> None:
-        """Move the joints to the rest position, the fastest at most ``home_speed_rad_s``, with the springs off; ``homing`` until there."""
+        """Start moving the joints to the rest position, each at ``home_speed_rad_s`` at most.
+
+        Impedance control must be off. ``homing`` is True until the arm is there.
+        """
         self._homing = self._home_next = True
         self._breaking = self._broken = False
 
     def rest(self) -> None:
-        """Take the springs off; the arm's own brake of torques, then its own controller, hold it."""
+        """End impedance control: a torque stop motion, then the arm's own controller, hold it."""
         if self._motion is not None:
             self._motion, self._controlled = None, True
             with self._noted():
                 self._robot.move(franky.TorqueStopMotion(ramp_duration=_FADE_S), asynchronous=True)
 
     def halt(self) -> None:
-        """Break a homing off. To be called until ``homing`` is False: a motion that is only just beginning takes no other."""
+        """Abort homing. Call until ``homing`` is False: a starting motion accepts no other."""
         self._home_next, self._breaking = False, True
         if self._homing and not self._broken:
             with self._noted():
@@ -138,24 +147,27 @@ class FrankyArm:
                     self._broken = True
 
     def recover(self, timeout: float) -> None:
-        """Clear what the arm latched. Only for a person's acknowledgement. Raises RobotError; LineDead where a new connection is needed."""
+        """Clear the arm's latched errors, only after an operator's acknowledgement.
+
+        Raises RobotError; ConnectionLost if a new connection is needed.
+        """
         deadline = time.monotonic() + timeout
-        if self._robot is None:  # the line was given up, and no other was to be had yet
-            raise LineDead
+        if self._robot is None:  # the connection was closed and not replaced yet
+            raise ConnectionLost
         with explained(self._robot.fci_hostname):
             if self._robot.state.robot_mode == franky.RobotMode.UserStopped:
                 raise RobotError("user stop: release it, then acknowledge again")
             while self._robot.has_errors or self._robot.state.robot_mode == franky.RobotMode.Reflex:
                 self._robot.recover_from_errors()
                 if time.monotonic() > deadline:
-                    raise RobotError(f"the arm does not recover: {trouble(self._robot.state)}")
+                    raise RobotError(f"the arm does not recover: {robot_error(self._robot.state)}")
                 time.sleep(0.01)
             if not self._configured:
                 self._configure(self._robot.state)
         self._problem = None
 
     def close(self) -> None:
-        """Give the connection up. Idempotent."""
+        """Close the connection. Idempotent."""
         self._closed = True
         self._reader.join(_CLOSE_S)
         self._robot = self._motion = None
@@ -167,11 +179,11 @@ class FrankyArm:
             try:
                 state = self._robot.state
                 clock = state.time.to_msec()
-                if clock != self._clock:  # the same state is read again where none came
+                if clock != self._clock:  # without a new state, franky returns the old one
                     self._clock = clock
                     self._measured = _measure(state)
                 if self._problem is None:
-                    self._problem = trouble(state)
+                    self._problem = robot_error(state)
                 self._robot.poll_motion()
                 self._controlled = self._robot.is_in_control
                 if self._homing and not self._controlled:
@@ -182,7 +194,7 @@ class FrankyArm:
                     return
 
     def _go_home(self) -> None:
-        """Nothing moves the arm: begin, or it is there."""
+        """Start the requested homing, or end it: no motion is running."""
         if self._home_next:
             self._home_next = False
             self._begin(franky.JointMotion([float(angle) for angle in self._cell.home_joints_rad]))
@@ -209,14 +221,15 @@ class FrankyArm:
         self._homing, self._home_next, self._motion = False, False, None
         if self._problem is None:
             with contextlib.suppress(Exception):
-                self._problem = trouble(self._robot.state) if isinstance(error, franky.ControlException) else None
+                self._problem = robot_error(self._robot.state) if isinstance(error, franky.ControlException) else None
             self._problem = self._problem or words(error)
 
 
 def _measure(state: Any) -> Measured:
     pose = state.O_T_EE
     x, y, z, w = pose.quaternion
-    # x, y, z, w and -x, -y, -z, -w are one orientation; the hand points down, so w is about 0 and would flicker: x is kept positive.
+    # q and -q are the same orientation. The hand points down, so w is about 0 and its sign would
+    # flicker: keep x positive.
     quaternion = np.array([w, x, y, z]) * (1.0 if x >= 0 else -1.0)
     return Measured(
         time.monotonic(), ToolPose(pose.translation.copy(), quaternion), state.q.copy(), state.dq.copy(), state.O_F_ext_hat_K.copy()

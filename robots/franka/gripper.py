@@ -1,4 +1,4 @@
-"""The hand, in a thread of its own: its commands last for seconds, and nobody waits for them."""
+"""Drive the Franka Hand in a separate thread, since its commands take seconds."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 import franky
 
-from rlinf_vla.robot import RobotError
+from rlinf_vla.core.robot import RobotError
 
 from ..cell import Cell
 
 _PERIOD_S = 0.02
 _TOLERANCE_M = 0.002
-"""Between a wish and the last one that was sent: nearer is the same."""
+"""A requested width nearer than this to the last command is not sent."""
 _ANY_M = 0.1
-"""A grasp succeeds on whatever is between the fingers."""
+"""Grasp tolerance: a grasp succeeds at any width of the object."""
 
 
 class FrankyGripper:
-    """Pursues the newest wish. What goes wrong is kept in ``problem`` until ``mend``."""
+    """Pursue the newest requested width. An error stays in ``problem`` until ``fix``."""
 
     def __init__(self, host: str, cell: Cell) -> None:
-        """Connects. Raises RobotError."""
+        """Connect. Raises RobotError."""
         self._cell = cell
         try:
             self._gripper = franky.Gripper(host)
@@ -33,31 +33,31 @@ class FrankyGripper:
         self.server_version: int = self._gripper.server_version
         self.widest: float = state.max_width
         self.width: float = state.width
-        """Metres between the fingers, measured lately."""
+        """Metres between the fingers, as last measured."""
         self.problem: str | None = None
         self._wish: float | None = None
         self._sent: float | None = None
         self.halting = False
-        """Fingers are to be stopped, and have not been yet."""
+        """A stop of the fingers is requested and not yet sent."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def pursue(self, width: float) -> None:
-        """Metres; at once, whatever the hand is doing."""
+        """Request a width in metres; it replaces the running command."""
         self._wish = width
 
     @property
     def lost(self) -> bool:
-        """The line is dead: only a new connection helps."""
+        """Whether the connection is lost and a new one is needed."""
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Forget the wish. Fingers on their way stop; those that hold something go on holding it."""
+        """Drop the request: moving fingers stop, a grasp is kept."""
         if self._wish is not None:
             self._wish, self.halting = None, True
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         self.problem = None
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class FrankyGripper:
                     return
 
     def _begin(self, width: float) -> Any:
-        """Opening moves the fingers; closing keeps pressing on what it meets."""
+        """Start a command: a move to open, a grasp to close, which keeps pressing on an object."""
         speed = self._cell.gripper_speed_m_s
         if width > self.width:
             return self._gripper.move_async(width, speed)

@@ -1,15 +1,15 @@
-"""What a driver measures."""
+"""Define the measurements that an arm driver returns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlinf_vla.robot import ToolPose, Vector
+from rlinf_vla.core.robot import ToolPose, Vector
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Fields as of ``RobotState``."""
+    """Measured part of ``RobotState``, with the same fields."""
 
     time: float
     pose: ToolPose

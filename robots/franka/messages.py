@@ -1,4 +1,4 @@
-"""What the arm's process publishes at each tick of its servo, as bytes."""
+"""Encode the states and goals that the policy's and the arm's process exchange."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 
-from rlinf_vla.robot import RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget, Vector
 
 _NUMBERS = 38
-"""time, position 3, quaternion 4, joints 7, their velocities 7, wrench 6, gripper; commanded: there, position 3, quaternion 4, gripper."""
+"""Measured: time, position 3, quaternion 4, joints 7, joint velocities 7, wrench 6, gripper width.
+Commanded: whether present, position 3, quaternion 4, gripper width."""
 CAPACITY = 8 * _NUMBERS + 1024
 _FAULT_BYTES = 1000
 

@@ -1,4 +1,7 @@
-"""The plug-ins ``franka`` and ``franka_sim``: from a recipe's ``robot`` node to an arm and its cameras. Cheap to import."""
+"""Plug-ins ``franka`` and ``franka_sim``: build arm, cameras and scene from a recipe's ``robot``.
+
+Cheap to import: drivers are imported when used.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_vla.ranges import check_values
-from rlinf_vla.robot import Camera, Finding, Scene
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core.robot import Camera, Finding, Scene
 
-from .. import cell_file, folder, orders
-from ..by_hand import ByHand
+from .. import cell_file, runtime_folder, stop
 from ..cell import Cell
+from ..manual_scene import ManualScene
 from ..simulated.client import SimulatedCell
 from ..simulated.touch import Touch
 from . import doctor
@@ -28,14 +31,14 @@ SHIPPED = "cell://"
 
 
 def read_cell(location: str) -> Cell:
-    """Raises CellError."""
+    """Return the cell at a path or ``cell://NAME``. Raises CellError."""
     if location.startswith(SHIPPED):
         return cell_file.load(cell_file.CELLS / f"{location[len(SHIPPED) :]}.yaml")
     return cell_file.load(Path(location).expanduser())
 
 
 def camera(name: str, given: Any) -> CameraConfig:
-    """Raises UserError for a key or a value that it cannot have."""
+    """Return the configuration of one camera. Raises UserError for an invalid key or value."""
     known = ", ".join(each.name for each in fields(CameraConfig))
     if not isinstance(given, dict):
         raise UserError(f"robot.cameras.{name}={given} must be keys and values: {known}")
@@ -48,7 +51,7 @@ def camera(name: str, given: Any) -> CameraConfig:
 
 
 class Franka:
-    """Implements ``RobotPlugin``."""
+    """Real Franka; implements ``RobotPlugin``."""
 
     Config, simulated = FrankaConfig, False
 
@@ -62,7 +65,7 @@ class Franka:
         return [device(name, camera(name, given)) for name, given in config.cameras.items()]
 
     def scene(self, config: FrankaConfig) -> Scene:
-        return ByHand(config.instruction)
+        return ManualScene(config.instruction)
 
     def check(self, config: FrankaConfig) -> Iterator[Finding]:
         return findings(self.make(config), self.cameras(config))
@@ -70,15 +73,15 @@ class Franka:
     def diagnose(self) -> Iterator[Finding]:
         return doctor.of_an_arm()
 
-    def order(self, config: FrankaConfig | None, order: str, person: str) -> list[str]:
-        return orders.give(folder.arms() if config is None else [self.folder(config)], order, person)
+    def order(self, config: FrankaConfig | None, order: str, operator: str) -> list[str]:
+        return stop.send_order(runtime_folder.arms() if config is None else [self.folder(config)], order, operator)
 
     def folder(self, config: FrankaConfig) -> Path:
-        return folder.of_arm(folder.address(config.host))
+        return runtime_folder.of_arm(runtime_folder.address(config.host))
 
 
 class FrankaSim:
-    """Implements ``RobotPlugin``."""
+    """Simulated Franka; implements ``RobotPlugin``."""
 
     Config, simulated = FrankaSimConfig, True
 
@@ -105,11 +108,11 @@ class FrankaSim:
     def diagnose(self) -> Iterator[Finding]:
         return doctor.of_a_simulated_one()
 
-    def order(self, config: FrankaSimConfig | None, order: str, person: str) -> list[str]:
-        return orders.give(folder.arms() if config is None else [self.folder(config)], order, person)
+    def order(self, config: FrankaSimConfig | None, order: str, operator: str) -> list[str]:
+        return stop.send_order(runtime_folder.arms() if config is None else [self.folder(config)], order, operator)
 
     def folder(self, config: FrankaSimConfig) -> Path:
-        path = folder.of_arm("franka_sim") if config.folder is None else Path(config.folder).expanduser()
+        path = runtime_folder.of_arm("franka_sim") if config.folder is None else Path(config.folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
         return path
 

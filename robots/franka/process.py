@@ -1,10 +1,14 @@
-"""The arm's process: numpy and franky alone. It holds the arm's lock, connects, ticks the servo, and obeys two sources of orders.
+"""Main module of the arm's process, which holds the arm's lock, runs the servo and takes orders.
 
-From the policy's process, whose end of the channel is its life line: ``{"goal": [x, y, z, qw, qx, qy, qz, width], "until": s}``, ``{}`` for
-"still here", ``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": PERSON}``, and ``{"goodbye": true}`` before it closes its end. From
-anyone of this user, at the socket in its folder: all but goals and goodbyes. To the policy's process: ``{"ready": ...}`` or
-``{"error": ...}`` once, then ``{"interventions": [[time, rule, before, after], ...]}``, ``{"safety": [s, ...]}`` (what the filter took in
-each tick), ``{"homed": true}``, and ``{"recovered": null}`` or why not.
+It needs only numpy and franky. Messages, all JSON:
+
+* from the policy's process: ``{"goal": [x, y, z, qw, qx, qy, qz, width], "until": s}``, ``{}`` as a
+  heartbeat, ``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": OPERATOR}``, and
+  ``{"goodbye": true}`` before it closes its end of the channel; closing it ends this process;
+* from any process of this user, at the socket in the arm's folder: all but goals and goodbyes;
+* to the policy's process: ``{"ready": ...}`` or ``{"error": ...}`` once, then ``{"interventions":
+  [[time, rule, before, after], ...]}``, ``{"safety": [s, ...]}`` (the filter's time in each tick),
+  ``{"homed": true}``, and ``{"recovered": null}`` or why not.
 """
 
 from __future__ import annotations
@@ -22,37 +26,39 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlinf_vla.robot import CellError, RobotError
+from rlinf_vla.core.robot import CellError, RobotError
 
 from .. import cell_file
+from ..background_writer import BackgroundWriter
 from ..cell import Cell
 from ..channel import Channel, ChannelClosed, Listener, Message
-from ..disk import Later
-from ..folder import JOURNAL, ORDERS, STATE, Journal, Latch, Lock
-from ..record import Record
+from ..runtime_folder import JOURNAL, ORDERS, STATE, Journal, Latch, Lock
+from ..shared_record import SharedRecord
 from . import messages
 from .driver import FrankyArm
+from .errors import ConnectionLost
 from .gripper import FrankyGripper
 from .servo import NETWORK, POLICY, Servo
-from .troubles import LineDead
 
 Result = TypeVar("Result")
 
 OWNER_LOST = f"{POLICY}its process is gone"
 _GOODBYE = "goodbye"
 _OWNERS = ("goal", _GOODBYE)
-"""What only the policy's process may say."""
+"""Messages that only the policy's process may send."""
 _SOONEST = 0.6
-"""Of a period; safety.EARLIEST and a little."""
+"""Shortest time between ticks, in periods; slightly above safety.EARLIEST."""
 _FAREWELL_S = 3.0
-"""The arm stands long before; then this process ends whatever else it waits for."""
+"""Longest time to stop and exit, well above the time that the arm needs."""
 
 
 class ArmProcess:
+    """The arm's lock, connection, servo and message loop."""
+
     def __init__(self, owner: Channel, options: Message, cell: Cell) -> None:
         self._owner, self._cell, self._host = owner, cell, str(options["host"])
         folder = Path(options["folder"])
-        self._lock, self._disk = Lock(folder, self._host), Later()
+        self._lock, self._disk = Lock(folder, self._host), BackgroundWriter()
         latch = Latch(folder, self._disk)
         if self._lock.killed is not None and latch.read() is None:
             latch.write(f"the arm's process {self._lock.killed} was killed")
@@ -63,10 +69,10 @@ class ArmProcess:
         self._arm = self._within(lambda: FrankyArm(self._host, cell))
         self._gripper = self._within(lambda: FrankyGripper(self._host, cell))
         self._servo = Servo(cell, self._arm, self._gripper, latch, self._journal)
-        self._record = Record(folder / STATE, messages.CAPACITY)
+        self._record = SharedRecord(folder / STATE, messages.CAPACITY)
         self._listener = Listener(folder / ORDERS)
         self._recovery: tuple[Future[tuple[FrankyArm, FrankyGripper]], str] | None = None
-        """And who acknowledged."""
+        """The running recovery and the operator who acknowledged."""
         self._stopped_meanwhile: str | None = None
         self._homing = False
         self._asked_to_end: str | None = None
@@ -74,7 +80,7 @@ class ArmProcess:
             signal.signal(signum, lambda number, _: self._end(f"{POLICY}the arm's process got {signal.Signals(number).name}"))
 
     def run(self) -> None:
-        """Until the owner is gone, or a signal came; the arm stands then."""
+        """Run until the owner closes the channel or a signal arrives; then the arm stands still."""
         period = 1 / self._cell.servo_hz
         self._lock.drive()
         self._publish(time.monotonic())
@@ -84,7 +90,7 @@ class ArmProcess:
         leaving = None
         now = due
         while leaving is None or not (self._left or time.monotonic() > leaving):
-            # A late tick is followed by one that is on time again, but never sooner than the filter takes one.
+            # Return to the schedule after a late tick, but never sooner than the filter accepts.
             due = max(due + period, now + _SOONEST * period)
             time.sleep(max(0.0, due - time.monotonic()))
             now = time.monotonic()
@@ -101,16 +107,16 @@ class ArmProcess:
                 self._servo.stop(self._disk.problem, now)
             self._publish(now)
             self._journal.flush()
-        if self._disk.settle(_FAREWELL_S) or self._servo.fault is None:  # else the next one finds that this one was killed
+        if self._disk.settle(_FAREWELL_S) or self._servo.fault is None:  # else the next process finds this one killed
             self._lock.release()
 
     @property
     def _left(self) -> bool:
-        """Arm and fingers stand, and nothing moves them."""
+        """Whether arm and fingers stand still and no motion is running."""
         return self._servo.standing and not (self._arm.controlled or self._gripper.halting)
 
     def fail(self, error: BaseException) -> None:
-        """This process cannot go on: that is latched, and the arm brakes."""
+        """Latch the failure of this process and brake the arm."""
         self._servo.stop(f"the arm's process failed: {type(error).__name__}: {error}", time.monotonic())
         self._arm.rest()
         deadline = time.monotonic() + _FAREWELL_S
@@ -128,17 +134,21 @@ class ArmProcess:
         self._disk.close()
 
     def _within(self, connect: Callable[[], Result]) -> Result:
-        """Raises RobotError, also where the host takes the connection and is silent; what waits for it then ends with this process."""
+        """Connect in a thread within ``connect_timeout_s``.
+
+        Raises RobotError, also if the host accepts the connection but stays silent; the waiting
+        thread then ends with this process.
+        """
         future = begin(connect)
         try:
             return future.result(self._cell.connect_timeout_s)
         except TimeoutError:
             future.add_done_callback(_let_go)  # the arm takes one connection at a time
             seconds = self._cell.connect_timeout_s
-            raise RobotError(f"{self._host} took the connection and said nothing for {seconds:g} s: restart the arm's control") from None
+            raise RobotError(f"{self._host} accepted the connection but was silent for {seconds:g} s: restart the arm's control") from None
 
     def _end(self, why: str) -> None:
-        self._asked_to_end = self._asked_to_end or why  # who says goodbye is gone next
+        self._asked_to_end = self._asked_to_end or why  # keep the first: after a goodbye the channel closes, too
 
     def _publish(self, now: float) -> None:
         state, interventions = self._servo.tick(now)
@@ -157,7 +167,7 @@ class ArmProcess:
     def _tell(self, message: Message) -> None:
         try:
             self._owner.send(message)
-        except (ChannelClosed, BlockingIOError):  # it is noticed where we listen; or it has not read for long
+        except (ChannelClosed, BlockingIOError):  # _listen notices the former; the latter has not read for long
             return
 
     def _listen(self, now: float) -> None:
@@ -192,44 +202,44 @@ class ArmProcess:
             self._recovery = begin(self._recover), str(message["acknowledge"])
 
     def _recover(self) -> tuple[FrankyArm, FrankyGripper]:
-        """While the servo goes on with the old ones: it may have to connect anew."""
+        """Recover arm and gripper, reconnecting if needed; the servo keeps using the old ones."""
         arm, gripper = self._arm, self._gripper
         try:
             if (self._servo.fault or "").startswith(NETWORK):
-                raise LineDead
+                raise ConnectionLost
             arm.recover(self._cell.connect_timeout_s)
-        except LineDead:
+        except ConnectionLost:
             arm.close()  # the arm takes one connection at a time
             arm = self._arm = self._within(lambda: FrankyArm(self._host, self._cell))
             arm.recover(self._cell.connect_timeout_s)
         if gripper.lost:
             gripper.close()
             gripper = self._within(lambda: FrankyGripper(self._host, self._cell))
-        gripper.mend()
+        gripper.fix()
         return arm, gripper
 
     def _look_at_recovery(self, now: float) -> None:
         if self._recovery is None or not self._recovery[0].done():
             return
-        future, person = self._recovery
+        future, operator = self._recovery
         self._recovery = None
         meanwhile, self._stopped_meanwhile = self._stopped_meanwhile, None
         try:
             self._arm, self._gripper = self._servo.arm, self._servo.gripper = future.result()
         except Exception as error:
             why = str(error) if isinstance(error, RobotError) else f"{type(error).__name__}: {error}"
-            self._journal.write("not recovered", person=person, error=why, durable=True)
+            self._journal.write("not recovered", operator=operator, error=why, durable=True)
             self._tell({"recovered": why})
         else:
             self._disk.problem = None
-            self._servo.acknowledge(person)
-            if meanwhile is not None:  # it was not what the person looked at
+            self._servo.acknowledge(operator)
+            if meanwhile is not None:  # a newer stop than the operator acknowledged
                 self._servo.stop(meanwhile, now)
             self._tell({"recovered": meanwhile})
 
 
 def begin(work: Callable[[], Result]) -> Future[Result]:
-    """``work()`` in a thread that nobody has to wait for."""
+    """Run ``work()`` in a daemon thread."""
     future: Future[Result] = Future()
 
     def run() -> None:
@@ -254,7 +264,7 @@ def main() -> None:
         process = ArmProcess(owner, options, cell_file.of(options["limits"], options["cell"]))
     except (RobotError, CellError) as error:
         owner.send({"error": str(error)})
-        os._exit(1)  # a connection that hangs would keep this process
+        os._exit(1)  # the thread of a hanging connection would keep this process alive
     code = 0
     try:
         process.run()
@@ -266,7 +276,7 @@ def main() -> None:
         process.close()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # so would its thread
+        os._exit(code)  # likewise
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What the arm does at each tick of the servo: pursue the newest goal through the safety filter, or stand still, and say why.
+"""Servo loop of the arm: pursue the newest goal through the safety filter, latch faults.
 
-Nothing here knows franky or a socket, and time is given: so it is tested on a virtual clock.
+It does not depend on franky or sockets, and time is an argument, so tests use a virtual clock.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Protocol
 
 import numpy as np
 
-from rlinf_vla import rotations
-from rlinf_vla.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.core import rotations
+from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
 
 from ..cell import Cell
-from ..folder import Journal, Latch
+from ..runtime_folder import Journal, Latch
 from ..safety import SafetyFilter
-from ..watch import STANDING_RAD_S
+from ..state_monitor import STANDING_RAD_S
 from .measured import Measured
 
 NETWORK, POLICY = "network: ", "policy: "
-"""Begin faults of the line to the arm, and of the policy's process."""
+"""Prefixes of faults of the connection to the arm and of the policy's process."""
 
 _RELIEF_S = 1.0
-"""For which a homing that begins where the arm presses on something may go on pressing."""
+"""How long homing tolerates the contact force that it starts with."""
 _STANDING = 1e-4
-"""Metres or radians per second of a command that stands."""
+"""Metres or radians per second below which a command counts as standing still."""
 
 
 class Arm(Protocol):
@@ -63,7 +63,11 @@ class Gripper(Protocol):
 
 
 class Servo:
-    """A fault is latched: the arm decelerates within its limits, stands still, and refuses goals until ``acknowledge``."""
+    """Servo of one arm.
+
+    On a fault the arm decelerates within its limits, stands still and refuses goals until
+    ``acknowledge``.
+    """
 
     def __init__(self, cell: Cell, arm: Arm, gripper: Gripper, latch: Latch, journal: Journal) -> None:
         self._cell, self._latch, self._journal = cell, latch, journal
@@ -71,49 +75,49 @@ class Servo:
         self._filter = SafetyFilter(cell)
         found = latch.read()
         self.fault = found or arm.problem
-        """What is latched."""
+        """The latched fault."""
         self.took: list[float] = []
-        """Seconds that the safety filter took in each tick, for whoever empties it."""
+        """Seconds per step of the safety filter; the caller empties it."""
         self._goal: ToolTarget | None = None
         self._valid_until = -math.inf
         self._expired = 0
         self._armed = False
-        """The policy moves the arm: silence of its process is a fault."""
+        """The policy moves the arm, so silence of its process is a fault."""
         self._heard = -math.inf
         self._commanded: ToolTarget | None = None
-        """What was last sent, while the arm is on its springs."""
+        """The last command, while impedance control is on."""
         self._stepped = -math.inf
-        """When."""
+        """Time of the last command."""
         self._still = 0
-        """Ticks that the command has stood still."""
+        """Ticks for which the command has stood still."""
         self._halting = False
-        """A homing is being broken off."""
+        """Homing is being aborted."""
         self._homed, self._freed = 0, True
-        """Ticks on the way home, and whether the arm has felt no more than it may on it: it may begin where it presses."""
+        """Ticks of homing; whether the force was within limits yet: homing may start in contact."""
         if self.fault is not None:
             if found is None:
                 latch.write(self.fault)
             journal.write("fault found at the start", fault=self.fault, durable=True)
 
     def hear(self, now: float) -> None:
-        """Something came from the policy's process."""
+        """Record a message from the policy's process."""
         self._heard = now
 
     def pursue(self, goal: ToolTarget, valid_until: float, now: float) -> None:
-        """Refused while a fault is latched, or the arm goes home."""
+        """Set the goal; refused while a fault is latched or the arm is homing."""
         if self.fault is not None or self.arm.homing:
             self._journal.write("goal refused", fault=self.fault or "homing")
             return
         late = self._armed and self._goal is None
         self._expired = self._expired + 1 if late else 0
         if self._expired >= self._cell.expired_goals_to_stop:
-            self.stop(f"{POLICY}late, {self._expired} goals in a row came after the one before had expired", now)
+            self.stop(f"{POLICY}late, {self._expired} goals in a row arrived after the previous one had expired", now)
             return
         self._goal, self._armed = goal, True
         self._valid_until = min(valid_until, now + self._cell.max_goal_validity_s)
 
     def stop(self, fault: str, now: float) -> None:
-        """Latch ``fault``; the first that is latched keeps its name."""
+        """Stop the arm and latch ``fault``, unless a fault is already latched."""
         self.release()
         self.gripper.stop()
         if self.fault is None:
@@ -122,17 +126,18 @@ class Servo:
             self._journal.write("fault", fault=fault, at=now, durable=True)
 
     def release(self) -> None:
-        """Nobody moves the arm any more: it decelerates and stands, also on its way home; what the hand holds it goes on holding."""
+        """Drop the goal: the arm decelerates to a stop, also during homing; a grasp is kept."""
         self._goal, self._armed, self._halting = None, False, True
 
-    def acknowledge(self, person: str) -> None:
-        """A person looked, and the cause is gone: the arm stands wherever it stands."""
-        self._journal.write("acknowledged", fault=self.fault, person=person, durable=True)
+    def acknowledge(self, operator: str) -> None:
+        """Clear the fault: an operator has inspected the arm and the cause is removed."""
+        self._journal.write("acknowledged", fault=self.fault, operator=operator, durable=True)
         self._latch.clear()
         self._leave_springs()
         self.fault, self._expired = None, 0
 
     def home(self) -> None:
+        """Start homing, unless a fault is latched or the arm is homing already."""
         if self.fault is None and not self.arm.homing:
             self._journal.write("homing")
             self._goal, self._armed = None, False
@@ -142,15 +147,15 @@ class Servo:
 
     @property
     def standing(self) -> bool:
-        """The command stands still, or none is being sent, and the arm is not on its way home."""
+        """Whether the arm is not homing and the command stands still, or none is being sent."""
         still = self._commanded is None or self._still > self._cell.servo_hz * self._cell.stop_time_s
         return still and not self.arm.homing
 
     def tick(self, now: float) -> tuple[RobotState, list[Intervention]]:
-        """One step. ``now``: monotonic seconds. Returns the state after it, and what limits changed."""
+        """Run one step at ``now`` (monotonic s); return the new state and the interventions."""
         state = self._state()
         self._watch(now, state)
-        if self._halting and self.arm.homing:  # in each tick: a motion that is only just being begun cannot be stopped yet
+        if self._halting and self.arm.homing:  # at each tick: a motion that is starting cannot be stopped yet
             self.arm.halt()
         interventions: list[Intervention] = []
         if self._goal is not None and now > self._valid_until:
@@ -163,7 +168,7 @@ class Servo:
 
     def _take_springs(self, now: float, state: RobotState) -> None:
         if np.abs(state.joint_velocities).max() > STANDING_RAD_S:
-            return  # it will stand in a moment, or the goal expires
+            return  # wait until the arm stands, or the goal expires
         try:
             self._filter.start(state)
         except RobotError as error:
@@ -172,7 +177,7 @@ class Servo:
             self._commanded, self._stepped, self._still = self._filter.admitted, now - 1 / self._cell.servo_hz, 0
 
     def _step(self, now: float, state: RobotState, before: ToolTarget) -> list[Intervention]:
-        if self.arm.problem is not None:  # it has left its springs by itself
+        if self.arm.problem is not None:  # the arm has ended impedance control by itself
             self._commanded = None
             return []
         passed, self._stepped = now - self._stepped, now
@@ -188,7 +193,7 @@ class Servo:
             self.gripper.pursue(command.gripper_width)
         self._commanded = command
         if self._goal is None and self.standing:
-            self._leave_springs()  # the arm's own controller holds better than springs, which swing
+            self._leave_springs()  # the arm's own controller holds better than impedance control, which oscillates
         return interventions
 
     def _leave_springs(self) -> None:
@@ -197,7 +202,7 @@ class Servo:
             self.arm.rest()
 
     def _watch(self, now: float, state: RobotState) -> None:
-        """What makes the arm stop."""
+        """Stop the arm if it, its connection, the gripper or the policy's process has a fault."""
         age = now - state.time
         if self.arm.problem is not None:
             self.stop(self.arm.problem, now)
@@ -211,7 +216,7 @@ class Servo:
             self.stop(felt, now)
 
     def _felt(self, state: RobotState) -> str | None:
-        """What the arm must not feel on its way home."""
+        """Return the force or torque fault during homing, or None."""
         felt = self._filter.felt(state)
         self._homed, self._freed = self._homed + 1, self._freed or felt is None
         return felt if self._freed or self._homed > _RELIEF_S * self._cell.servo_hz else None
@@ -222,6 +227,6 @@ class Servo:
 
 
 def _velocity(before: ToolPose, after: ToolPose, hz: float) -> Vector:
-    """Of the tool between two ticks, metres and radians per second ``[6]``, in the base's axes."""
+    """Return the tool's velocity between two ticks, m/s and rad/s ``[6]``, in base axes."""
     turn = rotations.multiply(after.quaternion.tolist(), rotations.inverse(before.quaternion.tolist()))
     return hz * np.array([*(after.position - before.position), *rotations.to_vector(turn)])

@@ -1,1 +1,4 @@
-"""A simulated cell: franky-sim answers the real franky and libfranka on loopback, MuJoCo moves an FR3 at a table, cameras look on."""
+"""Simulated cell: franky-sim serves franky and libfranka on loopback, MuJoCo simulates an FR3.
+
+The arm stands at a table, and rendered cameras observe it.
+"""

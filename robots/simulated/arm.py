@@ -1,9 +1,10 @@
-"""franky-sim's FR3 at half its cost: at 1 kHz on a shared core, what each step computes decides whether a second lasts a second.
+"""Simulate the FR3 at half of franky-sim's cost per step, to keep 1 kHz on a shared core.
 
-franky-sim computes with Pinocchio what MuJoCo knows already, and writes every field of the state with a call of its own. Here gravity is
-compensated by MuJoCo (``gravcomp``), poses are MuJoCo's, and the state is one array. As on the real arm, the controller compensates the
-joints' friction, too (Franka Control Interface: commanded torques are without both); franky-sim leaves it to whoever commands
-torques. Motions in torques, joint positions and joint velocities; Cartesian motions are refused.
+franky-sim computes with Pinocchio what MuJoCo already provides, and writes each field of the state
+with a separate call. Here MuJoCo compensates gravity (``gravcomp``) and provides poses, and the
+state is one array. As on the real arm, the controller also compensates joint friction (Franka
+Control Interface: commanded torques include neither); in franky-sim the client must. Motions in
+torques, joint positions and joint velocities are supported; Cartesian motions are refused.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from franky_sim.mujoco_simulator import FrankaMujocoRobot
 from numpy.typing import NDArray
 
 TOOL_M = 0.1034
-"""Between the fingertips, from the hand's frame."""
+"""Tool centre point between the fingertips, along z of the hand's frame."""
 FRICTION_N_M = 0.05
-"""That the compensation leaves in a joint."""
+"""Friction of a joint that remains after compensation."""
 
 _STIFFNESS = np.array([3000.0, 3000.0, 3000.0, 3000.0, 2000.0, 2000.0, 2000.0])
 _DAMPING = np.array([150.0, 150.0, 120.0, 120.0, 60.0, 60.0, 60.0])
-"""Of the arm's own controller, N m / rad and N m s / rad. With franky-sim's damping, three times as much, it chatters without friction."""
+"""Gains of the arm's own controller, N m / rad and N m s / rad.
+
+franky-sim's damping is three times as high and chatters without friction.
+"""
 
 _FLOATS = (
     ("O_T_EE", 16), ("O_T_EE_d", 16), ("F_T_EE", 16), ("EE_T_K", 16), ("F_T_NE", 16), ("NE_T_EE", 16), ("m_ee", 1), ("I_ee", 9),
@@ -45,12 +49,14 @@ STATE = np.dtype(
 
 
 def compensate(body: ET.Element) -> None:
-    """In the arm's XML: no weight."""
+    """Compensate gravity for all bodies in the arm's XML."""
     for each in body.iter("body"):
         each.set("gravcomp", "1")
 
 
-class Arm(FrankaMujocoRobot):
+class SimulatedArm(FrankaMujocoRobot):
+    """Replacement of franky-sim's MuJoCo robot."""
+
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         initial = self.robot_parameters
@@ -101,7 +107,7 @@ class Arm(FrankaMujocoRobot):
         self._data.qfrc_applied[self._v] = self._applied_torques
 
     def _pre_step(self) -> None:
-        """The fingers: springs of limited force to the hand's goal, slowed where they are faster than it allows."""
+        """Drive the fingers to the hand's goal: a spring-damper of limited force and speed."""
         if self._data is None:
             return
         force_limit = min(self._hand_goal_force, FRANKA_HAND_FORCE_LIMIT)
@@ -115,7 +121,7 @@ class Arm(FrankaMujocoRobot):
             self._data.qfrc_applied[dof] = min(max(force, -force_limit), force_limit)
 
     def _post_step(self) -> None:
-        """Nothing is tracked."""
+        """Skip franky-sim's tracking."""
 
     def _get_state(self) -> InnerRobotState:
         if self._data is None:
@@ -126,12 +132,12 @@ class Arm(FrankaMujocoRobot):
 
     @property
     def state(self) -> FrankaRobotState:
-        """What starting and stopping a motion asks for."""
+        """The fields that starting and stopping a motion need."""
         inner = self._get_state()
         return FrankaRobotState(q=inner.q, dq=inner.dq, q_d=tuple(self._desired.tolist()), tau_J=inner.tau_j)
 
     def record(self) -> NDArray[Any]:
-        """The state as it goes over the line, but for modes, errors and wrench."""
+        """Return the state as sent to the client, except modes, errors and wrench."""
         data, record = self._data, self._record
         hand = np.eye(4)
         hand[:3, :3], hand[:3, 3] = data.xmat[self._hand].reshape(3, 3), data.xpos[self._hand]

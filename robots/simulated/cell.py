@@ -1,7 +1,8 @@
-"""The process of the simulated cell: physics at 1 kHz of the wall clock, servers of arm and hand on loopback, a socket for orders.
+"""Main module of the simulated cell's process: physics at 1 kHz real time, servers, a socket.
 
-Orders, JSON: ``{"fault": NAME}`` and ``{"end": NAME}`` (server.FAULTS), ``{"place": {"cube": [x, y, yaw], "target": [x, y]}}``, ``{}``.
-Answer: who is there.
+The servers of arm and hand listen on loopback. The socket takes orders in JSON: ``{"fault": NAME}``
+and ``{"end": NAME}`` (server.FAULTS), ``{"place": {"cube": [x, y, yaw], "target": [x, y]}}`` and
+``{}``. The answer names host and process, or an error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from franky_sim.simulation_server import LocalHostnames
 
 from ..channel import Channel, ChannelClosed, Listener, Message
-from ..record import Record
+from ..shared_record import SharedRecord
 from . import scene
 from .arm import TOOL_M
 from .client import ORDERS, TRUTH
@@ -28,15 +29,17 @@ from .server import FAULTS, ArmServer
 
 STEP_S = 0.001
 LOOK_EVERY = 5
-"""Steps between two looks at orders, and between two publications of the truth."""
+"""Steps between two polls of orders, and between two publications of the true state."""
 ANSWER_POLL_S = 2e-4
 CATCH_UP_S = 0.05
-"""What the machine stole beyond this is not caught up: the simulated second is longer then."""
+"""A delay beyond this is not caught up, so simulated time then runs slower than real time."""
 WRENCH_SMOOTHING = 0.8
-"""Of the old estimate, at each publication: a time constant of about 25 ms."""
+"""Weight of the old estimate at each publication: a time constant of about 25 ms."""
 
 
 class SimulatedCell:
+    """Simulation, servers and order socket of one cell."""
+
     def __init__(self, folder: Path) -> None:
         self._simulator, robot = scene.build()
         self._simulator.init()
@@ -47,12 +50,12 @@ class SimulatedCell:
         self._hand = [self._model.body(scene.PREFIX + name).id for name in ("hand", "left_finger", "right_finger")]
         self._dofs = [int(self._model.joint(f"{scene.PREFIX}fr3_joint{joint}").dofadr[0]) for joint in range(1, 8)]
         self._cube = int(self._model.joint(scene.CUBE).qposadr[0])
-        self._truth = Record(folder / TRUTH, 8 * (14 + self._model.nq))
+        self._truth = SharedRecord(folder / TRUTH, 8 * (14 + self._model.nq))
         self._listener = Listener(folder / ORDERS)
         self.publish()
 
     def run(self, owner: Channel) -> None:
-        """Until the owner is gone."""
+        """Run until the owner closes the channel."""
         due, steps = time.monotonic(), 0
         while True:
             self._server.process_commands()
@@ -77,6 +80,7 @@ class SimulatedCell:
                 time.sleep(-late)
 
     def publish(self) -> None:
+        """Estimate the wrench on the hand and publish the true state."""
         data = self._data
         mujoco.mj_rnePostConstraint(self._model, data)
         felt = data.cfrc_ext[self._hand].sum(axis=0)  # torque, force, about the centre of mass of the whole arm
@@ -85,7 +89,7 @@ class SimulatedCell:
         torque = felt[:3] + np.cross(data.subtree_com[self._model.body_rootid[hand]] - tool, felt[3:])
         self._server.wrench = WRENCH_SMOOTHING * self._server.wrench + (1 - WRENCH_SMOOTHING) * np.concatenate([felt[3:], torque])
         cube = data.qpos[self._cube : self._cube + 3]
-        truth = scene.Truth(time.monotonic(), data.qvel[self._dofs], data.qpos, data.mocap_pos[0], cube)
+        truth = scene.SimulatorState(time.monotonic(), data.qvel[self._dofs], data.qpos, data.mocap_pos[0], cube)
         self._truth.write(truth.pack())
 
     def close(self) -> None:
@@ -118,7 +122,7 @@ class SimulatedCell:
             pose = [x, y, scene.TABLE_Z + scene.CUBE_M / 2, math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2)]
             target = list(map(float, order["place"]["target"]))
             if not np.isfinite([*pose, *target]).all() or len(target) != 2:
-                raise ValueError("a place is not finite, or not a place")
+                raise ValueError("place needs finite x, y, yaw of the cube and x, y of the target")
             self._data.qpos[self._cube : self._cube + 7] = pose
             self._data.qvel[self._model.joint(scene.CUBE).dofadr[0] :][:6] = 0.0
             self._data.mocap_pos[0, :2] = target

@@ -1,4 +1,4 @@
-"""The simulated cell from outside: started when first needed, found again by whoever knows its folder."""
+"""Start a simulated cell, or connect to the one that runs in a folder, and control it."""
 
 from __future__ import annotations
 
@@ -7,40 +7,44 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.robot import RobotError
+from rlinf_vla.core.robot import RobotError
 
 from ..channel import ask
-from ..child import Child, NotInstalled
-from ..record import Record
+from ..child_process import ChildProcess, NotInstalled
+from ..shared_record import SharedRecord
 from . import scene
 
 ORDERS, TRUTH = "cell.socket", "cell.truth"
 CAMERA_ORDERS = "cameras.socket"
 GL_BACKENDS = ("egl", "osmesa")
-"""OpenGL without a screen: a GPU or Mesa's llvmpipe, else always the CPU. The images are the same."""
+"""OpenGL without a screen: EGL (GPU or Mesa's llvmpipe), else OSMesa (CPU), with equal images."""
 ANSWER_S = 10.0
-"""A crowded machine makes it late."""
+"""Time to wait for an answer; long, because a busy machine delays it."""
 
 
 def frames_path(folder: Path, camera: str) -> Path:
-    """Where its pictures are."""
+    """Return the path of a camera's frames."""
     return folder / f"camera-{camera}.frames"
 
 
 class SimulatedCell:
-    """One cell in one folder. Whoever starts its processes takes them along when it ends."""
+    """The cell of one folder. Its processes end with the process that started them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._children: list[Child] = []
+        self._children: list[ChildProcess] = []
 
     def start(self, timeout: float, cameras: list[str], height: int, width: int, hz: float, python: str | None = None) -> str:
-        """The name of its host, on loopback; processes are started where none answer yet. Raises RobotError."""
+        """Return the cell's host name on loopback; start its processes if none answer.
+
+        Raises RobotError.
+        """
         deadline = time.monotonic() + timeout
-        # Where none listens this fails at once. One that is late must not be taken for dead: a second one would take its place.
+        # Fails at once if no cell listens. A late cell must not count as dead: a second cell would
+        # replace it.
         if _asked(self.folder / ORDERS, {}, timeout / 2) is None:
-            (self.folder / TRUTH).unlink(missing_ok=True)  # of an earlier cell; the cameras wait for the new one
-            cell = Child("the simulated cell", "simulated.cell", python)
+            (self.folder / TRUTH).unlink(missing_ok=True)  # from an earlier cell; the cameras wait for the new one
+            cell = ChildProcess("the simulated cell", "simulated.cell", python)
             self._children.append(cell)
             cell.begin({"folder": str(self.folder)})
             if cameras:
@@ -50,26 +54,26 @@ class SimulatedCell:
         return str(self._ask({})["host"])
 
     def fault(self, fault: str) -> None:
-        """Of the arm (server.FAULTS), or ``freeze CAMERA``, ``lose CAMERA``."""
+        """Inject a fault of the arm (server.FAULTS), or ``freeze CAMERA`` or ``lose CAMERA``."""
         self._order("fault", fault)
 
-    def mend(self, fault: str) -> None:
-        """The cause is gone; what the arm latched stays."""
+    def fix(self, fault: str) -> None:
+        """Remove the cause of a fault; what the arm latched stays."""
         self._order("end", fault)
 
     def place(self, cube: tuple[float, float, float], target: tuple[float, float]) -> None:
-        """Cube: x, y (metres) and yaw (radians); target: x, y."""
+        """Place the cube at x, y (metres) and yaw (radians), and the target at x, y."""
         self._ask({"place": {"cube": cube, "target": target}})
 
-    def truth(self) -> scene.Truth:
-        """How it really is now: for scripted humans, rewards and tests."""
+    def truth(self) -> scene.SimulatorState:
+        """Return the true state of the simulation, for scripted experts, rewards and tests."""
         try:
-            data = Record(self.folder / TRUTH).read()
+            data = SharedRecord(self.folder / TRUTH).read()
         except OSError:
             data = None
         if data is None:
             raise RobotError(f"no simulated cell in {self.folder}")
-        return scene.Truth.unpack(data)
+        return scene.SimulatorState.unpack(data)
 
     def close(self) -> None:
         """End the processes that were started here. Idempotent."""
@@ -80,7 +84,7 @@ class SimulatedCell:
     def _order(self, verb: str, fault: str) -> None:
         what, _, camera = fault.partition(" ")
         if camera:
-            self._ask({what if verb == "fault" else "mend": camera}, CAMERA_ORDERS)
+            self._ask({what if verb == "fault" else "fix": camera}, CAMERA_ORDERS)
         else:
             self._ask({verb: fault})
 
@@ -94,18 +98,18 @@ class SimulatedCell:
 
 
 def _asked(path: Path, order: dict[str, Any], timeout: float) -> dict[str, Any] | None:
-    """None also of one that is too late."""
+    """Return the answer, or None if there is none within ``timeout``."""
     with contextlib.suppress(TimeoutError):
         return ask(path, order, timeout)
     return None
 
 
-def _cameras(options: dict[str, Any], deadline: float, python: str | None) -> Child:
+def _cameras(options: dict[str, Any], deadline: float, python: str | None) -> ChildProcess:
     reasons = []
     for backend in GL_BACKENDS:
-        # Mesa would keep compiled shaders in the user's home.
+        # By default Mesa caches compiled shaders in the user's home.
         environment = {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "MESA_SHADER_CACHE_DISABLE": "true"}
-        child = Child("the simulated cameras", "simulated.renderer", python, environment)
+        child = ChildProcess("the simulated cameras", "simulated.renderer", python, environment)
         child.begin(options)
         try:
             child.wait_ready(deadline)

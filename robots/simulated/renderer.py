@@ -1,6 +1,7 @@
-"""The process that draws what the simulated cameras see. It looks at the truth that the cell publishes, never disturbing its clock.
+"""Main module of the process that renders the simulated cameras.
 
-Orders, JSON: ``{"freeze": CAMERA}``, ``{"lose": CAMERA}``, ``{"mend": CAMERA}``. Answer: ``{}``.
+It reads the true state that the cell publishes, so rendering does not slow the simulation.
+Orders, JSON: ``{"freeze": CAMERA}``, ``{"lose": CAMERA}``, ``{"fix": CAMERA}``. Answer: ``{}``.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.robot import Frame
+from rlinf_vla.core.robot import Frame
 
 from ..channel import Channel, ChannelClosed, Listener, Message
 from ..frames import FrameRecord
-from ..record import Record
+from ..shared_record import SharedRecord
 from . import scene
 from .client import CAMERA_ORDERS, TRUTH, frames_path
 
 
 class SimulatedCameras:
+    """Render and publish the frames of all simulated cameras, and inject camera faults."""
+
     def __init__(self, folder: Path, cameras: list[str], height: int, width: int) -> None:
         simulator, _ = scene.build()
         simulator.init()
@@ -32,7 +35,8 @@ class SimulatedCameras:
         self._model, self._data = simulator.model, simulator.data
         self._model.vis.quality.offsamples = 4
         self._renderer = mujoco.Renderer(self._model, height, width)
-        # Without shadows, and with the 3200 triangles that collide instead of the 242000 that are for the eye: 30 times as fast on a CPU.
+        # No shadows, and the 3200 triangles of the collision meshes instead of the 242000 of the
+        # visual ones: 30 times as fast on a CPU.
         self._option = mujoco.MjvOption()
         self._option.geomgroup[2], self._option.geomgroup[3] = 0, 1
         self._truth = _wait_for(folder / TRUTH)
@@ -44,7 +48,7 @@ class SimulatedCameras:
         self._number = 0
 
     def run(self, owner: Channel, hz: float) -> None:
-        """Until the owner is gone."""
+        """Run until the owner closes the channel."""
         due = time.monotonic()
         while True:
             self.draw()
@@ -62,9 +66,10 @@ class SimulatedCameras:
             frames.remove()
 
     def draw(self) -> None:
+        """Render and publish a frame of every camera that is not lost."""
         data = self._truth.read()
-        assert data is not None  # the cell publishes before it says that it is ready
-        truth = scene.Truth.unpack(data)
+        assert data is not None  # _wait_for has seen a published state
+        truth = scene.SimulatorState.unpack(data)
         self._data.qpos[:], self._data.mocap_pos[0] = truth.positions, truth.target
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
@@ -78,7 +83,7 @@ class SimulatedCameras:
         self._renderer.update_scene(self._data, camera=camera, scene_option=self._option)
         self._renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
         image = self._renderer.render()
-        # The lowest bit is noise, as a sensor's is: so a frozen picture can be told from a still scene.
+        # Sensor-like noise in the lowest bit distinguishes a frozen image from a still scene.
         return image ^ self._noise.integers(0, 2, image.shape, np.uint8)
 
     def _obey(self, order: Message) -> None:
@@ -89,16 +94,16 @@ class SimulatedCameras:
                 last = self._frames[name].read()
                 assert last is not None
                 self._frozen[name] = last.image
-            elif verb == "mend":
+            elif verb == "fix":
                 self._lost.discard(name)
                 self._frozen.pop(name, None)
 
 
-def _wait_for(path: Path) -> Record:
-    """The cell starts at the same time. Whoever waits for us has a deadline."""
+def _wait_for(path: Path) -> SharedRecord:
+    """Wait for the cell, which starts at the same time; the parent process has a deadline."""
     while True:
         try:
-            record = Record(path)
+            record = SharedRecord(path)
             if record.read() is not None:
                 return record
         except (OSError, ValueError):  # not there, or still empty

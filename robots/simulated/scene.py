@@ -1,6 +1,6 @@
-"""What stands in the simulated cell: an FR3 with a hand, a table, a cube that can be pushed and grasped, a disc as a target, two cameras.
+"""Build the scene of the simulated cell: FR3 with hand, table, movable cube, target disc, cameras.
 
-Metres and radians in the base's frame. franky-sim and MuJoCo are imported when used.
+Metres and radians in the base frame. franky-sim and MuJoCo are imported when used.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 HOME = (0.0, -0.7854, 0.0, -2.3562, 0.0, 1.5708, 0.7854)
-"""Joints at the start."""
+"""Initial joints."""
 TABLE_Z = 0.002
-"""Its top; franky-sim's floor is at 0."""
+"""Height of the table's top; franky-sim's floor is at 0."""
 CUBE_M = 0.04
 CUBE, TARGET = "cube", "target"
 CAMERAS = ("front", "wrist")
@@ -23,12 +23,12 @@ PREFIX = "robot0_"
 
 
 def build() -> tuple[Any, Any]:
-    """franky-sim's simulator, not yet started, and its robot."""
+    """Return franky-sim's simulator, not yet started, and its robot."""
     from franky_sim import mujoco_simulator
 
     from . import arm
 
-    mujoco_simulator.FrankaMujocoRobot = arm.Arm  # what add_robot makes
+    mujoco_simulator.FrankaMujocoRobot = arm.SimulatedArm  # the class that add_robot instantiates
     simulator = mujoco_simulator.MujocoSimulator()
     robot = simulator.add_robot(initial_q=HOME, initial_hand_width=0.08)
     world = simulator.worldbody
@@ -41,7 +41,7 @@ def build() -> tuple[Any, Any]:
     target = _add(world, "body", name=TARGET, mocap="true", pos=f"0.5 0.1 {TABLE_Z + 0.001}")
     _add(target, "geom", type="cylinder", size="0.04 0.001", rgba="0.1 0.7 0.2 1", contype="0", conaffinity="0")
     _add(world, "camera", name="front", pos="1.35 0 0.75", xyaxes="0 1 0 -0.466 0 0.885", fovy="45")
-    # The hand's z points along the fingers, its x forward: the picture's top is away from the base.
+    # The hand's z points along the fingers, its x forward: the image's top is away from the base.
     hand = next(body for body in world.iter("body") if body.get("name") == f"{PREFIX}hand")
     _add(hand, "camera", name="wrist", pos="0.07 0 0.03", xyaxes="0 1 0 1 0 0", fovy="70")
     return simulator, robot
@@ -52,8 +52,8 @@ def _add(parent: ET.Element, tag: str, **attributes: str) -> ET.Element:
 
 
 @dataclass(frozen=True)
-class Truth:
-    """How it really is in the simulator."""
+class SimulatorState:
+    """True state of the simulation."""
 
     time: float
     """Monotonic, seconds."""
@@ -70,6 +70,6 @@ class Truth:
         return np.concatenate([[self.time], self.joint_velocities, self.target, self.cube, self.positions]).tobytes()
 
     @classmethod
-    def unpack(cls, data: bytes) -> Truth:
+    def unpack(cls, data: bytes) -> SimulatorState:
         numbers = np.frombuffer(data)
         return cls(float(numbers[0]), numbers[1:8], numbers[14:], numbers[8:11], numbers[11:14])

@@ -1,8 +1,10 @@
-"""franky-sim's server of one arm with the faults of a real one: what a real controller does when the line fails, a joint hits something,
-the user stop is pressed. Used in the simulator's process only.
+"""franky-sim's server of one arm, extended by the faults of a real controller.
 
-franky-sim itself never refuses a motion. Here, as on the arm (Franka Control Interface documentation, "Robot modes"): without commands for
-``COMMUNICATION_S`` in a motion the arm stops by itself; after a reflex or a user stop motions are refused until an error recovery.
+Faults are a failed connection, a collision of a joint, the user stop and a failing hand. Used only
+in the simulator's process. franky-sim itself never refuses a motion. Here, as on the real arm
+(Franka Control Interface documentation, "Robot modes"), the arm stops by itself after
+``COMMUNICATION_S`` without commands in a motion, and refuses motions after a reflex or a user stop
+until an error recovery.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from franky_sim.franka_robot_server import FrankaRobotServer
 from numpy.typing import NDArray
 
 COMMUNICATION_S = 0.3
-"""The real arm allows 0.02 s; here client and simulator share cores that are no one's own."""
+"""The real arm allows 0.02 s; here client and simulator share cores with other processes."""
 ERRORS = {"joint_reflex": 6, "cartesian_reflex": 7, "communication_constraints_violation": 25}
 """Bits of ``franka::Errors`` (libfranka, errors.h)."""
 FAULTS = ("udp_silence", "tcp_close", "silent", "reflex", "user_stop", "gripper")
@@ -62,7 +64,7 @@ class _Hand(FrankaGripperServer):
     _ticks = 0
 
     def send_state(self) -> None:
-        """At 50 Hz; the real hand is slower."""
+        """Send the state at 50 Hz; the real hand is slower."""
         self._ticks += 1
         if self._ticks % 20 == 0:
             super().send_state()
@@ -75,7 +77,7 @@ class _Hand(FrankaGripperServer):
         _aborted(tcp_socket, command_type, command_id)
 
     def stop(self, command_id: int, tcp_socket: Any) -> None:
-        """Who waits for what is stopped hears that."""
+        """Stop the hand and report the pending command as aborted to its caller."""
         if self._pending_command_id is not None:
             _aborted(self._pending_tcp_socket, self._pending_command_type, self._pending_command_id)
         super().stop(command_id, tcp_socket)
@@ -86,29 +88,32 @@ def _aborted(tcp_socket: Any, command_type: GripperCommand | None, command_id: i
     BaseCommand.send_response(tcp_socket, command_type, command_id, GripperCommandStatus.kAborted, **formats)
 
 
-# The server looks its parts up under these names.
+# The server looks up its parts under these names.
 franka_robot_server.MoveCommand = _Move
 franka_robot_server.AutomaticErrorRecoveryCommand = _Recovery
 franka_robot_server.FrankaGripperServer = _Hand
 
 
 class ArmServer(FrankaRobotServer):
+    """Server of one arm with injectable faults."""
+
     def __init__(self, robot: Any, hostnames: Iterable[str]) -> None:
         self.mode: RobotMode | None = None
-        """Reflex or UserStopped; None: nothing is wrong."""
+        """Reflex or UserStopped; None without a fault."""
         self.errors: set[int] = set()
         self.wrench: NDArray[np.float64] = np.zeros(6)
-        """What the hand feels, in the base's frame: newtons, newton metres."""
+        """External wrench on the hand in the base frame: newtons, newton metres."""
         self._active: set[str] = set()
         self._heard = 0.0
         self._answers = self._unanswered = False
-        """Commands of this motion come: a client looks at two or three states before its first. The last state has brought none yet."""
+        """Whether this motion has received commands (a client reads two or three states before its
+        first one); whether the last state has not been answered by one yet."""
         self._arm = robot
         self._modes = StateMotionGeneratorMode.kIdle, StateControllerMode.kOther
         super().__init__(robot, hostnames)
 
     def inject(self, fault: str) -> None:
-        """One of FAULTS."""
+        """Inject one of FAULTS."""
         if fault == "tcp_close":
             self._halt(MoveStatus.kAborted)
             self.reset_state()
@@ -123,7 +128,7 @@ class ArmServer(FrankaRobotServer):
             self._active.add(fault)
 
     def end(self, fault: str) -> None:
-        """The cause is gone; what the arm latched stays."""
+        """Remove the cause of a fault; what the arm latched stays."""
         self._active.discard(fault)
         if fault == "gripper":
             self.gripper_server.broken = False
@@ -142,8 +147,11 @@ class ArmServer(FrankaRobotServer):
 
     @property
     def waiting(self) -> bool:
-        """For the command that belongs to the state that was sent. Time stands still meanwhile, for at most ``COMMUNICATION_S``: torques of
-        an instant that is long past would throw the arm about wherever client and simulator share a busy machine."""
+        """Whether to wait for the command that answers the last state sent.
+
+        Simulated time stops meanwhile, for at most ``COMMUNICATION_S``: on a busy machine, torques
+        computed for a much older state would make the arm swing.
+        """
         return self._answers and self._unanswered and bool(self.current_motion_id) and not self._active & _MUTE
 
     def process_commands(self) -> None:
@@ -203,7 +211,7 @@ class ArmServer(FrankaRobotServer):
         self._halt(MoveStatus.kReflexAborted)
 
     def _halt(self, status: MoveStatus) -> None:
-        """The arm holds where it is, and the client's motion, if any, ends with ``status``."""
+        """Hold the arm where it is; the client's motion, if any, ends with ``status``."""
         motion = self.current_motion_id
         self.stop_motion(send_preemption_signal=False)
         if motion:

@@ -1,25 +1,27 @@
-"""Touch the cube: the simulated cell lays it out, and its truth says when it is touched."""
+"""Task in the simulated cell: touch the cube. The simulation's true state gives success."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from rlinf_vla.robot import Action, RobotSpec, RobotState, Vector
+from rlinf_vla.core.robot import Action, RobotSpec, RobotState, Vector
 
 from .client import SimulatedCell
 from .scene import CUBE_M
 
 X_M, Y_M = (0.42, 0.60), (-0.18, 0.18)
-"""Where the cube may lie."""
+"""Range of the cube's position."""
 TARGET = (0.62, 0.28)
-"""Where the disc lies, which this task does not need."""
+"""Position of the disc, which this task does not use."""
 NEAR_M = 0.03
-"""Of the tool centre point and the middle of the cube's upper face."""
+"""Success distance between the tool centre point and the centre of the cube's upper face."""
 GAIN = 1.0
-"""The expert's: it goes all the way that is left, as far as an action reaches."""
+"""Fraction of the remaining distance that the expert moves, as far as an action reaches."""
 
 
 class Touch:
+    """Implements ``Scene``."""
+
     task, by_hand, has_expert = "TouchCube", False, True
 
     def __init__(self, cell: SimulatedCell, spec: RobotSpec, dimensions: int = 4) -> None:
@@ -42,6 +44,6 @@ class Touch:
         return action
 
     def _way(self, state: RobotState) -> Vector:
-        """From the tool to the cube, metres ``[3]``."""
+        """Return the vector from the tool to the top of the cube, metres ``[3]``."""
         way: Vector = self._cell.truth().cube + np.array([0.0, 0.0, CUBE_M / 2]) - state.pose.position
         return way

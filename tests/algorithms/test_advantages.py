@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS, chunk_rewards, explained_variance, gae, standardise
-from rlinf_vla.types import Trajectory
+from rlinf_vla.core.types import Trajectory
 from tests.algorithms.trajectories import trajectories, trajectory
 
 gammas = st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0])

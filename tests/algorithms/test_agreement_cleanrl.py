@@ -18,11 +18,11 @@ from torch import Tensor
 from rlinf_vla.algorithms.advantages import gae
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.algorithms.sac import actor_loss, alpha_loss, critic_loss, soft_target
-from rlinf_vla.algorithms.soft import LOG_STD_RANGE, squash
+from rlinf_vla.algorithms.sac_policy import LOG_STD_RANGE, squash
+from rlinf_vla.core.types import Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.types import Trajectory
 from tests.algorithms.test_ppo import moved
 from tests.algorithms.trajectories import trajectories
 from tests.rollout.fake_env import groups

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from rlinf_vla.algorithms.advantages import gae
 from rlinf_vla.algorithms.losses import Clip, policy_loss, value_loss
 from rlinf_vla.algorithms.sac import actor_loss, alpha_loss, critic_loss, soft_target
-from rlinf_vla.algorithms.soft import Critics, squash
-from rlinf_vla.commands.update_soft import separate
-from rlinf_vla.types import Trajectory
+from rlinf_vla.algorithms.sac_policy import Critics, squash
+from rlinf_vla.benchmarks.update_soft import separate
+from rlinf_vla.core.types import Trajectory
 from tests.algorithms.trajectories import trajectories
 from tests.skips import NOT_INSTALLED
 

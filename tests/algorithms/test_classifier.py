@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rlinf_vla.algorithms.classifier import ClassifierConfig, Frames, SuccessLearning, balanced, success_loss
+from rlinf_vla.algorithms.classifier import ClassifierConfig, ClassifierTraining, Frames, balanced, success_loss
 from rlinf_vla.algorithms.sft import DemonstrationConfig
-from rlinf_vla.types import UserError
+from rlinf_vla.config.errors import UserError
 
 
 def frames(lengths: list[int], successes: list[int]) -> Frames:
@@ -23,9 +23,9 @@ def frames(lengths: list[int], successes: list[int]) -> Frames:
 @given(st.lists(st.integers(2, 6), min_size=2, max_size=12), st.floats(0.1, 0.9))
 def test_whole_episodes_are_held_out(lengths: list[int], share: float) -> None:
     held = round((1 - share) * len(lengths))
-    algorithm, shown = SuccessLearning(ClassifierConfig(held_out=share), 10), frames(lengths, [1] * len(lengths))
+    algorithm, shown = ClassifierTraining(ClassifierConfig(held_out=share), 10), frames(lengths, [1] * len(lengths))
     if held in (0, len(lengths)):
-        with pytest.raises(UserError, match="both kinds are wanted"):
+        with pytest.raises(UserError, match="both classes are needed"):
             algorithm.split(shown)
         return
     learnt, held_out = algorithm.split(shown)
@@ -37,8 +37,8 @@ def test_whole_episodes_are_held_out(lengths: list[int], share: float) -> None:
 
 @pytest.mark.parametrize("successes", [[0, 0, 0, 0], [1, 1, 1, 0], [3, 3, 3, 3]])
 def test_both_kinds_are_wanted_on_both_sides(successes: list[int]) -> None:
-    with pytest.raises(UserError, match="both kinds are wanted"):
-        SuccessLearning(ClassifierConfig(held_out=0.25), 10).split(frames([3, 3, 3, 3], successes))
+    with pytest.raises(UserError, match="both classes are needed"):
+        ClassifierTraining(ClassifierConfig(held_out=0.25), 10).split(frames([3, 3, 3, 3], successes))
 
 
 def test_every_other_row_shows_success() -> None:
@@ -77,6 +77,6 @@ def test_an_iteration_learns_from_a_balanced_batch_of_what_is_not_held_out() -> 
         def generator(self) -> torch.Generator:
             return torch.Generator().manual_seed(1)
 
-    SuccessLearning(ClassifierConfig(batch_size=8, warmup_steps=10), 100).iteration(Flow())
+    ClassifierTraining(ClassifierConfig(batch_size=8, warmup_steps=10), 100).iteration(Flow())
     ((batch, rate),) = batches
     assert int(batch.success.sum()) == 4 and int(batch.episode.max()) < 8 and rate == pytest.approx(0.4)

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import BASELINES, SCALES, all_equal, episode_returns, relative_advantages
 from rlinf_vla.algorithms.grpo import GRPO, PRESETS, GRPOConfig
-from rlinf_vla.flow.runtime import InProcessFlow
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import Episodes, Trajectory, flattened
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect_episodes
 from rlinf_vla.rollout.episodes import numbered_episodes
+from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.trainer import Optimisation, Trainer
-from rlinf_vla.types import Episodes, Trajectory, UserError, flattened
+from rlinf_vla.training.trainer import OptimizerConfig, Trainer
 from tests.algorithms.trajectories import trajectory
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
@@ -178,7 +179,7 @@ def test_returns_of_whole_episodes_against_a_loop(gamma: float, unit: str) -> No
 def flow(**changes: Any) -> InProcessFlow:
     policy = LinearPolicy(LinearOptions(chunk=2))
     return InProcessFlow(
-        policy, groups(4, 2), Trainer(policy, Optimisation(0.05, 0.05, 0.5), 100, keep_reference=True), SETTINGS, Timeline(), **changes
+        policy, groups(4, 2), Trainer(policy, OptimizerConfig(0.05, 0.05, 0.5), 100, keep_reference=True), SETTINGS, Timeline(), **changes
     )
 
 
@@ -279,8 +280,8 @@ def test_reinforce_needs_no_groups() -> None:
     ("changes", "message"),
     [
         ({"episodes": 10}, "algorithm.episodes=10 is not a multiple of algorithm.group_size=4: use 8"),
-        ({"group_size": 1}, "algorithm.group_size=1 leaves nothing to compare with"),
-        ({"baseline": "batch_mean"}, "a group without spread would be divided by 0; use scale=batch_std"),
+        ({"group_size": 1}, "algorithm.group_size=1 has no group statistics"),
+        ({"baseline": "batch_mean"}, "a group of equal returns has standard deviation 0; use scale=batch_std"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:

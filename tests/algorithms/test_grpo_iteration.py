@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig, groups_of
-from rlinf_vla.types import Trajectory
+from rlinf_vla.core.types import Trajectory
 
 ATTEMPTS = 4
 CONFIG = GRPOConfig(episodes=12, group_size=ATTEMPTS, minibatch_size=5, target_kl=None)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.core.types import Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.types import Trajectory
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 

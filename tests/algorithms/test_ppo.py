@@ -9,10 +9,10 @@ import torch
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS, gae
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.core.types import Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.types import Trajectory
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 

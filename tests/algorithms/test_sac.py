@@ -16,16 +16,17 @@ from torch import Tensor, nn
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.algorithms.augmentation import random_shift
 from rlinf_vla.algorithms.sac import SAC, SACConfig, actor_loss, alpha_loss, critic_loss, soft_target
-from rlinf_vla.algorithms.soft import Critics, SoftPolicy, squash
-from rlinf_vla.commands.session import soft
-from rlinf_vla.flow.off_policy import OffPolicyFlow
+from rlinf_vla.algorithms.sac_policy import Critics, SACPolicy, squash
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.runtime.builders import add_sac_heads
+from rlinf_vla.runtime.off_policy import OffPolicyFlow
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
-from rlinf_vla.training.lora import LoraOptions, add_lora
+from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.replay import Transitions
-from rlinf_vla.training.soft_trainer import SoftTrainer
-from rlinf_vla.types import UserError
+from rlinf_vla.training.sac_trainer import SACTrainer
 from tests.conformance.policy import noise, observations
 from tests.models.tiny_openvla import tiny
 from tests.rollout.fake_env import groups
@@ -123,8 +124,8 @@ def test_random_shifts_against_a_loop() -> None:
     assert torch.equal(found[1], images[1]), "the middle one is none"
 
 
-def policy(config: SACConfig = CONFIG, seed: int = 0) -> SoftPolicy:
-    return soft(LinearPolicy(LinearOptions(chunk=1)), config, seed)
+def policy(config: SACConfig = CONFIG, seed: int = 0) -> SACPolicy:
+    return add_sac_heads(LinearPolicy(LinearOptions(chunk=1)), config, seed)
 
 
 def transitions(seed: int = 0, size: int = 8) -> Transitions:
@@ -139,13 +140,13 @@ def transitions(seed: int = 0, size: int = 8) -> Transitions:
     return Transitions(records(), records())
 
 
-def snapshot(trainer: SoftTrainer) -> dict[str, Tensor]:
+def snapshot(trainer: SACTrainer) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
 
 
 def test_who_learns_from_what() -> None:
     subject = policy()
-    trainer = SoftTrainer(subject, CONFIG)
+    trainer = SACTrainer(subject, CONFIG)
     assert {name.split(".")[0] for name in trainer.parameters} == {"backbone", "actor", "value_head", "log_alpha"}
     before, target = snapshot(trainer), [p.clone() for p in trainer.target.parameters()]
     trainer.step(transitions(), torch.Generator().manual_seed(0), with_actor=False)
@@ -162,8 +163,8 @@ def test_who_learns_from_what() -> None:
 def test_a_vlas_adapters_learn_from_the_critics_alone() -> None:
     vla = tiny()
     add_lora(vla, LoraOptions(rank=2), 0)
-    subject = soft(vla, CONFIG, 0)
-    trainer = SoftTrainer(subject, CONFIG)
+    subject = add_sac_heads(vla, CONFIG, 0)
+    trainer = SACTrainer(subject, CONFIG)
     shown = subject.prepare(observations(subject, 4))
     fields = transitions(size=4).now
     batch = Transitions(*({name: fields[name] for name in ("reward", "discount", "acted")} | shown for _ in range(2)))
@@ -185,7 +186,7 @@ def test_the_actor_climbs_the_critics() -> None:
     """With critics that like one action, the actor goes there, and alpha falls to the entropy that is asked for."""
     config = replace(CONFIG, learning_rate=1e-2, value_learning_rate=0.0, initial_alpha=0.01)
     subject = policy(config)
-    trainer = SoftTrainer(subject, config)
+    trainer = SACTrainer(subject, config)
 
     class Likes(nn.Module):
         def forward(self, features: Tensor, action: Tensor, chosen: Tensor | None = None) -> Tensor:
@@ -203,18 +204,18 @@ def test_the_actor_climbs_the_critics() -> None:
     assert (subject.distribution(features)[0].tanh() - 0.5).abs().mean() < 0.1
 
 
-def flow(directory: Path, subject: SoftPolicy, trainer: SoftTrainer, config: SACConfig, state: dict[str, Any]) -> OffPolicyFlow:
+def flow(directory: Path, subject: SACPolicy, trainer: SACTrainer, config: SACConfig, state: dict[str, Any]) -> OffPolicyFlow:
     return OffPolicyFlow(subject, groups(4, 2), trainer, Settings(0, 1.0, 2), Timeline(), config, directory / "replay", state)
 
 
-def run(directory: Path, config: SACConfig, iterations: int, stop: int | None = None) -> tuple[SoftPolicy, list[dict[str, float]]]:
+def run(directory: Path, config: SACConfig, iterations: int, stop: int | None = None) -> tuple[SACPolicy, list[dict[str, float]]]:
     """``stop``: a checkpoint after so many, then a process that goes further and is lost, then one that goes on."""
     metrics: list[dict[str, float]] = []
     state: dict[str, Any] = {}
     checkpoint = None
     for first, last in [(0, iterations)] if stop is None else [(0, stop + 1), (stop, iterations)]:
         subject = policy(config)
-        trainer = SoftTrainer(subject, config)
+        trainer = SACTrainer(subject, config)
         if checkpoint is not None:
             state = load_checkpoint(checkpoint, subject, trainer)
         running = flow(directory, subject, trainer, config, state)
@@ -238,8 +239,8 @@ def test_an_iteration_plays_remembers_and_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("unit", GAMMA_UNITS)
 def test_what_is_remembered_is_discounted_per_step_or_per_chunk(tmp_path: Path, unit: str) -> None:
     config = replace(CONFIG, gamma=0.5, gamma_unit=unit)
-    subject = soft(LinearPolicy(LinearOptions(chunk=4)), config, 0)
-    running = flow(tmp_path, subject, SoftTrainer(subject, config), config, {})
+    subject = add_sac_heads(LinearPolicy(LinearOptions(chunk=4)), config, 0)
+    running = flow(tmp_path, subject, SACTrainer(subject, config), config, {})
     running.begin(0)
     running.collect_transitions(running.training_episodes(16, 0))
     now = running.replay.sample(64, torch.Generator().manual_seed(0)).now
@@ -271,7 +272,7 @@ def test_it_gets_better(tmp_path: Path) -> None:
 def test_co_training_draws_the_actor_to_what_was_shown() -> None:
     config = replace(CONFIG, sft_coef=100.0, demonstrations=1, learning_rate=1e-2)
     subject = policy(config)
-    trainer, shown = SoftTrainer(subject, config), transitions(seed=5)
+    trainer, shown = SACTrainer(subject, config), transitions(seed=5)
     losses = [trainer.step(transitions(), torch.Generator().manual_seed(i), True, shown)["sft/loss"] for i in range(60)]
     with torch.no_grad():
         features = subject.encode(shown.now).pooled
@@ -284,7 +285,7 @@ class Flow(LinearPolicy):
 
     noise_dim = 4
 
-    def steer(self, features: Any, noise: Tensor) -> Tensor:
+    def act_from_noise(self, features: Any, noise: Tensor) -> Tensor:
         return (noise[:, None, [3, 1, 2, 0]] - 0.5).clamp(-1, 1).expand(-1, self.spec.chunk, -1)
 
 
@@ -293,9 +294,9 @@ STEERED = replace(CONFIG, noise_bound=1.6, frozen_backbone=True, episodes=8, upd
 
 def test_a_frozen_flow_is_steered_by_its_noise(tmp_path: Path) -> None:
     base = Flow(LinearOptions(chunk=2))
-    subject = soft(base, STEERED, 0)
+    subject = add_sac_heads(base, STEERED, 0)
     assert {name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad} == {"actor", "value_head", "log_alpha"}
-    trainer = SoftTrainer(subject, STEERED)
+    trainer = SACTrainer(subject, STEERED)
     assert trainer.target_entropy == -4
     running = flow(tmp_path, subject, trainer, STEERED, {})
     success = []
@@ -310,30 +311,30 @@ def test_a_frozen_flow_is_steered_by_its_noise(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_steered_probabilities_are_the_choices(tmp_path: Path) -> None:
-    subject = soft(Flow(LinearOptions(chunk=2)), STEERED, 0)
+    subject = add_sac_heads(Flow(LinearOptions(chunk=2)), STEERED, 0)
     inputs = subject.prepare(observations(subject, 5))
     sample = subject.act(subject.encode(inputs), noise(torch.arange(5)), 1.0)
     mean, log_std = subject.distribution(subject.encode(inputs).pooled)
     torch.testing.assert_close(sample.log_prob.sum((1, 2)), squash(sample.latent["pre"], mean, log_std)[1].sum(1))
     torch.testing.assert_close(subject.evaluate(inputs, sample.latent, 1.0).log_prob, sample.log_prob)
-    assert torch.equal(sample.actions, subject.base.steer(None, 1.6 * sample.latent["chosen"]))
+    assert torch.equal(sample.actions, subject.base.act_from_noise(None, 1.6 * sample.latent["chosen"]))
 
 
 def test_a_policy_without_noise_cannot_be_steered() -> None:
-    with pytest.raises(UserError, match="model=linear makes no actions of noise: use a flow policy"):
+    with pytest.raises(UserError, match="model=linear has no initial noise: use a flow policy"):
         policy(STEERED)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sft_coef": 0.1}, "algorithm.sft_coef=0.1 imitates demonstrations: set algorithm.demonstrations or"),
-        ({"noise_bound": 1.0}, "algorithm.noise_bound steers a policy that stays as it is: set algorithm.frozen_backbone=true"),
-        ({"noise_bound": 1.0, "frozen_backbone": True, "demonstrations": 2}, "demonstrations are actions"),
+        ({"sft_coef": 0.1}, "algorithm.sft_coef=0.1 needs demonstrations: set algorithm.demonstrations or"),
+        ({"noise_bound": 1.0}, "algorithm.noise_bound needs a frozen policy: set algorithm.frozen_backbone=true"),
+        ({"noise_bound": 1.0, "frozen_backbone": True, "demonstrations": 2}, "algorithm.noise_bound cannot use demonstrations"),
         ({"critic_subset": 5}, "algorithm.critic_subset=5 is more than algorithm.critics=4"),
-        ({"demonstration_share": 0.0, "demonstrations": 3}, "algorithm.demonstration_share=0 leaves"),
-        ({"demonstrations": 3, "dataset": "somewhere"}, "algorithm.dataset brings its own episodes"),
-        ({"demonstration_share": 0.0, "dataset": "somewhere"}, "algorithm.demonstration_share=0 leaves"),
+        ({"demonstration_share": 0.0, "demonstrations": 3}, "algorithm.demonstration_share=0 disables"),
+        ({"demonstrations": 3, "dataset": "somewhere"}, "algorithm.dataset and algorithm.demonstrations exclude"),
+        ({"demonstration_share": 0.0, "dataset": "somewhere"}, "algorithm.demonstration_share=0 disables"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:

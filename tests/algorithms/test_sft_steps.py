@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlinf_vla.algorithms.sft import SFT, DemonstrationConfig, Demonstrations, SFTConfig, following, warmup_cosine
+from rlinf_vla.algorithms.sft import SFT, DemonstrationConfig, Demonstrations, SFTConfig, action_chunks, warmup_cosine
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7])
 def test_chunks_begin_with_the_action_of_their_state_and_repeat_the_last(chunk: int) -> None:
     actions = torch.arange(10.0).reshape(5, 2)
     expected = [[actions[min(i + j, 4)].tolist() for j in range(chunk)] for i in range(5)]
-    assert following(actions, chunk).tolist() == expected
+    assert action_chunks(actions, chunk).tolist() == expected
 
 
 def test_chunks_do_not_reach_into_the_next_episode() -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_vla.types import Trajectory
+from rlinf_vla.core.types import Trajectory
 
 GARBAGE = (float("nan"), float("inf"), float("-inf"), 1e30)
 

@@ -1,4 +1,4 @@
-"""What every :class:`rlinf_vla.protocols.Policy` must do. A plug-in's test inherits a class and gives it a policy:
+"""What every :class:`rlinf_vla.core.protocols.Policy` must do. A plug-in's test inherits a class and gives it a policy:
 
 class TestMine(DiscretePolicyConformance):
     @pytest.fixture
@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlinf_vla.protocols import Policy
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.rollout.player import Acts
-from rlinf_vla.rollout.split import FeatureServer, SplitActor, fill_head, head_weights, keep_head, require_separable, size
-from rlinf_vla.types import ActionSample, Episodes, Inputs, Observation, Tensors, UserError
+from rlinf_vla.rollout.player import ActorProtocol
+from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head, require_separable, size, strip_to_head
 
 INSTRUCTIONS = ["push the cube", "stack the red cube on the green cube", "open the drawer", "put the carrot on the plate"]
 TOLERANCE = 1e-5
@@ -105,13 +106,13 @@ def over_the_wire(tensors: Tensors) -> Tensors:
 
 def split(policy: Policy, blank: Policy, settings: Settings) -> SplitActor:
     """``blank``, a policy without weights, keeps its head and gets that of ``policy``, which encodes for it."""
-    keep_head(blank)
-    fill_head(blank, over_the_wire(head_weights(policy, policy.state_dict())), "cpu")
+    strip_to_head(blank)
+    load_head(blank, over_the_wire(head_weights(policy, policy.state_dict())), "cpu")
     server = FeatureServer(policy)
     return SplitActor(blank, settings, lambda inputs: over_the_wire(server.encode(over_the_wire(inputs))))
 
 
-def assert_the_same_bits(found: Acts, expected: Acts, inputs: Inputs) -> None:
+def assert_the_same_bits(found: ActorProtocol, expected: ActorProtocol, inputs: Inputs) -> None:
     count = len(next(iter(inputs.values())))
     episodes = Episodes(torch.arange(count) % 2, torch.arange(count) * 3, torch.arange(count) % 3)
     first, second = (actor.act(inputs, episodes, torch.arange(count)) for actor in (found, expected))
@@ -148,8 +149,8 @@ class PolicyConformance:
     def test_its_head_acts_alone_or_it_says_why_not(self, policy: Policy, temperature: float) -> None:
         """What the whole policy does, bit for bit, wherever features come from; and the head is all that is there."""
         model = type(policy)
-        if model.inseparable is not None:
-            with pytest.raises(UserError, match=re.escape(f"rollout.split=head: model={model.name} {model.inseparable}")):
+        if model.split_unsupported is not None:
+            with pytest.raises(UserError, match=re.escape(f"rollout.split=head: model={model.name} {model.split_unsupported}")):
                 require_separable(model)
             return
         require_separable(model)

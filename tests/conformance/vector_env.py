@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.types import Episodes, Observation, StepResult, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.types import Episodes, Observation, StepResult
 
 NUM_ENVS = 3
 EPISODE_LIMIT = 20

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_vla.envs.genesis import GenesisConfig, goals
+from rlinf_vla.envs.genesis import GenesisConfig, predicates
 from rlinf_vla.envs.genesis.batch import GenesisBatch
 from rlinf_vla.envs.genesis.kernels import environment
 from rlinf_vla.envs.genesis.plugin import simulator_options
@@ -52,7 +52,7 @@ def standing(env: GenesisBatch) -> dict[str, Any]:
         "moved": dict(zip(scene.things, moved, strict=True)),
         "tool_moved": float((env._now.tool - before.tool).norm(dim=-1).max()),
         "low": dict(zip(scene.things, (state.centre[..., 2] - state.rise).amin(0).tolist(), strict=True)),
-        "holds": [goals.holds(scene, state, predicate).tolist() for predicate in scene.success],
+        "holds": [predicates.holds(scene, state, predicate).tolist() for predicate in scene.success],
     }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlinf_vla.core.protocols import ToolUnits
 from rlinf_vla.envs.batched import BatchedVectorEnv
 from rlinf_vla.envs.genesis import rotations
-from rlinf_vla.protocols import ToolUnits
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS
 
 MISTAKES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf_vla.envs.serving_together import serve_together
+from rlinf_vla.envs.batch_serving import serve_together
 
 
 class PointBatch:

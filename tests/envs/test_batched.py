@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.batched import BatchedVectorEnv
-from rlinf_vla.protocols import VectorEnv
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, episodes
 from tests.envs.point_batch import PointBatch
 

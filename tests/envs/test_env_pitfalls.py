@@ -19,19 +19,19 @@ import torch
 from numpy.typing import NDArray
 
 from rlinf_vla.algorithms.sft import DemonstrationConfig
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.envs.genesis import batch as genesis_batch
 from rlinf_vla.envs.genesis import world as genesis_world
-from rlinf_vla.envs.libero import LiberoConfig, scene, simulator, words
+from rlinf_vla.envs.libero import LiberoConfig, conventions, scene, simulator
 from rlinf_vla.envs.libero.plugin import simulator_options
 from rlinf_vla.envs.libero.suites import LIMITS, limit
-from rlinf_vla.rollout.demonstrations import demonstrate
-from rlinf_vla.types import UserError
+from rlinf_vla.rollout.demonstrations import collect_demonstrations
 from tests.conformance.policy import act, observations
 from tests.conformance.vector_env import VectorEnvConformance
+from tests.data.test_from_dataset import Sees, played, write
 from tests.envs.perfect_arm import MISTAKES, perfect_arm
 from tests.models.tiny_openvla import OFT_PLUS
 from tests.rollout.fake_env import groups
-from tests.rollout.test_from_dataset import Sees, played, write
 
 PHYSICAL = (VectorEnvConformance.test_the_tool_moves_the_way_it_is_told, VectorEnvConformance.test_the_gripper_opens_and_closes)
 
@@ -62,7 +62,7 @@ Convert = Callable[[NDArray[Any]], NDArray[Any]]
 
 def shorter_way(quaternion: NDArray[Any]) -> NDArray[Any]:
     """The mistake: q and -q are the same orientation, so take the one with the smaller angle."""
-    return words.axis_angle(quaternion if quaternion[0] >= 0 else -quaternion)
+    return conventions.axis_angle(quaternion if quaternion[0] >= 0 else -quaternion)
 
 
 def jump(convert: Convert) -> float:
@@ -73,21 +73,21 @@ def jump(convert: Convert) -> float:
 
 
 def test_the_antipodal_flip_of_axis_angle() -> None:
-    assert jump(words.axis_angle) < 0.02
+    assert jump(conventions.axis_angle) < 0.02
     assert jump(shorter_way) > 6
 
 
-@pytest.mark.parametrize("state", words.STATES)
+@pytest.mark.parametrize("state", conventions.STATES)
 def test_the_order_of_the_state(state: str) -> None:
     """Each number is where docs/libero.md says; any two exchanged is another state."""
     position, quaternion, fingers = np.array([0.1, 0.2, 0.3]), np.array([0.1, 0.7, 0.1, 0.7]), np.array([0.03, -0.02])
-    turn = words.axis_angle(quaternion)
+    turn = conventions.axis_angle(quaternion)
     expected = {"quaternion": [*position, *quaternion, 0.03], "axis_angle": [*position, *turn, 0.03, -0.02]}[state]
-    assert words.state_vector(position, quaternion, fingers, state) == pytest.approx(expected)
+    assert conventions.state_vector(position, quaternion, fingers, state) == pytest.approx(expected)
     mistaken = [
-        words.state_vector(position, np.roll(quaternion, -1), fingers, state),  # x y z w
-        words.state_vector(position, quaternion, fingers[::-1], state),
-        words.state_vector(position[::-1], quaternion, fingers, state),
+        conventions.state_vector(position, np.roll(quaternion, -1), fingers, state),  # x y z w
+        conventions.state_vector(position, quaternion, fingers[::-1], state),
+        conventions.state_vector(position[::-1], quaternion, fingers, state),
     ]
     for wrong in mistaken:
         assert np.abs(wrong - np.array(expected)).max() > 0.01
@@ -97,7 +97,7 @@ def test_images_upside_down_or_mirrored() -> None:
     """A letter F as OpenGL gives it, its first row at the bottom: in all but one orientation it is no F."""
     letter = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 0, 0]], np.uint8)
     raw = letter[::-1, :, None].repeat(3, axis=2)
-    shown = {flip: words.flipped(raw, flip)[..., 0] for flip in words.FLIPS}
+    shown = {flip: conventions.flipped(raw, flip)[..., 0] for flip in conventions.FLIPS}
     assert np.array_equal(shown["upright"], letter)
     assert np.array_equal(shown["rot180"], letter[:, ::-1]), "as OpenVLA's data has it: upright, mirrored"
     assert len({image.tobytes() for image in shown.values()}) == 3
@@ -145,10 +145,10 @@ def test_demonstrations_recorded_at_another_rate_are_refused(tmp_path: Path) -> 
     path = write(tmp_path / "data", played())
     config = DemonstrationConfig(dataset=path)
     (env,) = groups(2, 1)
-    demonstrate(Sees(), (env,), config, 0)
+    collect_demonstrations(Sees(), (env,), config, 0)
     env.spec = replace(env.spec, control_hz=15.0)
     with pytest.raises(UserError, match="has 10 steps per second, the environment 15"):
-        demonstrate(Sees(), (env,), config, 0)
+        collect_demonstrations(Sees(), (env,), config, 0)
 
 
 PUBLISHED = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}

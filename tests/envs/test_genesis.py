@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.genesis import GenesisConfig, plugin
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.ranges import check_values
-from rlinf_vla.types import UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 from tests.skips import needs
 
@@ -184,15 +184,15 @@ def test_the_tasks_are_listed() -> None:
 
 def test_a_sweep_has_a_part_per_task() -> None:
     config = GenesisConfig(tasks=["PickCube", "PutOnPlate"], image_size=80)
-    parts = plugin.parts(config)
-    assert [(part.tasks, part.config.task, part.config.image_size) for part in parts] == [((task,), task, 80) for task in config.tasks]
-    assert [part.tasks for part in plugin.parts(GenesisConfig(scene=str(SCENE)))] == [("everything",)]
+    suites = plugin.suites(config)
+    assert [(part.tasks, part.config.task, part.config.image_size) for part in suites] == [((task,), task, 80) for task in config.tasks]
+    assert [part.tasks for part in plugin.suites(GenesisConfig(scene=str(SCENE)))] == [("everything",)]
     for wrong, words in (
         ({"tasks": ["PickCube", "PickCube"]}, "twice"),
         ({"tasks": ["PickCub"]}, "did you mean PickCube"),
         ({"tasks": ["PickCube"], "scene": str(SCENE)}, "cannot be played in one sweep"),
     ):
         with pytest.raises(UserError, match=words):
-            plugin.parts(GenesisConfig(**wrong))
+            plugin.suites(GenesisConfig(**wrong))
     with pytest.raises(UserError, match="choose one with"):
         plugin.create(config, 1)

@@ -14,12 +14,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_vla.envs.genesis import goals, rotations
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.envs.genesis import predicates, rotations
 from rlinf_vla.envs.genesis.experts import expert_actions, why_no_expert
 from rlinf_vla.envs.genesis.loading import read_scene, scene_from
 from rlinf_vla.envs.genesis.plugin import FOLDER, SCENES
 from rlinf_vla.envs.genesis.scene import Scene, draw
-from rlinf_vla.types import UserError
 from tests.skips import require
 
 GOOD: dict[str, Any] = {
@@ -92,12 +92,12 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (
             ["objects", "ball"],
             GOOD["objects"]["ball"] | {"collision": False},
-            "my.yaml: target[1]=ball must be something that is not fixed",
+            "my.yaml: target[1]=ball must be an object that is not fixed",
         ),
-        (["objects", "target"], GOOD["objects"]["ball"], "my.yaml: objects.target is no name: letters, digits and _, and not target"),
+        (["objects", "target"], GOOD["objects"]["ball"], "my.yaml: objects.target is not a valid name: letters, digits and _, not target"),
         (["objects"], {}, "my.yaml: objects names no object"),
         (["objects"], [1], "my.yaml: objects=[1] must be a mapping of keys to values"),
-        (["cameras", "base", "eye_m"], [0.4, 0, 0], "my.yaml: cameras.base looks at itself"),
+        (["cameras", "base", "eye_m"], [0.4, 0, 0], "my.yaml: cameras.base has the same eye_m and target_m"),
         (["robot", "kind"], "pand", "my.yaml: robot.kind=pand is unknown: did you mean panda?"),
         (["episode_limit"], 0, "my.yaml: episode_limit=0 must be a whole number, at least 1"),
         (["episode_limit"], True, "my.yaml: episode_limit=True must be a whole number, at least 1"),
@@ -105,10 +105,10 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (["target"], None, "my.yaml: success[0].on[0]=target is unknown: one of red_cube, ball, tray"),
         (["target", 0], "red_cub", "my.yaml: target[0]=red_cub is unknown: did you mean red_cube?"),
         (["success", 0, "on", 1], "try", "my.yaml: success[0].on[1]=try is unknown: did you mean tray?"),
-        (["success", 0, "on", 0], "tray", "my.yaml: success[0].on[0]=tray must be something that is not fixed"),
+        (["success", 0, "on", 0], "tray", "my.yaml: success[0].on[0]=tray must be an object that is not fixed"),
         (["success", 0, "on"], ["ball"], "my.yaml: success[0].on=['ball'] must be [what, on what]"),
         (["success", 0], {"onto": ["ball", "tray"]}, "my.yaml: success[0] key=onto is unknown: did you mean on?"),
-        (["success"], [], "my.yaml: success says nothing"),
+        (["success"], [], "my.yaml: success names no predicate"),
         (["apart_m"], 1.0, "my.yaml no layout keeps the objects 1.0 m apart: widen their regions or lower apart_m"),
     ],
 )
@@ -129,7 +129,7 @@ def test_an_instruction_that_names_a_target_needs_one() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("objects: {a: 1, a: 2}", r"^my.yaml line 1 is not YAML: a stands twice$"),
+        ("objects: {a: 1, a: 2}", r"^my.yaml line 1 is not YAML: a appears twice$"),
         ("a: [1\nb: 2", r"^my.yaml line 2 is not YAML: "),
         ("", r"^my.yaml=None must be a mapping"),
         ("date: 2020-99-99", r"^my.yaml"),
@@ -179,14 +179,14 @@ def test_a_layout_is_a_function_of_the_seed_and_keeps_its_distance() -> None:
     assert {draw(found, seed).target for seed in range(20)} == {0, 1}
 
 
-def state(found: Scene, **centres: list[float]) -> goals.State:
+def state(found: Scene, **centres: list[float]) -> predicates.State:
     """One environment: still, upright things, the tool high above with open fingers, the first target."""
     centre = torch.tensor(draw(found, 0).centre, dtype=torch.float32)
     for name, value in centres.items():
         if name in found.things:
             centre[list(found.things).index(name)] = torch.tensor(value)
     upright = torch.tensor([1.0, 0, 0, 0]).expand(1, len(centre), 4)
-    return goals.State(
+    return predicates.State(
         tool=torch.tensor([centres.get("tool", [0.4, 0.0, 0.4])]),
         finger=torch.tensor(centres.get("finger", [0.04])),
         finger_speed=torch.zeros(1),
@@ -195,7 +195,7 @@ def state(found: Scene, **centres: list[float]) -> goals.State:
         up=rotations.third_axes(upright)[..., 1, :],
         speed=torch.tensor([centres.get("speed", [0.0] * len(centre))]),
         target=torch.zeros(1, dtype=torch.int64),
-        shapes=goals.Shapes.of(found, torch.device("cpu")),
+        shapes=predicates.Shapes.of(found, torch.device("cpu")),
     )
 
 
@@ -216,8 +216,8 @@ ON_TRAY = [0.5, 0.2, 0.04]
 )
 def test_success_is_what_the_predicates_say(centres: dict[str, list[float]], expected: bool) -> None:
     found = scene()
-    assert goals.success(found, state(found, **centres)).tolist() == [expected]
-    assert (goals.progress(found, state(found, **centres)) == 1).tolist() == [expected]
+    assert predicates.success(found, state(found, **centres)).tolist() == [expected]
+    assert (predicates.progress(found, state(found, **centres)) == 1).tolist() == [expected]
 
 
 def test_progress_grows_on_the_way() -> None:
@@ -229,7 +229,7 @@ def test_progress_grows_on_the_way() -> None:
         {"red_cube": [0.5, 0.1, 0.1], "tool": [0.5, 0.1, 0.1], "finger": [0.02]},
         {"red_cube": ON_TRAY, "tool": [0.5, 0.2, 0.2]},
     ]
-    done = [float(goals.progress(found, state(found, **centres))) for centres in way]
+    done = [float(predicates.progress(found, state(found, **centres))) for centres in way]
     assert done == sorted(done) and len(set(done)) == len(done), done
 
 
@@ -238,9 +238,9 @@ def test_an_object_that_lies_on_its_side_is_as_high_as_it_lies() -> None:
     document["success"] = [{"lifted": {"object": "red_cube", "height_m": 0.05}}]
     found = scene(document)
     standing = state(found, red_cube=[0.4, 0.0, 0.09])
-    assert goals.success(found, standing).tolist() == [False]
+    assert predicates.success(found, standing).tolist() == [False]
     lying = torch.tensor([[[0.5**0.5, 0.5**0.5, 0.0, 0.0]]]).expand(1, 3, 4)
-    assert goals.success(found, replace(standing, quaternion=lying, up=rotations.third_axes(lying)[..., 1, :])).tolist() == [True]
+    assert predicates.success(found, replace(standing, quaternion=lying, up=rotations.third_axes(lying)[..., 1, :])).tolist() == [True]
 
 
 def test_an_expert_says_what_it_cannot_grasp() -> None:
@@ -278,7 +278,7 @@ def test_a_mesh_is_measured(tmp_path: Path) -> None:
     assert np.allclose(shape.size_m, (0.02, 0.03, 0.04)) and np.allclose(shape.middle_m, (0, 0, 0.02))
     assert np.isclose(shape.volume_m3, 0.02 * 0.03 * 0.04)
     for keys, message in [
-        ({"file": "box.stl"}, "20 x 30 x 40 m large: mend scale"),
+        ({"file": "box.stl"}, "20 x 30 x 40 m large: correct scale"),
         ({"file": "none.stl"}, "there is none at"),
         ({"file": "box.glb"}, "z up: .obj, .stl, .ply"),
         ({"file": "text.obj"}, "a mesh that trimesh can read"),

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.gymnasium import GymnasiumConfig, plugin
-from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.ranges import check_values
-from rlinf_vla.types import UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, episodes
 from tests.skips import needs
 
@@ -123,7 +123,7 @@ def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], message:
 def test_a_time_limit_of_its_own_is_refused() -> None:
     (env,) = make(**TINY, kwargs={"truncates": True})
     env.reset(episodes(1, 2, 3))
-    with pytest.raises(UserError, match="truncates episodes by itself"):
+    with pytest.raises(UserError, match="truncates episodes itself"):
         env.step(torch.zeros(NUM_ENVS, 1, 2))
 
 

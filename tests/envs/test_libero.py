@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs import bootstrap
 from rlinf_vla.envs.libero import LiberoConfig, plugin
 from rlinf_vla.envs.libero.config import CONVENTIONS
+from rlinf_vla.envs.libero.conventions import axis_angle, flipped, state_vector
 from rlinf_vla.envs.libero.plugin import episode_limit, simulator_options
-from rlinf_vla.envs.libero.suites import SUITES, chosen, limit, of_suite
-from rlinf_vla.envs.libero.words import axis_angle, flipped, state_vector
-from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.ranges import check_values
+from rlinf_vla.envs.libero.suites import SUITES, limit, of_suite, selected_tasks
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
-from rlinf_vla.types import Episodes, UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, random_actions
 from tests.skips import needs
 
@@ -279,15 +280,15 @@ def test_conventions_are_named_options() -> None:
 
 
 def test_parts_of_a_sweep_are_suites() -> None:
-    parts = plugin.parts(LiberoConfig(suites=["libero_spatial", "libero_10"], tasks=[1, 3]))
-    assert [(part.suite, part.tasks) for part in parts] == [
+    suites = plugin.suites(LiberoConfig(suites=["libero_spatial", "libero_10"], tasks=[1, 3]))
+    assert [(part.name, part.tasks) for part in suites] == [
         ("libero_spatial", ("libero_spatial-1", "libero_spatial-3")),
         ("libero_10", ("libero_10-1", "libero_10-3")),
     ]
-    assert [episode_limit(part.config) for part in parts] == [220, 520]
-    assert [tuple(task.name for task in chosen(part.config)) for part in parts] == [part.tasks for part in parts]
+    assert [episode_limit(part.config) for part in suites] == [220, 520]
+    assert [tuple(task.name for task in selected_tasks(part.config)) for part in suites] == [part.tasks for part in suites]
     with pytest.raises(UserError, match=r"env\.suites names libero_10 twice"):
-        plugin.parts(LiberoConfig(suites=["libero_10", "libero_10"]))
+        plugin.suites(LiberoConfig(suites=["libero_10", "libero_10"]))
 
 
 def test_a_simulators_process_has_nothing_of_the_trainers() -> None:
@@ -299,7 +300,7 @@ module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module.stand_in_for("libero.simulator")
 import rlinf_vla.envs.libero.simulator, rlinf_vla.envs.libero.experts
-loaded = {{"torch", "libero", "mujoco", "rlinf_vla.types", "rlinf_vla.protocols", "rlinf_vla.envs.libero.plugin"}} & set(sys.modules)
+loaded = {{"torch", "libero", "mujoco", "rlinf_vla.core.types", "rlinf_vla.envs.libero.plugin"}} & set(sys.modules)
 assert not loaded, loaded
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -333,7 +334,7 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"num_envs": 7, "groups": 2}, "env.num_envs=7 cannot be shared by 2 groups"),
         ({"cameras": ["base"], "image_size": 2000}, "from 16 to 1024"),
         ({"python": "/nowhere/python"}, "env.python=/nowhere/python is not there"),
-        ({"python": "/bin/false"}, "env.python=/bin/false is not a Python that works"),
+        ({"python": "/bin/false"}, "env.python=/bin/false is not a working Python"),
         ({"python": "/etc/passwd"}, "env.python=/etc/passwd cannot be started (Permission denied)"),
     ],
 )

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.maniskill import ManiSkillConfig, plugin, vulkan
 from rlinf_vla.envs.maniskill.plugin import simulator_options
 from rlinf_vla.envs.maniskill.tasks import BRIDGE_MARKERS, TASKS
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.ranges import check_values
-from rlinf_vla.types import UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 from tests.skips import needs
 
@@ -168,7 +168,7 @@ def test_bridge_tasks_need_their_assets(tmp_path: Path, monkeypatch: pytest.Monk
     (check,) = [check for check in plugin.diagnose() if "bridge" in check.name]
     assert not check.ok
     assert check.detail.startswith("optional")
-    assert "download_asset" in check.mend
+    assert "download_asset" in check.fix
     for marker in BRIDGE_MARKERS:
         (tmp_path / marker).parent.mkdir(parents=True)
         (tmp_path / marker).touch()
@@ -208,13 +208,13 @@ def test_an_accepted_driver_is_remembered(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_sweep_has_a_part_per_task() -> None:
     config = ManiSkillConfig(tasks=["PickCube", "PushCube"], image_size=80)
-    parts = plugin.parts(config)
-    assert [(part.suite, part.tasks, part.config.task, part.config.image_size) for part in parts] == [
+    suites = plugin.suites(config)
+    assert [(part.name, part.tasks, part.config.task, part.config.image_size) for part in suites] == [
         ("maniskill", (task,), task, 80) for task in config.tasks
     ]
-    assert [part.tasks for part in plugin.parts(ManiSkillConfig(task="StackCube"))] == [("StackCube",)]
+    assert [part.tasks for part in plugin.suites(ManiSkillConfig(task="StackCube"))] == [("StackCube",)]
     for tasks, words in ((["PickCube", "PickCube"], "twice"), (["PickCub"], "did you mean PickCube")):
         with pytest.raises(UserError, match=words):
-            plugin.parts(ManiSkillConfig(tasks=tasks))
+            plugin.suites(ManiSkillConfig(tasks=tasks))
     with pytest.raises(UserError, match="choose one with"):
         plugin.create(config, 1)

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from rlinf_vla import plugins
+from rlinf_vla.core import plugins
 from rlinf_vla.envs.libero import suites
 
 ASKS = {"genesis": "doctor", "gymnasium": "plugin", "libero": "suites", "maniskill": "doctor"}
@@ -22,4 +22,4 @@ def test_a_simulator_that_is_not_installed_is_optional(name: str, monkeypatch: p
     finally:
         suites.root.cache_clear()
     assert not check.ok and check.detail.startswith("optional: ") and "not installed" in check.detail
-    assert check.mend.startswith("pip install")
+    assert check.fix.startswith("pip install")

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.types import StepResult
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from rlinf_vla.protocols import VectorEnv
-from rlinf_vla.types import StepResult, UserError
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 
 PROGRAM = [str(Path(__file__).with_name("point_simulator.py"))]
@@ -111,7 +112,7 @@ def test_a_process_that_always_hangs_is_reported(env: ProcessVectorEnv) -> None:
     env.reset(episodes(1, 2, 3))
     env.pool._step_timeout = 1.0
     with pytest.raises(
-        RuntimeError, match=r"3 times in a row with nothing gained: the last one gave no answer for 1 s while it carried out 'step'"
+        RuntimeError, match=r"3 times in a row without progress: the last one did not answer for 1 s while it carried out 'step'"
     ):
         env.step(torch.full((NUM_ENVS, 1, 2), 60.0))
 
@@ -154,7 +155,7 @@ def test_processes_that_each_get_further_may_be_lost_any_number_of_times(tmp_pat
 
 @pytest.mark.parametrize(("lives", "left"), [("6  3 3 3  9", "9"), ("6  0 4 2 4  9", "9"), ("6  7 7 7  9", "9")])
 def test_processes_that_get_no_further_are_reported(lives: str, left: str, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="3 times in a row with nothing gained: the last one died with exit code 7 while it carried out"):
+    with pytest.raises(RuntimeError, match="3 times in a row without progress: the last one died with exit code 7 while it carried out"):
         play_with(lives, tmp_path / "lives")
     assert (tmp_path / "lives").read_text() == left
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.evaluation.verification import differing, judge, sample
+from rlinf_vla.evaluation.verification import compare_outcomes, differing, sample
 
 trees = st.recursive(st.integers(0, 3) | st.none(), lambda each: st.dictionaries(st.sampled_from("abc"), each), max_leaves=6)
 
@@ -17,16 +17,16 @@ def played(*outcomes: bool, steps: int = 5) -> list[dict[str, Any]]:
 
 
 def test_on_the_same_stack_every_episode_counts() -> None:
-    assert judge(played(True, False), played(True, False), exact=True).agrees
-    later = judge(played(True, False), played(True, False, steps=6), exact=True)
+    assert compare_outcomes(played(True, False), played(True, False), exact=True).agrees
+    later = compare_outcomes(played(True, False), played(True, False, steps=6), exact=True)
     assert not later.agrees and len(later.different) == 2 and later.p_value == 1.0
-    assert judge(played(True, False), played(True, False, steps=6), exact=False).agrees
+    assert compare_outcomes(played(True, False), played(True, False, steps=6), exact=False).agrees
 
 
 @pytest.mark.parametrize(("lost", "agrees"), [(0, True), (5, True), (6, False), (20, False)])
 def test_elsewhere_chance_decides(lost: int, agrees: bool) -> None:
     """Five changes of one kind have p = 2/32, six have 2/64."""
-    verdict = judge(played(*[True] * 20), played(*[False] * lost, *[True] * (20 - lost)), exact=False)
+    verdict = compare_outcomes(played(*[True] * 20), played(*[False] * lost, *[True] * (20 - lost)), exact=False)
     assert verdict.agrees is agrees and verdict.played == 20 and len(verdict.different) == lost
 
 

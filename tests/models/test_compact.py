@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from rlinf_vla.algorithms.sac import SACConfig
-from rlinf_vla.algorithms.soft import SoftPolicy
-from rlinf_vla.commands.session import soft
+from rlinf_vla.algorithms.sac_policy import SACPolicy
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.compact import CompactPolicy
 from rlinf_vla.models.compact.policy import CompactOptions
-from rlinf_vla.protocols import Policy
-from rlinf_vla.types import UserError
+from rlinf_vla.runtime.builders import add_sac_heads
 from tests.conformance.policy import PolicyConformance, observations
 from tests.models.tiny_openvla import ASSETS
 
@@ -39,13 +39,13 @@ class TestSoftPolicy(PolicyConformance):
 
     @pytest.fixture
     def policy(self) -> Policy:
-        return soft(compact(), SACConfig(), 0)
+        return add_sac_heads(compact(), SACConfig(), 0)
 
     def reload(self, policy: Policy, directory: Path) -> Policy:
-        assert isinstance(policy, SoftPolicy)
+        assert isinstance(policy, SACPolicy)
         directory.mkdir()
         policy.save(directory)
-        again = soft(CompactPolicy.load(directory, CompactOptions()), SACConfig(), 0)
+        again = add_sac_heads(CompactPolicy.load(directory, CompactOptions()), SACConfig(), 0)
         heads = {name: value for name, value in policy.state_dict().items() if name.startswith(("actor", "critics", "value_head"))}
         again.load_state_dict(heads, strict=False)
         return again
@@ -63,14 +63,14 @@ def test_what_is_no_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="choose conv or timm:NAME"):
         compact(encoder="mlp")
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(UserError, match="timm is not installed, and wants the torchvision of your torch"):
+    with pytest.raises(UserError, match="timm is not installed; it needs the torchvision that matches your torch"):
         compact(encoder="timm:resnet10t")
 
 
 def test_a_frozen_backbone_is_remembered_as_features() -> None:
-    policy = soft(compact(), SACConfig(frozen_backbone=True), 0)
+    policy = add_sac_heads(compact(), SACConfig(frozen_backbone=True), 0)
     learns = {name.split(".")[0] for name, parameter in policy.named_parameters() if parameter.requires_grad}
     assert policy.frozen and learns == {"value_head", "actor", "log_alpha"}
     inputs = policy.prepare(observations(policy, 3))
-    fixed = policy.fix(inputs)
+    fixed = policy.precompute(inputs)
     assert list(fixed) == ["features"] and torch.equal(policy.encode(fixed).pooled, policy.encode(inputs).pooled)

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from rlinf_vla import plugins, recipe
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import plugins
 from rlinf_vla.models.config_file import NODES, OPTIONAL, SHARES, SIZES
-from rlinf_vla.types import UserError
+from rlinf_vla.runtime import recipes
 
 ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openvla_oft_plus_tiny", "pi0": "pi0_tiny"}
-DOCUMENTS = {name: json.loads((recipe.asset_path(f"asset://{asset}") / "config.json").read_text()) for name, asset in ASSETS.items()}
+DOCUMENTS = {name: json.loads((recipes.asset_path(f"asset://{asset}") / "config.json").read_text()) for name, asset in ASSETS.items()}
 
 
 def keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -29,7 +30,7 @@ def keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
 def without(model: str, key: str, value: Any, folder: Path) -> str:
     """What the user is told where config.json has this ``value`` at ``key``."""
     directory = folder / model
-    shutil.copytree(recipe.asset_path(f"asset://{ASSETS[model]}"), directory)
+    shutil.copytree(recipes.asset_path(f"asset://{ASSETS[model]}"), directory)
     document = json.loads(json.dumps(DOCUMENTS[model]))
     *above, last = key.split(".")
     node = document
@@ -86,10 +87,10 @@ def test_a_range_of_the_state_that_is_none(low: list[Any], tmp_path: Path) -> No
 @pytest.mark.parametrize("model", ["openvla", "openvla_oft"])
 def test_sizes_that_do_not_go_together(model: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"
-    shutil.copytree(recipe.asset_path(f"asset://{ASSETS[model]}"), directory)
+    shutil.copytree(recipes.asset_path(f"asset://{ASSETS[model]}"), directory)
     document = DOCUMENTS[model] | {"vision_config": {"featurizer": {"embed_dim": 96}}}
     (directory / "config.json").write_text(json.dumps(document))
     plugin = plugins.models()[model]
-    with pytest.raises(UserError, match=r"no model can be built of config\.json.*copy the checkpoint again") as error:
+    with pytest.raises(UserError, match=r"no model can be built from config\.json.*copy the checkpoint again") as error:
         plugin.without_weights(directory, plugin.Config())
     assert "\n" not in str(error.value)

@@ -14,12 +14,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models import files
 from rlinf_vla.models.openvla import OpenVLAOFTPolicy, OpenVLAPolicy
 from rlinf_vla.models.pi0 import Pi0Policy
-from rlinf_vla.protocols import Policy
-from rlinf_vla.ranges import check_values
-from rlinf_vla.types import UserError
 from tests.conformance.policy import act, observations
 from tests.models import test_openvla_oft, test_pi0
 from tests.models.tiny_openvla import smaller_directory, tiny

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import Observation
 from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.openvla.actions import ActionTokenizer
 from rlinf_vla.models.openvla.policy import OpenVLAOptions
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
 from rlinf_vla.models.openvla.tiny import main as write_tiny
-from rlinf_vla.types import Observation, UserError
 from tests.conformance.policy import DiscretePolicyConformance, PolicyConformance, act, gradients, noise, observations
 from tests.models.tiny_openvla import ASSET, OFT_PLUS, smaller_config, smaller_directory, tiny
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy
-from rlinf_vla.types import UserError
 from tests.conformance.policy import DiscretePolicyConformance, act, noise, observations
 from tests.models.tiny_openvla import smaller_config, smaller_directory
 

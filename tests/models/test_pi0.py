@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.flow.learning import fixed
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core.types import ActionSample
 from rlinf_vla.models.pi0.network import Pi0Network
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.models.pi0.tiny import main as write_tiny
-from rlinf_vla.ranges import check_values
-from rlinf_vla.types import ActionSample, UserError
+from rlinf_vla.runtime.on_policy_updater import precompute_frozen
 from tests.conformance.policy import PolicyConformance, act, gradients, observations, with_critic
 from tests.models.tiny_openvla import ASSET, ASSETS
 
@@ -115,8 +116,8 @@ def test_steering_begins_in_the_noise_that_it_is_given(tmp_path: Path) -> None:
     for time in (1.0, 2 / 3, 1 / 3):
         x = x - policy.backbone.velocity(features.prefix, features.state, x, torch.full((3,), time))[0] / 3
     expected = policy.action_normalizer.inverse(x[:, :, :4])
-    torch.testing.assert_close(policy.steer(features, noise), expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(policy.steer(features, torch.zeros(3, 6)), policy.act(features, None, 0.0).actions)
+    torch.testing.assert_close(policy.act_from_noise(features, noise), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(policy.act_from_noise(features, torch.zeros(3, 6)), policy.act(features, None, 0.0).actions)
 
 
 class TestPi05(Pi0):
@@ -150,7 +151,7 @@ def test_what_is_frozen_is_computed_once_for_all_epochs(tmp_path: Path, monkeypa
     (expected.log_prob.sum() + expected.value.sum()).backward()
     gradient = gradients(policy)
     policy.zero_grad()
-    kept = fixed(policy, inputs, rows=2)
+    kept = precompute_frozen(policy, inputs, rows=2)
     assert all(len(value) == 5 and not value.requires_grad for value in kept.values())
     monkeypatch.delattr(Pi0Network, "prefix")
     for _epoch in range(2):
@@ -168,7 +169,7 @@ def test_what_is_frozen_is_computed_once_for_all_epochs(tmp_path: Path, monkeypa
 def test_nothing_is_kept_of_what_learns(tmp_path: Path) -> None:
     policy = small(tmp_path / "small", frozen_vlm=False)
     inputs = policy.prepare(observations(policy, 2))
-    assert fixed(policy, inputs, rows=1) is inputs
+    assert precompute_frozen(policy, inputs, rows=1) is inputs
 
 
 def test_the_state_reaches_pi0_as_a_token_and_pi05_as_text(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.models.openvla.actions import ActionTokenizer, ProprioNormalizer
 from rlinf_vla.models.openvla.checkpoint import read_conventions, read_statistics
 from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy, slot_states
@@ -25,7 +26,6 @@ from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import center_crop, lanczos, resize, rlds_resize
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.models.pi0.processor import Normalizer, absolute, delta_dimensions, relative
-from rlinf_vla.types import UserError
 from tests.conformance.policy import act, noise, observations
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
@@ -228,7 +228,7 @@ def test_a_delta_mask_is_kept_with_the_checkpoint_and_must_fit(tmp_path: Path) -
     saved.mkdir()
     small_pi0(tmp_path / "small", delta_mask=[3, -1]).save(saved)
     assert Pi0Policy.load(saved, Pi0Options(prompt_length=32)).delta == [0, 1, 2]
-    with pytest.raises(UserError, match=r"delta_mask=\[6, -1\] speaks of 7 dimensions"):
+    with pytest.raises(UserError, match=r"delta_mask=\[6, -1\] covers 7 dimensions"):
         small_pi0(tmp_path / "other", delta_mask=[6, -1])
 
 

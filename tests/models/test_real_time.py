@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlinf_vla.core.protocols import Noise, RealTimeChunking
 from rlinf_vla.models.pi0 import flow, real_time
-from rlinf_vla.protocols import ActsOnto, Noise
 from rlinf_vla.rollout.noise import CounterNoise
 from tests.conformance.policy import observations
 from tests.models.test_pi0 import small
@@ -46,7 +46,7 @@ def sample(velocity_at: real_time.Velocity, count: int, steps: int) -> Tensor:
 
 
 def onto(target: Tensor, committed: int, frozen: int) -> real_time.Velocity:
-    return real_time.guided(velocity, target[None, :, None], real_time.prefix_weights(committed, frozen, HORIZON)[:, None])
+    return real_time.guided_velocity(velocity, target[None, :, None], real_time.prefix_weights(committed, frozen, HORIZON)[:, None])
 
 
 @given(st.integers(0, 12), st.integers(0, 12))
@@ -115,10 +115,10 @@ def noise(count: int) -> Noise:
 @torch.no_grad()
 def test_pi0_acts_onto_nothing_as_it_acts(tmp_path: Path, sampler: str, temperature: float) -> None:
     policy = small(tmp_path / "pi0", sampler=sampler)
-    assert isinstance(policy, ActsOnto)
+    assert isinstance(policy, RealTimeChunking)
     features = policy.encode(policy.prepare(observations(policy, 3)))
     plain = policy.act(features, noise(3), temperature)
-    found = policy.act_onto(features, noise(3), temperature, torch.zeros(3, 0, 4), 0)
+    found = policy.act_with_prefix(features, noise(3), temperature, torch.zeros(3, 0, 4), 0)
     assert torch.equal(found.actions, plain.actions) and torch.equal(found.log_prob, plain.log_prob)
 
 
@@ -129,7 +129,7 @@ def test_pi0_continues_what_is_committed(tmp_path: Path, pi05: bool) -> None:
     features = policy.encode(policy.prepare(observations(policy, 8)))
     plain = policy.act(features, noise(8), 1.0).actions
     committed = plain[:, :3] + 0.2
-    found = policy.act_onto(features, noise(8), 1.0, committed, 2).actions
+    found = policy.act_with_prefix(features, noise(8), 1.0, committed, 2).actions
     assert torch.equal(found[:, :2], committed[:, :2])
     distance, before = ((each[:, 2] - committed[:, 2]).abs().mean() for each in (found, plain))
     assert distance < 0.8 * before

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import RewardModel
+from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.models.compact.classifier import ClassifierOptions, ClassifierReward, SuccessClassifier, plugin
-from rlinf_vla.protocols import RewardModel
-from rlinf_vla.types import Inputs, Observation, UserError
 from tests.rollout.fake_env import CounterWorld
-from tests.rollout.test_rewarded import EPISODES, UP
+from tests.rollout.test_reward_shaping import EPISODES, UP
 
 
 class SeesLevel(RewardModel):
@@ -66,7 +67,7 @@ def test_what_was_saved_judges_alike(tmp_path: Path) -> None:
     [
         ({}, "reward.options.checkpoint has no value"),
         ({"checkpoint": "nowhere"}, "nowhere is not a checkpoint of this model"),
-        ({"checkpoint": "HERE", "images": ["wrist"]}, "looks at image 'wrist'"),
+        ({"checkpoint": "HERE", "images": ["wrist"]}, "needs image 'wrist'"),
         ({"checkpoint": "HERE", "images": ["base", "base2"]}, "base2|head"),
     ],
 )
@@ -80,5 +81,5 @@ def test_what_cannot_judge_is_refused(tmp_path: Path, options: dict[str, Any], s
 
 def test_an_image_of_another_size_is_refused(tmp_path: Path) -> None:
     directory = saved(tmp_path / "classifier", image_size=32)
-    with pytest.raises(UserError, match=r"looks at image 'base' of \(32, 32\)"):
+    with pytest.raises(UserError, match=r"needs image 'base' of \(32, 32\)"):
         plugin.create(ClassifierOptions(checkpoint=str(directory)), CounterWorld(1).spec, torch.device("cpu"))

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.models import files
 from rlinf_vla.models.compact import CompactPolicy
 from rlinf_vla.models.compact.policy import CompactOptions
@@ -21,11 +24,9 @@ from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions
 from rlinf_vla.models.openvla.policy import OpenVLAOptions
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
-from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.split import head_weights, size
-from rlinf_vla.training.lora import LoraOptions, add_lora, network_dtype
-from rlinf_vla.types import Episodes
+from rlinf_vla.training.lora import add_lora, network_dtype
 from tests.conformance.policy import observations, split
 from tests.models.tiny_openvla import ASSET, ASSETS
 from tests.parity.test_manifests import manifest

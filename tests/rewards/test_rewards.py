@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_vla import plugins
-from rlinf_vla.protocols import Reward
-from rlinf_vla.types import StepResult, UserError
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import Reward
+from rlinf_vla.core.types import StepResult
 from tests.rollout.fake_env import CounterWorld
-from tests.rollout.test_rewarded import EPISODES, UP
+from tests.rollout.test_reward_shaping import EPISODES, UP
 
 MODULE = """
 import torch

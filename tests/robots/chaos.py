@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.robot import ACKNOWLEDGE, Action, Camera, Robot, RobotState
+from rlinf_vla.config.control import ControlConfig
+from rlinf_vla.core.robot import ACKNOWLEDGE, Action, Camera, Robot, RobotState
+from rlinf_vla.realworld.async_inference import Infer, InferenceWorker
+from rlinf_vla.realworld.chunks import Chunk, Request
+from rlinf_vla.realworld.clock import Clock
+from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
+from rlinf_vla.realworld.operator_session import Cell, SessionRules
+from rlinf_vla.realworld.player import RobotPlayer
 from rlinf_vla.robots.cell import Cell as Limits
-from rlinf_vla.rollout.background import Background, Infer
-from rlinf_vla.rollout.chunks import Chunk, Request
-from rlinf_vla.rollout.clock import Clock
-from rlinf_vla.rollout.control_config import ControlConfig
-from rlinf_vla.rollout.robot_attendant import Cell, Rules
-from rlinf_vla.rollout.robot_episode import TRAINING, Job, RobotEpisode
-from rlinf_vla.rollout.robot_player import RobotPlayer
 
 ROUNDS = int(os.environ.get("ROBOT_CHAOS", "0"))
 """Of each fault; 0: as many as the suite has time for. ``make robot-chaos`` makes it 100."""
@@ -146,7 +146,7 @@ class Chaos(ABC):
         self,
         robot: Robot,
         cameras: Sequence[Camera],
-        background: Callable[[Infer], Background],
+        background: Callable[[Infer], InferenceWorker],
         clock: Clock,
         folder: Path,
         limits: Limits,
@@ -159,7 +159,7 @@ class Chaos(ABC):
             Cell(robot, cameras, nothing, nothing),
             background(self._infer),
             ControlConfig(warmup=0),
-            Rules(limit=40, dimensions=4),
+            SessionRules(limit=40, dimensions=4),
             clock,
             tell=self._hear,
         )
@@ -184,13 +184,13 @@ class Chaos(ABC):
         """Something that is not the policy's."""
 
     @abstractmethod
-    def mend(self, fault: str) -> None:
+    def fix(self, fault: str) -> None:
         """The cause is gone."""
 
     def _hear(self, message: dict[str, Any]) -> None:
         self.told += [message] if message else []
         if message.get("for") == ACKNOWLEDGE and self._pending is not None and not math.isnan(self._injected):
-            self.mend(self._pending[1])  # nothing was done in the episode, which is played again: a person mends before she acknowledges
+            self.fix(self._pending[1])  # nothing was done in the episode, which is played again: a person mends before she acknowledges
 
     def stated_s(self, fault: str) -> float:
         return FAULTS[fault].notice(self.limits, self.cameras_may) + self.limits.stop_time_s + self.settle_s
@@ -206,7 +206,7 @@ class Chaos(ABC):
             except Exception as error:
                 wrong = f"{type(error).__name__}: {error}"
             finally:
-                self.mend(fault)
+                self.fix(fault)
             found.append(Round(fault, self.where, stood, self.stated_s(fault), wrong))
         self._pending = None
         last = self._play()
@@ -232,7 +232,7 @@ class Chaos(ABC):
         stood = max((when for when, speed in after if speed > self.still), default=self._injected) - self._injected
         assert stood <= self.patience * self.stated_s(fault), f"it stood after {stood:.2f} s, {self.stated_s(fault):.2f} s are stated"
         self._named(latched)
-        self.mend(fault)
+        self.fix(fault)
         self._wait(self.clock.now() + 0.2)
         self._named(latched)
         self._latched = latched

@@ -64,4 +64,4 @@ def session(cell: SimulatedCell) -> Iterator[Session]:
     finally:
         made.robot.close()
         for fault in ("udp_silence", "silent", "user_stop", "gripper"):
-            cell.mend(fault)
+            cell.fix(fault)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.robot import RobotState, ToolPose, ToolTarget
-from rlinf_vla.robots.folder import JOURNAL, STATE, Latch
+from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget
 from rlinf_vla.robots.franka import messages
 from rlinf_vla.robots.franka.plugin import franka_sim
-from rlinf_vla.robots.record import Record
+from rlinf_vla.robots.runtime_folder import JOURNAL, STATE, Latch
+from rlinf_vla.robots.shared_record import SharedRecord
 from rlinf_vla.robots.simulated.client import SimulatedCell
 
 STILL_RAD_S = 0.05
@@ -50,7 +50,7 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 def pursues(folder: Path) -> bool:
     """The arm of this folder has a command: an episode is being played."""
     try:
-        data = Record(folder / STATE).read()
+        data = SharedRecord(folder / STATE).read()
     except (OSError, ValueError):
         return False
     return data is not None and messages.unpack(data).commanded is not None

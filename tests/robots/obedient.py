@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from rlinf_vla.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.realworld.clock import VirtualClock
 from rlinf_vla.robots import cell_file
-from rlinf_vla.robots.folder import Journal, Latch
 from rlinf_vla.robots.franka.measured import Measured
 from rlinf_vla.robots.franka.servo import Servo
-from rlinf_vla.rollout.clock import VirtualClock
+from rlinf_vla.robots.runtime_folder import Journal, Latch
 
 CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
 
@@ -112,9 +112,9 @@ class VirtualFranka:
     def stop(self, why: str) -> None:
         self.servo.stop(f"policy: {why}", self._clock.now())
 
-    def acknowledge(self, person: str) -> None:
+    def acknowledge(self, operator: str) -> None:
         if self.arm.problem is None:
-            self.servo.acknowledge(person)
+            self.servo.acknowledge(operator)
 
     def home(self, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
         self.servo.home()

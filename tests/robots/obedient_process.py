@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from obedient import CELL, ObedientArm, ObedientGripper, joints_of
 
-from rlinf_vla.robot import ToolPose, Vector
+from rlinf_vla.core.robot import ToolPose, Vector
 from rlinf_vla.robots.franka.measured import Measured
 
 
@@ -48,7 +48,7 @@ class Gripper(ObedientGripper):
 
     def __init__(self, host: str, cell: Any) -> None: ...
 
-    def mend(self) -> None: ...
+    def fix(self) -> None: ...
 
 
 if __name__ == "__main__":

@@ -16,14 +16,15 @@ import pytest
 from franka_session import wait_until
 from numpy.typing import NDArray
 
-from rlinf_vla import compose, recipe
-from rlinf_vla.robot import Camera, CameraError, Frame
+from rlinf_vla.cli import compose
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.robot import Camera, CameraError, Frame
 from rlinf_vla.robots import cameras
-from rlinf_vla.robots.cameras import DRIVERS, CapturingCamera, RealSenseCamera, SimulatedCamera, Watch, device
+from rlinf_vla.robots.cameras import DRIVERS, CapturingCamera, FrameMonitor, RealSenseCamera, SimulatedCamera, device
 from rlinf_vla.robots.franka.config import CameraConfig
 from rlinf_vla.robots.franka.plugin import franka
 from rlinf_vla.robots.simulated.client import SimulatedCell
-from rlinf_vla.types import UserError
+from rlinf_vla.runtime import recipes
 from tests.skips import require
 
 
@@ -32,14 +33,14 @@ def frame(time: float, seed: int) -> Frame:
 
 
 def test_an_old_picture_is_refused() -> None:
-    watch = Watch("front", max_age_s=0.2, frozen_s=1.0)
+    watch = FrameMonitor("front", max_age_s=0.2, frozen_s=1.0)
     watch.check(frame(10.0, 0), 10.19)
     with pytest.raises(CameraError, match=r"camera front: its newest picture is 0.30 s old"):
         watch.check(frame(10.0, 0), 10.3)
 
 
 def test_a_frozen_picture_is_refused_though_its_time_goes_on() -> None:
-    watch = Watch("front", max_age_s=0.2, frozen_s=1.0)
+    watch = FrameMonitor("front", max_age_s=0.2, frozen_s=1.0)
     for tick in range(11):
         watch.check(frame(10.0 + tick / 10, 0), 10.0 + tick / 10)
     with pytest.raises(CameraError, match="frozen"):
@@ -233,7 +234,7 @@ def test_simulated_cameras_see_the_table_and_freeze_and_fall_silent(tmp_path: Pa
         wait_until(lambda: camera.latest().number > first.number + 2, 5, "pictures go on")
         cell.fault("freeze front")
         wait_until(lambda: "frozen" in _error(camera), 6, "it is seen to be frozen")
-        cell.mend("freeze front")
+        cell.fix("freeze front")
         wait_until(lambda: not _error(camera), 5, "it is well again")
         cell.fault("lose front")
         wait_until(lambda: " s old" in _error(camera), 6, "it is missed")
@@ -259,8 +260,8 @@ def _error(camera: SimulatedCamera) -> str:
 )
 def test_a_camera_of_a_recipe(given: str, complaint: str) -> None:
     def made_by(override: str) -> list[Camera]:
-        robot = ["robot=franka", "robot.host=127.0.0.99", "robot.cell=cell://franka_sim", "session.acknowledge=person"]
-        found = recipe.read(compose.load("train", ["recipe=franka_rlpd", "cluster=laptop", *robot, override]))
+        robot = ["robot=franka", "robot.host=127.0.0.99", "robot.cell=cell://franka_sim", "session.acknowledge=operator"]
+        found = recipes.read(compose.load("train", ["recipe=franka_rlpd", "cluster=laptop", *robot, override]))
         return franka.cameras(found.robot)
 
     (made,) = made_by("+robot.cameras.front.driver=opencv")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlinf_vla.robot import CellError
+from rlinf_vla.core.robot import CellError
 from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.cell import Cell
 
@@ -57,7 +57,7 @@ def test_no_key_may_be_missing_or_nonsense(values: dict[str, Any], key: str) -> 
         with pytest.raises(CellError, match=f"^{key}: "):
             cell_file.of(values | {key: nonsense}, "lab")
     del values[key]
-    with pytest.raises(CellError, match=f"^{key}: missing; a cell names every limit"):
+    with pytest.raises(CellError, match=f"^{key}: missing; a cell file must give every key"):
         cell_file.of(values, "lab")
 
 
@@ -66,36 +66,36 @@ def test_no_key_may_be_missing_or_nonsense(values: dict[str, Any], key: str) -> 
     [
         ({"max_sped_m_s": 0.2}, "max_sped_m_s: no such key; did you mean max_speed_m_s?"),
         ({"colour": "red"}, "colour: no such key; remove it"),
-        ({"max_speed_m_s": 3.5}, "max_speed_m_s: 3.5 is not between 0.001 and 3, the most that a cell may ask for; lower it"),
+        ({"max_speed_m_s": 3.5}, "max_speed_m_s: 3.5 is not between 0.001 and 3, the allowed range; lower it"),
         ({"max_acceleration_m_s2": 9.5}, "max_acceleration_m_s2: 9.5 is not between"),
         ({"max_jerk_m_s3": 4501}, "max_jerk_m_s3: 4501 is not between"),
         ({"max_rotation_speed_rad_s": 2.6}, "max_rotation_speed_rad_s: 2.6 is not between"),
-        ({"max_force_n": -5}, "max_force_n: -5 is not between 1 and 100, the most that a cell may ask for; raise it"),
+        ({"max_force_n": -5}, "max_force_n: -5 is not between 1 and 100, the allowed range; raise it"),
         ({"gripper_force_n": 90}, "gripper_force_n: 90 is not between"),
         ({"gripper_width_m": [0.0, 0.2]}, "gripper_width_m: 0.2 is not between"),
-        ({"workspace_x_m": [0.6, 0.3]}, "workspace_x_m: [0.6, 0.3] is upside down; the smaller number first"),
+        ({"workspace_x_m": [0.6, 0.3]}, "workspace_x_m: [0.6, 0.3] is reversed; write the smaller number first"),
         (
             {"workspace_x_m": [0.4, 0.6]},
-            "home_joints_rad: they put the tool at 0.307 m, outside workspace_x_m [0.4, 0.6]",
+            "home_joints_rad: the tool is then at 0.307 m, outside workspace_x_m [0.4, 0.6]",
         ),
         ({"workspace_y_m": [-1.4, 0.3]}, "workspace_y_m: [-1.4, 0.3] is beyond the arm's reach"),
-        ({"workspace_z_m": [0.02]}, "workspace_z_m: [0.02] is no list of 2 numbers; write […, …]"),
-        ({"workspace_z_m": 0.5}, "workspace_z_m: 0.5 is no list of 2 numbers"),
+        ({"workspace_z_m": [0.02]}, "workspace_z_m: [0.02] is not a list of 2 numbers; write […, …]"),
+        ({"workspace_z_m": 0.5}, "workspace_z_m: 0.5 is not a list of 2 numbers"),
         ({"home_joints_rad": [0, -0.78, 0, -3.0, 0, 1.57, 0.78]}, "home_joints_rad: joint 4 at -3 is outside"),
         ({"orientation_axis": [0.0, 1.0, -1.0]}, "orientation_axis: [0.0, 1.0, -1.0] is not of length 1; divide it by its length"),
-        ({"orientation_axis": [1.0, 0.0, 0.0]}, "home_joints_rad: the tool then is 90.0 deg off orientation_axis, above max_tilt_deg 30"),
+        ({"orientation_axis": [1.0, 0.0, 0.0]}, "home_joints_rad: the tool is then 90.0 deg off orientation_axis, above max_tilt_deg 30"),
         ({"tool_quaternion_wxyz": [0.0, 0.0, 0.0, 0.0]}, "tool_quaternion_wxyz: [0.0, 0.0, 0.0, 0.0] is not of length 1"),
-        ({"servo_hz": 95}, "servo_hz: 95 is no multiple of control_hz 10; each goal lasts whole servo ticks"),
+        ({"servo_hz": 95}, "servo_hz: 95 is not a multiple of control_hz 10; make it one"),
         ({"realtime": "maybe"}, "realtime: 'maybe' is not known; one of enforce, ignore"),
         ({"expired_goals_to_stop": 2.5}, "expired_goals_to_stop: 2.5 is a number of goals; write a whole number"),
-        ({"max_goal_validity_s": 0.05}, "max_goal_validity_s: 0.05 s is under a control period, 0.1 s; raise it"),
+        ({"max_goal_validity_s": 0.05}, "max_goal_validity_s: 0.05 s is below one control period, 0.1 s; raise it"),
         ({"action_translation_m": 0.05}, "action_translation_m: 0.05 is above max_translation_per_step_m 0.025; lower it"),
         ({"max_rotation_per_step_rad": 0.9, "max_rotation_per_second_rad": 0.5}, "max_rotation_per_step_rad: 0.9 is above"),
-        ({"max_speed_m_s": 0.15}, "max_speed_m_s: 0.15 is under the 0.2 m of full actions in a second; lower action_translation_m"),
-        ({"max_rotation_per_second_rad": 0.75}, "max_rotation_per_second_rad: 0.75 is under the 0.8 rad of full actions in a second"),
+        ({"max_speed_m_s": 0.15}, "max_speed_m_s: 0.15 is below 0.2 m/s, the speed of full actions; lower action_translation_m"),
+        ({"max_rotation_per_second_rad": 0.75}, "max_rotation_per_second_rad: 0.75 is below 0.8 rad/s, the speed of full actions"),
         (
             {"max_lead_m": 0.05},
-            "max_lead_m: 0.05 is under the 0.058 m that full actions are before the arm, which lags by 0.29 s",
+            "max_lead_m: 0.05 is below 0.058 m, the lead of full actions over the arm, which lags by 0.29 s",
         ),
         ({"max_acceleration_m_s2": 0.1}, "max_acceleration_m_s2: with these accelerations and jerks a stop takes"),
         ({"max_rotation_acceleration_rad_s2": 0.5}, "max_rotation_acceleration_rad_s2: turning at full speed already takes all"),
@@ -106,12 +106,12 @@ def test_contradictions_and_absurdities_are_named(tmp_path: Path, values: dict[s
 
 
 def test_what_is_no_cell_file(tmp_path: Path, values: dict[str, Any]) -> None:
-    assert "is no list of keys and values" in error(tmp_path, "- 1\n")
-    assert "is no list of keys and values" in error(tmp_path, "")
-    assert "line 2: max_speed_m_s stands twice; keep one" in error(tmp_path, "max_speed_m_s: 0.1\nmax_speed_m_s: 3\n")
+    assert "is not a mapping of keys to values" in error(tmp_path, "- 1\n")
+    assert "is not a mapping of keys to values" in error(tmp_path, "")
+    assert "line 2: max_speed_m_s is given twice; keep one" in error(tmp_path, "max_speed_m_s: 0.1\nmax_speed_m_s: 3\n")
     assert "line 1" in error(tmp_path, "a: [1, 2")
     assert "could not determine a constructor" in error(tmp_path, "a: !!python/object/apply:os.system ['true']\n")
-    assert "'1e-1' is no number; YAML wants a point in 1.0e-3" in error(
+    assert "'1e-1' is not a number; YAML needs a decimal point, as in 1.0e-3" in error(
         tmp_path, SHIPPED.read_text().replace("max_lead_m: 0.08", "max_lead_m: 1e-1")
     )
     assert "max_lead_m: inf is not finite; write a number between" in error(
@@ -119,7 +119,7 @@ def test_what_is_no_cell_file(tmp_path: Path, values: dict[str, Any]) -> None:
     )
     assert error(tmp_path, f"max_lead_m: 1{'0' * 5000}\n"), "more digits than Python reads"
     assert "cannot be read: month must be in 1..12" in error(tmp_path, "max_lead_m: 2026-13-01\n")
-    with pytest.raises(CellError, match=r"nowhere.yaml: no such cell file; copy one of ours and make it yours: .*franka_sim.yaml"):
+    with pytest.raises(CellError, match=r"nowhere.yaml: no such cell file; copy and adapt a shipped one: .*franka_sim.yaml"):
         cell_file.load(tmp_path / "nowhere.yaml")
     with pytest.raises(CellError, match="cannot be read"):
         cell_file.load(tmp_path)

@@ -11,11 +11,11 @@ import pytest
 from chaos import FAULTS, ROUNDS, CameraLimits, Chaos
 from obedient import CELL, VirtualFranka
 
-from rlinf_vla.robot import Frame
-from rlinf_vla.robots.cameras import Watch
-from rlinf_vla.rollout.background import Scheduled
-from rlinf_vla.rollout.chunks import Request
-from rlinf_vla.rollout.clock import VirtualClock
+from rlinf_vla.core.robot import Frame
+from rlinf_vla.realworld.async_inference import ScheduledInference
+from rlinf_vla.realworld.chunks import Request
+from rlinf_vla.realworld.clock import VirtualClock
+from rlinf_vla.robots.cameras import FrameMonitor
 
 CAMERAS = CameraLimits(max_age_s=0.4, frozen_s=1.0)
 INFERENCE_S = 0.02
@@ -32,7 +32,7 @@ class VirtualCamera:
         self.frozen: Frame | None = None
 
     def start(self) -> None:
-        self._watch = Watch(self.name, CAMERAS.max_age_s, CAMERAS.frozen_s)
+        self._watch = FrameMonitor(self.name, CAMERAS.max_age_s, CAMERAS.frozen_s)
 
     def latest(self) -> Frame:
         now = self._clock.now()
@@ -56,7 +56,7 @@ class Exact(Chaos):
         self.arm, self.camera, self._monkeypatch = VirtualFranka(clock, folder), VirtualCamera(clock), monkeypatch
         self.camera.start()
         self._stalls_s = 0.0
-        super().__init__(self.arm, [self.camera], lambda infer: Scheduled(infer, clock, self._lasts), clock, folder, CELL, CAMERAS)
+        super().__init__(self.arm, [self.camera], lambda infer: ScheduledInference(infer, clock, self._lasts), clock, folder, CELL, CAMERAS)
 
     def trajectory(self) -> list[tuple[float, float]]:
         return self.arm.trajectory
@@ -77,7 +77,7 @@ class Exact(Chaos):
         if fault in ("udp_silence", "silent"):
             arm.silent = True
         elif fault == "tcp_close":
-            arm.arm.problem = "network: the line to the arm is dead"
+            arm.arm.problem = "network: the connection to the arm is lost"
         elif fault == "reflex":
             arm.arm.problem = "reflex: joint_reflex"
         elif fault == "user_stop":
@@ -95,7 +95,7 @@ class Exact(Chaos):
         else:
             self.policy.asks = fault
 
-    def mend(self, fault: str) -> None:
+    def fix(self, fault: str) -> None:
         self.arm.silent, self.arm.arm.problem = False, None
         self.arm.gripper.broken, self.arm.gripper.problem = False, None
         self.policy.gripper, self.policy.asks = 1.0, None

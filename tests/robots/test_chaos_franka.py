@@ -11,12 +11,12 @@ from chaos import FAULTS, ROUNDS, STRICT, CameraLimits, Chaos, Round
 from franka_session import CELL_YAML, STILL_RAD_S, journal
 from trajectory import Trajectory
 
-from rlinf_vla.robots.folder import Latch
+from rlinf_vla.realworld.async_inference import Infer, ThreadedInference
+from rlinf_vla.realworld.chunks import Chunk, Request
+from rlinf_vla.realworld.clock import MonotonicClock
 from rlinf_vla.robots.franka.plugin import franka_sim, read_cell
+from rlinf_vla.robots.runtime_folder import Latch
 from rlinf_vla.robots.simulated.client import SimulatedCell
-from rlinf_vla.rollout.background import Infer, Threaded
-from rlinf_vla.rollout.chunks import Chunk, Request
-from rlinf_vla.rollout.clock import MonotonicClock
 
 pytestmark = [pytest.mark.simulator, pytest.mark.timeout(300 + 120 * ROUNDS)]
 
@@ -47,8 +47,8 @@ class Real(Chaos):
         folder = cell.folder / "episodes"
         super().__init__(robot, cameras, self._threaded, clock, folder, read_cell(limits), may)
 
-    def _threaded(self, infer: Infer) -> Threaded:
-        self._background = Threaded(infer, MonotonicClock())
+    def _threaded(self, infer: Infer) -> ThreadedInference:
+        self._background = ThreadedInference(infer, MonotonicClock())
         return self._background
 
     def close(self) -> None:
@@ -91,14 +91,14 @@ class Real(Chaos):
             if fault == "gripper":
                 self.policy.gripper = -1.0
 
-    def mend(self, fault: str) -> None:
+    def fix(self, fault: str) -> None:
         self._stalled.clear()
         self._goes_on.set()
         self.policy.asks, self.policy.gripper = None, 1.0
         if fault in CAMERAS:
-            self._cell.mend(f"{CAMERAS[fault].split()[0]} front")
+            self._cell.fix(f"{CAMERAS[fault].split()[0]} front")
         elif fault not in ("stalled_policy", "clock_step", "nan", "jump"):
-            self._cell.mend(fault)
+            self._cell.fix(fault)
 
 
 @pytest.fixture(scope="module")

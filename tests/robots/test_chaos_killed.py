@@ -16,21 +16,21 @@ from chaos import ROUNDS, STRICT, Round
 from franka_session import CELL_YAML, SMALL, STILL_RAD_S, journal, pursues, wait_until
 from trajectory import Trajectory
 
-from rlinf_vla.commands.robot_process import LEARNER_GONE, UNDER_WAY
-from rlinf_vla.robots.folder import Latch
+from rlinf_vla.realworld.episode import RobotEpisode
+from rlinf_vla.realworld.journal import recover_episode
+from rlinf_vla.realworld.process import LEARNER_GONE, UNDER_WAY
 from rlinf_vla.robots.franka.plugin import read_cell
+from rlinf_vla.robots.runtime_folder import Latch
 from rlinf_vla.robots.simulated.client import SimulatedCell
-from rlinf_vla.rollout.robot_episode import RobotEpisode
-from rlinf_vla.rollout.robot_spool import recovered
+from rlinf_vla.runtime.run_directory import EPISODES
 from rlinf_vla.telemetry.metrics import read_metrics
-from rlinf_vla.training.run_directory import EPISODES
 
 pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900 + 300 * ROUNDS)]
 
 SETTLE_S, PATIENCE = 0.5, 1.0 if STRICT else 8.0
 START_S = 240.0
 """Two processes that import PyTorch, on cores that others use, too."""
-GONE, DIED = "policy: its process is gone", "the process beside the robot died (exit code -9)"
+GONE, DIED = "policy: its process is gone", "the robot process died (exit code -9)"
 
 
 class Killed:
@@ -42,7 +42,7 @@ class Killed:
         limits = cell.folder / "patient.yaml"
         limits.write_text(CELL_YAML)
         self.limits = read_cell(str(limits))
-        self._command = [sys.executable, "-m", "rlinf_vla.cli", "train", "recipe=franka_rlpd", f"run_dir={run}", "resume=auto", *SMALL]
+        self._command = [sys.executable, "-m", "rlinf_vla.cli.main", "train", "recipe=franka_rlpd", f"run_dir={run}", "resume=auto", *SMALL]
         self._command += [f"robot.folder={cell.folder}", f"robot.cell={limits}"]
         self.said = run.parent / "said.txt"
         self.start()
@@ -131,7 +131,7 @@ def test_the_policys_process_is_killed_and_replaced(killed: Killed, rounds: list
         said, before = killed.said.read_text().count(DIED), len(journal(killed.cell.folder))
         _, stood = killed.kill(beside, GONE)
         assert all(len(RobotEpisode.read(path)) for path in kept if path.exists()), "whole files"
-        cut = recovered(killed.run / EPISODES / UNDER_WAY)
+        cut = recover_episode(killed.run / EPISODES / UNDER_WAY)
         wait_until(lambda: cut is None or (killed.run / EPISODES / cut.job.file).exists(), START_S, "what it had seen is there")
         killed.wait_played(played)
         assert killed.said.read_text().count(DIED) == said + 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_vla.robot import RobotError
+from rlinf_vla.core.robot import RobotError
 from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.franka.client import FrankaRobot
 
@@ -15,7 +15,7 @@ CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
 
 
 @pytest.mark.parametrize(
-    ("python", "why"), [("/nope", "No such file or directory"), ("/tmp", "Permission denied"), ("/bin/false", "is gone with exit code 1")]
+    ("python", "why"), [("/nope", "No such file or directory"), ("/tmp", "Permission denied"), ("/bin/false", "ended with exit code 1")]
 )
 def test_an_interpreter_that_is_none_is_one_line(tmp_path: Path, python: str, why: str) -> None:
     left = list[None]()

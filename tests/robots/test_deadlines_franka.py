@@ -15,15 +15,15 @@ from chaos_page import machine
 from franka_session import Session
 from trajectory import Trajectory
 
-from rlinf_vla.robots.kinematics import Arm
+from rlinf_vla.config.control import ControlConfig
+from rlinf_vla.realworld.async_inference import ThreadedInference
+from rlinf_vla.realworld.chunks import Chunk, Request
+from rlinf_vla.realworld.clock import MonotonicClock
+from rlinf_vla.realworld.control_loop import ControlLoop
+from rlinf_vla.realworld.control_step import FINISHED, Step
+from rlinf_vla.robots.kinematics import FrankaKinematics
 from rlinf_vla.robots.simulated.client import SimulatedCell
-from rlinf_vla.robots.simulated.scene import Truth
-from rlinf_vla.rollout.background import Threaded
-from rlinf_vla.rollout.chunks import Chunk, Request
-from rlinf_vla.rollout.clock import MonotonicClock
-from rlinf_vla.rollout.control_config import ControlConfig
-from rlinf_vla.rollout.control_loop import ControlLoop
-from rlinf_vla.rollout.control_step import FINISHED, Step
+from rlinf_vla.robots.simulated.scene import SimulatorState
 
 PAGE = os.environ.get("ROBOT_DEADLINES_PAGE")
 """On a machine with nothing else to do misses are exactly those that were injected; else they share their cores with other tests."""
@@ -48,7 +48,7 @@ simulator's, from slopes over {edge:g} ms; the command's limit is {limit:g} m/sÂ
 """
 
 
-def joints(truth: Truth) -> tuple[np.ndarray, np.ndarray]:
+def joints(truth: SimulatorState) -> tuple[np.ndarray, np.ndarray]:
     return truth.positions[:7], truth.joint_velocities
 
 
@@ -75,7 +75,7 @@ def test_misses_are_those_that_were_injected(session: Session, cell: SimulatedCe
     config = ControlConfig(asynchronous=False, warmup=0, max_misses=1000, max_observation_age_s=MAX_AGE_S)
     for slow, costs in [*DELAYS_MS.items(), (None, 0)]:
         robot.home(30)
-        background, steps = Threaded(Late(slow, 1 / robot.spec.translation_m), clock), list[Step]()
+        background, steps = ThreadedInference(Late(slow, 1 / robot.spec.translation_m), clock), list[Step]()
         loop = ControlLoop(robot, [], background, 1, config, clock)
         seen.forget()
 
@@ -100,7 +100,7 @@ def test_misses_are_those_that_were_injected(session: Session, cell: SimulatedCe
         Path(PAGE).write_text(head + "".join(lines))
 
 
-def acceleration(samples: list[tuple[float, tuple[np.ndarray, np.ndarray]]], arm: Arm) -> float:
+def acceleration(samples: list[tuple[float, tuple[np.ndarray, np.ndarray]]], arm: FrankaKinematics) -> float:
     """Of the tool, the most, m/sÂ²."""
     times = np.array([when for when, _ in samples])
     speeds = np.array([(arm.jacobian(at) @ rate)[:3] for _, (at, rate) in samples])

@@ -12,7 +12,7 @@ def test_what_is_not_installed_is_optional_and_has_a_mend(monkeypatch: pytest.Mo
     found = [*franka.diagnose(), *franka_sim.diagnose()]
     assert [each.name for each in found] == ["franky", "OpenCV", "RealSense", "franky-sim"]
     for each in found:
-        assert not each.ok and each.detail == "optional: not installed" and each.mend == "pip install 'rlinf-vla[franka]'"
+        assert not each.ok and each.detail == "optional: not installed" and each.fix == "pip install 'rlinf-vla[franka]'"
 
 
 def test_a_package_that_lacks_a_library_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_a_package_that_lacks_a_library_is_told_apart(monkeypatch: pytest.Monkey
     monkeypatch.setattr(doctor, "find_spec", lambda module: object())
     monkeypatch.setattr(doctor.importlib, "import_module", broken)
     found = {each.name: each for each in franka.diagnose()}
-    assert not found["RealSense"].ok and "libusb" in found["RealSense"].detail and found["RealSense"].mend == doctor.LIBUSB
+    assert not found["RealSense"].ok and "libusb" in found["RealSense"].detail and found["RealSense"].fix == doctor.LIBUSB
 
 
 @needs("franka")

@@ -15,7 +15,7 @@ import pytest
 from franka_session import CELL_YAML, Session, journal, wait_until
 from trajectory import Trajectory
 
-from rlinf_vla.robot import RobotError, ToolPose, ToolTarget
+from rlinf_vla.core.robot import RobotError, ToolPose, ToolTarget
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
 from tests.skips import require
 
@@ -59,7 +59,7 @@ def test_a_user_stop_that_is_still_pressed_is_not_acknowledged(session: Session)
     session.robot.acknowledge("tester")
     wait_until(lambda: session.robot.observe().fault and session.robot.refusal, 5, "the acknowledgement is refused")
     assert "release it" in str(session.robot.refusal)
-    session.cell.mend("user_stop")
+    session.cell.fix("user_stop")
     session.acknowledge()
 
 
@@ -96,7 +96,7 @@ def test_the_arm_stands_when_its_process_is_killed(session: Session) -> None:
     killed = session.robot.pid
     os.kill(killed, signal.SIGKILL)
     session.wait_still(STANDS_S)
-    with pytest.raises(RobotError, match=r"the arm's process .* is gone with exit code -9"):
+    with pytest.raises(RobotError, match=r"the arm's process .* ended with exit code -9"):
         session.robot.observe()
     session.robot.close()
     session.robot = franka_sim.make(session.config)
@@ -179,7 +179,7 @@ def test_fingers_stop_where_the_arm_does(session: Session) -> None:
 def test_a_failure_of_its_process_is_latched_and_named(session: Session) -> None:
     session.move(0.5)
     session.robot._send({"goal": [1.0], "until": 0.0})  # which nobody sends
-    with pytest.raises(RobotError, match=r"gone with exit code 1: IndexError"):
+    with pytest.raises(RobotError, match=r"ended with exit code 1: IndexError"):
         wait_until(lambda: session.robot.observe() is None, 10, "the arm's process ends")
     session.wait_still(STANDS_S)
     session.robot.close()
@@ -197,7 +197,7 @@ def test_a_user_stop_that_was_pressed_before_outlives_its_release(session: Sessi
         session.robot.connect(30)
         assert str(session.robot.observe().fault).startswith("user stop")
         session.robot.close()
-        session.cell.mend("user_stop")
+        session.cell.fix("user_stop")
     session.robot = franka_sim.make(session.config)
     session.robot.connect(30)
     session.acknowledge()
@@ -247,7 +247,7 @@ def test_a_silent_host_is_given_up(real_cell: str) -> None:
     with socket.socket() as server:
         server.bind(("127.9.9.9", 1337))
         server.listen()  # the system takes connections from here on
-        with pytest.raises(RobotError, match=r"127.9.9.9 took the connection and said nothing for 1 s"):
+        with pytest.raises(RobotError, match=r"127.9.9.9 accepted the connection but was silent for 1 s"):
             connect("127.9.9.9", real_cell)
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla import rotations
+from rlinf_vla.core import rotations
 from rlinf_vla.robots import kinematics
 
-HAND = kinematics.Arm((0, 0, 0.1034), (math.cos(math.pi / 8), 0, 0, -math.sin(math.pi / 8)))
+HAND = kinematics.FrankaKinematics((0, 0, 0.1034), (math.cos(math.pi / 8), 0, 0, -math.sin(math.pi / 8)))
 READY = np.array([0, -np.pi / 4, 0, -3 * np.pi / 4, 0, np.pi / 2, np.pi / 4])
 MUJOCO = [
     (READY, [0.306890567, 0.0, 0.486882052], [0.0, 1.0, 0.0, 0.0]),
@@ -65,5 +65,5 @@ def test_what_is_out_of_reach_has_no_answer() -> None:
 
 
 def test_without_a_tool_it_is_the_flange() -> None:
-    flange = kinematics.Arm((0, 0, 0), (1, 0, 0, 0)).pose(READY)
+    flange = kinematics.FrankaKinematics((0, 0, 0), (1, 0, 0, 0)).pose(READY)
     assert flange.position == pytest.approx([0.306890567, 0, 0.486882052 + 0.1034], abs=1e-8)

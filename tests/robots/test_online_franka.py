@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_vla import cli
-from rlinf_vla.datasets.lerobot_reader import LeRobotReader
+from rlinf_vla.cli import main as cli
+from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.telemetry.metrics import read_metrics
-from tests.commands.conftest import handlers_of_a_module  # noqa: F401
+from tests.cli.conftest import handlers_of_a_module  # noqa: F401
 from tests.skips import needs
 
 pytestmark = [

@@ -14,7 +14,7 @@ import pytest
 from franka_session import journal, wait_until
 from obedient import CELL
 
-from rlinf_vla.robots.folder import JOURNAL
+from rlinf_vla.robots.runtime_folder import JOURNAL
 
 HERE = Path(__file__).parent
 GONE = "policy: its process is gone"

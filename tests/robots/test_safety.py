@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_vla import rotations
-from rlinf_vla.robot import RobotError, RobotState, ToolPose, ToolTarget
+from rlinf_vla.core import rotations
+from rlinf_vla.core.robot import RobotError, RobotState, ToolPose, ToolTarget
 from rlinf_vla.robots import cell_file, kinematics, safety_trials
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.safety import SafetyFilter
@@ -69,7 +69,7 @@ sequences = st.lists(st.tuples(st.none() | made, st.integers(1, 25)), max_size=1
 @given(sent=sequences)
 def test_no_command_outside_the_limits_leaves_whatever_is_sent(cell: Cell, sent: Goals) -> None:
     filter_ = SafetyFilter(cell)
-    played = safety_trials.play(cell, filter_, iter(sent))
+    played = safety_trials.run_trial(cell, filter_, iter(sent))
     assert played.fault is None
     used = usage(cell, played)
     assert max(used.values()) <= ALL_OF_IT and used["joint_margin_rad"] < 0.5, used
@@ -86,7 +86,7 @@ def test_from_wherever_it_is_it_stops_within_all_limits_and_in_the_stated_time(c
         yield from ((next(hostile), int(draw.integers(1, 12))) for _ in range(actions))
         yield None, cell.windows.length + 3
 
-    played = safety_trials.play(cell, filter_, sent())
+    played = safety_trials.run_trial(cell, filter_, sent())
     assert played.fault is None
     used = usage(cell, played)
     assert max(used.values()) <= ALL_OF_IT and used["joint_margin_rad"] < 0.5, used
@@ -287,12 +287,12 @@ def stays(filter_: SafetyFilter, state: RobotState, goal: ToolTarget) -> str:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"wrench": np.array([0, 30.0, 30.0, 0, 0, 0])}, "max_force_n: 42.4 N felt, 40 allowed"),
-        ({"wrench": np.array([0, 0, 0, 0, -12.5, 0])}, "max_torque_n_m: 12.5 N m felt, 12 allowed"),
+        ({"wrench": np.array([0, 30.0, 30.0, 0, 0, 0])}, "max_force_n: 42.4 N measured, 40 allowed"),
+        ({"wrench": np.array([0, 0, 0, 0, -12.5, 0])}, "max_torque_n_m: 12.5 N m measured, 12 allowed"),
         ({"wrench": np.array([0, 0, math.nan, 0, 0, 0])}, "state: a measurement is not finite"),
         ({"joints": np.full(7, math.inf)}, "state: a measurement is not finite"),
         ({"joints": np.zeros(6)}, "state: arrays of shapes"),
-        ({"joints": kinematics.UPPER - 0.04}, "joint_margin_rad: joint 1 is 0.040 rad from its end, 0.05 is the least"),
+        ({"joints": kinematics.UPPER - 0.04}, "joint_margin_rad: joint 1 is 0.040 rad from its limit, 0.05 allowed"),
         ({"pose": ToolPose(CELL.home.position, np.zeros(4))}, "state: the measured quaternion is not of length 1"),
     ],
 )
@@ -319,7 +319,7 @@ def test_the_gate_holds_and_latches_what_the_generator_got_wrong(monkeypatch: py
     with monkeypatch.context() as broken:
         broken.setattr(filter_._average, "push", lambda reference: np.array([0.6, 0, 0.3, 0, 0, 0]))
         filtered = filter_.step(away(), follower.state(), TICK)
-    assert filtered.fault is not None and "would leave" in filtered.fault
+    assert filtered.fault is not None and "violates the limit" in filtered.fault
     assert filtered.command.pose is last
     for _ in range(50):
         filtered = filter_.step(away(), follower.state(), TICK)
@@ -331,13 +331,13 @@ def test_the_gate_holds_and_latches_what_the_generator_got_wrong(monkeypatch: py
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"joint_velocities": np.full(7, 0.2)}, "the arm moves; wait until it stands"),
+        ({"joint_velocities": np.full(7, 0.2)}, "the arm is moving; wait until it stands"),
         (
             {"pose": away((0, 0, 0.1034)).pose},
             "the arm reports its tool 103 mm and 0 deg from where",
         ),
         ({"pose": away(turn=(0, 0, math.pi / 4)).pose}, "the arm reports its tool 0 mm and 45 deg from where"),
-        ({"joints": kinematics.LOWER + 0.01}, "joint_margin_rad: joint 1 is 0.010 rad from its end"),
+        ({"joints": kinematics.LOWER + 0.01}, "joint_margin_rad: joint 1 is 0.010 rad from its limit"),
         ({"joints": np.full(7, math.nan)}, "state: a measurement is not finite"),
     ],
 )

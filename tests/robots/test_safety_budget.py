@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from rlinf_vla import rotations
-from rlinf_vla.robot import RobotError, ToolPose, ToolTarget
+from rlinf_vla.core import rotations
+from rlinf_vla.core.robot import RobotError, ToolPose, ToolTarget
 from rlinf_vla.robots import cell_file, safety_trials
-from rlinf_vla.robots.gate import Gate
+from rlinf_vla.robots.command_gate import CommandGate
 from rlinf_vla.robots.safety import SafetyFilter
 from rlinf_vla.robots.safety_trials import Follower
 
@@ -95,7 +95,7 @@ def test_joints_are_no_faster_than_they_may_be() -> None:
 @pytest.mark.parametrize("speed", [0.2, -0.2])
 def test_it_does_not_begin_while_any_joint_moves_either_way(speed: float) -> None:
     state = dataclasses.replace(Follower(CELL).state(), joint_velocities=speed * np.eye(7)[3])
-    with pytest.raises(RobotError, match="the arm moves; wait until it stands"):
+    with pytest.raises(RobotError, match="the arm is moving; wait until it stands"):
         SafetyFilter(CELL).start(state)
 
 
@@ -141,7 +141,7 @@ def test_to_stop_is_to_end_the_way_where_it_is_and_not_at_its_goal(stopped_by: s
 def test_a_rest_does_not_renew_the_gates_budget_of_a_second() -> None:
     """Up to speed and on, to nearly all of the budget; after a rest of the filter the same second goes on."""
     cell = dataclasses.replace(CELL, max_translation_per_second_m=0.12)
-    gate = Gate(cell)
+    gate = CommandGate(cell)
     gate.rest(away())
     gone, tick = 0.0, 0
     most = cell.max_speed_m_s

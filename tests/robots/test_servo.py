@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from obedient import CELL, ObedientArm, ObedientGripper
 
-from rlinf_vla.robot import RobotState, ToolPose, ToolTarget
-from rlinf_vla.robots.folder import Journal, Latch
+from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget
 from rlinf_vla.robots.franka.servo import Servo
+from rlinf_vla.robots.runtime_folder import Journal, Latch
 
 
 class Bench:

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.robot import Frame, RobotState, ToolPose, ToolTarget
-from rlinf_vla.robots import record
+from rlinf_vla.core.robot import Frame, RobotState, ToolPose, ToolTarget
+from rlinf_vla.robots import shared_record
 from rlinf_vla.robots.frames import FrameRecord
 from rlinf_vla.robots.franka import messages
-from rlinf_vla.robots.record import Record
+from rlinf_vla.robots.shared_record import SharedRecord
 
 
 def test_readers_see_the_newest(tmp_path: Path) -> None:
-    writer = Record(tmp_path / "it", 100)
-    reader = Record(tmp_path / "it")
+    writer = SharedRecord(tmp_path / "it", 100)
+    reader = SharedRecord(tmp_path / "it")
     assert reader.read() is None
     for text in (b"first", b"second, longer", b""):
         writer.write(text)
@@ -30,18 +30,18 @@ def test_readers_see_the_newest(tmp_path: Path) -> None:
 
 def test_there_must_be_a_writer(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        Record(tmp_path / "it")
+        SharedRecord(tmp_path / "it")
 
 
 def test_it_is_in_memory_and_each_writer_removes_what_was_left(tmp_path: Path) -> None:
     memory = []
     for text in (b"one", b"two"):
-        writer = Record(tmp_path / "it", 100)
+        writer = SharedRecord(tmp_path / "it", 100)
         writer.write(text)
         memory.append((tmp_path / "it").readlink())
-        assert memory[-1].parent == record.MEMORY and memory[-1].stat().st_mode & 0o077 == 0
+        assert memory[-1].parent == shared_record.MEMORY and memory[-1].stat().st_mode & 0o077 == 0
     assert not memory[0].exists() and memory[1].exists()
-    reader = Record(tmp_path / "it")
+    reader = SharedRecord(tmp_path / "it")
     writer.remove()
     assert reader.read() == b"two" and not memory[1].exists() and not (tmp_path / "it").is_symlink()
 
@@ -55,7 +55,7 @@ def _tidy(tmp_path: Path) -> Iterator[None]:
 
 
 def test_a_writer_that_dies_in_the_middle_leaves_the_last_whole_writing(tmp_path: Path) -> None:
-    writer, reader = Record(tmp_path / "it", 100), Record(tmp_path / "it")
+    writer, reader = SharedRecord(tmp_path / "it", 100), SharedRecord(tmp_path / "it")
     writer.write(b"one")
     writer.write(b"two")
     begin = 8 + 1 * writer._slot  # the third goes where the first was
@@ -64,19 +64,19 @@ def test_a_writer_that_dies_in_the_middle_leaves_the_last_whole_writing(tmp_path
 
 
 def _write(path: str, enough: Event) -> None:
-    writer, number = Record(Path(path)), 0
+    writer, number = SharedRecord(Path(path)), 0
     while not enough.is_set():
         number = (number + 1) % 256
         writer.write(bytes([number]) * 5000)
 
 
 def test_no_torn_writing_is_ever_read(tmp_path: Path) -> None:
-    Record(tmp_path / "it", 5000)
+    SharedRecord(tmp_path / "it", 5000)
     spawned = multiprocessing.get_context("spawn")
     enough = spawned.Event()
     process = spawned.Process(target=_write, args=(str(tmp_path / "it"), enough), daemon=True)
     process.start()
-    reader, seen, reads = Record(tmp_path / "it"), set(), 0
+    reader, seen, reads = SharedRecord(tmp_path / "it"), set(), 0
     while len(seen) < 20 or reads < 5000:
         assert process.is_alive()
         data = reader.read()

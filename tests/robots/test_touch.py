@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlinf_vla.robot import RobotSpec, RobotState, ToolPose
-from rlinf_vla.robots.simulated.scene import Truth
+from rlinf_vla.core.robot import RobotSpec, RobotState, ToolPose
+from rlinf_vla.robots.simulated.scene import SimulatorState
 from rlinf_vla.robots.simulated.touch import NEAR_M, X_M, Y_M, Touch
 
 SPEC = RobotSpec("toy", 10.0, translation_m=0.02, rotation_rad=0.1, gripper_width_m=0.08, lag_s=0.3)
@@ -18,8 +18,8 @@ class Cell:
     def place(self, cube: tuple[float, float, float], target: tuple[float, float]) -> None:
         self.cube = np.array([*cube[:2], 0.022])
 
-    def truth(self) -> Truth:
-        return Truth(0.0, np.zeros(7), np.zeros(16), np.zeros(3), self.cube)
+    def truth(self) -> SimulatorState:
+        return SimulatorState(0.0, np.zeros(7), np.zeros(16), np.zeros(3), self.cube)
 
 
 def at(position: list[float]) -> RobotState:

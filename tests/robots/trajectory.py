@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.robot import RobotError
+from rlinf_vla.core.robot import RobotError
 from rlinf_vla.robots.simulated.client import SimulatedCell
-from rlinf_vla.robots.simulated.scene import Truth
+from rlinf_vla.robots.simulated.scene import SimulatorState
 
 
-def fastest(truth: Truth) -> float:
+def fastest(truth: SimulatorState) -> float:
     """Of the joints, radians per second."""
     return float(np.abs(truth.joint_velocities).max())
 
@@ -22,7 +22,7 @@ def fastest(truth: Truth) -> float:
 class Trajectory:
     """``samples``: (monotonic seconds, what ``of`` says of the truth). Looks until it is closed."""
 
-    def __init__(self, cell: SimulatedCell, of: Callable[[Truth], Any] = fastest) -> None:
+    def __init__(self, cell: SimulatedCell, of: Callable[[SimulatorState], Any] = fastest) -> None:
         self.samples: list[tuple[float, Any]] = []
         self._cell, self._of, self._closed = cell, of, threading.Event()
         threading.Thread(target=self._look, daemon=True).start()

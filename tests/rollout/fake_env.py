@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlinf_vla.protocols import Diagnosis, EnvSpec, Task, VectorEnv
-from rlinf_vla.types import Episodes, Observation, StepResult
+from rlinf_vla.core.protocols import Diagnosis, EnvSpec, Task, VectorEnv
+from rlinf_vla.core.types import Episodes, Observation, StepResult
 
 GOALS = {"Low": 2, "High": 3}
 INSTRUCTIONS = {"Low": "push the cube", "High": "stack the red cube on the green cube"}

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlinf_vla.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.types import ActionEval, ActionSample, Inputs, Observation, Tensors
+from rlinf_vla.core.protocols import Noise, Policy, PolicySpec
+from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
 STRIDE = 8
 
@@ -28,7 +28,7 @@ class LinearPolicy(Policy):
     name: ClassVar[str] = "linear"
     Config: ClassVar[type] = LinearOptions
     lora_targets: ClassVar[tuple[str, ...]] = ("logits",)
-    inseparable: ClassVar[str | None] = None
+    split_unsupported: ClassVar[str | None] = None
     head_modules: tuple[str, ...] = ("logits",)
     centres: Tensor
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.rollout.actor import Actor, Recorded, Settings
-from rlinf_vla.types import Episodes
+from rlinf_vla.core.types import Episodes
+from rlinf_vla.rollout.actor import Actor, CudaGraphed, Settings
 from tests.conformance.policy import observations, with_critic
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
@@ -25,7 +25,7 @@ class Rerun:
             self.results[name].copy_(value)
 
 
-class RecordedOnTheCPU(Recorded):
+class RecordedOnTheCPU(CudaGraphed):
     recordings = 0
 
     def _record(self, arguments: dict[str, Tensor]) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.types import Episodes
 from tests.conformance.policy import observations
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 

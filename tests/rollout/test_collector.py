@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.on_policy import parity
-from rlinf_vla.protocols import Policy
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import StepResult, Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect, rollout_calls, rollout_metrics
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.types import StepResult, Trajectory
 from tests.conformance.policy import with_critic
 from tests.models.tiny_openvla import tiny
 from tests.rollout.fake_env import GOALS, CounterWorld, groups

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
-from rlinf_vla.rollout.demonstrations import demonstrate
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import Inputs, Observation
+from rlinf_vla.rollout.demonstrations import collect_demonstrations
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
-from rlinf_vla.types import Inputs, Observation, UserError
 from tests.rollout.fake_env import GOALS, CounterWorld, groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
@@ -44,7 +45,7 @@ class State:
 def shown(
     config: DemonstrationConfig = NOISY, chunk: int = 1, envs: list[CounterWorld] | None = None, run_seed: int = 0
 ) -> tuple[Demonstrations, float]:
-    return demonstrate(WholeImages(LinearOptions(chunk=chunk)), envs or groups(4, 2), config, run_seed)
+    return collect_demonstrations(WholeImages(LinearOptions(chunk=chunk)), envs or groups(4, 2), config, run_seed)
 
 
 def by_episode(demonstrations: Demonstrations) -> list[list[State]]:
@@ -156,7 +157,7 @@ def test_the_run_seed_changes_the_noise_alone() -> None:
 
 def test_progress_counts_finished_episodes() -> None:
     seen: list[float] = []
-    demonstrate(WholeImages(LinearOptions()), groups(4, 2), NOISY, 0, seen.append)
+    collect_demonstrations(WholeImages(LinearOptions()), groups(4, 2), NOISY, 0, seen.append)
     assert seen == pytest.approx([(i + 1) / 11 for i in range(11)])
 
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.episodes import (
     DEMONSTRATION_SEEDS,
     EVALUATION_SEEDS,
@@ -14,7 +15,6 @@ from rlinf_vla.rollout.episodes import (
     numbered_episodes,
     training_episodes,
 )
-from rlinf_vla.types import Episodes
 
 SLOTS = torch.arange(16)
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.sft import DemonstrationConfig
-from rlinf_vla.datasets import lerobot_format as form
-from rlinf_vla.protocols import RewardModel
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import RewardModel
+from rlinf_vla.core.types import Inputs, Observation
+from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.rollout.frames import labelled_frames
-from rlinf_vla.types import Inputs, Observation, UserError
+from tests.data.test_from_dataset import NOISY, played, write
 from tests.rollout.fake_env import GOALS, groups
-from tests.rollout.test_from_dataset import NOISY, played, write
 
 
 class Looks(RewardModel):

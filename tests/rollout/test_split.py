@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_vla import plugins
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import Tensors
 from rlinf_vla.models.openvla import OpenVLAOFTPolicy
 from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
-from rlinf_vla.protocols import Policy
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.rollout.split import FeatureServer, SplitActor, fill_head, head_weights, keep_head, require_separable, size
-from rlinf_vla.training.lora import LoraOptions, add_lora, is_lora, merged_lora
-from rlinf_vla.types import Tensors, UserError
+from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head, require_separable, size, strip_to_head
+from rlinf_vla.training.lora import add_lora, is_lora, merged_lora
 from tests.conformance.policy import act, assert_the_same_bits, observations, split
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
@@ -109,7 +111,7 @@ def test_what_a_head_is(tmp_path: Path) -> None:
     once = head_weights(policy, policy.state_dict())
     assert once.keys() - what_trains(policy).keys() == {"backbone.language_model.lm_head.weight"}
     assert once["backbone.language_model.lm_head.weight"].shape == (8, 32)
-    keep_head(blank)
+    strip_to_head(blank)
     assert {name for name, _ in blank.named_parameters()} == once.keys()
 
     policy, _ = in_two_places(oft(tmp_path / "adapted"), targets=["lm_head"])
@@ -128,11 +130,11 @@ def test_a_head_takes_its_own_weights_only(tmp_path: Path) -> None:
     policy, blank = in_two_places(oft(tmp_path / "oft"))
     weights = head_weights(policy, policy.state_dict())
     name = "backbone.language_model.lm_head.weight"
-    keep_head(blank)
+    strip_to_head(blank)
     for wrong in ({**weights, name: policy.backbone.language_model.lm_head.weight}, {**weights, "other": weights[name]}, {}):  # type: ignore[union-attr,dict-item]
         with pytest.raises(RuntimeError, match="Error\\(s\\) in loading state_dict"):
-            fill_head(blank, wrong, "cpu")
-    fill_head(blank, weights, "cpu")
+            load_head(blank, wrong, "cpu")
+    load_head(blank, weights, "cpu")
     before = blank.get_parameter(name).clone()
     weights[name].detach().zero_()
     assert torch.equal(blank.get_parameter(name), before), "a copy"
@@ -141,8 +143,8 @@ def test_a_head_takes_its_own_weights_only(tmp_path: Path) -> None:
 def test_both_sides_record(tmp_path: Path) -> None:
     """As on a GPU: the server its pass, the head its own, each per shape."""
     policy, blank = in_two_places(oft(tmp_path / "oft"))
-    keep_head(blank)
-    fill_head(blank, head_weights(policy, policy.state_dict()), "cpu")
+    strip_to_head(blank)
+    load_head(blank, head_weights(policy, policy.state_dict()), "cpu")
     server = FeatureServer(policy)
     server._packed = RecordedOnTheCPU(server._pack)
     actor = SplitActor(blank, SETTINGS, server.encode)
@@ -167,9 +169,9 @@ def test_bytes_are_counted_per_block(tmp_path: Path) -> None:
 
 def test_models_that_cannot_be_split_say_why() -> None:
     models = plugins.models()
-    refused = {name for name, model in models.items() if model.inseparable is not None}
+    refused = {name for name, model in models.items() if model.split_unsupported is not None}
     assert refused == {"openvla"} and models.keys() >= {"compact", "openvla_oft", "pi0"}
-    with pytest.raises(UserError, match=r"rollout\.split=head: model=openvla sends every action token through its whole language model"):
+    with pytest.raises(UserError, match=r"rollout\.split=head: model=openvla passes every action token through its whole language model"):
         require_separable(models["openvla"])
 
 
@@ -177,7 +179,7 @@ def test_a_policy_that_says_nothing_is_refused() -> None:
     class Other(Policy):
         name = "other"
 
-    with pytest.raises(UserError, match="model=other does not say which of its modules act"):
+    with pytest.raises(UserError, match="model=other does not declare which of its modules form the action head"):
         require_separable(Other)
 
 

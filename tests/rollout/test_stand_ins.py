@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
-from rlinf_vla.protocols import VectorEnv
+from rlinf_vla.core.protocols import VectorEnv
 from tests.conformance.policy import DiscretePolicyConformance
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance
 from tests.rollout.fake_env import CounterWorld

@@ -9,17 +9,19 @@ import torch
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS, chunk_rewards
 from rlinf_vla.algorithms.sac import SACConfig
+from rlinf_vla.core.types import EpisodeRecords, Episodes
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.rollout.transitions import Recorded, collect_transitions, transition_metrics
+from rlinf_vla.rollout.transitions import collect_transitions, transition_metrics
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.types import Episodes
 from tests.rollout.walk import Walk, tabular
 
 REWARDS = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
 GAMMA = 0.5
 
 
-def played(chunk: int = 2, limit: int = 5, terminates: bool = False, unit: str = "step", seeds: list[int] | None = None) -> list[Recorded]:
+def played(
+    chunk: int = 2, limit: int = 5, terminates: bool = False, unit: str = "step", seeds: list[int] | None = None
+) -> list[EpisodeRecords]:
     policy = tabular(len(REWARDS), chunk, SACConfig(critics=2, hidden=8))
     seed = torch.tensor([0] if seeds is None else seeds)
     rewards = partial(chunk_rewards, gamma=GAMMA, unit=unit)
@@ -65,9 +67,9 @@ def test_episodes_of_any_chunk_stand_in_the_order_of_the_list(chunk: int) -> Non
 
 def test_metrics_are_per_episode_and_per_control_step() -> None:
     episodes = [
-        Recorded({"reward": torch.tensor([1.0, 2.0])}, True, 3),
-        Recorded({"reward": torch.tensor([3.0])}, False, 1),
-        Recorded({"reward": torch.tensor([-1.0])}, False, 6),
+        EpisodeRecords({"reward": torch.tensor([1.0, 2.0])}, True, 3),
+        EpisodeRecords({"reward": torch.tensor([3.0])}, False, 1),
+        EpisodeRecords({"reward": torch.tensor([-1.0])}, False, 6),
     ]
     assert transition_metrics(episodes) == pytest.approx(
         {"rollout/episodes": 3, "rollout/success_once": 1 / 3, "rollout/episode_len": 10 / 3, "rollout/reward_mean": 0.5}

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlinf_vla.algorithms.sac import SACConfig
-from rlinf_vla.algorithms.soft import LOG_STD_RANGE, SoftPolicy
-from rlinf_vla.protocols import EnvSpec, PolicySpec, VectorEnv
-from rlinf_vla.types import Episodes, Inputs, Observation, StepResult
+from rlinf_vla.algorithms.sac_policy import LOG_STD_RANGE, SACPolicy
+from rlinf_vla.core.protocols import EnvSpec, PolicySpec, VectorEnv
+from rlinf_vla.core.types import Episodes, Inputs, Observation, StepResult
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 ACTOR_STD = math.exp(-3)
@@ -80,11 +80,11 @@ class Table(torch.nn.Module):
         return (self.values if chosen is None else self.values[chosen]) @ features.T
 
 
-def tabular(places: int, chunk: int, config: SACConfig) -> SoftPolicy:
+def tabular(places: int, chunk: int, config: SACConfig) -> SACPolicy:
     """SAC with a table in place of its critics; its actor is the same everywhere, with mean 0 and ``ACTOR_STD``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        policy = SoftPolicy(Places(places, chunk), places, config)
+        policy = SACPolicy(Places(places, chunk), places, config)
     last: Any = policy.actor[-2]
     torch.nn.init.zeros_(last.weight)
     torch.nn.init.zeros_(last.bias)

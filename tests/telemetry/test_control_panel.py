@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlinf_vla.rollout.accounting import ACCEPTED, HELD, POLICY, Accounting
+from rlinf_vla.realworld.loop_statistics import ACCEPTED, HELD, POLICY, LoopStatistics
 from rlinf_vla.telemetry.control_panel import control_panel, control_scalars, control_table, summary
 from rlinf_vla.telemetry.metrics import MetricsLog, read_metrics
 from rlinf_vla.telemetry.report import write_report
@@ -16,7 +16,7 @@ from rlinf_vla.telemetry.report import write_report
 
 @pytest.fixture
 def document() -> dict[str, Any]:
-    account = Accounting(10.0)
+    account = LoopStatistics(10.0)
     for count in range(1, 1001):
         account.took("act", count / 1e5)
         account.took("lidar", 0.001)
@@ -49,7 +49,7 @@ def test_the_table_has_every_section_known_or_not(document: dict[str, Any]) -> N
     lines = text.getvalue().splitlines()
     (act,) = (line for line in lines if line.lstrip().startswith("act:"))
     assert [word for word in act.split() if word != "│"][-4:] == ["5.00", "9.90", "9.99", "10.00"]
-    assert any("lidar" in line for line in lines) and any("age of what an action" in line for line in lines)
+    assert any("lidar" in line for line in lines) and any("age of the observation" in line for line in lines)
 
 
 def test_scalars_go_to_the_log(document: dict[str, Any], tmp_path: Path) -> None:

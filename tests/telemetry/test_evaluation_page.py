@@ -28,9 +28,11 @@ def document(policies: tuple[str, ...] = ("start", "step_000014")) -> dict[str, 
     ]
     suites = [{"suite": suite, "tasks": list(names), "stack": {"mujoco": "2.3.7"}} for suite, names in TASKS.items()]
     head = {"name": "libero_eval", "environment": {"cpu": "abacus", "packages": {"torch": "2.13"}}, "suites": suites}
-    entrants = {policy: {"policy": policy, "sha256": "abc123"} for policy in policies}
+    provenance = {policy: {"policy": policy, "sha256": "abc123"} for policy in policies}
     return (
-        head | {"entrants": entrants, "lost": {"simulators": 2, "processes": 0}, "recipe": {"env": {"name": "libero"}}} | tables(episodes)
+        head
+        | {"provenance": provenance, "lost": {"simulators": 2, "processes": 0}, "recipe": {"env": {"name": "libero"}}}
+        | tables(episodes)
     )
 
 

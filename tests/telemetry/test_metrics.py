@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.telemetry.metrics import MetricsLog, read_metrics
-from rlinf_vla.types import UserError
 
 
 def steps(run_dir: Path) -> list[int]:

@@ -132,7 +132,7 @@ def test_a_finished_run(run_dir: Path) -> None:
     assert "could not be read" not in page.text and "Not in this page" not in page.text
     assert page.text.count(HOSTILE) >= 4  # shown as text: two captions, the recipe, a track of the timeline
     assert "success rate over the iterations" in page.labels
-    assert [path.name for path in run_dir.iterdir() if "unfinished" in path.name] == []
+    assert [path.name for path in run_dir.iterdir() if path.name.startswith(".")] == []
 
 
 def test_the_page_needs_nothing_else(run_dir: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rlinf_vla.telemetry.roofline import Limits, Work, measured_limits, work
+from rlinf_vla.benchmarks.roofline import Limits, Work, measured_limits, work
 
 
 def test_arithmetic_and_weights_of_linear_layers() -> None:

@@ -17,14 +17,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
-from rlinf_vla.protocols import Policy
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core.protocols import Policy
 from rlinf_vla.rollout.demonstrations import imitation_noise
 from rlinf_vla.training import checkpoint as checkpoints
 from rlinf_vla.training import lora
 from rlinf_vla.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint, verify
-from rlinf_vla.training.lora import LoraOptions, add_lora
-from rlinf_vla.training.trainer import Optimisation, Trainer
-from rlinf_vla.types import UserError
+from rlinf_vla.training.lora import add_lora
+from rlinf_vla.training.trainer import OptimizerConfig, Trainer
 from tests.conformance.policy import observations
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
 from tests.training.processes import in_process
@@ -38,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(model: Path, rank: int = 4, seed: int = 0) -> tuple[Policy, Trainer]:
     policy = tiny(directory=model, seed=0 if rank else seed)
     add_lora(policy, LoraOptions(rank=rank), seed)
-    return policy, Trainer(policy, Optimisation(1e-2, 1e-2, 1.0), 3)
+    return policy, Trainer(policy, OptimizerConfig(1e-2, 1e-2, 1.0), 3)
 
 
 def learn(policy: Policy, trainer: Trainer, steps: range) -> None:

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
-from rlinf_vla.protocols import Policy
-from rlinf_vla.rollout import synthetic
+from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.training.data_parallel import map_rows, rows_of_rank
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
-from rlinf_vla.training.lora import LoraOptions, add_lora
-from rlinf_vla.training.ranks import on_every_rank, touched
+from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.sharding import shard
-from rlinf_vla.training.trainer import Optimisation, Term, Trainer, minibatches
+from rlinf_vla.training.trainer import ExtraLoss, OptimizerConfig, Trainer, minibatches
 from tests.conformance.policy import with_critic
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
@@ -60,7 +61,7 @@ def loss(model: Any, batch: Rows) -> tuple[Tensor, dict[str, Tensor]]:
     return total, {"loss": total.detach(), "count": batch.counts.double().sum()}
 
 
-def make(mode: str, micro_batch_size: int, policy: Any, settings: Optimisation = SETTINGS, keep_reference: bool = False) -> Trainer:
+def make(mode: str, micro_batch_size: int, policy: Any, settings: OptimizerConfig = SETTINGS, keep_reference: bool = False) -> Trainer:
     if mode == "sharded":
         shard(policy)
     return Trainer(policy, settings, micro_batch_size, keep_reference)
@@ -75,14 +76,14 @@ def updates(mode: str, minibatch: int = 4, micro: int = 2, **options: Any) -> di
     return {"metrics": metrics, "weights": subject.weights(), "state": subject.state()}
 
 
-def beside(index: int) -> list[Term]:
-    return [Term(rows(1 + index, 0.0, seed=index), loss, 0.3)]
+def beside(index: int) -> list[ExtraLoss]:
+    return [ExtraLoss(rows(1 + index, 0.0, seed=index), loss, 0.3)]
 
 
 def only_touched(mode: str) -> dict[str, Any]:
     """A rank reads its own rows alone."""
     subject, batch = make(mode, 2, Toy()), rows(SIZE)
-    mine = touched(minibatches(SIZE, 1, 4, 0), 2)
+    mine = rows_of_rank(minibatches(SIZE, 1, 4, 0), 2)
     batch.x = torch.full_like(batch.x, float("nan")).index_copy(0, mine, batch.x[mine])
     return {"metrics": [subject.update(batch, loss, 1, 4, 0)], "weights": subject.weights()}
 
@@ -108,7 +109,7 @@ def reference(mode: str) -> dict[str, Any]:
 
     @torch.no_grad()
     def seen() -> Tensor:
-        return on_every_rank(lambda part: subject.policy.evaluate(part)[1], rows(SIZE).x, 2)
+        return map_rows(lambda part: subject.policy.evaluate(part)[1], rows(SIZE).x, 2)
 
     with subject.reference_weights():
         first = seen()
@@ -194,10 +195,10 @@ def test_ranks_change_nothing_about_a_policy(tmp_path: Path, name: str) -> None:
     batch = ppo_batch(algorithm, policy)
 
     def learn(mode: str) -> dict[str, Tensor]:
-        subject = make(mode, 2, policy, Optimisation(1e-3, 1e-3, 0.5))
+        subject = make(mode, 2, policy, OptimizerConfig(1e-3, 1e-3, 0.5))
         for seed in range(3):
             with torch.no_grad():
-                inputs = policy.fix(batch.calls.inputs)
+                inputs = policy.precompute(batch.calls.inputs)
             known = replace(batch, calls=replace(batch.calls, inputs=inputs))
             subject.update(known, lambda policy, part: algorithm.loss(policy, part, False), 1, 3, seed)
         return subject.weights()

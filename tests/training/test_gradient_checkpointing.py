@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.protocols import Policy
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core.protocols import Policy
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
-from rlinf_vla.training.lora import LoraOptions, add_lora
-from rlinf_vla.types import UserError
+from rlinf_vla.training.lora import add_lora
 from tests.conformance.policy import act, observations, with_critic
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0

@@ -10,24 +10,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
-from rlinf_vla.protocols import Policy
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
-from rlinf_vla.training.lora import (
-    LoraOptions,
-    acting,
-    adapter_state,
-    add_lora,
-    is_lora,
-    load_adapter,
-    merge_lora,
-    merged_lora,
-    save_adapter,
-)
-from rlinf_vla.training.trainer import Optimisation, Trainer
-from rlinf_vla.types import UserError
+from rlinf_vla.training.lora import acting, adapter_state, add_lora, is_lora, load_adapter, merge_lora, merged_lora, save_adapter
+from rlinf_vla.training.trainer import OptimizerConfig, Trainer
 from tests.conformance.policy import act, observations
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
@@ -151,7 +142,7 @@ def test_alpha_over_rank_scales(directory: Path, alpha: int | None, scale: float
 def test_stock_peft_reads_the_adapter_of_a_checkpoint(directory: Path, tmp_path: Path) -> None:
     """And computes the same bits."""
     policy = adapted(directory, trained=True, alpha=8)
-    trainer = Trainer(policy, Optimisation(1e-3, 1e-3, 1.0), 8)
+    trainer = Trainer(policy, OptimizerConfig(1e-3, 1e-3, 1.0), 8)
     adapter = save_checkpoint(tmp_path / "checkpoints", policy, trainer, {"iteration": 1}, 1) / "adapter"
     base = PrismaticVLA(smaller_config())
     base.load_state_dict(tiny(directory=directory).backbone.state_dict())
@@ -196,7 +187,7 @@ def test_an_adapter_of_the_official_script_is_a_start(directory: Path, official:
         assert torch.equal(logits(policy, policy.backbone), expected)
     trainable = {name for name, p in policy.named_parameters() if p.requires_grad}
     assert trainable == {name for name, _ in policy.named_parameters() if is_lora(name) or name.startswith("value_head.")}
-    trainer = Trainer(policy, Optimisation(1e-3, 1e-3, 1.0), 8)
+    trainer = Trainer(policy, OptimizerConfig(1e-3, 1e-3, 1.0), 8)
     written = save_checkpoint(tmp_path / "checkpoints", policy, trainer, {"iteration": 1}, 1)
     other = adapted(directory, seed=1, adapter=str(official))
     load_checkpoint(written, other)
@@ -271,7 +262,7 @@ def test_an_adapter_is_loaded_again(directory: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"alpha": 8}, {"rank": 8, "alpha": 4}])
 def test_an_adapter_that_would_count_more_or_less_is_refused(directory: Path, tmp_path: Path, options: dict[str, object]) -> None:
     save(adapted(directory, trained=True), tmp_path / "adapter")
-    with pytest.raises(UserError, match=r"was trained with model\.lora\.rank=4 and alpha=4, the recipe says"):
+    with pytest.raises(UserError, match=r"was trained with model\.lora\.rank=4 and alpha=4, the recipe sets"):
         load_adapter(adapted(directory, **options).backbone, tmp_path / "adapter")
 
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.training import replay as module
 from rlinf_vla.training.replay import Replay, sample_mixed
-from rlinf_vla.types import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def test_a_checkpoint_without_its_files_is_refused(tmp_path: Path) -> None:
     store = Replay(tmp_path / "replay", 20)
     fill(store, [9])
     (tmp_path / "replay" / "segment_000001" / "acted").unlink()
-    with pytest.raises(UserError, match=r"segment_000001/acted is missing or cut short: resume another checkpoint"):
+    with pytest.raises(UserError, match=r"segment_000001/acted is missing or truncated: resume another checkpoint"):
         Replay(tmp_path / "replay", 20, store.total)
     (tmp_path / "replay" / "layout.json").unlink()
     with pytest.raises(UserError, match=r"layout\.json cannot be read"):
@@ -166,5 +166,5 @@ def test_a_fixed_share_of_each_store(tmp_path: Path) -> None:
 def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
     store = Replay(tmp_path / "replay", 100)
     fill(store, [3])
-    with pytest.raises(ValueError, match="those before them"):
+    with pytest.raises(ValueError, match="earlier ones have"):
         store.append({"acted": torch.ones(2, dtype=torch.bool)})

@@ -16,17 +16,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlinf_vla import training
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.openvla import OpenVLAOFTPolicy
 from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions
-from rlinf_vla.protocols import Policy
-from rlinf_vla.rollout import synthetic
+from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
-from rlinf_vla.training.lora import LoraOptions, add_lora, merged_lora
-from rlinf_vla.training.pieces import own_piece
+from rlinf_vla.training.dtensors import local_shard
+from rlinf_vla.training.lora import add_lora, merged_lora
 from rlinf_vla.training.sharding import Footprint, footprint, shard
-from rlinf_vla.training.trainer import Optimisation
-from rlinf_vla.types import UserError
+from rlinf_vla.training.trainer import OptimizerConfig
 from tests.conformance.policy import with_critic
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.tiny_openvla import ASSET, smaller_directory
@@ -52,7 +53,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor], limit: float = 0.0
 def part(fresh: Policy, mode: str, steps: range, start: Path | None = None, written: Path | None = None) -> dict[str, Any]:
     """Some of a run's steps: begun from a checkpoint, ended by one."""
     policy = copy.deepcopy(fresh)
-    trainer = make(mode, 3, policy, Optimisation(3e-4, 3e-4, 1.0))
+    trainer = make(mode, 3, policy, OptimizerConfig(3e-4, 3e-4, 1.0))
     if start is not None:
         assert load_checkpoint(start, policy, trainer) == {"iteration": 1}
     learn(policy, trainer, steps)
@@ -87,7 +88,7 @@ def test_a_sharded_policy_acts_and_learns_on(tmp_path: Path) -> None:
     inputs = synthetic.calls(policy, 4, Settings(0, 1.0, 4, False), 1).inputs
 
     def learn_and_act(mode: str) -> dict[str, Any]:
-        trainer, found = make(mode, 2, policy, Optimisation(1e-4, 1e-4, 1.0)), []
+        trainer, found = make(mode, 2, policy, OptimizerConfig(1e-4, 1e-4, 1.0)), []
         for _ in range(2):
             calls = synthetic.calls(policy, 3, Settings(0, 1.0, 3, False), 1)
             trainer.step(rows(4, 0.0), lambda policy, part: (_squares(policy, inputs, part.y), {}))
@@ -117,7 +118,7 @@ def test_the_footprint_is_what_a_rank_keeps(tmp_path: Path) -> None:
         policy = Toy()
         trainer = make("sharded", 4, policy)
         trainer.step(rows(), loss)
-        kept = [own_piece(parameter).nbytes for parameter in policy.parameters()]
+        kept = [local_shard(parameter).nbytes for parameter in policy.parameters()]
         moments = [value.nbytes for slots in trainer.optimizer.state.values() for slot, value in slots.items() if slot != "step"]
         return [sum(kept), sum(moments)]
 
@@ -165,9 +166,9 @@ def test_what_a_sharded_policy_cannot_do(fresh: Policy, tmp_path: Path) -> None:
         return [*said, str(error.value)]
 
     for acts, saves, scalar in on_ranks(work, tmp_path):
-        assert "no rank has the whole policy to act with" in acts
+        assert "no rank holds the whole policy to act with" in acts
         assert "`rlinf-vla export`" in saves
-        assert "temperature is a single number" in scalar
+        assert "temperature is a scalar" in scalar
 
 
 @pytest.mark.parametrize("mode", MODES)

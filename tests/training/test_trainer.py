@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rlinf_vla.training.trainer import Optimisation, Term, Trainer
+from rlinf_vla.training.trainer import ExtraLoss, OptimizerConfig, Trainer
 
-SETTINGS = Optimisation(learning_rate=1e-2, value_learning_rate=5e-2, max_grad_norm=0.7)
+SETTINGS = OptimizerConfig(learning_rate=1e-2, value_learning_rate=5e-2, max_grad_norm=0.7)
 
 
 class Model(nn.Module):
@@ -58,7 +58,7 @@ def test_a_term_beside_adds_its_own_mean() -> None:
     found = {}
     for micro in (100, 2):
         subject = trainer(micro)
-        subject.step(main, loss, beside=[Term(other, loss, 0.3)])
+        subject.step(main, loss, beside=[ExtraLoss(other, loss, 0.3)])
         found[micro] = {name: parameter.grad for name, parameter in subject.parameters.items()}
     expected = Model()
     value = loss(expected, main)[0] / main.counts.sum() + 0.3 * loss(expected, other)[0] / other.counts.sum()
@@ -81,7 +81,7 @@ def test_the_policy_as_it_was_at_first() -> None:
     assert any(not torch.equal(value, first[name]) for name, value in later.items())
 
 
-def trainer(micro_batch_size: int = 100, settings: Optimisation = SETTINGS, model: Model | None = None) -> Trainer:
+def trainer(micro_batch_size: int = 100, settings: OptimizerConfig = SETTINGS, model: Model | None = None) -> Trainer:
     return Trainer(model or Model(), settings, micro_batch_size)  # type: ignore[arg-type]
 
 
@@ -113,7 +113,7 @@ def test_micro_batches_change_nothing(size: int, micro: int, seed: int) -> None:
 
 def test_a_step_is_adamw_on_the_clipped_mean_gradient() -> None:
     """Written out by hand: two steps, with the bias corrections of Kingma and Ba (2015)."""
-    settings = Optimisation(1e-2, 5e-2, max_grad_norm=0.7, weight_decay=0.1)
+    settings = OptimizerConfig(1e-2, 5e-2, max_grad_norm=0.7, weight_decay=0.1)
     subject, model = trainer(4, settings), Model()
     mean: dict[str, Tensor] = {}
     square: dict[str, Tensor] = {}
@@ -140,7 +140,7 @@ def test_a_step_is_adamw_on_the_clipped_mean_gradient() -> None:
 @pytest.mark.parametrize("still", ["body.", "value_head."])
 def test_the_value_head_has_its_own_learning_rate(still: str) -> None:
     rates = (0.0, 1e-2) if still == "body." else (1e-2, 0.0)
-    subject = trainer(settings=Optimisation(*rates, max_grad_norm=1.0))
+    subject = trainer(settings=OptimizerConfig(*rates, max_grad_norm=1.0))
     before = weights(subject)
     subject.step(rows(), loss)
     for name, value in weights(subject).items():

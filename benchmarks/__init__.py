@@ -1,0 +1,1 @@
+"""What `rlinf-vla bench` measures: one module per benchmark."""

@@ -1,0 +1,211 @@
+"""Benchmark the control loop on a synthetic robot against a loop that sleeps between steps.
+
+``rlinf-vla bench control recipe=NAME`` drives the robot with the recipe's policy in real time, by
+both loops, and reports the time budget of an inference at each rate. Robot and cameras take a fixed
+time and some inferences stall. Nothing is simulated and nothing moves.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla.config.control import inference_budget, timing
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.io import write_json
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.planner.synthetic import INSTRUCTION
+from rlinf_vla.realworld.async_inference import ThreadedInference
+from rlinf_vla.realworld.chunks import Chunk, Request
+from rlinf_vla.realworld.clock import MonotonicClock
+from rlinf_vla.realworld.control_actor import ControlActor, require_fit
+from rlinf_vla.realworld.control_loop import ControlLoop
+from rlinf_vla.realworld.loop_statistics import LoopStatistics
+from rlinf_vla.realworld.sensing import Sensors
+from rlinf_vla.realworld.synthetic_cell import SyntheticCamera, SyntheticRobot
+from rlinf_vla.realworld.tool_target import TrackedTarget
+from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.telemetry.control_panel import control_table
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.training.lora import acting
+
+RATES = (10.0, 20.0, 50.0)
+TURNS, SECONDS = 2, 2.0
+"""Turns of each loop at each rate, and seconds per turn. The two loops alternate."""
+ROBOT_S, CAMERA_S = 0.0003, 0.002
+"""Seconds to observe or to command the robot, and to read one camera."""
+STALL_EVERY, STALL_PERIODS = 20, 1.5
+"""One in ``STALL_EVERY`` inferences takes ``STALL_PERIODS`` control periods longer."""
+
+
+@dataclass(frozen=True)
+class LoopTiming:
+    """Timing of one loop at one rate.
+
+    ``steps``, ``commands``: done, as a share of those due. ``jitter``: deviation of the time
+    between two observations from one period. ``behind_ms``: largest delay of a turn's last step.
+    """
+
+    loop: str
+    control_hz: float
+    steps: float
+    commands: float
+    jitter_p50_ms: float
+    jitter_p99_ms: float
+    behind_ms: float
+
+
+class Stalling:
+    """Wrap an actor so that every ``STALL_EVERY``-th call takes ``seconds`` longer."""
+
+    def __init__(self, actor: ControlActor, seconds: float) -> None:
+        self._actor, self._seconds, self._count = actor, seconds, 0
+
+    def __call__(self, request: Request) -> Chunk:
+        self._count += 1
+        if self._count % STALL_EVERY == 0:
+            time.sleep(self._seconds)
+        return self._actor(request)
+
+
+def run(config: DictConfig) -> None:
+    """Run both loops at each rate in ``RATES``, print tables and write bench_control.json."""
+    recipe = recipes.read(config)
+    policy = builders.build_policy(recipe)
+    require_fit(policy, policy.spec.images, recipe.control)
+    for hz in RATES:
+        timing(recipe.control, hz, policy.spec.chunk)
+    console = Console(highlight=False)
+    settings = builders.actor_settings(recipe, 0.0)
+    kept: list[LoopTiming] = []
+    budgets: list[dict[str, float]] = []
+    documents: dict[str, Any] = {}
+    with builders.threads(recipe.cluster.rollout_threads), acting(policy, settings.rounded), console.status("starting") as status:
+        actor = ControlActor(policy, settings, MonotonicClock())
+        for hz in RATES:
+            status.update(f"{hz:g} Hz")
+            ours, plain, account = _measure(recipe, policy, actor, hz)
+            kept += [ours, plain]
+            documents[f"{hz:g}"] = account.document()
+            budgets.append(budget(recipe, policy, hz, documents[f"{hz:g}"]))
+    _show(console, recipe, kept, budgets)
+    console.print(control_table(documents[f"{RATES[0]:g}"]))
+    ratios = {f"{a.control_hz:g} Hz": _ratios(a, b) for a, b in zip(kept[::2], kept[1::2], strict=True)}
+    for name, ratio in ratios.items():
+        console.print(f"{name}: sleep loop / ours = " + ", ".join(f"{value:.1f} ({what})" for what, value in ratio.items()))
+    document: dict[str, Any] = {
+        "loops": [asdict(each) for each in kept],
+        "sleep_over_ours": ratios,
+        "budgets": budgets,
+        "control": documents,
+    }
+    document |= {"robot_s": ROBOT_S, "camera_s": CAMERA_S, "stall_every": STALL_EVERY, "stall_periods": STALL_PERIODS}
+    document |= {"model": recipe.model.name, "chunk": policy.spec.chunk, "environment": fingerprint()}
+    path = run_directory.for_evaluation(config, None) / "bench_control.json"
+    write_json(path, document)
+    console.print(f"numbers: {builders.relative(path)}")
+
+
+def _measure(recipe: Recipe, policy: Policy, actor: ControlActor, hz: float) -> tuple[LoopTiming, LoopTiming, LoopStatistics]:
+    clock = MonotonicClock()
+    background = ThreadedInference(Stalling(actor, STALL_PERIODS / hz), clock)
+    robot = SyntheticRobot(clock, hz, ROBOT_S)
+    cameras = [SyntheticCamera(clock, name, size, CAMERA_S) for name, size in policy.spec.images.items()]
+    counted = replace(recipe.control, max_misses=sys.maxsize)  # misses are counted here and must not stop the robot
+    loop = ControlLoop(robot, cameras, background, policy.spec.chunk, counted, clock)
+    sensors, inline = Sensors(robot, cameras, clock), Stalling(actor, STALL_PERIODS / hz)
+    loop.warm_up(INSTRUCTION)
+    ticks = round(SECONDS * hz)
+    ours, plain = _Times(), _Times()
+    for _ in range(TURNS):
+        with ours.of(robot):
+            loop.run(INSTRUCTION, lambda step: "enough" if step.tick + 1 >= ticks else None)
+        background.settle(clock.now() + SECONDS)
+        with plain.of(robot):
+            sleep_loop(robot, sensors, inline, ticks)
+    background.close()
+    return ours.kept("ours", hz), plain.kept("sleep", hz), loop.accounting
+
+
+def sleep_loop(robot: SyntheticRobot, sensors: Sensors, infer: Stalling, ticks: int) -> None:
+    """Run the usual control loop: the next period starts after an overrun, which is not made up."""
+    target, period = TrackedTarget(robot.spec), 1 / robot.spec.control_hz
+    end, left = time.monotonic() + ticks * period, np.zeros((0, 7), np.float32)
+    while (began := time.monotonic()) < end:
+        seen = sensors.read(lambda *_: None, lambda *_: None)
+        if not len(left):
+            left = infer(Request(seen, INSTRUCTION, 0, 0)).actions
+        robot.command(target.move(left[0], seen.state.pose), began + 2 * period)
+        left = left[1:]
+        time.sleep(max(0.0, period - (time.monotonic() - began)))
+
+
+class _Times:
+    """Times at which a robot was observed in each turn, and its number of commands."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[float]] = []
+        self.commands = 0
+
+    @contextmanager
+    def of(self, robot: SyntheticRobot) -> Iterator[None]:
+        robot.observed.clear()
+        robot.commands.clear()
+        yield
+        self.runs.append(list(robot.observed))
+        self.commands += len(robot.commands)
+
+    def kept(self, loop: str, hz: float) -> LoopTiming:
+        due = TURNS * SECONDS * hz
+        jitter = 1e3 * np.abs(np.concatenate([np.diff(times) for times in self.runs]) - 1 / hz)
+        p50, p99 = (float(np.quantile(jitter, share)) for share in (0.5, 0.99))
+        behind = max(times[-1] - times[0] - (len(times) - 1) / hz for times in self.runs)
+        return LoopTiming(loop, hz, sum(map(len, self.runs)) / due, self.commands / due, p50, p99, 1e3 * behind)
+
+
+def budget(recipe: Recipe, policy: Policy, hz: float, document: dict[str, Any]) -> dict[str, float]:
+    """Return the budget of an inference, in ms (``control_hz`` in Hz).
+
+    ``overhead``: sensors and commands (p99). ``left``: time left for an inference, which took
+    ``p50`` and ``p99``.
+    """
+    sections, goes_by = document["sections_ms"], timing(recipe.control, hz, policy.spec.chunk)
+    overhead = sum(sections[name]["p99"] for name in ("lateness", "observe", "camera", "command"))
+    inference = {each: sum(sections[name][each] for name in ("prepare", "encode", "act") if name in sections) for each in ("p50", "p99")}
+    left = 1e3 * inference_budget(goes_by, policy.spec.chunk) - overhead
+    return {"control_hz": hz, "period": 1e3 / hz, "overhead": overhead, "left": left, **inference}
+
+
+def _ratios(ours: LoopTiming, plain: LoopTiming) -> dict[str, float]:
+    """Compare the loops; above 1, ours is better."""
+    return {
+        "jitter p50": plain.jitter_p50_ms / ours.jitter_p50_ms,
+        "jitter p99": plain.jitter_p99_ms / ours.jitter_p99_ms,
+        "steps, ours over sleep loop's": ours.steps / plain.steps,
+    }
+
+
+def _show(console: Console, recipe: Recipe, kept: list[LoopTiming], budgets: list[dict[str, float]]) -> None:
+    stalls = f"every {STALL_EVERY}th inference stalls for {STALL_PERIODS:g} periods"
+    columns = ("Hz", "loop", "steps / due", "commands / due", "jitter p50 ms", "p99 ms", "behind ms")
+    table = Table(*columns, title=f"{recipe.model.name}: {stalls}")
+    for each in kept:
+        numbers = (each.jitter_p50_ms, each.jitter_p99_ms, each.behind_ms)
+        table.add_row(
+            f"{each.control_hz:g}", each.loop, f"{each.steps:.3f}", f"{each.commands:.3f}", *(f"{number:.2f}" for number in numbers)
+        )
+    console.print(table)
+    table = Table("Hz", "period", "sensors, commands", "left for inference", "inference p50", "p99", "", title="Budget (ms) without stalls")
+    for row in budgets:
+        cells = [f"{row[name]:.1f}" for name in ("period", "overhead", "left", "p50", "p99")]
+        table.add_row(f"{row['control_hz']:g}", *cells, "fits" if row["p99"] < row["left"] else "too slow")
+    console.print(table)

@@ -1,0 +1,196 @@
+"""Benchmark environment steps against the simulator's own vector environment.
+
+``rlinf-vla bench env env=NAME[,NAME]`` reports control steps per second and CPU time per step,
+with and without images. Both do the same work: reset all environments, then an episode of random
+actions, several times.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla.cli import compose
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import child_process, plugins
+from rlinf_vla.core.io import write_json
+from rlinf_vla.core.protocols import Baseline, HasBaselines, VectorEnv
+from rlinf_vla.core.types import Episodes
+from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.telemetry.process_usage import usage
+
+EPISODES = 3
+"""Measured episodes per environment, after one warm-up episode."""
+TIMEOUT = 1800.0
+"""Seconds after which a baseline process is killed."""
+CHUNK = 8
+"""Actions between two images, as OpenVLA-OFT executes them in LIBERO."""
+USAGE = "rlinf-vla bench env env=maniskill[,NAME ...] [env.KEY=VALUE ...]"
+
+
+@dataclass(frozen=True)
+class EnvThroughput:
+    """Result of one run: control steps of all environments, core-seconds of all processes."""
+
+    name: str
+    images: str
+    steps: int
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / self.seconds
+
+    @property
+    def cpu_per_step(self) -> float:
+        return self.cpu_seconds / self.steps
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Benchmark each simulator, print tables and write bench_env.json."""
+    configs = simulators(arguments, USAGE)
+    console, document = Console(highlight=False), dict[str, Any]()
+    for name, config in configs.items():
+        with console.status(f"starting {name}") as status:
+            found = _simulator(recipes.read_node(config, "env"), status.update)
+        console.print(_table(name, config, found))
+        document[name] = {"env": OmegaConf.to_container(config.env), "measured": [asdict(each) for each in found], "ratios": _ratios(found)}
+        for what, ratio in document[name]["ratios"].items():
+            console.print(f"{what}: {ratio:.2f}")
+    if not configs:
+        return
+    path = run_directory.for_evaluation(next(iter(configs.values())), None) / "bench_env.json"
+    write_json(path, document | {"environment": fingerprint()})
+    console.print(f"numbers: {builders.relative(path)}")
+
+
+def simulators(arguments: Sequence[str], usage: str) -> dict[str, DictConfig]:
+    """Return the recipe of each simulator in ``env=NAME,NAME``; empty if an option was answered.
+
+    Raises UserError unless there is exactly one ``env=`` and every name is known.
+    """
+    names = [argument.removeprefix("env=") for argument in arguments if argument.startswith("env=")]
+    if {"--help", "-h"} & set(arguments):
+        print(compose.usage("bench_env", [f"env={name}" for name in names[:1]], usage))
+        return {}
+    if any(argument.startswith("-") for argument in arguments):  # options of Hydra
+        compose.compose_and_run("bench_env", arguments, lambda config: None)
+        return {}
+    if len(names) != 1 or not names[0]:
+        raise UserError(f"say which simulators to measure: {usage}")
+    others = [argument for argument in arguments if not argument.startswith("env=")]
+    return {name: compose.load("bench_env", [f"env={name}", *others]) for name in names[0].split(",")}
+
+
+def _simulator(env: Any, say: Callable[[str], None]) -> list[EnvThroughput]:
+    """Measure ours at three image rates, then the simulator's own baselines."""
+    plugin = plugins.choose("env", env.name, plugins.envs())
+    (group,) = plugin.create(env, 1)
+    try:
+        limit = group.spec.episode_limit
+        found = []
+        for chunk, images in ((1, "every step"), (min(CHUNK, limit), f"every {min(CHUNK, limit)} steps"), (limit, "once an episode")):
+            say(f"{env.name}: images {images}")
+            found.append(_ours(group, chunk, images))
+    finally:
+        group.close()
+    if isinstance(plugin, HasBaselines):
+        for baseline in plugin.baselines(env, EPISODES):
+            say(f"{env.name}: {baseline.name}")
+            found.append(_stock(baseline, EPISODES * limit * env.num_envs))
+    return found
+
+
+def _ours(env: VectorEnv, chunk: int, images: str) -> EnvThroughput:
+    generator, steps = torch.Generator().manual_seed(0), 0
+    started = spent = 0.0
+    for episode in range(1 + EPISODES):
+        if episode == 1:
+            started, spent, steps = time.perf_counter(), _cpu(), 0
+        steps += _episode(env, chunk, episode, generator)
+    return EnvThroughput("ours", images, steps, time.perf_counter() - started, _cpu() - spent)
+
+
+def _episode(env: VectorEnv, chunk: int, number: int, generator: torch.Generator) -> int:
+    """Run for the length of one episode and return the control steps; reset what ends early."""
+    size, limit, done = env.spec.num_envs, env.spec.episode_limit, 0
+    episodes = numbered_episodes(EVALUATION_SEEDS, number * size, size, 1)  # the first task, as in the baselines
+    env.reset(episodes)
+    for first in range(0, limit, chunk):
+        actions = 2 * torch.rand(size, min(chunk, limit - first), env.spec.action_dim, generator=generator) - 1
+        result = env.step(actions.to(env.spec.device))
+        done += int(result.valid.sum())
+        if result.done.any() and first + chunk < limit:
+            env.reset(Episodes(episodes.task_id, episodes.seed, episodes.attempt), result.done.cpu())
+    return done
+
+
+def _cpu() -> float:
+    """Core-seconds used so far by this process and its descendants."""
+    return time.process_time() + usage().cpu
+
+
+def _stock(baseline: Baseline, steps: int) -> EnvThroughput:
+    command = child_process.command(baseline.program, baseline.python)
+    environment = child_process.environment({"OMP_NUM_THREADS": "1", **baseline.environment})
+    pipe = subprocess.PIPE
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, env=environment, text=True) as process,
+    ):
+        watch = threading.Timer(TIMEOUT, process.kill)
+        watch.start()
+        try:
+            _wait_for("begin", process, baseline)
+            started, spent = time.perf_counter(), usage().cpu
+            _wait_for("end", process, baseline)
+            seconds, spent = time.perf_counter() - started, usage().cpu - spent
+            process.communicate("", timeout=60)
+        finally:
+            watch.cancel()
+            process.kill()
+    return EnvThroughput(baseline.name, "every step" if baseline.images else "none", steps, seconds, spent)
+
+
+def _wait_for(word: str, process: subprocess.Popen[str], baseline: Baseline) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == word:
+            return
+    raise RuntimeError(f"the baseline {baseline.name} ended before it printed {word!r} (exit code {process.wait()})")
+
+
+def _ratios(found: Sequence[EnvThroughput]) -> dict[str, float]:
+    """Compare ours with the simulator's own; above 1, ours is better."""
+    every, chunked, rare = found[:3]
+    ratios = {}
+    for stock in found[3:]:
+        if stock.images == "none":
+            ratios[f"steps/s, an image once an episode / {stock.name}"] = rare.steps_per_s / stock.steps_per_s
+            ratios[f"CPU per step, {stock.name} / an image once an episode"] = stock.cpu_per_step / rare.cpu_per_step
+        else:
+            for ours in (every, chunked):
+                ratios[f"steps/s, image {ours.images} / {stock.name}"] = ours.steps_per_s / stock.steps_per_s
+                ratios[f"CPU per step, {stock.name} / image {ours.images}"] = stock.cpu_per_step / ours.cpu_per_step
+    return ratios
+
+
+def _table(name: str, config: DictConfig, found: Sequence[EnvThroughput]) -> Table:
+    title = f"{name}: {config.env.num_envs} environments, {EPISODES} episodes each"
+    table = Table("vector environment", "images", "steps/s", "CPU ms per step", title=title, title_justify="left")
+    for each in found:
+        table.add_row(each.name, each.images, f"{each.steps_per_s:.1f}", f"{1000 * each.cpu_per_step:.1f}")
+    return table

@@ -1,0 +1,156 @@
+"""Benchmark the latency of policy inference and of its evaluation in an update.
+
+``rlinf-vla bench policy`` compares inference with the model's reference implementation.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from rlinf_vla.benchmarks.roofline import Limits, measured_limits, work
+from rlinf_vla.core.io import write_json
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import Episodes, Observation
+from rlinf_vla.planner import synthetic
+from rlinf_vla.rollout.actor import Actor, Settings
+from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.telemetry.stopwatch import time_interleaved
+
+WARMUP, CALLS = 3, 100
+SECONDS = 60.0
+"""Time limit per batch size: no further turn starts after it."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Latency of one kind of call.
+
+    ``best_ms``: the least disturbed call. ``actions_per_s``: actions that the median call chooses
+    or evaluates per second. ``of_limit``: the least time in which the device can do the call's
+    arithmetic and read its weights, divided by the best time.
+    """
+
+    batch: int
+    kind: str
+    calls: int
+    best_ms: float
+    p50_ms: float
+    p99_ms: float
+    actions_per_s: float
+    of_limit: float
+
+
+def run(config: DictConfig) -> None:
+    """Measure batch sizes 1 and ``rollout.batch_size``; print a table, write bench_policy.json."""
+    recipe = recipes.read(config)
+    policy = builders.build_policy(recipe)
+    console = Console(highlight=False)
+    measured: list[Latency] = []
+    ratios: dict[str, dict[str, float]] = {}
+    agreement: dict[str, float] = {}
+    with builders.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
+        limits = measured_limits(torch.device(recipe.cluster.device), dtype_of(policy))
+        for batch in sorted({1, recipe.rollout.batch_size}):
+            status.update(f"batch {batch}")
+            observation = synthetic.observation(policy.spec, batch, recipe.cluster.device)
+            found, same = measure(policy, observation, recipe.rollout.temperature, recipe.cluster.cuda_graphs, limits)
+            measured += found
+            if same is not None:
+                plain, act = (next(each for each in found if each.kind == kind) for kind in ("plain", "act"))
+                ratios[f"batch {batch}"] = {"best": plain.best_ms / act.best_ms, "p50": plain.p50_ms / act.p50_ms}
+                agreement[f"batch {batch}"] = same
+    title = f"{recipe.model.name} on {recipe.cluster.device}"
+    table = Table("batch", "call", "best ms", "p50 ms", "p99 ms", "actions/s", "of limit", title=title)
+    for each in measured:
+        numbers = (each.best_ms, each.p50_ms, each.p99_ms, each.actions_per_s)
+        table.add_row(str(each.batch), each.kind, *(f"{number:.1f}" for number in numbers), f"{100 * each.of_limit:.0f} %")
+    console.print(table)
+    for name, ratio in ratios.items():
+        same_share = f"the same actions in {100 * agreement[name]:.0f} %"
+        console.print(f"{name}: plain / act = {ratio['p50']:.2f} (p50), {ratio['best']:.2f} (best); {same_share}")
+    if not ratios:
+        console.print(f"{recipe.model.name} has no reference implementation to compare with")
+    document: dict[str, Any] = {"latencies": [asdict(each) for each in measured], "plain_over_act": ratios, "same_actions": agreement}
+    weights = sum(parameter.numel() for parameter in policy.parameters())
+    document |= {"limits": asdict(limits), "cuda_graphs": recipe.cluster.cuda_graphs}
+    document |= {"model": recipe.model.name, "weights": weights, "threads": recipe.cluster.rollout_threads, "environment": fingerprint()}
+    directory = run_directory.for_evaluation(config, None)
+    write_json(directory / "bench_policy.json", document)
+    console.print(f"numbers: {builders.relative(directory / 'bench_policy.json')}")
+
+
+def dtype_of(policy: Policy) -> torch.dtype:
+    return next(policy.backbone.parameters()).dtype
+
+
+def measure(
+    policy: Policy, observation: Observation, temperature: float, cuda_graphs: bool, limits: Limits
+) -> tuple[list[Latency], float | None]:
+    """Measure each kind of call, in turns so that other load affects all kinds alike.
+
+    All actions are greedy. Also returns the share of actions that equal those of the reference
+    implementation (None if the policy has none).
+    """
+    inputs = policy.prepare(observation)
+    actions = {"act": torch.empty(0), "plain": torch.empty(0)}
+    with torch.no_grad():
+        sample = policy.act(policy.encode(inputs), None, 0.0)
+        plain = policy.reference_actions(inputs)
+    batch, chunk = sample.actions.shape[:2]
+    device = sample.actions.device
+    zeros = torch.zeros(batch, dtype=torch.int64)
+    eager, actor = (Actor(policy, Settings(0, 0.0, batch, graphs)) for graphs in (False, cuda_graphs))
+
+    def act() -> None:
+        actions["act"] = actor.act(inputs, Episodes(zeros, zeros, zeros), zeros).actions
+
+    def act_eagerly() -> None:
+        eager.act(inputs, Episodes(zeros, zeros, zeros), zeros)
+
+    def plainly() -> None:
+        with torch.no_grad():
+            found = policy.reference_actions(inputs)
+        assert found is not None
+        actions["plain"] = found
+
+    def forward() -> None:
+        with torch.no_grad():
+            policy.evaluate(inputs, sample.latent, temperature)
+
+    def backward() -> None:
+        found = policy.evaluate(inputs, sample.latent, temperature)
+        (found.log_prob.sum() + found.value.sum()).backward()
+        policy.zero_grad(set_to_none=True)
+
+    kinds: dict[str, Callable[[], None]] = {"act": act}
+    if device.type == "cuda" and cuda_graphs:
+        kinds |= {"act without graphs": act_eagerly}
+    if plain is not None:
+        kinds |= {"plain": plainly}
+    kinds |= {"evaluate": forward, "evaluate + backward": backward}
+    seconds = time_interleaved(kinds, device, CALLS, WARMUP, SECONDS)
+    least = {kind: limits.least_seconds(work(act_eagerly if kind == "act" else call, policy.parameters())) for kind, call in kinds.items()}
+    found = []
+    for kind, each in seconds.items():
+        best, p50, p99 = min(each), statistics.median(each), _quantile(each, 0.99)
+        found.append(Latency(batch, kind, len(each), 1e3 * best, 1e3 * p50, 1e3 * p99, batch * chunk / p50, least[kind] / best))
+    return found, None if plain is None else _agreement(actions["act"], actions["plain"])
+
+
+def _quantile(values: list[float], fraction: float) -> float:
+    return torch.tensor(values, dtype=torch.float64).quantile(fraction).item()
+
+
+def _agreement(first: Tensor, second: Tensor) -> float:
+    """Share of equal actions, up to rounding."""
+    return torch.isclose(first, second, rtol=0, atol=1e-4).double().mean().item()

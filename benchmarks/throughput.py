@@ -1,0 +1,157 @@
+"""Benchmark a recipe's iterations under several plans: speed, utilisation, bytes transferred."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla.algorithms.ppo import PPOConfig
+from rlinf_vla.config.checks import ON_POLICY
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.io import write_json
+from rlinf_vla.planner import search as planning
+from rlinf_vla.planner.choice import TIE_TOLERANCE
+from rlinf_vla.planner.plan import Plan
+from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.runtime import open as runtimes
+from rlinf_vla.runtime.base import OnPolicyFlow
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.telemetry.timeline import Timeline
+
+ITERATIONS = 3
+"""Iterations under each plan; the first is not counted."""
+
+
+@dataclass(frozen=True)
+class PlanTiming:
+    """The fastest iteration under a plan, and the bytes that it transferred.
+
+    ``busy``: share of its time in which each role had work, the mean over the role's workers.
+    """
+
+    seconds: float
+    rollout_seconds: float
+    update_seconds: float
+    steps_per_s: float
+    """Environment steps per second of the whole iteration."""
+    samples_per_s: float
+    """Policy calls trained on, counted once per epoch, per second of the update."""
+    busy: dict[str, float]
+    rollout_bytes: float
+    weights_bytes: float
+
+
+def run(config: DictConfig) -> None:
+    """Predict and measure each plan, print a table and write bench_throughput.json."""
+    recipe = recipes.read(config)
+    if recipe.algorithm.name not in ON_POLICY:
+        raise UserError(f"bench throughput runs {' and '.join(ON_POLICY)}, not algorithm={recipe.algorithm.name}")
+    if isinstance(recipe.algorithm, PPOConfig):  # iterations that warm up the critic are cheaper than predicted
+        recipe = replace(recipe, algorithm=replace(recipe.algorithm, value_warmup=0))
+    directory, console = run_directory.for_evaluation(config, None), Console(highlight=False)
+    wanted = plans(recipe)
+    found: dict[str, PlanTiming] = {}
+    with console.status("profiling this machine") as status:
+        outlook = planning.plan_search(recipe)
+        predicted = {name: outlook.predict(plan).seconds for name, plan in wanted.items()}
+        for name, plan in wanted.items():
+            status.update(name)
+            found[name] = _measure(planning.with_plan(recipe, plan), status.update)
+            console.print(f"{name}: {found[name].seconds:.1f} s, predicted {predicted[name]:.1f} s")
+    table = Table("plan", "s", "predicted", "rollout s", "update s", "steps/s", "samples/s", "busy", "MB rollouts", "MB weights")
+    for name, each in found.items():
+        busy = ", ".join(f"{role} {share:.0%}" for role, share in each.busy.items())
+        numbers = (each.rollout_seconds, each.update_seconds, each.steps_per_s, each.samples_per_s)
+        moved = (f"{each.rollout_bytes / 1e6:.1f}", f"{each.weights_bytes / 1e6:.1f}")
+        share = f"{predicted[name]:.1f} ({predicted[name] / each.seconds:.2f})"
+        table.add_row(name, f"{each.seconds:.1f}", share, *(f"{number:.1f}" for number in numbers), busy, *moved)
+    console.print(table)
+    serial = found[SERIAL]
+    ratios = {name: serial.seconds / each.seconds for name, each in found.items() if name != SERIAL}
+    for name, ratio in ratios.items():
+        console.print(f"{name}: {ratio:.2f} times the iterations of {SERIAL} in the same time")
+    bound = outlook.least_rollouts(wanted[SERIAL]) / outlook.least_rollouts(wanted[PIPELINED])
+    reached = serial.rollout_seconds / found[PIPELINED].rollout_seconds
+    said = f"{bound:.2f} by the profile (the slower stage, or all cores), {reached / bound:.0%} of it reached"
+    console.print(f"rollouts, {PIPELINED} / {SERIAL}: {reached:.2f}; the bound: {said}")
+    best, least = min(found, key=lambda name: found[name].seconds), min(predicted.values())
+    chosen = next(name for name, seconds in predicted.items() if seconds <= (1 + TIE_TOLERANCE) * least)  # as the planner does
+    regret = found[chosen].seconds / found[best].seconds
+    console.print(f"fastest: {best}; predicted to be: {chosen}, which took {regret:.2f} times as long")
+    document: dict[str, Any] = {name: asdict(each) | {"predicted_seconds": predicted[name]} for name, each in found.items()}
+    document |= {"ratios": ratios, "rollout_ratio": reached, "rollout_bound": bound, "regret": regret, "environment": fingerprint()}
+    write_json(directory / "bench_throughput.json", document)
+    outlook.write(directory)
+    console.print(f"numbers: {builders.relative(directory / 'bench_throughput.json')}")
+
+
+SERIAL, PIPELINED = "in process, serial", "in process, pipelined"
+
+
+def plans(recipe: Recipe) -> dict[str, Plan]:
+    """Return plans that compute the same update, with the recipe's own plan if it is another."""
+    depth, rows = max(2, recipe.rollout.pipeline_depth), recipe.cluster.micro_batch_size
+    found = {SERIAL: Plan(pipeline_depth=1, micro_batch_size=rows), PIPELINED: Plan(pipeline_depth=depth, micro_batch_size=rows)}
+    for workers in sorted({1, 2, recipe.cluster.rollout_workers}):
+        for each in (1, depth):
+            group, rest = divmod(recipe.env.num_envs, workers * each)
+            if rest == 0 and (group % recipe.rollout.batch_size == 0 or group < recipe.rollout.batch_size):
+                name = f"Ray, {workers} rollout worker{'s' * (workers > 1)}" + ", pipelined" * (each > 1)
+                found[name] = Plan("ray", rollout_workers=workers, pipeline_depth=each, micro_batch_size=rows)
+    own = planning.plan_of(recipe)
+    return found if own in found.values() else found | {"as the recipe says": own}
+
+
+def _measure(recipe: Recipe, say: Any) -> PlanTiming:
+    recipe, best = replace(recipe, iterations=ITERATIONS), None
+    algorithm = builders.build_algorithm(recipe)
+    with (
+        tempfile.TemporaryDirectory(prefix="rlinf_vla_bench_") as directory,
+        runtimes.open_runtime(recipe, Path(directory), None, say) as runtime,
+    ):
+        flow = runtime.flow
+        assert isinstance(flow, OnPolicyFlow)
+        algorithm.check(runtime.env)
+        for iteration in range(ITERATIONS):
+            started = time.perf_counter()
+            flow.begin(iteration)
+            algorithm.iteration(flow)
+            seconds = time.perf_counter() - started
+            measured = _of(flow, recipe, seconds)
+            if iteration and (best is None or measured.seconds < best.seconds):
+                best = measured
+    assert best is not None
+    return best
+
+
+def _of(flow: OnPolicyFlow, recipe: Recipe, seconds: float) -> PlanTiming:
+    metrics, config = flow.metrics, recipe.algorithm
+    update = metrics.get("timing_s/update", 0.0)
+    samples = metrics.get("actor/updates", 0.0) * config.minibatch_size
+    return PlanTiming(
+        seconds=seconds,
+        rollout_seconds=metrics["timing_s/rollout"],
+        update_seconds=update,
+        steps_per_s=metrics["rollout/steps"] / seconds,
+        samples_per_s=samples / update if update else 0.0,
+        busy={role: share / seconds for role, share in busy(flow.timeline).items()},
+        rollout_bytes=metrics.get("rollout/bytes", 0.0),
+        weights_bytes=metrics.get("weights/bytes", 0.0) * (recipe.cluster.rollout_workers if recipe.cluster.runtime == "ray" else 0),
+    )
+
+
+def busy(timeline: Timeline) -> dict[str, float]:
+    """Seconds of the current iteration in which each role had work, the mean over its tracks."""
+    roles: dict[str, list[float]] = {}
+    for track in sorted({span.track for span in timeline.spans()}):
+        role = "simulators" if "simulator" in track else "policy" if track.endswith("policy") else "trainer"
+        roles.setdefault(role, []).append(timeline.busy(track))
+    return {role: sum(each) / len(each) for role, each in roles.items()}

@@ -1,0 +1,100 @@
+"""Measure speed and memory of the PPO and GRPO update under several equivalent plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
+from rlinf_vla.benchmarks.update_measurements import Memory, UpdateMeasurements, Work, measured_memory
+from rlinf_vla.config.cluster import ClusterConfig
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.planner.synthetic import synthetic_batch, tensors_of, with_frozen_weights
+from rlinf_vla.runtime import builders
+from rlinf_vla.runtime.local import InProcessFlow
+from rlinf_vla.runtime.on_policy_updater import precompute_frozen
+from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.trainer import Trainer
+
+REPEATS = 3
+MINIBATCHES = 2
+SPLIT = 4
+"""Micro-batches per minibatch if the recipe's own micro-batch size does not split it."""
+
+
+def measure(recipe: Recipe, policy: Policy, say: Callable[[str], None]) -> UpdateMeasurements:
+    """Measure updates on ``MINIBATCHES`` minibatches of synthetic policy calls."""
+    recipe = with_frozen_weights(recipe)
+    config = recipe.algorithm
+    algorithm: OnPolicy = builders.build_algorithm(recipe)
+    batch = synthetic_batch(recipe, policy, algorithm, MINIBATCHES * config.minibatch_size)
+    one = {name: value[:1] for name, value in batch.calls.inputs.items()}
+    with torch.no_grad():
+        again = config.epochs > 1 and policy.precompute(one) is not one
+    found = UpdateMeasurements(
+        f"{config.name}: {len(batch)} policy calls, {config.epochs} epochs of minibatches of {config.minibatch_size}"
+    )
+    flows: dict[str, InProcessFlow] = {}
+    kinds: dict[str, Work] = {}
+    for name, cluster in _clusters(recipe.cluster, config.minibatch_size, again).items():
+        say(f"memory of {name}")
+        plan = replace(recipe, cluster=cluster)
+        settings = builders.actor_settings(plan, recipe.rollout.temperature)
+        flow = InProcessFlow(policy, [], _trainer(plan, policy), settings, Timeline(), reuse_frozen=cluster.reuse_frozen)
+        update = partial(flow.update, batch, algorithm)
+        found.memory[name] = _memory(plan, algorithm, batch, flow, update, again and cluster.reuse_frozen)
+        flows[name], kinds[name] = flow, Work(update, len(batch) * config.epochs, "policy calls")
+    say(f"{REPEATS} updates under each plan")
+    found.time(kinds, batch.advantage.device, REPEATS)
+    whole, *others = kinds
+    norm = flows[whole].metrics["actor/grad_norm"]
+    for name in others:
+        found.compare(f"{name} / {whole}", name, whole)
+        found.differences[f"gradient norms of {name} and {whole}"] = abs(flows[name].metrics["actor/grad_norm"] / norm - 1)
+    return found
+
+
+def _clusters(cluster: ClusterConfig, minibatch: int, again: bool) -> dict[str, ClusterConfig]:
+    """``again``: without ``reuse_frozen``, every epoch would compute the frozen part again."""
+    rows = cluster.micro_batch_size if cluster.micro_batch_size < minibatch else max(1, minibatch // SPLIT)
+    whole = replace(cluster, micro_batch_size=minibatch, reuse_frozen=True)
+    plans = {"whole minibatches": whole, f"micro-batches of {rows}": replace(whole, micro_batch_size=rows)}
+    if again:
+        plans["without reuse_frozen"] = replace(whole, reuse_frozen=False)
+    return plans
+
+
+def _memory(recipe: Recipe, algorithm: OnPolicy, batch: Batch, flow: InProcessFlow, update: Callable[[], Any], remembers: bool) -> Memory:
+    """Measure the memory of the flow's first ``update``.
+
+    A separate trainer measures the activations, because the flow's must not have made a step yet.
+    ``remembers``: the update stores what the frozen part computes.
+    """
+    policy, trained, config = flow.policy, list(flow.trainer.parameters.values()), algorithm.config
+    weights = [*policy.parameters(), *policy.buffers()]
+    part, computed = batch[: config.minibatch_size], 0
+    if remembers:
+        inputs = precompute_frozen(policy, part.calls.inputs, recipe.cluster.micro_batch_size)
+        part = replace(part, calls=replace(part.calls, inputs=inputs))
+        computed = nbytes(inputs.values()) * len(batch) // len(part)
+
+    def loss(policy: Policy, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        return algorithm.loss(policy, part, False)
+
+    besides = [*weights, *tensors_of(part)]
+    activations = saved_for_backward(lambda: _trainer(recipe, policy).step(part, loss), besides)
+    reference = nbytes(trained) if config.kl_coef > 0 else 0
+    return measured_memory(update, weights, trained, tensors_of(batch), reference, activations, computed)
+
+
+def _trainer(recipe: Recipe, policy: Policy) -> Trainer:
+    trainer = builders.build_trainer(recipe, policy)
+    assert isinstance(trainer, Trainer)
+    return trainer

@@ -1,0 +1,156 @@
+"""Measure speed and memory of the SAC update, of replay sampling and of the critic ensemble."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_vla.algorithms.sac import ACTION, SACConfig, critic_loss
+from rlinf_vla.algorithms.sac_policy import Critics, SACPolicy
+from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements, Work, measured_memory
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.types import Tensors
+from rlinf_vla.planner import synthetic
+from rlinf_vla.runtime import builders
+from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
+from rlinf_vla.training.replay import Replay, Transitions
+from rlinf_vla.training.sac_trainer import SACTrainer
+
+WARMUP, CALLS = 2, 30
+SECONDS = 60.0
+"""Time limit of a measurement: no further turn starts after it."""
+REPLAY_BYTES = 250_000_000
+BLOCK = 128
+"""Synthetic records; the replay stores many copies of them at separate positions."""
+STEP, CRITICS_STEP = "critics and actor", "critics alone"
+REPLAY, SINGLY, COPY = "sample of the replay", "record by record", "copy in memory"
+ENSEMBLE, SEPARATE = "ensemble of critics", "critics one by one"
+
+
+def measure(recipe: Recipe, policy: SACPolicy, directory: Path, say: Callable[[str], None]) -> UpdateMeasurements:
+    """Measure the SAC update. ``directory``: parent of a temporary replay."""
+    config: SACConfig = recipe.algorithm
+    device = policy.log_alpha.device
+    found = UpdateMeasurements(f"sac: {config.batch_size} transitions, {config.critics} critics")
+    with tempfile.TemporaryDirectory(prefix="replay-", dir=directory) as folder:
+        say("filling a replay")
+        block = synthetic.records(policy, BLOCK, builders.actor_settings(recipe, recipe.rollout.temperature), config.gamma)
+        store = filled(Path(folder) / "replay", block, config.replay_capacity)
+        batch = store.sample(config.batch_size, torch.Generator().manual_seed(0))
+        say("memory of an update")
+        _memory(policy, config, batch, found)
+        say("steps")
+        _steps(policy, config, batch, device, found)
+        say("sampling")
+        _sampling(store, block, config.batch_size, nbytes([*batch.now.values(), *batch.following.values()]), found)
+    say("critics")
+    _critics(policy, batch, device, found)
+    found.compare(f"{CRITICS_STEP} / {STEP}", CRITICS_STEP, STEP)
+    found.compare("replay / record by record", REPLAY, SINGLY)
+    found.compare("replay / copy in memory", REPLAY, COPY)
+    found.compare("ensemble / critics one by one", ENSEMBLE, SEPARATE)
+    found.ratios["seconds of a sample / of a step"] = found.rates[REPLAY].best_s / found.rates[STEP].best_s
+    return found
+
+
+def filled(directory: Path, block: Tensors, capacity: int) -> Replay:
+    """Return a replay that holds copies of ``block``, up to ``REPLAY_BYTES`` or ``capacity``."""
+    store = Replay(directory, capacity)
+    for _ in range(max(1, min(REPLAY_BYTES // nbytes(block.values()), capacity // BLOCK))):
+        store.append(block)
+    return store
+
+
+def _memory(policy: SACPolicy, config: SACConfig, batch: Transitions, found: UpdateMeasurements) -> None:
+    """A separate trainer measures the activations: the measured one must not have made a step."""
+    weights, records = [*policy.parameters(), *policy.buffers()], [*batch.now.values(), *batch.following.values()]
+    first, trainer = SACTrainer(policy, config), SACTrainer(policy, config)
+    besides = [*weights, *records, *first.target.parameters()]
+    activations = saved_for_backward(partial(first.step, batch, torch.Generator(), True), besides)
+    del first
+    trained, target = list(trainer.parameters.values()), nbytes(trainer.target.parameters())
+    update = partial(trainer.step, batch, torch.Generator(), True)
+    found.memory[STEP] = measured_memory(update, weights, trained, records, target, activations)
+
+
+def _steps(policy: SACPolicy, config: SACConfig, batch: Transitions, device: torch.device, found: UpdateMeasurements) -> None:
+    trainer, size = SACTrainer(policy, config), config.batch_size
+    steps = {name: partial(trainer.step, batch, torch.Generator(), actor) for name, actor in ((STEP, True), (CRITICS_STEP, False))}
+    found.time({name: Work(step, size, "transitions") for name, step in steps.items()}, device, CALLS, WARMUP, SECONDS)
+
+
+def _sampling(store: Replay, block: Tensors, size: int, amount: int, found: UpdateMeasurements) -> None:
+    """Compare sampling with reading record by record, and with indexing tensors in memory."""
+    copies = store.total // BLOCK
+    whole = {name: torch.cat([value.cpu()] * copies) for name, value in block.items()}
+    generator = torch.Generator()
+
+    def singly() -> None:
+        Transitions.cat([store.sample(1, generator) for _ in range(size)])
+
+    def copy() -> None:
+        index = torch.randint(store.total - 1, (size,), generator=generator)
+        for each in (index, index + 1):
+            _ = {name: value.index_select(0, each) for name, value in whole.items()}
+
+    kinds: dict[str, Callable[[], object]] = {REPLAY: partial(store.sample, size, generator), SINGLY: singly, COPY: copy}
+    works = {name: Work(call, amount / 1e6, "MB") for name, call in kinds.items()}
+    found.time(works, torch.device("cpu"), CALLS, WARMUP, SECONDS)
+
+
+def _critics(policy: SACPolicy, batch: Transitions, device: torch.device, found: UpdateMeasurements) -> None:
+    """Measure forward and backward of the ensemble and of separate networks with the same weights.
+
+    Raises AssertionError if their values or gradients differ.
+    """
+    critics, action = policy.critics, batch.now[ACTION].to(device)
+    width = members_weights(critics)[0][0].shape[1] - action[0].numel()
+    features, target = (torch.randn(len(action), size, generator=torch.Generator().manual_seed(0)).to(device) for size in (width, 1))
+    features.requires_grad_()
+    members = separate(critics)
+
+    def apart() -> Tensor:
+        x = torch.cat([features, action.flatten(1)], dim=1)
+        return torch.stack([member(x)[:, 0] for member in members])
+
+    def learn(module: nn.Module, values: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        module.zero_grad(set_to_none=True)
+        features.grad = None
+        said = values()
+        critic_loss(said, target[:, 0]).backward()
+        assert features.grad is not None
+        return said.detach(), features.grad
+
+    calls: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+        ENSEMBLE: partial(learn, critics, lambda: critics(features, action)),
+        SEPARATE: partial(learn, members, apart),
+    }
+    together, one_by_one = (call() for call in calls.values())
+    for what, first, second in zip(("values", "gradients"), together, one_by_one, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-5)
+        found.differences[f"{what} of the ensemble and of separate critics"] = float((first - second).norm() / second.norm())
+    found.time({name: Work(call, len(action), "transitions") for name, call in calls.items()}, device, CALLS, WARMUP, SECONDS)
+
+
+def members_weights(critics: Critics) -> list[tuple[Tensor, Tensor]]:
+    """Return weight ``[K, in, out]`` and bias ``[K, 1, out]`` of each layer."""
+    parameters = list(critics.parameters())
+    return list(zip(parameters[::2], parameters[1::2], strict=True))
+
+
+def separate(critics: Critics) -> nn.ModuleList:
+    """Return one network per ensemble member, with the member's weights."""
+    members = nn.ModuleList()
+    for k in range(critics.members):
+        layers: list[nn.Module] = []
+        for weights, biases in members_weights(critics):
+            linear = nn.Linear(weights.shape[1], weights.shape[2], device=weights.device)
+            linear.load_state_dict({"weight": weights[k].T, "bias": biases[k, 0]})
+            layers += [linear, nn.LayerNorm(linear.out_features, elementwise_affine=False), nn.ReLU()]
+        members.append(nn.Sequential(*layers[:-2]))
+    return members

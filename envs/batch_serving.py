@@ -1,0 +1,121 @@
+"""Serve a simulator whose environments form one batch: reset one by one, stepped together.
+
+The counterpart of ``serving`` for single environments; the parent sees no difference. Needs numpy
+and the batch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .ipc import SharedArrays
+from .serving import SimulatorSpec, serve
+
+if TYPE_CHECKING:
+    from .batched import Batch
+
+
+def serve_together(create: Callable[[dict[str, Any], int], Batch]) -> None:
+    """Serve ``create(options, number of slots)`` on the CPU until the parent exits."""
+    serve(lambda options, slots: _Simulator(create(options, slots)), _Server)
+
+
+class _Simulator:
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        tool = batch.tool
+        self.spec = SimulatorSpec(
+            batch.action_dim,
+            batch.state_dim,
+            batch.control_hz,
+            {name: list(size) for name, size in batch.images.items()},
+            list(batch.picture),
+            None if tool is None else [tool.translation_m, tool.rotation_rad],
+            batch.stack,
+        )
+
+
+class _Server:
+    """Server of a batch. An episode that ends within a chunk keeps stepping, unrecorded."""
+
+    def __init__(self, simulator: _Simulator, arrays: SharedArrays, first: int) -> None:
+        self.batch, self.arrays, self.first = simulator.batch, arrays, first
+        self._seeds = [0] * self.batch.num_envs
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Execute a verb on rows ``[slot, *arguments]``; answer with one entry per row."""
+        verb: Callable[..., Any] = getattr(self, command["verb"])
+        return {"rows": verb(*zip(*command["rows"], strict=True))}
+
+    def reset(self, slots: tuple[int, ...], seeds: tuple[int, ...], tasks: tuple[int, ...]) -> list[str]:
+        instructions = self._reset(slots, seeds)
+        self._observe(slots)
+        return instructions
+
+    def step(self, slots: tuple[int, ...], begin: tuple[int, ...], end: tuple[int, ...]) -> list[int]:
+        """Execute actions ``begin:end``, up to the first terminal one. Returns steps so far."""
+        arrays, slot, done, last = self.arrays, np.array(slots), np.array(begin), np.array(end)
+        while (alive := done < last).any():
+            at = slot[alive], done[alive]
+            reward, terminated, success = (each[slot - self.first] for each in self._step(*at))
+            arrays.reward[at], arrays.terminated[at], arrays.success[at] = reward[alive], terminated[alive], success[alive]
+            done[alive] += 1
+            last[alive & terminated] = done[alive & terminated]
+            if (ended := alive & (done == last)).any():
+                self._observe(tuple(slot[ended].tolist()))
+        executed: list[int] = done.tolist()
+        return executed
+
+    def replay(self, slots: tuple[int, ...], seeds: tuple[int, ...], tasks: tuple[int, ...], executed: tuple[int, ...]) -> list[None]:
+        """Rebuild a lost simulator; staggered starts bring all episodes to the present at once."""
+        slot, count, longest = np.array(slots), np.array(executed), max(executed)
+        for now in range(-longest, 1):
+            begun = [i for i in range(len(slots)) if -executed[i] == now]
+            if begun:
+                self._reset([slots[i] for i in begun], [seeds[i] for i in begun])
+            if now < 0:
+                under_way = count + now >= 0
+                self._step(slot[under_way], (count + now)[under_way])
+        return [None] * len(slots)
+
+    def expert(self, slots: tuple[int, ...]) -> list[None]:
+        advice = np.asarray(self.batch.expert())
+        for slot in slots:
+            self.arrays.expert[slot] = advice[slot - self.first]
+        return [None] * len(slots)
+
+    def render(self, slots: tuple[int, ...]) -> list[None]:
+        for slot in slots:
+            self.arrays.picture[:] = np.asarray(self.batch.render(slot - self.first))
+        return [None] * len(slots)
+
+    def _reset(self, slots: tuple[int, ...] | list[int], seeds: tuple[int, ...] | list[int]) -> list[str]:
+        rows = [slot - self.first for slot in slots]
+        for row, seed in zip(rows, seeds, strict=True):
+            self._seeds[row] = seed
+        instructions = self.batch.reset(list(self._seeds), rows)
+        self.arrays.reached[list(slots)] = 1
+        return [instructions[row] for row in rows]
+
+    def _step(self, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """Step the batch once and return what ``Batch.step`` returns.
+
+        Each of ``slots`` gets its recorded action of that number; the other slots get zeros.
+        """
+        import torch  # installed with the batch
+
+        actions = np.zeros((self.batch.num_envs, self.batch.action_dim), np.float32)
+        actions[slots - self.first] = self.arrays.actions[slots, numbers]
+        result = tuple(np.asarray(each) for each in self.batch.step(torch.from_numpy(actions)))
+        self.arrays.reached[slots] += 1
+        return result
+
+    def _observe(self, slots: tuple[int, ...]) -> None:
+        state, images = self.batch.observe([slot - self.first for slot in slots])
+        self.arrays.state[list(slots)] = np.asarray(state)
+        for name, image in images.items():
+            self.arrays.images[name][list(slots)] = np.asarray(image)

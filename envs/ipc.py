@@ -1,0 +1,130 @@
+"""Messages and shared memory between the training process and a simulator process.
+
+Messages are JSON and data are shared arrays; pickle is never used.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HEADER = struct.Struct("<I")
+_ALIGNMENT = 64
+
+
+class ChannelClosed(Exception):
+    """The other process has closed the connection or died."""
+
+
+class Channel:
+    """Length-prefixed JSON objects over a connected socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def send(self, message: dict[str, Any], timeout: float | None = None) -> None:
+        body = json.dumps(message).encode()
+        self._socket.settimeout(timeout)
+        try:
+            self._socket.sendall(_HEADER.pack(len(body)) + body)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise ChannelClosed from error
+
+    def receive(self, timeout: float | None = None) -> dict[str, Any]:
+        """Receive the next message.
+
+        Raises ChannelClosed, or TimeoutError after ``timeout`` seconds (None waits for ever).
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        (length,) = _HEADER.unpack(self._read(_HEADER.size, deadline))
+        message: dict[str, Any] = json.loads(self._read(length, deadline))
+        return message
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, size: int, deadline: float | None) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            # Even after the deadline, read what has already arrived.
+            self._socket.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
+            try:
+                part = self._socket.recv(size - len(data))
+            except OSError as error:
+                if isinstance(error, TimeoutError):
+                    raise
+                raise ChannelClosed from error
+            if not part:
+                raise ChannelClosed
+            data += part
+        return bytes(data)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shapes of a pool's shared memory: ``N`` slots, ``L`` control steps in the longest episode."""
+
+    slots: int
+    episode_limit: int
+    action_dim: int
+    state_dim: int
+    images: dict[str, list[int]]
+    """name -> [height, width]."""
+    picture: list[int]
+    """[height, width] of ``SharedArrays.picture``."""
+
+
+class SharedArrays:
+    """Arrays that the parent and the simulators share.
+
+    One row per slot, so two processes never write the same bytes. The parent writes actions float32
+    ``[N, L, D]``; row ``n`` is the whole episode so far, from which a lost simulator is rebuilt.
+    The simulator writes the rest: reached int64 ``[N]``, 0 before the slot's first reset in this
+    process, then 1 plus the control steps that its episode has had here; reward float32, terminated
+    and success bool ``[N, L]``; state float32 ``[N, S]``; images name -> uint8 ``[N, H, W, 3]``;
+    expert float32 ``[N, D]``; picture uint8 ``[H, W, 3]``, one rendered image at a time.
+    """
+
+    def __init__(self, file: int, layout: Layout) -> None:
+        """Map the open file ``file``, growing it to the size needed."""
+        n, limit, dim = layout.slots, layout.episode_limit, layout.action_dim
+        shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "actions": (np.float32, (n, limit, dim)),
+            "reached": (np.int64, (n,)),
+            "reward": (np.float32, (n, limit)),
+            "terminated": (np.bool_, (n, limit)),
+            "success": (np.bool_, (n, limit)),
+            "state": (np.float32, (n, layout.state_dim)),
+            "expert": (np.float32, (n, dim)),
+            "picture": (np.uint8, (*layout.picture, 3)),
+            **{f"images/{name}": (np.uint8, (n, *size, 3)) for name, size in layout.images.items()},
+        }
+        offsets, end = {}, 0
+        for name, (dtype, shape) in shapes.items():
+            offsets[name] = end
+            size = np.dtype(dtype).itemsize * int(np.prod(shape))
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        if os.fstat(file).st_size < end:
+            os.ftruncate(file, end)
+        memory = mmap.mmap(file, end)
+        views: dict[str, NDArray[Any]] = {name: np.ndarray(shape, dtype, memory, offsets[name]) for name, (dtype, shape) in shapes.items()}
+        self.actions: NDArray[np.float32] = views["actions"]
+        self.reached: NDArray[np.int64] = views["reached"]
+        self.reward: NDArray[np.float32] = views["reward"]
+        self.terminated: NDArray[np.bool_] = views["terminated"]
+        self.success: NDArray[np.bool_] = views["success"]
+        self.state: NDArray[np.float32] = views["state"]
+        self.expert: NDArray[np.float32] = views["expert"]
+        self.picture: NDArray[np.uint8] = views["picture"]
+        self.images: dict[str, NDArray[np.uint8]] = {name: views[f"images/{name}"] for name in layout.images}

@@ -1,0 +1,43 @@
+"""Convert images, proprioception and gripper signs from LIBERO to the options of a policy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FLIPS = ("upright", "rot180", "none")
+STATES = ("quaternion", "axis_angle")
+GRIPPERS = ("plus_opens", "minus_opens")
+
+
+def flipped(image: NDArray[np.uint8], flip: str) -> NDArray[np.uint8]:
+    """Return ``image`` ``[H, W, 3]``, rendered by OpenGL with the bottom row first, flipped."""
+    return {"upright": image[::-1], "rot180": image[::-1, ::-1], "none": image}[flip]
+
+
+def state_vector(position: NDArray[Any], quaternion: NDArray[Any], fingers: NDArray[Any], state: str) -> NDArray[np.float32]:
+    """State vector ``[8]``: tool centre point, orientation, fingers.
+
+    Takes a position ``[3]`` (m), a quaternion ``[4]`` (w x y z) and both finger joints ``[2]`` (m,
+    the second is negative).
+    """
+    if state == "quaternion":
+        return np.concatenate([position, quaternion, fingers[:1]]).astype(np.float32)
+    return np.concatenate([position, axis_angle(quaternion), fingers]).astype(np.float32)
+
+
+def axis_angle(quaternion: NDArray[Any]) -> NDArray[np.float64]:
+    """Rotation vector ``[3]`` (rad) of a unit quaternion ``[4]`` (w x y z).
+
+    As in ``quat2axisangle`` of robosuite and OpenVLA: the angle is in 0 ... 2 pi, never the shorter
+    way round. The Panda's tool points down, near pi, where the shorter way would flip between
+    steps.
+    """
+    w = min(1.0, max(-1.0, float(quaternion[0])))
+    sine = math.sqrt(1.0 - w * w)
+    if math.isclose(sine, 0.0):
+        return np.zeros(3)
+    return np.asarray(quaternion[1:], np.float64) * 2.0 * math.acos(w) / sine

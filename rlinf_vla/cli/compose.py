@@ -1,0 +1,201 @@
+"""Compose a recipe from a command line with Hydra, and turn Hydra's errors into one line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from itertools import pairwise
+
+import hydra
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.runtime import recipes
+from rlinf_vla.runtime.saved_recipe import choose_run
+
+CONFIG_MODULE = "rlinf_vla.recipes"
+CHOICES = ("recipe", "preset", "env", "robot", "model", "algorithm", "reward", "cluster")
+
+
+def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[DictConfig], object]) -> int:
+    """Call ``command`` with the composed recipe, or print the keys for ``--help``.
+
+    Hydra's flags work (``--cfg job``, ``--multirun`` ...). Raises UserError if the recipe is wrong.
+    """
+    if {"--help", "-h"} & set(arguments):
+        print(usage(verb, [argument for argument in arguments if argument not in ("--help", "-h")]))
+        return 0
+    recipes.register()
+    given, arguments = arguments, sorted(with_choices(verb, arguments), key=_is_flag)  # argparse needs the overrides together
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
+
+    def job(config: DictConfig) -> None:
+        try:
+            command(config)
+        except Exception as error:
+            raise _Failed from error
+
+    saved = sys.argv
+    sys.argv = [f"rlinf-vla {verb.replace('_', ' ')}", *arguments]
+    try:
+        hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=_primary(verb))(job)()
+    except _Failed as failed:
+        assert failed.__cause__ is not None
+        raise failed.__cause__ from None
+    except Exception as error:  # failures of the command are _Failed: the rest is an error in the recipe
+        raise UserError(explain(error, given)) from error
+    finally:
+        sys.argv = saved
+    return 0
+
+
+class _Failed(BaseException):
+    """Carry a command's failure past Hydra, which would print extra lines for any Exception."""
+
+
+def _primary(verb: str) -> str:
+    """Return the name of the verb's config file; verbs without one share that of ``train``."""
+    return verb if (files(CONFIG_MODULE) / f"{verb}.yaml").is_file() else "train"
+
+
+def usage(verb: str, overrides: Sequence[str], heading: str | None = None) -> str:
+    """Return the help text: choices, and each key with its value. (Hydra's own help takes seconds.)
+
+    ``heading``: usage line of a verb without a recipe.
+    """
+    composed = OmegaConf.to_yaml(load(verb, overrides))
+    choices = {group: [*_stored(group), *_filed(group)] for group in CHOICES}
+    return "\n".join(
+        [
+            heading or f"rlinf-vla {verb.replace('_', ' ')} {{recipe=NAME|run=DIR}} [KEY=VALUE ...]",
+            *([] if heading else ["run=DIR: the saved recipe of the run in DIR, and its newest checkpoint."]),
+            "",
+            "== Choices (GROUP=NAME) ==",
+            *(f"{group}: {', '.join(sorted(names))}" for group, names in choices.items()),
+            "",
+            "== The composed recipe: every key may be overridden ==",
+            composed,
+            "Hydra's own flags: --cfg job, --multirun, --config-dir DIR, --hydra-help.",
+        ]
+    )
+
+
+def _stored(group: str) -> list[str]:
+    store = ConfigStore.instance()
+    found = store.list(group) if group in store.list("") else []
+    return [name.removesuffix(".yaml") for name in found if name != "schema.yaml"]
+
+
+def _filed(group: str) -> list[str]:
+    folder = files(CONFIG_MODULE) / group
+    return [path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml")] if folder.is_dir() else []
+
+
+def load(verb: str, overrides: Sequence[str]) -> DictConfig:
+    """Return the composed recipe without running anything. Raises UserError."""
+    recipes.register()
+    GlobalHydra.instance().clear()
+    choices = with_choices(verb, overrides)
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            return compose(_primary(verb), overrides=choices)
+    except Exception as error:
+        raise UserError(explain(error, overrides)) from error
+
+
+def with_choices(verb: str, arguments: Sequence[str]) -> list[str]:
+    """Replace ``run=DIR`` by the choice of the run's saved recipe, and complete ``cluster=``.
+
+    The run's own cluster is kept unless ``cluster=NAME`` is given. Raises UserError.
+    """
+    runs = [argument.removeprefix("run=") for argument in arguments if argument.startswith("run=")]
+    if not runs:
+        return with_cluster(arguments)
+    rest = [argument for argument in arguments if not argument.startswith("run=")]
+    if len(runs) > 1:
+        raise UserError(f"run={runs[0]} and run={runs[1]}: give one")
+    for argument in rest:
+        if argument.partition("=")[0] in CHOICES and not argument.startswith("cluster="):
+            raise UserError(f"run={runs[0]} and {argument}: a run has its own recipe, leave one of the two out")
+    named = any(argument.startswith("cluster=") for argument in rest)
+    return [choose_run(runs[0], verb, rest), *(with_cluster(rest) if named else rest)]
+
+
+def with_cluster(arguments: Sequence[str]) -> list[str]:
+    """Replace ``cluster=auto`` (the default) by 1gpu or laptop, whichever this machine is."""
+    if any(re.match(r"cluster=(?!auto$)", argument) for argument in arguments):
+        return list(arguments)
+    import torch
+
+    found = "1gpu" if torch.cuda.is_available() else "laptop"
+    return [argument for argument in arguments if argument != "cluster=auto"] + [f"cluster={found}"]
+
+
+def _is_flag(argument: str) -> bool:
+    """Return whether the argument is a flag of Hydra or the value that follows one."""
+    return not re.match(r"[~+]*[\w./@]+=|~", argument)
+
+
+def explain(error: BaseException, arguments: Sequence[str]) -> str:
+    """Return one line that says what is wrong, where, and the nearest valid key."""
+    if word := _stray(arguments):
+        recipe = difflib.get_close_matches(word, _filed("recipe"), n=1, cutoff=0.6)
+        return f"{word} is not KEY=VALUE: write recipe={recipe[0] if recipe else 'NAME'} (`rlinf-vla list recipes` names them)"
+    causes = list(_causes(error))
+    for cause in causes:
+        if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in|Key not found: '([^']+)'", str(cause)):
+            key = getattr(cause, "full_key", None) or match[1] or match[2] or match[3]
+            if _is_key_elsewhere(key) and not any(re.match(rf"[+~]*([\w.]+\.)?{re.escape(key)}(=|$)", each) for each in arguments):
+                if preset := _given("preset", arguments):
+                    hint = "`rlinf-vla list presets` describes each"
+                    return f"{preset} does not fit: it sets {key}, which this recipe's algorithm or model does not have ({hint})"
+                for group in ("env", "model", "algorithm", "robot", "reward"):
+                    if (chosen := _given(group, arguments)) and (base := _given("recipe", arguments)):
+                        return f"{chosen} does not fit {base}, which sets {key}: choose another recipe, or write one (--config-dir DIR)"
+            entry = re.search(r"Key '([^']+)' is not in struct", " ".join(map(str, causes)))
+            if entry and match[1] in set(recipes.keys()) and entry[1] != match[1].rpartition(".")[2]:
+                return f"{match[1]} has no entry {entry[1]}: add it with +{match[1]}.{entry[1]}=VALUE"
+            if (run := _given("run", arguments)) and key in set(recipes.keys()):
+                return f"{key} is not a key of the recipe of {run}: its env, model or algorithm is one that does not have it"
+            return f"{key} is not a key{recipes.unknown_key_hint(str(key))}"
+    if match := re.search(r"Could not find '([\w/]+)/([^'/]+)'.*?Available options in '[^']+':\n((?:\t\w+\n?)*)", str(error), re.DOTALL):
+        group, name, options = match[1], match[2], [each for each in match[3].split() if each != "schema"]
+        close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+        return f"{group}={name} does not exist{f'; did you mean {group}={close[0]}?' if close else ''} (available: {', '.join(options)})"
+    if match := re.search(r"Error merging override (\S+)", str(error)):
+        reason = next((str(cause) for cause in causes if isinstance(cause, OmegaConfBaseException)), "not a valid value")
+        return f"{match[1]}: {reason.splitlines()[0]}"
+    return f"{' '.join(arguments)}: {' '.join(str(error).split()) or type(error).__name__}"
+
+
+def _stray(arguments: Sequence[str]) -> str | None:
+    """Return a word that is not an override, a flag, or the value that follows a flag."""
+    for before, word in pairwise(("", *arguments)):
+        if word and not word.startswith(("-", "+", "~")) and "=" not in word and not (before.startswith("-") and "=" not in before):
+            return word
+    return None
+
+
+def _given(group: str, arguments: Sequence[str]) -> str | None:
+    return next((argument for argument in arguments if argument.startswith(f"{group}=")), None)
+
+
+def _is_key_elsewhere(key: str) -> bool:
+    """Return whether the key is valid with another algorithm or model, and so not a misspelling."""
+    known = recipes.keys()
+    return any(f".{each}".endswith(f".{key}") for each in known)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and its causes, outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,70 @@
+"""Check that this machine has what the recipes need, and print fixes (``rlinf-vla doctor``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import Diagnosis
+
+FREE_GIB = 2
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print every check; ``--fix`` runs the repairs. Returns 1 while a required check fails."""
+    unknown = [argument for argument in arguments if argument != "--fix"]
+    if unknown:
+        raise UserError(f"doctor {unknown[0]}: the only option is --fix")
+    wrong = 0
+    for check in _checks():
+        if not check.ok and check.repair and "--fix" in arguments:
+            print(f"fix   {check.name}: {check.detail}; repairing", flush=True)
+            check.repair()
+            check = next(again for again in _checks() if again.name == check.name)
+        optional = check.detail.startswith("optional")
+        print(f"{'ok   ' if check.ok else 'note ' if optional else 'WRONG'} {check.name}: {check.detail}", flush=True)
+        if not check.ok and check.fix:
+            print(f"      {check.fix}")
+        wrong += not check.ok and not optional
+    return 1 if wrong else 0
+
+
+def _checks() -> Iterator[Diagnosis]:
+    yield Diagnosis("python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer")
+    yield torch_check()
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    yield Diagnosis("disk", free >= FREE_GIB, f"{free:.0f} GiB free here", f"free {FREE_GIB} GiB, or work in another folder")
+    for env in plugins.envs().values():
+        yield from env.diagnose()
+    for robot in plugins.robots().values():
+        yield from (Diagnosis(found.name, found.ok, found.detail, found.fix) for found in robot.diagnose())
+
+
+def torch_check() -> Diagnosis:
+    """Check PyTorch, torchvision and transformers.
+
+    Installing a package that needs torchvision can leave one that breaks transformers, or replace a
+    CPU build of PyTorch.
+    """
+    fix = "pip install -c constraints.txt torch, and pip uninstall -y torchvision"
+    device = f"CUDA ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "CPU"
+    if torch.version.cuda and not torch.cuda.is_available():
+        return Diagnosis("torch", True, f"{torch.__version__} on the CPU, though built for CUDA {torch.version.cuda}")
+    if importlib.util.find_spec("torchvision"):
+        try:
+            import torchvision  # noqa: F401
+        except (RuntimeError, OSError) as error:
+            return Diagnosis("torch", False, f"torchvision does not fit this PyTorch ({str(error).splitlines()[0]})", fix)
+    try:
+        transformers = version("transformers")
+    except PackageNotFoundError:
+        return Diagnosis("torch", False, "transformers is not installed", "pip install rlinf-vla again")
+    return Diagnosis("torch", True, f"{torch.__version__} on {device}, transformers {transformers}")

@@ -1,0 +1,49 @@
+"""Evaluate a checkpoint on the fixed evaluation episodes, or several policies (``sweep.py``)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from omegaconf import DictConfig
+
+from rlinf_vla.config.robot import ROBOT
+from rlinf_vla.evaluation import sweep
+from rlinf_vla.evaluation.evaluate import evaluate, headline
+from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.runtime.open import play_in_process
+from rlinf_vla.telemetry.console import stages
+from rlinf_vla.training.checkpoint import load_checkpoint
+
+
+def run(config: DictConfig) -> None:
+    """Write evaluation/<checkpoint>.json and videos to ``run_dir`` (default: the checkpoint's run).
+
+    ``sweep.policies`` selects a sweep, and ``env=robot`` an evaluation on the robot.
+    """
+    recipe = recipes.read(config)
+    checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint") if recipe.checkpoint else None
+    if checkpoint is not None:  # resolved once: a run in training may write newer ones
+        recipe.checkpoint = config.checkpoint = str(checkpoint)
+    if recipe.sweep.policies:
+        sweep.run(config)
+        return
+    if recipe.env.name == ROBOT:
+        from rlinf_vla.realworld.runtime import evaluate_at_robot
+
+        evaluate_at_robot(recipe, config)
+        return
+    # without a checkpoint of a run, the recipe's initial model is evaluated
+    policy = builders.build_policy(recipe)
+    version = 0
+    if checkpoint:
+        version = load_checkpoint(checkpoint, policy)["policy_version"]
+    directory = run_directory.for_evaluation(config, checkpoint)
+    name = checkpoint.name if checkpoint else "start"
+    with ExitStack() as stack:
+        progress = stack.enter_context(stages())
+        groups = stack.enter_context(builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
+        stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
+        play, rate = play_in_process(recipe, policy, groups), groups[0].spec.control_hz / policy.spec.chunk
+        document = evaluate(recipe, play, rate, name, str(checkpoint or recipe.model.checkpoint), version, directory, progress)
+    print(f"success of {name} in {recipe.episodes} episodes of {recipe.env.name}: {headline(document)}")
+    print(f"episodes, seeds and machine: {builders.relative(directory / 'evaluation' / f'{name}.json')}")

@@ -1,0 +1,176 @@
+"""Run ``rlinf-vla VERB [recipe=NAME] [KEY=VALUE ...]``; each verb is a module.
+
+Exit codes: 0 success, 1 failure, 2 user error; 129, 130 and 143 interrupted by SIGHUP, SIGINT and
+SIGTERM. Top-level imports are cheap because Ctrl-C prints a Python traceback until ``main`` begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from rlinf_vla import __version__
+from rlinf_vla.config.trust import printable
+from rlinf_vla.core import child_process
+from rlinf_vla.core.interrupt import Interrupted, exit_at_once, raise_at_once
+
+VERBS = {
+    "train": "reinforcement learning, imitation, success classifiers: rlinf-vla train recipe=maniskill_ppo",
+    "record": "record a LeRobotDataset from a scripted expert: rlinf-vla record recipe=maniskill_sft output=DIR",
+    "eval": "success rate on fixed episodes: rlinf-vla eval run=DIR, or a sweep: rlinf-vla eval recipe=maniskill_eval",
+    "verify": "repeat part of an evaluation and compare: rlinf-vla verify RESULT.json --episodes 20",
+    "export": "merge a checkpoint into the official layout: rlinf-vla export run=DIR output=DIR",
+    "plan": "predict the fastest placement on a cluster and its speed: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
+    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control} recipe=NAME, {env|soak} env=NAME, load",
+    "robot": "control an arm: rlinf-vla robot {check|home|stop|acknowledge} robot=franka_sim, robot {record|replay} recipe=franka_rlpd",
+    "doctor": "check this machine and fix what can be fixed: rlinf-vla doctor [--fix]",
+    "list": "list what is installed: rlinf-vla list [recipes|presets|models|envs|tasks|rewards|robots]",
+}
+PLAIN = ("doctor", "list", "verify", "bench_env", "bench_soak", "robot")
+"""Verbs without a recipe."""
+ELSEWHERE = {"plan": "rlinf_vla.planner.search", "verify": "rlinf_vla.evaluation.verify"}
+"""Verbs whose module is in the room of the feature."""
+BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "env", "soak")
+
+
+def main() -> None:
+    exit_at_once()
+    _open_standard_files()
+    os.environ.update(child_process.SAFE)  # also for processes that libraries start
+    code = run(sys.argv[1:])
+    exit_at_once()
+    sys.exit(code)
+
+
+def _open_standard_files() -> None:
+    """Open standard files that were closed (``>&-``) on /dev/null, so that no later file gets their
+    descriptors."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  (open until the process ends)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every failure ends in one line on stderr."""
+    from rlinf_vla.config.errors import Failure, UserError
+    from rlinf_vla.core.robot import CellError, RobotError
+
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if it cannot write below HOME, and works anyway
+    try:
+        return _dispatch(arguments)
+    except (UserError, CellError) as error:
+        return _fail(str(error), 2)
+    except (Failure, RobotError) as error:
+        return _fail(str(error), 1)
+    except Interrupted as interruption:
+        return _fail(f"interrupted by {interruption.args[0]}", 128 + interruption.signum)
+    except KeyboardInterrupt:  # raised by a library; a real Ctrl-C arrives as Interrupted
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader closed our output
+        sys.stdout = None
+        return 1
+    except Exception as error:
+        code = _system_error(error)
+        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+            where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+            return _fail(f"{os.strerror(code)}{where}: free space, then continue with resume=auto; the last checkpoint is complete", 1)
+        if code == errno.ENAMETOOLONG:
+            assert isinstance(error, OSError)
+            return _fail(f"{os.strerror(code)} ({str(error.filename)[:60]}...): choose a shorter one", 2)
+        import traceback
+
+        traceback.print_exc()
+        return _fail(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}", 1)
+
+
+def _system_error(error: Exception) -> int | None:
+    """Return the error's errno or None; safetensors has it only in its message."""
+    if isinstance(error, OSError):
+        return error.errno
+    said = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
+    return int(said[1]) if said else None
+
+
+def _fail(message: str, code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except OSError:  # the output is closed, which is not the error to report
+        sys.stdout = None
+    with contextlib.suppress(OSError):
+        print(printable(f"rlinf-vla: {message}"), file=sys.stderr)
+    return code
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if arguments[0] in ("--version", "version"):
+        print(__version__)
+        return 0
+    from rlinf_vla.config.errors import UserError
+
+    verb, *rest = arguments
+    if verb not in VERBS:
+        from rlinf_vla.core.plugins import nearest
+
+        raise UserError(f"{verb!r} is not a verb{nearest(verb, list(VERBS))} (verbs: {', '.join(VERBS)})")
+    module = verb
+    if verb == "bench":
+        if not rest or rest[0] not in BENCHES:
+            raise UserError(f"bench needs a benchmark ({', '.join(BENCHES)}): rlinf-vla bench rollout recipe=NAME")
+        module = f"bench_{rest.pop(0)}"
+    command: Callable[..., int | None] = import_module(_module_of(module)).run
+    if module in PLAIN:
+        raise_at_once()
+        return command(rest) or 0
+    from rlinf_vla.cli.compose import compose_and_run
+
+    def begin(config: Any) -> int | None:
+        raise_at_once()
+        return command(config)
+
+    return compose_and_run(module, rest, begin)
+
+
+def _module_of(verb: str) -> str:
+    if verb.startswith("bench_"):
+        return f"rlinf_vla.benchmarks.{verb.removeprefix('bench_')}"
+    return ELSEWHERE.get(verb, f"rlinf_vla.cli.{verb}")
+
+
+def _usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:{width}}  {text}" for verb, text in VERBS.items()]
+    return "\n".join(
+        [
+            f"rlinf-vla {__version__}: fine-tune vision-language-action policies with reinforcement learning",
+            "",
+            "rlinf-vla VERB [recipe=NAME|run=DIR] [KEY=VALUE ...]",
+            "",
+            *lines,
+            "",
+            "run=DIR uses the saved recipe of a run: train resumes the run, eval and export use its newest checkpoint.",
+            "rlinf-vla VERB recipe=NAME --cfg job prints the composed recipe. --help prints the keys of train, record, eval, export, plan,",
+            "bench rollout (and the other benches), robot record and robot replay, and the arguments of verify.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    main()

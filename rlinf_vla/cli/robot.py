@@ -1,0 +1,169 @@
+"""Run ``rlinf-vla robot VERB``: check, move, stop, record or replay on a real or simulated arm."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core import plugins
+from rlinf_vla.core.robot import Finding, RobotError, RobotPlugin
+from rlinf_vla.realworld.operator_session import RECOVERY_S
+
+VERBS = ("check", "home", "stop", "acknowledge", "record", "replay")
+ORDERS = ("stop", "acknowledge")
+USAGE = (
+    "rlinf-vla robot {check|home|stop|acknowledge} robot=NAME [robot.KEY=VALUE ...] [operator=NAME], "
+    "rlinf-vla robot {record|replay} recipe=franka_rlpd"
+)
+CONNECT_S, HOME_S = 60.0, 60.0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one robot verb; return the exit code. Raises UserError.
+
+    ``stop`` and ``acknowledge`` go to the process that drives the arm, whoever started it; without
+    ``robot=`` to all on this machine. If no process drives the arm, ``acknowledge robot=NAME``
+    clears the fault that an earlier one latched.
+    """
+    verb, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
+    if verb not in VERBS:
+        raise UserError(f"robot needs a verb{plugins.nearest(verb, list(VERBS)) if verb else ''}: {USAGE}")
+    if verb in ("record", "replay"):
+        return _with_recipe(verb, rest)
+    operator = next((word.removeprefix("operator=") for word in rest if word.startswith("operator=")), "")
+    chosen = [word for word in rest if not word.startswith("operator=")]
+    console = Console(highlight=False)
+    if verb in ORDERS:
+        if verb == "acknowledge" and not operator:
+            raise UserError("robot acknowledge needs operator=NAME: the person who has checked the arm and lets it move again")
+        _order(verb, operator or getpass.getuser(), chosen, console)
+        return 0
+    plugin, config = _choose(chosen)
+    if verb == "home":
+        _home(plugin, config)
+        console.print("the arm is at its rest position")
+        return 0
+    found = list[Finding]()
+    with console.status("connecting"):
+        found.extend(plugin.check(config))
+    console.print(_table(found))
+    return 0 if all(each.ok for each in found) else 1
+
+
+def _with_recipe(verb: str, rest: Sequence[str]) -> int:
+    from rlinf_vla.cli.compose import compose_and_run
+
+    if verb == "record":
+        from rlinf_vla.realworld import record as robot_record
+
+        return compose_and_run("robot_record", rest, robot_record.run)
+    from rlinf_vla.realworld import replay as robot_replay
+
+    episode = next((word.removeprefix("episode=") for word in rest if word.startswith("episode=")), "0")
+    if not episode.isdigit():
+        raise UserError(f"episode={episode}: the number of an episode, from 0")
+    overrides = [word for word in rest if not word.startswith("episode=")]
+    return compose_and_run("robot_replay", overrides, lambda config: robot_replay.run(config, int(episode)))
+
+
+def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:
+    """Read ``robot=NAME robot.KEY=VALUE`` without Hydra, because stopping an arm must be fast."""
+    words = [word.removeprefix("+") for word in words]  # a recipe's command line needs it for new keys, such as a camera
+    chosen = [word.removeprefix("robot=") for word in words if word.startswith("robot=")]
+    if len(chosen) != 1:
+        raise UserError(f"which robot? robot={' or robot='.join(plugins.robots()) or '... (none is installed)'}: {USAGE}")
+    plugin = plugins.choose("robot", chosen[0], plugins.robots())
+    config = OmegaConf.structured(plugin.Config)
+    for word in words:
+        if word.startswith("robot="):
+            continue
+        key, equals, _ = word.partition("=")
+        known = [f"robot.{name}" for name in config]
+        if not equals or key.split(".")[:2] not in [name.split(".") for name in known]:
+            raise UserError(f"{word}: not a key of robot={chosen[0]}{plugins.nearest(key, known)} (keys: {', '.join(known)})")
+        try:
+            config.merge_with(OmegaConf.from_dotlist([word.removeprefix("robot.")]))
+        except OmegaConfBaseException as error:
+            raise UserError(f"{word}: {str(error).splitlines()[0]}") from None
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise UserError(f"robot.{missing[0]} has no value: give robot.{missing[0]}=...")
+    found = OmegaConf.to_object(config)
+    check_values(found, "robot.")
+    return plugin, found
+
+
+def _order(order: str, operator: str, chosen: Sequence[str], console: Console) -> None:
+    if chosen:
+        plugin, config = _choose(chosen)
+        try:
+            lines = plugin.order(config, order, operator)
+        except RobotError as nobody:
+            if order == "stop":
+                raise
+            lines = [_acknowledge(plugin, config, operator, nobody)]
+    else:
+        lines = _order_all(order, operator)
+    for line in lines:
+        console.print(line)
+
+
+def _acknowledge(plugin: RobotPlugin, config: Any, operator: str, nobody: RobotError) -> str:
+    """Clear the fault that an ended process left latched. Raises ``nobody`` if there is none."""
+    robot = plugin.make(config)
+    try:
+        robot.connect(CONNECT_S)
+        found = fault = robot.observe().fault
+        if found is None:
+            raise nobody
+        robot.acknowledge(operator)
+        until = time.monotonic() + RECOVERY_S
+        while fault is not None and time.monotonic() < until:
+            time.sleep(0.1)
+            fault = robot.observe().fault
+    finally:
+        robot.close()
+    if fault is not None:
+        raise RobotError(f"{fault}: still there {RECOVERY_S:g} s after the acknowledgement; fix its cause and acknowledge again")
+    return f"{found}: acknowledged by {operator}"
+
+
+def _order_all(order: str, operator: str) -> list[str]:
+    lines, nothing = [], None
+    for plugin in plugins.robots().values():
+        try:
+            lines += plugin.order(None, order, operator)
+        except RobotError as error:
+            nothing = error
+    if not lines and nothing is not None and order == "acknowledge":
+        raise RobotError(f"{nothing}; give robot=NAME to clear an earlier fault")
+    if not lines:
+        raise nothing or RobotError("no robot plug-in is installed")
+    return sorted(set(lines))
+
+
+def _home(plugin: RobotPlugin, config: Any) -> None:
+    robot = plugin.make(config)
+    try:
+        robot.connect(CONNECT_S)
+        robot.home(HOME_S)
+    finally:
+        robot.close()
+
+
+def _table(found: Sequence[Finding]) -> Table:
+    table = Table(show_edge=False)
+    for column in ("", "what", "found"):
+        table.add_column(column)
+    for each in found:
+        table.add_row("ok" if each.ok else "WRONG", each.name, each.detail)
+    return table

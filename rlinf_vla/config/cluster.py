@@ -1,0 +1,158 @@
+"""Define the recipe node ``cluster``: processes, devices, placement and time limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from omegaconf import MISSING
+
+from rlinf_vla.config.ranges import Count, CountOrZero, Label, Matches, Name, NonNegative, OneOf, Positive, Range, Seconds, Size, SizeOrZero
+from rlinf_vla.config.trust import OUTSIDE
+
+RUNTIMES = IN_PROCESS, RAY = ("in_process", "ray")
+SPLITS = ("none", "head")
+SHARDINGS = ("none", "full")
+PLANS = ("given", "auto")
+HEAD = Matches(r"[^\s/]+:\d{1,5}", "HOST:PORT of the cluster's head, as `ray start --head` prints it")
+
+
+THIS = "this machine"
+
+
+@dataclass
+class NodeConfig:
+    """One type of machine in a cluster; an entry of recipe node ``cluster.nodes``."""
+
+    name: Name = THIS
+    count: Size = 1
+    """Number of machines of this type."""
+    gpus: Annotated[int, Range(0, 1024)] = 0
+    """GPUs per machine."""
+    gpu: Label | None = None
+    """GPU type."""
+    gpu_memory_gb: Positive = 80.0
+    """Memory per GPU in GB (10⁹ bytes)."""
+    cpus: Size = 8
+    """CPU cores per machine."""
+    memory_gb: Positive = 32.0
+    """Main memory per machine in GB."""
+    network_gbps: Positive = 10.0
+    """Bandwidth between this machine and others in Gbit/s."""
+    gpu_link_gbps: Positive = 100.0
+    """Bandwidth between GPUs of one machine, and between a GPU and host memory, in Gbit/s."""
+    latency_ms: NonNegative = 1.0
+    """Latency of one message between machines, or between workers of one machine."""
+    spot: bool = False
+    """Whether the machine may be preempted at any time; no trainer is placed on it."""
+    price_per_hour: NonNegative | None = None
+    """Price of one machine per hour; null if unknown."""
+    profile: Name | None = None
+    """Device type of the measured profile to use; null: that of ``gpu``, or cpu without one."""
+
+    @property
+    def device(self) -> str:
+        """Device type, by which the machine's profile is found."""
+        return self.profile or self.gpu or "cpu"
+
+    @property
+    def devices(self) -> int:
+        """Devices that can run a policy: the GPUs, or all CPU cores as one device."""
+        return self.gpus or 1
+
+    @property
+    def memory(self) -> float:
+        """Memory of one such device in bytes."""
+        return 1e9 * (self.gpu_memory_gb if self.gpus else self.memory_gb)
+
+
+@dataclass
+class RoleConfig:
+    """Ray resources that each worker of a role requests (``cluster.runtime=ray``)."""
+
+    cpus: Annotated[float, Range(0, 65536)] = 1.0
+    gpus: Annotated[float, Range(0, 65536)] = 0.0
+    """GPUs per worker; a fraction lets workers share one GPU, 0 computes on the CPU."""
+    resources: dict[str, Annotated[float, Range(0, 1e6)]] = field(default_factory=dict)
+    """Custom Ray resources per worker, such as robot: 1."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels that a node needs to run the worker, such as market-type: spot."""
+
+
+@dataclass
+class RobotRoleConfig(RoleConfig):
+    """Resources of the robot process (docs/online.md); the learner is in the command's process."""
+
+    resources: dict[str, Annotated[float, Range(0, 1e6)]] = field(default_factory=lambda: {"robot": 1.0})
+
+
+@dataclass
+class RolesConfig:
+    rollout: RoleConfig = field(default_factory=RoleConfig)
+    reference: RoleConfig = field(default_factory=RoleConfig)
+    reward: RoleConfig = field(default_factory=RoleConfig)
+    feature: RoleConfig = field(default_factory=RoleConfig)
+    trainer: RoleConfig = field(default_factory=RoleConfig)
+    robot: RobotRoleConfig = field(default_factory=RobotRoleConfig)
+
+
+@dataclass
+class ClusterConfig:
+    """Where the parts of a run execute. These keys change the speed, never the result."""
+
+    name: Name = MISSING
+    nodes: list[NodeConfig] = field(default_factory=list)
+    """Machines that `rlinf-vla plan` can use (docs/plan.md); empty: this machine."""
+    plan: Annotated[str, OneOf(*PLANS)] = "given"
+    """given: use the keys below. auto: set runtime, workers, trainer_ranks, streaming, offload,
+    micro_batch_size, rollout.pipeline_depth and rollout.split to be fastest (docs/plan.md)."""
+    replan_after: CountOrZero = 0
+    """With a predicted plan: plan again from measurements after this many iterations; 0: never."""
+    runtime: Annotated[str, OneOf(*RUNTIMES)] = "in_process"
+    """in_process: one process and its simulators. ray: replaceable workers on a Ray cluster."""
+    address: Annotated[str, HEAD] | None = field(default=None, metadata=OUTSIDE)
+    """HOST:PORT of a Ray cluster's head; null: start a cluster on this machine for this run."""
+    rollout_workers: Size = 1
+    """Each has env.num_envs / rollout_workers environments in rollout.pipeline_depth groups."""
+    reference_workers: SizeOrZero = 0
+    """Workers that compute log-probabilities of the reference policy; 0: the trainer does."""
+    reward_workers: SizeOrZero = 0
+    """Workers that compute the recipe's reward; 0: the rollout workers compute it."""
+    feature_workers: Size = 1
+    """With rollout.split=head: workers on the trainer's machine that run the policy's backbone."""
+    trainer_ranks: Size = 1
+    """Trainer processes; they split the rows of each minibatch (data parallel)."""
+    trainer_sharding: Annotated[str, OneOf(*SHARDINGS)] = "none"
+    """full: also shard the policy's weights and the optimiser state across the ranks (FSDP2)."""
+    streaming: bool = True
+    """Process each shard of a rollout as it arrives; false: wait until all have arrived."""
+    offload: bool = False
+    """Roles that share a GPU take turns and free its memory in between; this disables streaming."""
+    spread: bool = False
+    """Place workers on as many machines as possible; false: on as few as have room."""
+    heartbeat_s: Seconds = 30.0
+    """Replace a worker that does not answer for this long."""
+    call_timeout_s: Seconds = 3600.0
+    """Replace a worker when one call takes longer than this."""
+    start_timeout_s: Seconds = 600.0
+    """Time limit to place a worker, and for it to load its policy and start its simulators."""
+    max_restarts: CountOrZero = 100
+    """Lost workers that are replaced per role and run; one more ends the run."""
+    trainer_restarts: CountOrZero = 3
+    """Restarts of a lost trainer per run, each from the last complete checkpoint."""
+    roles: RolesConfig = field(default_factory=RolesConfig)
+    device: Annotated[str, OneOf("cpu", "cuda")] = "cpu"
+    """Device of the policy: cpu or cuda."""
+    rollout_threads: Annotated[int, Range(1, 4096)] = 1
+    """CPU threads of the policy during rollouts, when simulators compete for the cores."""
+    update_threads: Annotated[int, Range(1, 4096)] | None = None
+    """CPU threads during updates; null: all cores."""
+    micro_batch_size: Count = 320
+    """Maximum number of policy calls per forward and backward pass."""
+    reuse_frozen: bool = True
+    """Compute the policy's frozen part once per update, not once per epoch; memory grows with the
+    rollout (docs/pi0.md)."""
+    cuda_graphs: bool = True
+    """Record policy calls as CUDA graphs (GPU only), so that no small kernel waits for Python."""
+    gradient_checkpointing: bool = False
+    """Recompute the backbone's activations in the backward pass: slower, far less memory."""

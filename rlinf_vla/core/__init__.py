@@ -1,0 +1,4 @@
+"""Types, protocols that plug-ins implement, entry points, atomic files, signals and child processes.
+
+Plug-in packages may import this room and `config`, and nothing else of the engine.
+"""

@@ -1,0 +1,67 @@
+"""Write files and directories atomically and durably. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path, which then replaces ``path`` atomically and is synced to disk.
+
+    After an exception ``path`` is unchanged. Only one writer at a time.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}")
+    if aside.is_symlink():  # must not be followed: the directory may be untrusted
+        aside.unlink()
+    try:
+        yield aside
+        fsync(aside)
+        aside.replace(path)
+        fsync(path.parent)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def replacing_directory(path: Path) -> Iterator[Path]:
+    """Yield a new directory, which then replaces ``path`` and is synced to disk.
+
+    After an exception ``path`` is unchanged.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        for child in (*aside.rglob("*"), aside):
+            fsync(child)
+        shutil.rmtree(path, ignore_errors=True)
+        aside.rename(path)
+        fsync(path.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def fsync(path: Path) -> None:
+    """Sync a file, or the entries of a directory, to disk so that they survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write ``document`` atomically as JSON."""
+    with replacing(path) as aside:
+        aside.write_text(json.dumps(document, indent=1) + "\n")

@@ -1,0 +1,65 @@
+"""Find plug-ins by entry point, and import one when it is named.
+
+This is the engine's only access to models, simulators, rewards and robots.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import EnvPlugin, Policy, RewardPlugin
+from rlinf_vla.core.robot import OperatorPlugin, RobotPlugin
+
+
+def models() -> Mapping[str, type[Policy]]:
+    return Installed("rlinf_vla.models")
+
+
+def envs() -> Mapping[str, EnvPlugin]:
+    return Installed("rlinf_vla.envs")
+
+
+def rewards() -> Mapping[str, RewardPlugin]:
+    return Installed("rlinf_vla.rewards")
+
+
+def robots() -> Mapping[str, RobotPlugin]:
+    return Installed("rlinf_vla.robots")
+
+
+def operators() -> Mapping[str, OperatorPlugin]:
+    return Installed("rlinf_vla.operators")
+
+
+class Installed(Mapping[str, Any]):
+    """Plug-ins of an entry-point group by name, sorted; a value is imported when it is read."""
+
+    def __init__(self, group: str) -> None:
+        points = sorted(entry_points(group=group), key=lambda point: point.name)
+        self._points: dict[str, EntryPoint] = {point.name: point for point in points}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._points[name].load()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._points)
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """Return ``; did you mean X?`` if a known word is close, else an empty string."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def choose(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    """Return ``known[name]``. Raises UserError with the nearest name if it is not installed."""
+    if name not in known:
+        raise UserError(f"{kind}={name} is not known{nearest(name, list(known))} (installed: {', '.join(known) or 'none'})")
+    return known[name]

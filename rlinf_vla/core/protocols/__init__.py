@@ -1,0 +1,27 @@
+"""Protocols that model, simulator and reward plug-ins implement.
+
+The engine knows plug-ins only through this module. A package registers them as entry points:
+``rlinf_vla.models`` (a :class:`Policy` subclass), ``rlinf_vla.envs`` (an :class:`EnvPlugin`) and
+``rlinf_vla.rewards`` (a :class:`RewardPlugin`). A plug-in module must be cheap to import: it
+imports simulators and drivers on first use.
+"""
+
+from .env import Baseline as Baseline
+from .env import Diagnosis as Diagnosis
+from .env import EnvPlugin as EnvPlugin
+from .env import EnvSpec as EnvSpec
+from .env import HasBaselines as HasBaselines
+from .env import HasSuites as HasSuites
+from .env import Suite as Suite
+from .env import Task as Task
+from .env import ToolUnits as ToolUnits
+from .env import VectorEnv as VectorEnv
+from .policy import ImageSize as ImageSize
+from .policy import Noise as Noise
+from .policy import Policy as Policy
+from .policy import PolicySpec as PolicySpec
+from .policy import RealTimeChunking as RealTimeChunking
+from .reward import Learner as Learner
+from .reward import Reward as Reward
+from .reward import RewardModel as RewardModel
+from .reward import RewardPlugin as RewardPlugin

@@ -1,0 +1,184 @@
+"""Protocols that a simulator plug-in implements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.core.types import Episodes, Observation, StepResult
+
+from .policy import ImageSize
+
+
+@dataclass(frozen=True)
+class ToolUnits:
+    """Units of actions ``(dx, dy, dz, gripper)`` or ``(dx, dy, dz, rx, ry, rz, gripper)``.
+
+    An action of 1 moves the tool's target so far per control step; see docs/conventions.md.
+    """
+
+    translation_m: float
+    """Metres along an axis of the robot's base."""
+    rotation_rad: float = 0.0
+    """Radians, right-handed, about an axis of the robot's base."""
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Static properties of a vector environment."""
+
+    num_envs: int
+    action_dim: int
+    state_dim: int
+    control_hz: float
+    episode_limit: int
+    """Number of control steps after which an episode is truncated."""
+    images: dict[str, ImageSize]
+    tasks: tuple[str, ...]
+    """Task names, indexed by ``Episodes.task_id``."""
+    device: torch.device
+    tool: ToolUnits | None = None
+    """None: actions and states do not follow docs/conventions.md (joint angles, for example)."""
+    stack: dict[str, str] = field(default_factory=dict)
+    """Versions, physics engine and renderer. Results of different stacks need not be comparable."""
+
+
+class VectorEnv(Protocol):
+    """``B`` environments that step together, with gymnasium's DISABLED autoreset mode.
+
+    The caller decides which environments are reset, and to which episode. The same episodes and
+    actions give the same results, whatever ran before.
+    """
+
+    spec: EnvSpec
+
+    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
+        """Start ``episodes`` ``[B]`` in the environments of ``mask`` (bool ``[B]``; None: all)."""
+
+    def reset_wait(self) -> Observation:
+        """Return the current observation of all ``B`` environments, the first one after a reset."""
+
+    def step_async(self, actions: Tensor) -> None:
+        """Start up to ``C`` control steps of float32 ``[B, C, D]``. No episode may have ended."""
+
+    def step_wait(self) -> StepResult: ...
+
+    def reset(self, episodes: Episodes, mask: Tensor | None = None) -> Observation:
+        self.reset_async(episodes, mask)
+        return self.reset_wait()
+
+    def step(self, actions: Tensor) -> StepResult:
+        self.step_async(actions)
+        return self.step_wait()
+
+    def render(self, index: int) -> Tensor:
+        """Render environment ``index`` for human viewers: uint8 ``[H, W, 3]``."""
+
+    def expert_actions(self) -> Tensor:
+        """Return a scripted expert's actions for the current states: float32 ``[B, D]``.
+
+        The expert is stateless and can label any state. Raises UserError if the task has none.
+        """
+
+    def losses(self) -> int:
+        """Return how many simulators died or hung so far and were replaced without data loss."""
+        return 0
+
+    def close(self) -> None:
+        """Release all resources; may be called repeatedly."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A check of ``rlinf-vla doctor``. ``fix``: what to do unless ``ok``; ``repair``: does it."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+    repair: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of a simulator, as ``rlinf-vla list`` shows it."""
+
+    name: str
+    instruction: str
+    available: bool
+    """False where files are missing; ``note`` says which."""
+    has_expert: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Part of an evaluation sweep: the tasks that share one set of vector environments."""
+
+    name: str
+    tasks: tuple[str, ...]
+    """``EnvSpec.tasks`` of these environments."""
+    config: Any
+    """The ``env`` node that creates them."""
+
+
+@runtime_checkable
+class HasSuites(Protocol):
+    """An ``EnvPlugin`` whose tasks may need more than one kind of vector environment."""
+
+    def suites(self, config: Any) -> list[Suite]:
+        """Return the suites in the order of execution, without starting a simulator.
+        Raises UserError for mistakes of the user."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A program that does what ``bench env`` does in the simulator's own vector environment.
+
+    It resets all environments and runs one episode of random actions in them as a warm-up, prints
+    ``begin``, does the same ``episodes`` times, prints ``end``, and waits until its standard input
+    is closed. All its processes are its descendants.
+    """
+
+    name: str
+    images: bool
+    """Whether every step renders images."""
+    program: tuple[str, ...]
+    """Command-line arguments after ``python``."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Additional environment variables."""
+    python: str | None = None
+    """Interpreter of another Python environment; None: the current one."""
+
+
+@runtime_checkable
+class HasBaselines(Protocol):
+    """An ``EnvPlugin`` that can be compared with the usual way to run its simulator."""
+
+    def baselines(self, config: Any, episodes: int) -> list[Baseline]:
+        """Return baselines for ``config.num_envs`` environments. Raises UserError for mistakes."""
+
+
+class EnvPlugin(Protocol):
+    """A simulator plug-in, registered as an entry point of ``rlinf_vla.envs``."""
+
+    name: str
+    Config: type
+    """Dataclass of the recipe node ``env``; needs ``name``, ``num_envs`` and ``episode_limit``."""
+
+    def create(self, config: Any, groups: int) -> list[VectorEnv]:
+        """Create ``config.num_envs`` environments as ``groups`` equal vector environments.
+
+        They step independently. Raises UserError for mistakes of the user.
+        """
+
+    def variants(self, config: Any) -> dict[str, Any]:
+        """Return configurations by name whose speed ``rlinf-vla bench rollout`` compares."""
+
+    def tasks(self) -> list[Task]: ...
+
+    def diagnose(self) -> list[Diagnosis]: ...

@@ -1,0 +1,165 @@
+"""Protocols that a model plug-in implements."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
+
+ImageSize = tuple[int, int]
+"""(height, width) in pixels."""
+
+
+@runtime_checkable
+class Noise(Protocol):
+    """The random numbers of one policy call; those of a row depend only on its episode and step."""
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Draw float32 ``[B, *shape]`` uniformly from the open interval (0, 1)."""
+
+    def normal(self, *shape: int) -> Tensor:
+        """Draw float32 ``[B, *shape]`` from the standard normal distribution."""
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """Input and output sizes of a policy."""
+
+    chunk: int
+    action_dim: int
+    state_dim: int
+    """0 if the policy does not read proprioception."""
+    images: dict[str, ImageSize]
+
+
+class Policy(nn.Module):
+    """A VLA policy: ``prepare -> encode -> act`` in rollouts, ``evaluate`` in updates.
+
+    ``backbone`` is the module that LoRA adapts, with the official parameter names. ``value_head``
+    is the critic, trained with a separate learning rate.
+    """
+
+    name: ClassVar[str]
+    Config: ClassVar[type]
+    """Dataclass of a recipe's ``model.options`` node."""
+    lora_targets: ClassVar[tuple[str, ...]]
+    """Default LoRA targets: module-name suffixes inside ``backbone``."""
+    vision_modules: ClassVar[tuple[str, ...]] = ()
+    """Full names of ``backbone`` modules that get no adapters with ``model.lora.vision=false``."""
+    language_modules: ClassVar[tuple[str, ...]] = ()
+    """The same for ``model.lora.language=false``."""
+    full_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules of ``backbone`` trained in full beside the adapters: new or small heads."""
+    split_unsupported: ClassVar[str | None] = "does not declare which of its modules form the action head"
+    """Why ``rollout.split=head`` is not supported, as a phrase that follows the model's name.
+
+    None: it is supported, by the three methods marked "for a split".
+    """
+    head_modules: tuple[str, ...] = ()
+    """Full names of ``backbone`` modules that ``act`` and ``value`` run: part of the head.
+
+    All modules outside ``backbone`` belong to the head, too.
+    """
+    head_rows: dict[str, slice] | None = None
+    """Weights of the head of which only these rows are used, unless they have adapters."""
+    noise_dim: int | None = None
+    """Dimension of the noise that ``act_from_noise`` turns into actions; None: ``act_from_noise`` is unsupported."""
+
+    spec: PolicySpec
+    backbone: nn.Module
+    value_head: nn.Module
+
+    @classmethod
+    @abstractmethod
+    def load(cls, checkpoint: Path, config: Any) -> Policy:
+        """Load this model's official checkpoint layout. Raises UserError if it does not fit."""
+
+    @classmethod
+    def without_weights(cls, checkpoint: Path, config: Any) -> Policy:
+        """For a split: load with the backbone on the meta device, without reading its weights."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
+        """Write the official checkpoint layout, which ``load`` reads, into an existing directory.
+
+        ``dtype``: of the weights; None: as loaded, or bfloat16 if the weights began as random ones.
+        """
+
+    @abstractmethod
+    def prepare(self, obs: Observation) -> Inputs:
+        """Tokenise and resize an observation. The result is cheap to store."""
+
+    @abstractmethod
+    def encode(self, inputs: Inputs) -> Any:
+        """Run vision encoder and language backbone; return features for ``act`` and ``value``."""
+
+    @abstractmethod
+    def pooled(self, features: Any) -> Tensor:
+        """Pool the features to one vector per row, float32 ``[B, F]``, as input of a critic."""
+
+    def value(self, features: Any) -> Tensor:
+        """Return the critic's value estimate, float32 ``[B]``."""
+        return self.value_head(self.pooled(features)).squeeze(-1)
+
+    @abstractmethod
+    def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
+        """Sample a chunk. ``temperature=0``: greedy, no noise, log_prob as at temperature 1."""
+
+    def act_from_noise(self, features: Any, noise: Tensor) -> Tensor:
+        """Map noise float32 ``[B, noise_dim]`` to actions ``[B, C, D]``, deterministically."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
+        """Evaluate samples under the same distribution as ``act``, differentiably."""
+
+    @abstractmethod
+    def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
+        """Return the imitation loss float32 ``[B]`` on expert chunks float32 ``[B, C, D]``.
+
+        ``noise``: for models that denoise.
+        """
+
+    def pack(self, features: Any) -> Tensors:
+        """For a split: reduce features to tensors ``[B, ...]`` that ``act`` and ``value`` need."""
+        raise NotImplementedError
+
+    def unpack(self, tensors: Tensors) -> Any:
+        """For a split: restore features; ``act`` and ``value`` are bit-identical on them."""
+        raise NotImplementedError
+
+    def precompute(self, inputs: Inputs) -> Inputs:
+        """Compute what no update can change ahead of ``evaluate``; the default does nothing.
+
+        An update calls it once, without gradients; all epochs pass its result to ``evaluate``.
+        Every tensor has leading dimension ``B``.
+        """
+        return inputs
+
+    def reference_actions(self, inputs: Inputs) -> Tensor | None:
+        """Return greedy actions, float32 ``[B, C, D]``, of an implementation without optimisations.
+
+        ``rlinf-vla bench policy`` compares with it. None: there is none.
+        """
+        return None
+
+
+@runtime_checkable
+class RealTimeChunking(Protocol):
+    """A policy for ``control.real_time_chunking``: its chunks continue the one being executed."""
+
+    def act_with_prefix(self, features: Any, noise: Noise | None, temperature: float, committed: Tensor, frozen: int) -> ActionSample:
+        """Sample a chunk that starts with ``committed[:, :frozen]``, then departs from it smoothly.
+
+        committed: float32 ``[B, N, D]``, N <= C: what the robot will execute from this observation
+        on unless a new chunk arrives; with N = 0 this is ``act``. frozen: how many of these actions
+        will have been executed when this chunk arrives. Not in inference mode: it may need
+        gradients.
+        """

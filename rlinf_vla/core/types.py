@@ -1,0 +1,257 @@
+"""Data types shared by all packages: observations, step results, samples, trajectories, errors.
+
+Shape letters used everywhere: ``B`` environments in a batch, ``T`` policy calls in a rollout,
+``C`` actions in a chunk, ``D`` action dimensions, ``S`` proprioceptive state dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Recipe names of the dtypes that weights may have."""
+
+Tensors = dict[str, Tensor]
+"""Named tensors that share their leading dimension."""
+
+Inputs = Tensors
+"""Prepared policy inputs (uint8 images, token ids, ...), each with leading dimension ``B``."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One observation of ``B`` environments.
+
+    images: name -> uint8 ``[B, H, W, 3]``, RGB, upright.
+    state: float32 ``[B, S]``, proprioception in SI units.
+    instruction: ``B`` strings.
+    """
+
+    images: dict[str, Tensor]
+    state: Tensor
+    instruction: list[str]
+
+
+MAX_TASKS = MAX_ATTEMPTS = 1 << 16
+"""Task and attempt share one 32-bit word of the counter of the policy's random number generator."""
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """The episode of each environment; ``(task_id, seed)`` fully determines an episode.
+
+    task_id: int64 ``[B]``, an index into ``EnvSpec.tasks``, below ``MAX_TASKS``.
+    seed: int64 ``[B]``, 0 <= seed < 2**32.
+    attempt: int64 ``[B]``, below ``MAX_ATTEMPTS``. Attempts at an episode differ only in the
+    policy's noise.
+    """
+
+    task_id: Tensor
+    seed: Tensor
+    attempt: Tensor
+
+    def __len__(self) -> int:
+        return len(self.seed)
+
+    def __getitem__(self, index: Any) -> Episodes:
+        return Episodes(self.task_id[index], self.seed[index], self.attempt[index])
+
+    @staticmethod
+    def first_attempts(task_id: Tensor, seed: Tensor) -> Episodes:
+        return Episodes(task_id, seed, torch.zeros_like(seed))
+
+    def repeat(self, attempts: int) -> Episodes:
+        """Repeat each episode ``attempts`` times. Raises ValueError above ``MAX_ATTEMPTS``."""
+        if attempts > MAX_ATTEMPTS:
+            raise ValueError(f"{attempts} attempts at an episode are too many: at most {MAX_ATTEMPTS} get distinct random numbers")
+        task_id, seed = (each.repeat_interleave(attempts) for each in (self.task_id, self.seed))
+        return Episodes(task_id, seed, torch.arange(len(seed), device=seed.device) % attempts)
+
+    @staticmethod
+    def where(mask: Tensor, first: Episodes, second: Episodes) -> Episodes:
+        names = [field.name for field in fields(Episodes)]
+        return Episodes(*(torch.where(mask, getattr(first, name), getattr(second, name)) for name in names))
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of up to ``C`` control steps in every environment.
+
+    observation: after the last executed control step.
+    reward: float32 ``[B, C]``; terminated, truncated, success, valid: bool ``[B, C]``.
+    An environment stops at its first ``terminated`` or ``truncated``. The rest of the chunk is not
+    executed: there ``valid`` is false and every other entry is zero.
+    """
+
+    observation: Observation
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    success: Tensor
+    valid: Tensor
+
+    @property
+    def done(self) -> Tensor:
+        """bool ``[B]``: whether the episode ended in this chunk."""
+        return (self.terminated | self.truncated).any(dim=1)
+
+
+@dataclass(frozen=True)
+class ActionSample:
+    """An action chunk sampled from a policy for each environment.
+
+    actions: float32 ``[B, C, D]`` in the environment's units.
+    latent: the data from which ``Policy.evaluate`` recomputes the log-probability of this sample
+        (token ids, a denoising chain), leading dimension ``B``.
+    log_prob: float32 ``[B, C, D]``, at the finest granularity that the policy has.
+    value: float32 ``[B]``, the critic's estimate of the return from this observation.
+    """
+
+    actions: Tensor
+    latent: dict[str, Tensor]
+    log_prob: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class ActionEval:
+    """An action sample evaluated under the current weights.
+
+    log_prob and entropy: float32 ``[B, C, D]``. value: float32 ``[B]``.
+    """
+
+    log_prob: Tensor
+    entropy: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """``T`` policy calls in ``B`` environments.
+
+    Nothing depends on positions: masks, returns and statistics derive from these fields.
+
+    Per call ``[T, B, ...]``: inputs, latent, log_prob ``[T, B, C, D]``, value, policy_version, and
+    its episode: task_id, seed, attempt, step (control steps already executed in that episode).
+    cut ``[T, B]``: bool, the episode was cut after the call (truncated, or the rollout ended).
+    bootstrap_value ``[T, B]``: where ``cut``, the critic's estimate for the observation after the
+    call; zero elsewhere.
+    Per control step ``[T, B, C]``: reward, terminated, truncated, success, valid.
+    reference ``[T, B, C, D]``: log-probabilities of the actions under the reference policy of the
+    KL penalty; None where they are not computed.
+    """
+
+    inputs: Inputs
+    latent: dict[str, Tensor]
+    log_prob: Tensor
+    value: Tensor
+    bootstrap_value: Tensor
+    cut: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    success: Tensor
+    valid: Tensor
+    task_id: Tensor
+    seed: Tensor
+    attempt: Tensor
+    step: Tensor
+    policy_version: Tensor
+    reference: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(T, B)``."""
+        return self.value.shape[0], self.value.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def episode_ids(self) -> Tensor:
+        """Return the episode index of each call: int64, 0 ... E-1, in the shape of ``seed``."""
+        return _numbered(self.task_id, self.seed, self.attempt)
+
+    def group_ids(self) -> Tensor:
+        """Return the group index of each call. A group is all attempts at one episode."""
+        return _numbered(self.task_id, self.seed)
+
+    def group_of_episode(self) -> Tensor:
+        """Return the group index of each episode, int64 ``[E]``."""
+        episode, group = self.episode_ids().flatten(), self.group_ids().flatten()
+        return group.new_zeros(int(episode.max()) + 1 if len(episode) else 0).index_put((episode,), group)
+
+    def episode_success(self) -> Tensor:
+        """Return whether each episode succeeded at least once, bool ``[E]``."""
+        episode, success = self.episode_ids().flatten(), (self.success & self.valid).any(-1).flatten()
+        return torch.zeros(len(self.group_of_episode()), device=success.device).index_add(0, episode, success.float()) > 0
+
+    def flatten(self) -> Trajectory:
+        """Return the calls as one batch: every field ``[T * B, ...]``."""
+        return _map(lambda x: x.flatten(0, 1), self)
+
+    def __getitem__(self, index: Any) -> Trajectory:
+        return _map(lambda x: x[index], self)
+
+    def to(self, device: torch.device | str) -> Trajectory:
+        return _map(lambda x: x.to(device), self)
+
+    @staticmethod
+    def cat(parts: Sequence[Trajectory], dim: int) -> Trajectory:
+        return _map(lambda *xs: torch.cat(xs, dim), *parts)
+
+    @staticmethod
+    def stack(calls: Sequence[Trajectory]) -> Trajectory:
+        """Stack ``T`` single calls with fields ``[B, ...]`` into one trajectory ``[T, B, ...]``."""
+        return _map(lambda *xs: torch.stack(xs), *calls)
+
+
+def _numbered(*keys: Tensor) -> Tensor:
+    return torch.unique(torch.stack(keys, dim=-1).flatten(0, -2), dim=0, return_inverse=True)[1].reshape(keys[0].shape)
+
+
+def _map(function: Callable[..., Tensor], first: Trajectory, *rest: Trajectory) -> Trajectory:
+    changes: dict[str, Any] = {}
+    for field in fields(first):
+        values = [getattr(each, field.name) for each in (first, *rest)]
+        if values[0] is None:
+            continue
+        if isinstance(values[0], dict):
+            changes[field.name] = {key: function(*(value[key] for value in values)) for key in values[0]}
+        else:
+            changes[field.name] = function(*values)
+    return replace(first, **changes)
+
+
+Rollouts = Iterable[Trajectory]
+"""Shards in a fixed order, each yielded once it is complete; can be iterated repeatedly. A shard
+holds ``[T, B]`` calls of some of the environments, or ``[N]`` calls of some of the episodes."""
+
+
+def gather(rollouts: Rollouts) -> Trajectory:
+    """Concatenate all shards into one trajectory; waits for the last shard."""
+    shards = list(rollouts)
+    return shards[0] if len(shards) == 1 else Trajectory.cat(shards, dim=shards[0].value.ndim - 1)
+
+
+def flattened(shard: Trajectory) -> Trajectory:
+    """Return the calls of either kind of shard as ``[N]``."""
+    return shard.flatten() if shard.value.ndim == 2 else shard
+
+
+@dataclass
+class EpisodeRecords:
+    """Replay records of one episode.
+
+    ``records``: fields ``[L, ...]``: the policy's inputs, ``action`` as chosen, ``reward`` and
+    ``discount`` of the chunk (0 if the episode terminated there), and ``acted``: false in a last
+    record that holds only the observation at a truncation.
+    """
+
+    records: Tensors
+    success: bool
+    steps: int

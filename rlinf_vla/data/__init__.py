@@ -1,0 +1,1 @@
+"""LeRobotDataset v3.0: reader and writer, and datasets as demonstrations or transitions."""

@@ -1,0 +1,182 @@
+"""Read a LeRobotDataset as demonstrations, labelled frames or replay transitions of a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.advantages import chunk_rewards
+from rlinf_vla.algorithms.classifier import Frames
+from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
+from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel
+from rlinf_vla.core.types import EpisodeRecords, Inputs, Observation
+from rlinf_vla.data import lerobot_format as form
+from rlinf_vla.data.lerobot_reader import Episode, LeRobotReader
+
+_AT_ONCE = 32
+"""Frames prepared per batch, so that an episode's images need not fit in memory at once."""
+_UNITS = 1 + 1e-3
+"""Bound on SAC's actions, which lie in [-1, 1], plus rounding errors."""
+
+
+def require_same_control_rate(path: str, environments: Iterable[EnvSpec]) -> None:
+    """Raises UserError on unequal control rates: actions would have a different effect."""
+    fps = LeRobotReader(Path(path).expanduser()).fps
+    for spec in environments:
+        if abs(spec.control_hz - fps) > 0.01 * fps:
+            raise UserError(
+                f"{path} has {fps:g} steps per second, the environment {spec.control_hz:g}: a policy trained at one rate fails at "
+                "the other; use an environment of that control rate, or a dataset recorded at this one"
+            )
+
+
+def dataset_demonstrations(
+    policy: Policy, config: DemonstrationConfig, progress: Callable[[float], None]
+) -> tuple[Demonstrations, float | None]:
+    """Return every frame with its action chunk, and the share of successful episodes.
+
+    The share is None if the dataset does not record success. Raises UserError if the dataset is
+    unreadable or does not fit the policy.
+    """
+    assert config.dataset is not None
+    source = _Source(policy, config.dataset, config.action_key, config.cameras, "algorithm.demonstrations.cameras")
+    said = [form.SUCCESS] if form.SUCCESS in source.reader.features else []
+    episodes, successes = [], []
+    for number in range(len(source.reader)):
+        episode = source.episode(number, said)
+        episodes.append((source.inputs(episode), source.actions(episode)))
+        successes += [bool(episode.columns[key].any()) for key in said]
+        progress((number + 1) / len(source.reader))
+    return Demonstrations.of(episodes, policy.spec.chunk), sum(successes) / len(successes) if successes else None
+
+
+@torch.no_grad()
+def dataset_frames(model: RewardModel, config: DemonstrationConfig, progress: Callable[[float], None]) -> Frames:
+    """Return every frame, labelled by ``next.success`` of its row, as LeRobot does.
+
+    Raises UserError if the dataset is unreadable, does not fit the model or lacks this column.
+    """
+    assert config.dataset is not None
+    source = _Source(model, config.dataset, config.action_key, config.cameras, "algorithm.demonstrations.cameras")
+    parts = []
+    for number in range(len(source.reader)):
+        episode = source.episode(number, [form.SUCCESS])
+        success = torch.from_numpy(episode.columns[form.SUCCESS]).bool()
+        parts.append((source.inputs(episode), success, torch.full_like(success, number, dtype=torch.int64)))
+        progress((number + 1) / len(source.reader))
+    inputs, successes, numbers = zip(*parts, strict=True)
+    return Frames({name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}, torch.cat(successes), torch.cat(numbers))
+
+
+@torch.no_grad()
+def dataset_transitions(policy: Policy, config: SACConfig) -> Iterator[EpisodeRecords]:
+    """Yield episodes as replay records, one per action chunk.
+
+    A dataset does not contain the observation after an episode's last action. If the episode
+    terminated, that action is still a transition, with a discount of 0. If it was truncated, the
+    last frame is an observation only. Terminated means ``next.done`` without ``next.truncated`` in
+    the last frame, or, if either column is missing, ``next.success`` there.
+
+    Raises UserError if the dataset is unreadable or does not fit, or actions exceed [-1, 1].
+    """
+    assert config.dataset is not None
+    source = _Source(policy, config.dataset, form.ACTION, config.dataset_cameras, "algorithm.dataset_cameras")
+    ends = [key for key in (form.DONE, form.TRUNCATED, form.SUCCESS) if key in source.reader.features]
+    for number in range(len(source.reader)):
+        episode = source.episode(number, [form.REWARD, *ends])
+        terminated = _terminated(episode)
+        steps = len(episode) - (not terminated)
+        if steps:
+            success = form.SUCCESS in ends and bool(episode.columns[form.SUCCESS].any())
+            yield EpisodeRecords(_records(policy, source, episode, steps, terminated, config), success, steps)
+
+
+def _terminated(episode: Episode) -> bool:
+    last = {key: bool(values[-1]) for key, values in episode.columns.items() if key in (form.DONE, form.TRUNCATED, form.SUCCESS)}
+    if form.DONE in last and form.TRUNCATED in last:
+        return last[form.DONE] and not last[form.TRUNCATED]
+    return last.get(form.SUCCESS, False)
+
+
+def _records(policy: Policy, source: _Source, episode: Episode, steps: int, terminated: bool, config: SACConfig) -> dict[str, Tensor]:
+    """See :class:`EpisodeRecords`; ``steps``: number of actions whose outcome is known."""
+    actions = source.actions(episode)
+    if float(actions.abs().max()) > _UNITS:
+        raise UserError(
+            f"{source.reader.directory}: actions of episode {episode.number} reach {float(actions.abs().max()):.3g}, outside "
+            "SAC's range [-1, 1]: record them in the environment's units"
+        )
+    call = torch.arange(0, steps, policy.spec.chunk)
+    step = call[:, None] + torch.arange(policy.spec.chunk)
+    valid, step = (step < steps).to(actions.device), step.clamp(max=steps - 1)
+    reward = torch.from_numpy(episode.columns[form.REWARD]).float().to(actions.device)
+    earned, discount = chunk_rewards(reward[step], valid, config.gamma, config.gamma_unit)
+    done = {ACTION: actions[step].clamp(-1, 1), REWARD: earned, DISCOUNT: discount, ACTED: torch.ones_like(discount, dtype=torch.bool)}
+    if terminated:
+        done[DISCOUNT][-1] = 0
+    else:
+        call = torch.cat([call, torch.tensor([steps])])
+        done = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in done.items()}
+    inputs = {name: value[call.to(value.device)] for name, value in source.inputs(episode).items()}
+    return policy.precompute(inputs) | done
+
+
+class _Source:
+    """Read a dataset's frames as inputs of a policy."""
+
+    def __init__(self, policy: Learner, path: str, action_key: str, cameras: Sequence[str], key: str) -> None:
+        """``cameras``: ``POLICY_NAME:DATASET_NAME`` where they differ; ``key``: the recipe key."""
+        self.policy, self.reader, self._action_key = policy, LeRobotReader(Path(path).expanduser()), action_key
+        self._device = next(policy.parameters()).device
+        self._state = [form.STATE] if policy.spec.state_dim else []
+        for column, size, what in ((action_key, policy.spec.action_dim, "actions"), (form.STATE, policy.spec.state_dim, "state")):
+            feature = self.reader.features.get(column)
+            if feature is not None and size and feature.shape != (size,):
+                raise UserError(f"{path}: {column} has shape {list(feature.shape)}, the policy's {what} {size} dimensions: they must match")
+        called = {name: name for name in policy.spec.images}
+        for each in cameras:
+            name, _, of_dataset = each.partition(":")
+            if name not in called or not of_dataset:
+                raise UserError(f"{key}: {each!r} must be POLICY_CAMERA:DATASET_CAMERA, the former one of {sorted(called)}")
+            called[name] = of_dataset
+        self._cameras = {name: self._camera(name, called[name], key) for name in called}
+
+    def _camera(self, name: str, called: str, key: str) -> str:
+        found = self.reader.camera(called)
+        if found is None:
+            known = [form.short_name(each) for each in self.reader.cameras]
+            raise UserError(f"{self.reader.directory} has cameras {known} and no {called!r}: choose one with {key}=[{name}:NAME]")
+        size, (height, width) = self.policy.spec.images[name], self.reader.features[found].image_size
+        if height < size[0] or width < size[1]:
+            raise UserError(
+                f"the policy's image {name!r} is {size[0]}x{size[1]} pixels, {found} of {self.reader.directory} only {height}x{width}"
+            )
+        return found
+
+    def episode(self, number: int, columns: list[str]) -> Episode:
+        """Read actions, state if the policy uses it, and ``columns``."""
+        return self.reader.episode(number, [self._action_key, *self._state, *columns])
+
+    def actions(self, episode: Episode) -> Tensor:
+        """Return actions, float32 ``[L, D]``."""
+        return torch.from_numpy(episode.columns[self._action_key]).float().to(self._device)
+
+    def inputs(self, episode: Episode) -> Inputs:
+        """Return the prepared inputs of every frame, ``[L, ...]``."""
+        streams = {name: self.reader.frames(episode, key) for name, key in self._cameras.items()}
+        nothing = np.zeros((len(episode), 0), np.float32)
+        state = torch.from_numpy(episode.columns[form.STATE] if self._state else nothing).float().to(self._device)
+        parts = []
+        for first in range(0, len(episode), _AT_ONCE):
+            rows = slice(first, first + _AT_ONCE)
+            images = {name: np.stack(list(islice(stream, len(state[rows])))) for name, stream in streams.items()}
+            seen = {name: torch.from_numpy(frames).to(self._device) for name, frames in images.items()}
+            parts.append(self.policy.prepare(Observation(seen, state[rows], episode.instruction[rows])))
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,135 @@
+"""Define the LeRobotDataset v3.0 layout: names of files and features, and their Arrow types.
+
+After huggingface/lerobot 0.6.1 (``lerobot/datasets/utils.py``, ``feature_utils.py``) and datasets
+recorded with it. Many episodes share a file; ``meta/episodes`` lists the file and place of each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rlinf_vla.core.protocols import ImageSize
+
+VERSION = "v3.0"
+INFO, STATS, TASKS, EPISODES = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/episodes"
+_NUMBERED = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+EPISODES_PATH = f"{EPISODES}/{_NUMBERED}.parquet"
+DATA_PATH = f"data/{_NUMBERED}.parquet"
+VIDEO_PATH = f"videos/{{video_key}}/{_NUMBERED}.mp4"
+
+STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
+REWARD, DONE, TRUNCATED, SUCCESS = "next.reward", "next.done", "next.truncated", "next.success"
+"""Features with the outcome of a frame's action."""
+
+CHUNKS_SIZE = 1000
+"""Files per folder."""
+DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
+"""Maximum file sizes in MB."""
+MEGABYTE = 1 << 20
+
+Column = NDArray[Any]
+"""Values of a feature over consecutive frames, ``[L, *shape]``."""
+Frame = NDArray[np.uint8]
+"""uint8 ``[H, W, 3]``, RGB."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One entry of ``features`` in ``meta/info.json``.
+
+    dtype: of numpy, or ``string``; for cameras ``image`` (PNG in parquet) or ``video`` (mp4 files).
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    names: Any = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def camera(cls, size: ImageSize, video: bool) -> Feature:
+        return cls("video" if video else "image", (*size, 3), ["height", "width", "channels"])
+
+    @property
+    def is_camera(self) -> bool:
+        """Whether this is a colour image; a depth map is not a camera."""
+        depth = self.info.get("is_depth_map") or self.info.get("video.is_depth_map")
+        return self.dtype in ("image", "video") and len(self.shape) == 3 and not depth
+
+    @property
+    def image_size(self) -> ImageSize:
+        """(height, width) of a camera; some datasets store the shape as ``[3, H, W]``."""
+        first = str(self.names[0]) if isinstance(self.names, list) and self.names else ""
+        height, width = self.shape[1:] if first.startswith("channel") else self.shape[:2]
+        return height, width
+
+    def as_json(self) -> dict[str, Any]:
+        described = {"dtype": self.dtype, "shape": list(self.shape), "names": self.names}
+        return described | ({"info": dict(self.info)} if self.info else {})
+
+
+INDICES = {
+    "timestamp": Feature("float32", (1,)),
+    "frame_index": Feature("int64", (1,)),
+    "episode_index": Feature("int64", (1,)),
+    "index": Feature("int64", (1,)),
+    "task_index": Feature("int64", (1,)),
+}
+"""Features of every dataset: seconds and frames since the episode's start; dataset-wide indices."""
+
+
+def first_not_finite(values: Column) -> int | None:
+    """Return the first frame with NaN or infinity; None if all values are finite."""
+    if values.dtype.kind != "f":
+        return None
+    finite = np.isfinite(values.reshape(len(values), -1)).all(1)
+    return None if finite.all() else int(finite.argmin())
+
+
+def short_name(key: str) -> str:
+    """Return a camera's short name: ``front`` for ``observation.images.front``."""
+    return key.removeprefix(IMAGES).removeprefix("observation.")
+
+
+def place(number: int) -> dict[str, int]:
+    """Return chunk and file index of file ``number``."""
+    chunk, file = divmod(number, CHUNKS_SIZE)
+    return {"chunk_index": chunk, "file_index": file}
+
+
+def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
+    """Return the Arrow schema of ``data/``, with metadata for Hugging Face ``datasets``."""
+    columns = {key: feature for key, feature in features.items() if feature.dtype != "video"}
+    described = {"info": {"features": {key: _hugging_face(feature) for key, feature in columns.items()}}}
+    return pa.schema([(key, _arrow(feature)) for key, feature in columns.items()], {"huggingface": json.dumps(described)})
+
+
+def _arrow(feature: Feature) -> pa.DataType:
+    if feature.dtype == "image":
+        return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    value = pa.string() if feature.dtype == "string" else pa.from_numpy_dtype(np.dtype(feature.dtype))
+    return value if feature.shape == (1,) else pa.list_(value, feature.shape[0])
+
+
+def _hugging_face(feature: Feature) -> dict[str, Any]:
+    if feature.dtype == "image":
+        return {"_type": "Image"}
+    value = {"dtype": feature.dtype, "_type": "Value"}
+    return value if feature.shape == (1,) else {"feature": value, "length": feature.shape[0], "_type": "List"}
+
+
+def tasks_table(tasks: list[str]) -> pa.Table:
+    """Return ``meta/tasks.parquet``, which lerobot reads with pandas, with tasks as index."""
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+        for name, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+    ]
+    described = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.0.0"}
+    schema = pa.schema([("task_index", pa.int64()), ("task", pa.string())], {"pandas": json.dumps(described)})
+    return pa.table({"task_index": list(range(len(tasks))), "task": tasks}, schema)

@@ -1,0 +1,78 @@
+"""Evaluate a policy on the fixed episodes and write JSON and videos, for ``train`` and ``eval``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.io import write_json
+from rlinf_vla.evaluation.statistics import summary
+from rlinf_vla.evaluation.video import annotate, write_video
+from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
+from rlinf_vla.runtime.base import PlayEpisodes
+from rlinf_vla.telemetry.environment import fingerprint
+
+
+def evaluate(
+    recipe: Recipe,
+    play: PlayEpisodes,
+    calls_per_s: float,
+    name: str,
+    checkpoint: str,
+    policy_version: int,
+    run_dir: Path,
+    progress: Callable[[str, float], None],
+) -> dict[str, Any]:
+    """Run ``recipe.episodes`` episodes in every evaluation mode and return the JSON document.
+
+    Writes it to evaluation/NAME.json, and videos to videos/NAME_*.mp4. ``calls_per_s``: policy
+    calls per second of simulated time; a video has one frame per call.
+    """
+    document: dict[str, Any] = {"checkpoint": checkpoint, "policy_version": policy_version, "environment": fingerprint()}
+    for mode in recipe.evaluation.modes:
+        temperature = recipe.rollout.temperature if mode == "sampled" else 0.0
+        filmed = recipe.evaluation.filmed if mode == recipe.evaluation.modes[0] else 0
+
+        def report(fraction: float, mode: str = mode) -> None:
+            progress(f"{name} ({mode})", fraction)
+
+        results = play(temperature, filmed, report)
+        document[mode] = block(results, temperature)
+        for result in results[:filmed]:
+            film(result, run_dir / "videos" / f"{name}_{result.task}_{result.seed}.mp4", calls_per_s)
+    write_json(run_dir / "evaluation" / f"{name}.json", document)
+    return document
+
+
+def block(results: Sequence[EpisodeResult], temperature: float) -> dict[str, Any]:
+    """Return the JSON block of one mode: temperature, success counts and episodes."""
+    episodes = []
+    for result in results:
+        episode = {name: value for name, value in asdict(result).items() if name not in ("frames", "episode_return")}
+        episodes.append(episode | {"return": result.episode_return})
+    counts = summary([result.success for result in results], [result.task for result in results])
+    return {"temperature": temperature} | counts | {"episodes": episodes}
+
+
+def headline(document: dict[str, Any]) -> str:
+    """Return e.g. ``41.5 % sampled (95 % interval 34.9 to 48.4), 38.0 % greedy (...)``."""
+    parts = []
+    for mode in ("sampled", "greedy"):
+        if mode in document:
+            low, high = document[mode]["pc_success_ci95"]
+            parts.append(f"{document[mode]['pc_success']:.1f} % {mode} (95 % interval {low:.1f} to {high:.1f})")
+    return ", ".join(parts)
+
+
+def film(result: EpisodeResult, path: Path, fps: float) -> None:
+    """Write an episode's frames as a video, with task, seed and outcome in its title."""
+    outcome = "success" if result.success else "no success"
+    title = f"{result.task}, seed {result.seed}: {result.instruction} ({outcome} after {result.steps} steps)"
+    frames = [
+        annotate(frame.cpu().numpy(), [result.instruction, f"call {i + 1}" + (f", {outcome}" if i + 1 == len(result.frames) else "")])
+        for i, frame in enumerate(result.frames)
+    ]
+    write_video(path, frames, fps, title)

@@ -1,0 +1,84 @@
+"""Record the machine, software and weights of a result, and require the same for all its parts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.io import write_json
+from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy
+from rlinf_vla.evaluation.verification import differing
+from rlinf_vla.runtime.recipes import asset_path
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.training.checkpoint import COMPLETE, verify
+
+FILE = "environment.json"
+SOFTWARE = ("python", "packages", "gpus")
+"""Parts of a fingerprint that affect results; the rest (cores, memory, command) affects speed."""
+
+
+def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]:
+    """Return policy name -> source, SHA-256 of the files it is loaded from, mode and unnorm_key."""
+    hashes: dict[Path, str] = {}
+
+    def digest(directory: Path) -> str:
+        if directory not in hashes:
+            hashes[directory] = digest_of(directory)
+        return hashes[directory]
+
+    found: dict[str, Any] = {}
+    for policy in policies:
+        if policy.source in SCRIPTED:
+            found[policy.name] = {"policy": policy.source, "sha256": None, "mode": None}
+            continue
+        directory = asset_path(recipe.model.checkpoint) if policy.source == START else Path(policy.source).expanduser()
+        known: dict[str, Any] = {"policy": policy.source, "sha256": digest(directory), "mode": policy.mode, "model": recipe.model.name}
+        if (directory / COMPLETE).exists():
+            verify(directory)
+            known["model_sha256"] = digest(asset_path(recipe.model.checkpoint))
+        known["temperature"] = recipe.rollout.temperature if policy.mode == "sampled" else 0.0
+        known["unnorm_key"] = getattr(recipe.model.options, "unnorm_key", None)
+        found[policy.name] = known
+    return found
+
+
+def digest_of(directory: Path) -> str:
+    """Return the SHA-256 over names and contents of all files below a directory, in name order.
+
+    Raises UserError if there is no such directory.
+    """
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such directory")
+    total = hashlib.sha256()
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        content = hashlib.sha256()
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                content.update(piece)
+        total.update(f"{path.relative_to(directory).as_posix()}\0{content.hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def same_provenance(directory: Path, policies: dict[str, Any]) -> dict[str, Any]:
+    """Return the fingerprint stored in ``directory``; store this machine's if there is none.
+
+    Raises UserError if software or weights differ from those that the sweep began with.
+    """
+    now = fingerprint() | {"policies": policies}
+    path = directory / FILE
+    try:
+        before = json.loads(path.read_text())
+        changes = differing(before, now, (*SOFTWARE, "policies"))
+    except FileNotFoundError:
+        write_json(path, now)
+        before, changes = now, []
+    except (ValueError, AttributeError):
+        raise UserError(f"{path} is damaged: start a new run_dir") from None
+    if changes:
+        raise UserError(f"run_dir={directory} was begun with other software or weights: {changes[0]}; restore them, or start a new run_dir")
+    return {name: value for name, value in before.items() if name != "policies"}

@@ -1,0 +1,198 @@
+"""Choose the plan with the least simulated iteration time among those that fit the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from rlinf_vla.config.cluster import IN_PROCESS, RAY
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.planner.bounds import least_seconds
+from rlinf_vla.planner.cluster import Cluster
+from rlinf_vla.planner.graph import Graph
+from rlinf_vla.planner.placement import check_memory, place
+from rlinf_vla.planner.plan import COLLOCATED, DISAGGREGATED, HYBRID, Plan
+from rlinf_vla.planner.prediction import Prediction
+from rlinf_vla.planner.profile import Profile
+from rlinf_vla.planner.simulate import simulate
+from rlinf_vla.planner.workload import Workload
+
+DEPTHS = (1, 2, 4)
+TIE_TOLERANCE = 0.03
+"""Relative difference below which two plans count as equally fast.
+
+The one that comes first is then chosen, because it needs fewer processes."""
+
+
+@dataclass(frozen=True)
+class PlanCandidate:
+    """A plan that fits the cluster.
+
+    least: lower bound on the seconds of an iteration. prediction: None if the bound ruled it out.
+    """
+
+    plan: Plan
+    least: float
+    prediction: Prediction | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.least if self.prediction is None else self.prediction.seconds
+
+
+@dataclass(frozen=True)
+class Choice:
+    """fitting: every plan that fits, in search order; refused: the other plans and the reasons."""
+
+    best: Prediction
+    fitting: tuple[PlanCandidate, ...]
+    refused: tuple[tuple[Plan, str], ...]
+
+    def explain(self) -> str:
+        """Describe what was compared, what was chosen and why the others were not."""
+        played = sum(each.prediction is not None for each in self.fitting)
+        lines = [f"{len(self.fitting)} plans fit, {len(self.refused)} do not; {played} were simulated, the others cannot be as fast"]
+        lines += [f"chosen: {self.best.plan}", f"  {self.best.bottleneck}"]
+        for name, others in self._rivals().items():
+            rival = min(others, key=lambda each: each.seconds)
+            at_least = "at least " if rival.prediction is None else ""
+            lines.append(f"not {name}: {at_least}{rival.seconds:.3g} s, {self._compared(rival.seconds)}: {rival.plan}")
+        for reason in dict.fromkeys(reason for _, reason in self.refused):
+            plan = next(plan for plan, why in self.refused if why == reason)
+            lines.append(f"refused: {reason}: {plan}")
+        return "\n".join(lines)
+
+    def _compared(self, seconds: float) -> str:
+        ratio = seconds / self.best.seconds
+        if ratio >= 2:
+            return f"{ratio:.1f} times as long"
+        if ratio < 0.995:
+            return f"{100 * (1 - ratio):.1f} % less, too little to justify more processes"
+        return f"{100 * (ratio - 1):.0f} % more" if ratio >= 1.005 else "no less"
+
+    def _rivals(self) -> dict[str, list[PlanCandidate]]:
+        """Group the other plans by the first aspect, of those below, that differs from the best."""
+        best, found = self.best.plan, dict[str, list[PlanCandidate]]()
+        for each in self.fitting:
+            plan = each.plan
+            if plan.runtime != best.runtime:
+                name = "in process" if plan.runtime == IN_PROCESS else "on Ray"
+            elif plan.placement != best.placement:
+                name = plan.placement
+            elif plan.pipeline_depth != best.pipeline_depth:
+                name = "another pipeline depth"
+            elif plan.split != best.split:
+                name = "another split of the policy"
+            else:
+                name = "other numbers of workers"
+            if plan != best:
+                found.setdefault(name, []).append(each)
+        return found
+
+
+def choose(graph: Graph, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile], micro_batch_size: int) -> Choice:
+    """Choose a plan. ``micro_batch_size``: the largest to try. Raises UserError if no plan fits."""
+    fitting: list[PlanCandidate] = []
+    refused: list[tuple[Plan, str]] = []
+    for plan in candidates(workload, cluster, profiles, micro_batch_size):
+        try:
+            fitted = _fitted(plan, workload, cluster, profiles)
+            fitting.append(PlanCandidate(fitted, least_seconds(graph, fitted, workload, cluster, profiles)))
+        except UserError as error:
+            refused.append((plan, str(error)))
+    if not fitting:
+        reason = f"env.num_envs={workload.envs} does not divide into groups for rollout.batch_size={workload.batch_size}"
+        raise UserError(f"no plan fits cluster={cluster.name}: {refused[0][1] if refused else reason}")
+    enough = float("inf")
+    for index in sorted(range(len(fitting)), key=lambda index: fitting[index].least):
+        if fitting[index].least > enough:
+            break
+        prediction = simulate(graph, fitting[index].plan, workload, cluster, profiles)
+        fitting[index] = replace(fitting[index], prediction=prediction)
+        enough = min(enough, (1 + TIE_TOLERANCE) * prediction.seconds)
+    best = next(each.prediction for each in fitting if each.prediction is not None and each.prediction.seconds <= enough)
+    return Choice(best, tuple(fitting), tuple(refused))
+
+
+def candidates(workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile], micro_batch_size: int) -> Iterator[Plan]:
+    """Yield the plans to compare, simpler ones first."""
+    gpu = any(node.gpus for node in cluster.nodes)
+    splits = ("none", "head") if all(profiles[node.device].bytes.features for node in cluster.nodes) else ("none",)
+    for depth in DEPTHS:
+        plan = Plan(pipeline_depth=depth, micro_batch_size=micro_batch_size)
+        if divides(plan, workload):
+            yield plan
+    for placement, workers, ranks in _sizes(cluster, gpu):
+        for depth in DEPTHS:
+            for split in splits:
+                plan = Plan(RAY, placement, workers, 0, 0, ranks, depth, micro_batch_size, True, split)
+                if not divides(plan, workload) or ranks > workload.minibatch_size:
+                    continue
+                yield from _with_roles(plan, workload)
+
+
+def _with_roles(plan: Plan, workload: Workload) -> Iterator[Plan]:
+    yield plan
+    if workload.rewarded:
+        yield replace(plan, reward_workers=1)
+    if workload.reference:
+        yield replace(plan, reference_workers=plan.trainer_ranks)
+
+
+def _sizes(cluster: Cluster, gpu: bool) -> Iterator[tuple[str, int, int]]:
+    """Yield (placement, rollout workers, trainer ranks)."""
+    if gpu:
+        devices = cluster.devices
+        for workers in _powers(devices):
+            yield COLLOCATED, workers, workers
+        for ranks in _powers(devices - 1):
+            yield DISAGGREGATED, devices - ranks, ranks
+            if _whole(devices - ranks) != devices - ranks:
+                yield DISAGGREGATED, _whole(devices - ranks), ranks
+            yield HYBRID, devices, ranks
+        return
+    cores = min(node.cpus for node in cluster.nodes)
+    for workers in _powers(cores * cluster.machines):
+        for ranks in _powers(min(workers, cores * cluster.machines)):
+            yield COLLOCATED, workers, ranks
+    if cluster.machines > 1:
+        for workers in _powers(cores * (cluster.machines - 1)):
+            yield DISAGGREGATED, workers, 1
+
+
+def _powers(limit: int) -> list[int]:
+    """The powers of two up to ``limit``, and ``limit`` itself."""
+    found = [2**exponent for exponent in range(limit.bit_length()) if 2**exponent <= limit]
+    return [*found, limit] if found and found[-1] != limit else found
+
+
+def _whole(number: int) -> int:
+    """The largest power of two up to ``number``: environments divide by it more often."""
+    return 1 << (number.bit_length() - 1)
+
+
+def divides(plan: Plan, workload: Workload) -> bool:
+    """Whether environments divide into equal groups, and groups into calls of the batch size."""
+    groups = plan.rollout_workers * plan.pipeline_depth
+    size = workload.envs // groups
+    return workload.envs % groups == 0 and (size % workload.batch_size == 0 or workload.batch_size >= size)
+
+
+def _fitted(plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> Plan:
+    """Return the plan with as little off-loading and micro-batch reduction as memory requires.
+
+    Both cost time; only shared GPUs off-load. Raises UserError if micro-batches of one call do not
+    fit.
+    """
+    place(plan, cluster)
+    shared = any(node.gpus for node in cluster.nodes) and plan.placement != DISAGGREGATED and plan.runtime == RAY
+    wanted = plan.micro_batch_size
+    for micro in [wanted >> shift for shift in range(wanted.bit_length())]:
+        for offload in (False, True)[: 1 + shared]:
+            trial = replace(plan, micro_batch_size=micro, offload=offload)
+            try:
+                check_memory(trial, workload, cluster, profiles)
+                return trial
+            except UserError as error:
+                reason = error
+    raise reason

@@ -1,0 +1,193 @@
+"""Profile this machine: measure each operation of a recipe's macro flow at several sizes.
+
+Measurements use the recipe's policy and simulator.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
+from rlinf_vla.config.checks import ON_POLICY
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import Episodes
+from rlinf_vla.planner import synthetic
+from rlinf_vla.planner.cluster import gpu_type, this_machine
+from rlinf_vla.planner.measure_rollout import measure_rollout
+from rlinf_vla.planner.profile import CPU, GPU, Bytes, Cost, Profile, fit
+from rlinf_vla.planner.synthetic import synthetic_batch, tensors_of, with_frozen_weights
+from rlinf_vla.rollout.actor import Actor
+from rlinf_vla.rollout.split import head_weights
+from rlinf_vla.runtime import builders
+from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater, precompute_frozen
+from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
+from rlinf_vla.telemetry.stopwatch import synchronise
+from rlinf_vla.training.lora import merged_lora
+from rlinf_vla.training.trainer import Trainer
+
+CALLS, SECONDS = 3, 3.0
+"""Calls per kind and size; no further call starts after this many seconds."""
+
+
+def measure_profile(recipe: Recipe, policy: Policy, say: Callable[[str], None] = lambda text: None) -> Profile:
+    """Measure a profile with the recipe's policy and environments, which run an episode each.
+
+    Raises UserError unless the algorithm is PPO or GRPO.
+    """
+    if recipe.algorithm.name not in ON_POLICY:
+        raise UserError(f"algorithm={recipe.algorithm.name} has one plan, in process: there is nothing to measure for it")
+    device = torch.device(recipe.cluster.device)
+    with builders.threads(recipe.cluster.rollout_threads):
+        say("measuring the policy in rollouts")
+        operations = _acting(recipe, policy, device)
+    with builders.threads(recipe.cluster.update_threads):
+        say("measuring updates")
+        learning, stored = _learning(with_frozen_weights(recipe), policy, device)
+    with builders.threads(recipe.cluster.rollout_threads):
+        played = measure_rollout(recipe, policy, operations, say)
+    node = this_machine(device.type == "cuda")
+    return Profile(
+        device=CPU if device.type == "cpu" else gpu_type(torch.cuda.get_device_name(device)),
+        cores=node.cpus,
+        operations={**operations, **learning, **played.operations},
+        bytes=replace(stored, process=played.process_bytes, **_split(policy, device)),
+        chunk=policy.spec.chunk,
+        episode_limit=played.episode_limit,
+        episodes=played.episodes,
+        crowding=played.crowding,
+        inline=played.inline,
+        note=f"measured on {node.gpu or 'a CPU'} with {node.cpus} cores: {recipe.name}, model {recipe.model.name}, {recipe.env.name}",
+    )
+
+
+def cost_of(kinds: Mapping[float, Callable[[], Any]], device: torch.device, calls: int = CALLS) -> Cost:
+    """Fit the cost of calls as a function of their size, from the median of each size.
+
+    On a CPU: core-seconds of this process and the number of cores in use. On a GPU: its seconds.
+    Waiting threads sleep (``OMP_WAIT_POLICY=passive``), so the core-seconds of all threads divided
+    by those of the calling thread are the cores in use, whatever else the machine does.
+    """
+    sizes: list[float] = []
+    costs: list[float] = []
+    cores = list[float]()
+    kinds[min(kinds)]()  # warm-up: one-off work
+    for size, call in kinds.items():
+        taken, end = list[float](), time.perf_counter() + SECONDS
+        while len(taken) < calls and (not taken or time.perf_counter() < end):
+            synchronise(device)
+            wall, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
+            call()
+            synchronise(device)
+            wall, cpu, own = time.perf_counter() - wall, time.process_time() - cpu, time.thread_time() - own
+            taken.append(wall if device.type == "cuda" else cpu)
+            cores.append(cpu / own)
+        sizes.append(size)
+        costs.append(statistics.median(taken))
+    fixed_cost, per_item = fit(sizes, costs)
+    if device.type == "cuda":
+        return Cost(fixed_cost, per_item, on=GPU)
+    return Cost(fixed_cost, per_item, min(statistics.median(cores), float(torch.get_num_threads())))
+
+
+def fixed_cost_of(call: Callable[[], Any], device: torch.device) -> Cost:
+    """Measure the cost of a call that has no size."""
+    found = cost_of({1: call}, device)
+    return replace(found, fixed=found.of(1), per_item=0.0)
+
+
+def _acting(recipe: Recipe, policy: Policy, device: torch.device) -> dict[str, Cost]:
+    actor = Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature))
+    block = min(recipe.rollout.batch_size, recipe.env.num_envs)
+    observations = {rows: synthetic.observation(policy.spec, rows, device) for rows in (block, 2 * block)}
+
+    def act(rows: int) -> None:
+        numbers = torch.arange(rows)
+        actor.act(policy.prepare(observations[rows]), Episodes(0 * numbers, numbers, 0 * numbers), 0 * numbers)
+
+    def value(rows: int) -> None:
+        actor.value(policy.prepare(observations[rows]))
+
+    @torch.inference_mode()
+    def encode(rows: int) -> None:
+        for start in range(0, rows, block):
+            inputs = policy.prepare(observations[rows])
+            policy.encode({name: tensor[start : start + block] for name, tensor in inputs.items()})
+
+    def merge() -> None:
+        with merged_lora(policy):
+            pass
+
+    found = {"merge": fixed_cost_of(merge, device)}
+    with merged_lora(policy):
+        for name, kind in (("act", act), ("value", value), ("encode", encode)):
+            found[name] = cost_of({rows: partial(kind, rows) for rows in observations}, device)
+    return found
+
+
+def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dict[str, Cost], Bytes]:
+    config = recipe.algorithm
+    algorithm: OnPolicy = builders.build_algorithm(recipe)
+    most = min(config.minibatch_size, recipe.cluster.micro_batch_size)
+    sizes = sorted({max(1, most // 4), most})
+    batch = synthetic_batch(recipe, policy, algorithm, most)
+    trainer = builders.build_trainer(recipe, policy)
+    assert isinstance(trainer, Trainer)
+    learning = OnPolicyUpdater(trainer, recipe.seed, recipe.rollout.temperature, recipe.cluster.reuse_frozen)
+    inputs, found = batch.calls.inputs, dict[str, Cost]()
+    if recipe.cluster.reuse_frozen and config.epochs > 1:
+        learnt = precompute_frozen(policy, inputs, most)
+        if learnt is not inputs:
+            found["precompute"] = cost_of(
+                {n: partial(precompute_frozen, policy, {name: value[:n] for name, value in inputs.items()}, n) for n in sizes}, device
+            )
+            batch = replace(batch, calls=replace(batch.calls, inputs=learnt))
+
+    def loss(learner: Policy, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        return algorithm.loss(learner, part, False)
+
+    def optimise() -> None:
+        nn.utils.clip_grad_norm_(trainer.parameters.values(), config.max_grad_norm)
+        trainer.optimizer.step()
+
+    def publish() -> None:
+        copies = {name: parameter.detach().cpu().clone() for name, parameter in trainer.parameters.items()}
+        with torch.no_grad():
+            for name, parameter in trainer.parameters.items():
+                parameter.copy_(copies[name])
+
+    step = cost_of({n: partial(trainer.step, batch[:n], loss) for n in sizes}, device)
+    found["optimise"] = fixed_cost_of(optimise, device)
+    found["update"] = replace(step, fixed=max(0.0, step.fixed - found["optimise"].fixed))
+    found["reference"] = cost_of({n: partial(learning.log_prob, batch.calls[:n]) for n in sizes}, device)
+    found["publish"] = fixed_cost_of(publish, device)
+    weights = [*policy.parameters(), *policy.buffers()]
+    besides = [*weights, *tensors_of(batch)]
+    kept = saved_for_backward(lambda: trainer.step(batch[: sizes[0]], loss), besides)
+    parts = [*inputs.values(), *batch.calls.latent.values(), *(each for each in vars(batch.calls).values() if isinstance(each, Tensor))]
+    return found, Bytes(
+        weights=nbytes(weights),
+        trained=nbytes(trainer.parameters.values()),
+        activations=kept / sizes[0],
+        call=nbytes(parts) / most,
+        inputs=nbytes(inputs.values()) / most,
+    )
+
+
+@torch.inference_mode()
+def _split(policy: Policy, device: torch.device) -> dict[str, float]:
+    """Return bytes of features and head of a policy that can be split; empty if it cannot."""
+    if policy.split_unsupported is not None:
+        return {}
+    features = policy.pack(policy.encode(policy.prepare(synthetic.observation(policy.spec, 1, device))))
+    head = head_weights(policy, policy.state_dict())
+    return {"features": float(nbytes(features.values())), "head": float(nbytes(head.values()))}

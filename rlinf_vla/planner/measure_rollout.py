@@ -1,0 +1,180 @@
+"""Profile the simulators: costs of steps and resets, episode lengths, contention for cores."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from rlinf_vla.config.recipe import Recipe, RewardConfig
+from rlinf_vla.core.protocols import Policy, VectorEnv
+from rlinf_vla.core.types import Episodes, Trajectory
+from rlinf_vla.planner import synthetic
+from rlinf_vla.planner.cluster import this_machine
+from rlinf_vla.planner.instrumented import InstrumentedActor, InstrumentedEnv, TimedCommand
+from rlinf_vla.planner.profile import CPU, GPU, Cost, fit
+from rlinf_vla.rollout.actor import Actor
+from rlinf_vla.rollout.collector import collect, rollout_calls
+from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.runtime import builders
+from rlinf_vla.telemetry.process_usage import usage
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.lora import merged_lora
+
+TURNS = 3
+"""Repeats of a single environment's steps, and of policy calls alone and beside simulators."""
+
+
+@dataclass(frozen=True)
+class RolloutMeasurements:
+    """Measured fields of a ``planner.profile.Profile``.
+
+    ``operations``: simulate, reset, reward if there is one; on a CPU also act and value.
+    """
+
+    operations: dict[str, Cost]
+    process_bytes: float
+    episode_limit: int
+    episodes: tuple[tuple[int, bool], ...]
+    crowding: float
+    inline: bool
+
+
+def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], say: Callable[[str], None]) -> RolloutMeasurements:
+    """Run an episode on one group after the other. ``acting``: act and value outside rollouts."""
+    actor = InstrumentedActor(Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature)), acting)
+    samples: list[Sample] = []
+    episodes: list[tuple[int, bool]] = []
+    before = usage()
+    with builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth) as groups, merged_lora(policy):
+        watched = [InstrumentedEnv(env) for env in groups]
+        outer = [InstrumentedEnv(env) for env in builders.rewarded(recipe, watched)]
+        limit, first = groups[0].spec.episode_limit, 0
+        calls = rollout_calls(limit, limit, policy.spec.chunk)
+        for number, env in enumerate(outer):
+            say(f"measuring episodes, environment group {number + 1} of {len(outer)}")
+            rollouts = collect(actor, [env], 0, 0, calls, Timeline(), first=first)
+            first += env.spec.num_envs
+            episodes += first_episodes(rollouts)
+        after = usage()
+        processes = after.processes - before.processes
+        samples += [Sample.of(each, processes // len(groups)) for env in watched for each in env.commands]
+        steps = [(o, w) for out, env in zip(outer, watched, strict=True) for o, w in zip(out.commands, env.commands, strict=True)]
+        say("measuring the policy beside busy simulators")
+        crowding = _crowding(recipe, actor, policy, groups, processes) if processes else 0.0
+        own = [Sample(command.name, command.environments, 0, 0.0, outer_.own - command.own) for outer_, command in steps]
+    if not processes:
+        # a batched step may cost as much for many environments as for one: measure one alone, too
+        with builders.open_envs(replace(recipe, env=replace(recipe.env, num_envs=1)), policy, 1) as groups:
+            say("measuring a single environment")
+            single = InstrumentedEnv(groups[0])
+            _few_steps(single, policy.spec.chunk)
+            samples += [Sample.of(each, 0) for each in single.commands]
+    on_gpu = outer[0].spec.device.type == "cuda"
+    operations = {name: _fitted([each for each in samples if each.name == name], on_gpu) for name in ("simulate", "reset")}
+    stepped = [each for each in own if each.name == "simulate"]
+    rows = sum(each.environments for each in stepped)
+    if recipe.reward != RewardConfig():
+        operations["reward"] = Cost(per_item=max(0.0, sum(each.own for each in stepped) / rows))
+    if not on_gpu:
+        # in rollouts caches are colder, and images are copied
+        factor = max(1.0, actor.own / actor.foreseen)
+        handling = sum(each.own for each in samples if each.processes) / max(1, sum(each.environments for each in samples))
+        operations |= {name: acting[name].times(factor) for name in ("act", "value")}
+        operations["act"] = replace(operations["act"], per_item=operations["act"].per_item + handling)
+    return RolloutMeasurements(
+        operations,
+        (after.resident - before.resident) / max(1, processes),
+        limit,
+        tuple(episodes),
+        crowding,
+        inline=not processes and not on_gpu,
+    )
+
+
+class Sample(NamedTuple):
+    """Cost of a command that used ``processes`` simulator processes (0: it ran in this process)."""
+
+    name: str
+    environments: int
+    processes: int
+    simulators: float
+    own: float
+    wall: float = 0.0
+
+    @staticmethod
+    def of(command: TimedCommand, processes: int) -> Sample:
+        busy = min(processes, command.environments)
+        return Sample(command.name, command.environments, busy, command.simulators, command.own, command.wall)
+
+
+def _fitted(samples: Sequence[Sample], on_gpu: bool) -> Cost:
+    """Fit the cost of a command in one process to its number of environments.
+
+    Commands of one size are averaged, because the system counts core-seconds in hundredths.
+    """
+    alike: dict[tuple[int, int], list[Sample]] = {}
+    for each in samples:
+        alike.setdefault((each.environments, each.processes), []).append(each)
+    sizes, costs, cores = [], [], 1.0
+    for (environments, processes), group in alike.items():
+        spent = sum(each.wall if on_gpu else each.simulators if processes else each.own for each in group) / len(group)
+        sizes.append(environments / max(1, processes))
+        costs.append(spent / max(1, processes))
+        cores = max(cores, spent / max(1, processes) / (sum(each.wall for each in group) / len(group)))
+    return Cost(*fit(sizes, costs), *((1.0, GPU) if on_gpu else (cores, CPU)))
+
+
+def first_episodes(rollouts: Trajectory) -> list[tuple[int, bool]]:
+    """Return each environment's first episode: its policy calls, and whether it was cut off.
+
+    Later episodes are not counted, because they would favour short ones.
+    """
+    ended = ((rollouts.terminated | rollouts.truncated) & rollouts.valid).any(-1)
+    terminated = (rollouts.terminated & rollouts.valid).any(-1)
+    found = []
+    for environment in range(ended.shape[1]):
+        calls = int(ended[:, environment].nonzero()[0]) + 1 if ended[:, environment].any() else len(ended)
+        found.append((calls, not bool(terminated[calls - 1, environment])))
+    return found
+
+
+def _crowding(recipe: Recipe, actor: Actor, policy: Policy, groups: Sequence[VectorEnv], processes: int) -> float:
+    """Measure ``Profile.crowding``: policy calls alone and beside all busy simulators, in turns."""
+    cores, rows = this_machine(False).cpus, groups[0].spec.num_envs
+    if cores == 1:
+        return 0.0
+    inputs, numbers = policy.prepare(synthetic.observation(policy.spec, rows, "cpu")), torch.arange(rows)
+    episodes = Episodes(0 * numbers, numbers, 0 * numbers)
+    alone, beside = list[float](), list[float]()
+
+    def cost() -> float:
+        started = time.process_time()
+        actor.act(inputs, episodes, 0 * numbers)
+        return time.process_time() - started
+
+    for _ in range(TURNS):
+        for env in groups:
+            env.reset_async(numbered_episodes(EVALUATION_SEEDS, 0, rows, len(env.spec.tasks)))
+        beside.append(cost())
+        for env in groups:
+            env.reset_wait()
+        alone.append(cost())
+    slower = max(0.0, statistics.median(beside) / statistics.median(alone) - 1)
+    return slower * (cores - 1) / (min(cores, 1 + processes) - 1)
+
+
+def _few_steps(env: VectorEnv, chunk: int) -> None:
+    """Run resets of all environments and of one, and steps with zero actions."""
+    size = env.spec.num_envs
+    episodes = numbered_episodes(EVALUATION_SEEDS, 0, size, len(env.spec.tasks))
+    first = torch.arange(size) == 0
+    env.reset(episodes)
+    for _ in range(TURNS):
+        if env.step(torch.zeros(size, chunk, env.spec.action_dim, device=env.spec.device)).done.any():
+            env.reset(episodes)
+        env.reset(episodes, first)

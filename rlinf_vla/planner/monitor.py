@@ -1,0 +1,87 @@
+"""Compare a training run with its prediction, and change the plan if another one is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from statistics import median
+
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.planner.plan import Plan
+from rlinf_vla.planner.prediction import Prediction
+from rlinf_vla.planner.replanning import REPLAN_THRESHOLD, corrected
+from rlinf_vla.planner.search import PlanSearch, plan_of, plan_search, with_plan
+from rlinf_vla.runtime.base import Restart
+
+
+class Replanned(Restart):
+    """The run continues under another plan, from the checkpoint that was written last."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(str(plan))
+        self.plan = plan
+
+
+class PlanMonitor:
+    """Compare the iterations of a run under one plan with their prediction."""
+
+    def __init__(self, recipe: Recipe, found: PlanSearch, prediction: Prediction, say: Callable[[str], None]) -> None:
+        self._recipe, self._found, self._prediction, self._say = recipe, found, prediction, say
+        self._begun = False
+        self._measured: list[Mapping[str, float]] = []
+
+    def watch(self, metrics: Mapping[str, float], iteration: int) -> dict[str, float]:
+        """Store an iteration's metrics and return the prediction to log.
+
+        Skips the first iteration under a plan (one-off work) and warm-up iterations of the critic.
+        """
+        if self._begun and iteration >= getattr(self._recipe.algorithm, "value_warmup", 0):
+            self._measured.append(metrics)
+        self._begun = True
+        return {"plan/predicted_s": self._prediction.seconds}
+
+    def summary_line(self) -> str | None:
+        """Return a summary line for the user, or None if too little was measured."""
+        if not self._measured:
+            return None
+        seconds, predicted = self._seconds("timing_s/iteration"), self._prediction.seconds
+        return f"an iteration took {seconds:.1f} s, {predicted:.1f} s were predicted (ratio {predicted / seconds:.2f})"
+
+    def replan_if_due(self) -> None:
+        """Plan again after ``replan_after`` iterations. Raises Replanned for a faster plan."""
+        after = self._recipe.cluster.replan_after
+        if not after or len(self._measured) != after:
+            return
+        rollout, update = self._seconds("timing_s/rollout"), self._seconds("timing_s/update")
+        profiles = {device: corrected(each, self._prediction, rollout, update) for device, each in self._found.profiles.items()}
+        self._found = replace(self._found, profiles=profiles)
+        self._prediction = self._found.predict(self._prediction.plan)
+        best = self._found.choose().best
+        self._say(f"re-planned after {after} iterations: now {self._prediction.seconds:.1f} s; {best.seconds:.1f} s with {best.plan}")
+        if best.seconds < REPLAN_THRESHOLD * self._prediction.seconds:
+            raise Replanned(best.plan)
+
+    def under(self, plan: Plan) -> tuple[Recipe, PlanMonitor]:
+        """Return recipe and monitor for the rest of the run under ``plan``, which is not planned again."""
+        recipe = with_plan(self._recipe, plan)
+        once = replace(recipe, cluster=replace(recipe.cluster, replan_after=0))
+        return recipe, PlanMonitor(once, self._found, self._found.predict(plan), self._say)
+
+    def _seconds(self, name: str) -> float:
+        return median(each.get(name, 0.0) for each in self._measured)
+
+
+def planned(recipe: Recipe, say: Callable[[str], None]) -> tuple[Recipe, PlanMonitor]:
+    """Return the recipe under its plan, and a monitor of its prediction."""
+    if recipe.profile is None:
+        say("measuring the cost of operations on this machine")
+    found = plan_search(recipe)
+    if recipe.cluster.plan == "auto":
+        choice = found.choose()
+        say(choice.explain())
+        prediction = choice.best
+        recipe = with_plan(recipe, prediction.plan)
+    else:
+        prediction = found.predict(plan_of(recipe))
+    say(f"predicted: {prediction.seconds:.1f} s per iteration; {prediction.bottleneck}")
+    return recipe, PlanMonitor(recipe, found, prediction, say)

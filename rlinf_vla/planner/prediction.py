@@ -1,0 +1,130 @@
+"""Predicted iteration time of a plan, with its bottleneck and a text timeline."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_vla.planner.events import Task, TaskTimes
+from rlinf_vla.planner.plan import Plan
+from rlinf_vla.telemetry.timeline import Span, Timeline
+
+LETTERS = {"act": "a", "head": "a", "encode": "e", "value": "v", "simulate": "s", "reset": "r", "merge": "m", "reward": "w"}
+LETTERS |= {
+    "reference": "f",
+    "update": "U",
+    "all-reduce": "A",
+    "trajectories": "t",
+    "features": "t",
+    "publish": "p",
+    "load": "p",
+    "switch": "x",
+}
+_PLACES = dict.fromkeys(("act", "head", "encode", "value", "merge"), "the policy in rollouts")
+_PLACES |= {"simulate": "the simulators", "reset": "resets in the simulators", "reward": "the reward", "reference": "the reference policy"}
+_PLACES |= {"update": "the update", "all-reduce": "summing gradients over trainer ranks", "switch": "off-loading"}
+_PLACES |= dict.fromkeys(("publish", "load"), "publishing weights") | {"trajectories": "moving trajectories", "features": "moving features"}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Prediction for one iteration of a plan.
+
+    seconds: iteration time in the long run. critical: its seconds on the critical path, by part.
+    utilisation: resource -> used share of its capacity. spans: timeline of an iteration from 0 on.
+    """
+
+    plan: Plan
+    seconds: float
+    steps: int
+    critical: dict[str, float]
+    utilisation: dict[str, float]
+    spans: tuple[Span, ...]
+    price: float | None
+    """Price of one iteration; None if unknown."""
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / self.seconds
+
+    @property
+    def bottleneck(self) -> str:
+        """The parts of the work that an iteration waits for most, with their seconds."""
+        shares = sorted(self.critical.items(), key=lambda each: -each[1])
+        named = [
+            f"{place} ({seconds:.3g} s, {100 * seconds / self.seconds:.0f} %)"
+            for place, seconds in shares[:3]
+            if seconds > 0.01 * self.seconds
+        ]
+        return f"an iteration of {self.seconds:.3g} s waits for {', then '.join(named)}"
+
+    def timeline(self) -> Timeline:
+        timeline = Timeline()
+        for span in self.spans:
+            timeline.add(*span)
+        return timeline
+
+    def document(self) -> dict[str, Any]:
+        keys = ("seconds", "steps", "steps_per_s", "critical", "utilisation", "price", "bottleneck")
+        return {"plan": self.plan.document()} | {key: getattr(self, key) for key in keys}
+
+    def picture(self, width: int = 100, rows: int = 14) -> str:
+        """Text timeline: a line per track, a column per time slice, a letter for its main task.
+
+        ``.`` marks slices that are mostly idle.
+        """
+        tracks = list(dict.fromkeys(span.track for span in self.spans))
+        first = sorted(tracks, key=_number)[:rows]
+        shown = sorted((track for track in tracks if track in first), key="network".__eq__)
+        label = max(map(len, shown), default=0)
+        lines = [f"{track:>{label}} |{_row([span for span in self.spans if span.track == track], self.seconds, width)}|" for track in shown]
+        if len(tracks) > rows:
+            lines.append(f"{'':>{label}}  ... and {len(tracks) - rows} more like these")
+        used = {span.name for span in self.spans if span.track in shown}
+        lines.append(f"{'':>{label}}  0 s{f'{self.seconds:.3g} s':>{width - 3}}")
+        legend: dict[str, list[str]] = defaultdict(list)
+        for name in LETTERS:
+            if name in used:
+                legend[LETTERS[name]].append(name)
+        return "\n".join([*lines, "  ".join(f"{letter} {'/'.join(names)}" for letter, names in legend.items())])
+
+
+def _number(track: str) -> int:
+    """Index of the track's worker, so that the first workers of each role sort first."""
+    found = re.search(r"(?:rollout|trainer|reference|reward) (\d+)", track)
+    return int(found[1]) if found else 0
+
+
+def _row(spans: Sequence[Span], seconds: float, width: int) -> str:
+    slices: list[dict[str, float]] = [defaultdict(float) for _ in range(width)]
+    each = seconds / width
+    for span in spans:
+        for number in range(max(0, int(span.start / each)), min(width - 1, int(span.end / each)) + 1):
+            slices[number][LETTERS[span.name]] += max(0.0, min(span.end, (number + 1) * each) - max(span.start, number * each))
+    return "".join(max(took, key=took.__getitem__) if sum(took.values()) > each / 3 else "." for took in slices)
+
+
+def critical_path(tasks: Sequence[Task], played: TaskTimes, last: int, begin: float) -> dict[str, float]:
+    """Seconds after ``begin`` on the critical path to task ``last``, by part, longest first."""
+    found: dict[str, float] = defaultdict(float)
+    number = last
+    while number >= 0 and played.end[number] > begin:
+        seconds = played.end[number] - max(begin, played.start[number])
+        if seconds > 0:
+            found[_PLACES[tasks[number].name]] += seconds
+        number = played.cause[number]
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def spans_between(tasks: Iterable[Task], played: TaskTimes, begin: float, end: float) -> tuple[Span, ...]:
+    """Return the spans of tasks from ``begin`` to ``end``, shifted so that ``begin`` is 0."""
+    found = []
+    for number, task in enumerate(tasks):
+        start, stop = max(begin, played.start[number]), min(end, played.end[number])
+        if task.track and stop > start:
+            found.append(Span(task.name, task.track, start - begin, stop - begin))
+    order = list(dict.fromkeys(span.track for span in found))
+    return tuple(sorted(found, key=lambda span: (order.index(span.track), span.start)))

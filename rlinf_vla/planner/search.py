@@ -1,0 +1,219 @@
+"""Print an algorithm's macro flow, the plan predicted to be fastest on a cluster, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rlinf_vla.config.checks import ON_POLICY
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.io import write_json
+from rlinf_vla.planner.bounds import least_rollout_seconds
+from rlinf_vla.planner.choice import Choice, choose
+from rlinf_vla.planner.cluster import Cluster, describe
+from rlinf_vla.planner.graph import Graph, trace
+from rlinf_vla.planner.measure import measure_profile
+from rlinf_vla.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan
+from rlinf_vla.planner.prediction import Prediction
+from rlinf_vla.planner.profile import Profile, read_profile
+from rlinf_vla.planner.simulate import simulate
+from rlinf_vla.planner.workload import Workload
+from rlinf_vla.rollout.collector import rollout_calls
+from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.telemetry.console import stages
+from rlinf_vla.telemetry.environment import fingerprint
+
+MEASURED_GROUP = 8
+"""Environments per group when this machine is profiled to predict plans for other machines."""
+
+
+@dataclass(frozen=True)
+class PlanSearch:
+    """Predict the iteration time of a recipe's plans on its cluster.
+
+    ``profiles``: by device type. ``measured``: the profile that was measured here, if one was.
+    """
+
+    graph: Graph
+    workload: Workload
+    cluster: Cluster
+    profiles: Mapping[str, Profile]
+    measured: Profile | None
+    micro_batch_size: int
+
+    def predict(self, plan: Plan) -> Prediction:
+        return simulate(self.graph, plan, self.workload, self.cluster, self.profiles)
+
+    def least_rollouts(self, plan: Plan) -> float:
+        """Lower bound of an iteration's rollout time, in seconds."""
+        return least_rollout_seconds(plan, self.workload, self.cluster, self.profiles)
+
+    def choose(self) -> Choice:
+        """Return the plan that is predicted to be fastest. Raises UserError if no plan fits."""
+        return choose(self.graph, self.workload, self.cluster, self.profiles, self.micro_batch_size)
+
+    def write(self, directory: Path) -> None:
+        """Write the measured profile, if there is one, for a later ``profile=FILE``."""
+        if self.measured is not None:
+            self.measured.write(directory / "profile.json")
+
+
+def plan_search(recipe: Recipe) -> PlanSearch:
+    """Prepare the search. Profiles this machine if the recipe has no profile. Raises UserError."""
+    graph = traced(recipe)
+    cluster = describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")
+    profiles, measured = profiles_for(recipe, cluster)
+    work = workload(recipe, next(iter(profiles.values())))
+    return PlanSearch(graph, work, cluster, profiles, measured, recipe.cluster.micro_batch_size)
+
+
+def plan_of(recipe: Recipe) -> Plan:
+    """Return the plan that the recipe's own keys describe."""
+    keys = {name: getattr(recipe.cluster, name) for name in IN_CLUSTER}
+    return Plan(**keys, **{name: getattr(recipe.rollout, name) for name in IN_ROLLOUT})
+
+
+def with_plan(recipe: Recipe, plan: Plan) -> Recipe:
+    """Return the recipe with the settings of ``plan``."""
+    cluster = replace(recipe.cluster, **{name: getattr(plan, name) for name in IN_CLUSTER})
+    return replace(recipe, cluster=cluster, rollout=replace(recipe.rollout, **{name: getattr(plan, name) for name in IN_ROLLOUT}))
+
+
+def run(config: DictConfig) -> None:
+    """Print the graph and the chosen plan; write plan.json, plan_trace.json and the profile."""
+    recipe = recipes.read(config)
+    graph = traced(recipe)
+    print(graph.render())
+    if recipe.algorithm.name not in ON_POLICY:
+        print(f"\nalgorithm={recipe.algorithm.name} runs in one process: there is one plan, and nothing to choose")
+        return
+    cluster = describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")
+    print(f"\ncluster {cluster.name}: {cluster}")
+    found = plan_search(recipe)
+    choice = found.choose()
+    _show(choice, found.profiles)
+    directory = run_directory.for_evaluation(config, None)
+    found.write(directory)
+    if found.measured is not None:
+        print(f"profile: {builders.relative(directory / 'profile.json')}")
+    _write(directory, recipe, graph, choice, found.profiles, cluster)
+
+
+def traced(recipe: Recipe) -> Graph:
+    """Trace the algorithm's macro flow. Raises UserError if its settings are invalid."""
+    return trace(builders.build_algorithm(recipe))
+
+
+def workload(recipe: Recipe, profile: Profile) -> Workload:
+    """Return the work of one iteration of the recipe.
+
+    Raises UserError if the profile has another episode limit or the horizon is no multiple of it.
+    """
+    config, limit = recipe.algorithm, profile.episode_limit
+    if recipe.env.episode_limit not in (None, limit):
+        raise UserError(f"the profile has episodes of {limit} control steps, env.episode_limit={recipe.env.episode_limit}: measure again")
+    horizon = getattr(config, "horizon", limit)
+    if horizon < 1 or horizon % limit:
+        raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps")
+    attempts = getattr(config, "group_size", 1)
+    return Workload(
+        envs=recipe.env.num_envs,
+        batch_size=recipe.rollout.batch_size,
+        minibatch_size=config.minibatch_size,
+        epochs=config.epochs,
+        episode_calls=-(-limit // profile.chunk),
+        chunk=profile.chunk,
+        calls=rollout_calls(horizon, limit, profile.chunk) if config.name == "ppo" else None,
+        listed=getattr(config, "episodes", 0),
+        lengths=profile.episodes,
+        groups_per_step=getattr(config, "groups_per_step", None),
+        attempts=attempts,
+        rewarded="reward" in profile.operations,
+        reference=config.kl_coef > 0,
+        proximal=config.decoupled,
+        fixes=recipe.cluster.reuse_frozen and config.epochs > 1,
+        critic=config.name == "ppo",
+        processes=getattr(recipe.env, "processes", None),
+    )
+
+
+def profiles_for(recipe: Recipe, cluster: Cluster) -> tuple[dict[str, Profile], Profile | None]:
+    """Return the profile of each device type of the cluster, and the one measured here, if any.
+
+    A profile is given by ``profile``, measured on this machine now, or scaled by ``profile_scale``.
+    Raises UserError if a device type has none.
+    """
+    given = [recipe.profile] if isinstance(recipe.profile, str) else list(recipe.profile or ())
+    known = {profile.device: profile for profile in (read_profile(Path(str(each)).expanduser()) for each in given)}
+    wanted, scale = {node.device for node in cluster.nodes}, recipe.profile_scale
+    here, measured = not recipe.cluster.nodes, None
+    if not known and (here or scale is not None):
+        measured = _measured(recipe if here else _for_here(recipe))
+        known = {measured.device: measured}
+    for device in sorted(wanted - known.keys()):
+        if scale is None:
+            there = ", ".join(sorted(known)) or "none"
+            raise UserError(
+                f"cluster={cluster.name} has machines of type {device}, and no profile covers them (known: {there}): "
+                "measure one on such a machine (`rlinf-vla plan recipe=NAME cluster=1gpu` writes profile.json) and give profile=FILE, "
+                "or assume one with profile_scale=N"
+            )
+        known[device] = next(iter(known.values())).scaled(scale, device)
+    return {device: known[device] for device in sorted(wanted)}, measured
+
+
+def _measured(recipe: Recipe) -> Profile:
+    policy = builders.build_policy(recipe)
+    with stages() as show:
+        return measure_profile(recipe, policy, lambda text: show(text, 0.0))
+
+
+def _for_here(recipe: Recipe) -> Recipe:
+    """Return the recipe for this machine's CPU, with ``MEASURED_GROUP`` environments per group."""
+    depth, batch = recipe.rollout.pipeline_depth, min(recipe.rollout.batch_size, MEASURED_GROUP)
+    return replace(
+        recipe,
+        cluster=replace(recipe.cluster, device="cpu"),
+        env=replace(recipe.env, num_envs=depth * MEASURED_GROUP),
+        rollout=replace(recipe.rollout, batch_size=batch),
+    )
+
+
+def _show(choice: Choice, profiles: Mapping[str, Profile], say: Callable[[str], None] = print) -> None:
+    best = choice.best
+    for profile in profiles.values():
+        say(f"costs: {profile.note}")
+    say(f"\n{choice.explain()}\n")
+    price = "" if best.price is None else f", {best.price:.4g} (in the currency of cluster.nodes) per iteration"
+    kind = "SIMULATED from an assumption" if any(profile.assumed for profile in profiles.values()) else "predicted"
+    say(f"{kind}: {best.seconds:.4g} s per iteration, {best.steps_per_s:,.0f} control steps/s at most{price}")
+    say("busy: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in best.utilisation.items() if share >= 0.01))
+    say(f"\n{best.picture()}\n")
+    say(f"to run it: {' '.join(best.plan.overrides())}")
+
+
+def _write(directory: Path, recipe: Recipe, graph: Graph, choice: Choice, profiles: Mapping[str, Profile], cluster: Cluster) -> None:
+    others = [{"plan": each.plan.document(), "seconds": each.seconds, "played": each.prediction is not None} for each in choice.fitting]
+    document: dict[str, Any] = {
+        "recipe": recipe.name,
+        "cluster": {"name": cluster.name, "nodes": [asdict(node) for node in cluster.nodes]},
+        "operations": [asdict(each) for each in graph.operations],
+        "edges": [asdict(each) for each in graph.edges],
+        "assumed": any(profile.assumed for profile in profiles.values()),
+        "profiles": {device: profile.document() for device, profile in profiles.items()},
+        "chosen": choice.best.document(),
+        "overrides": choice.best.plan.overrides(),
+        "explanation": choice.explain(),
+        "plans": others,
+        "refused": [{"plan": plan.document(), "reason": reason} for plan, reason in choice.refused],
+        "environment": fingerprint(),
+    }
+    write_json(directory / "plan.json", document)
+    choice.best.timeline().write(directory / "plan_trace.json")
+    numbers, picture = (builders.relative(directory / name) for name in ("plan.json", "plan_trace.json"))
+    print(f"numbers: {numbers}; timeline for ui.perfetto.dev: {picture}")

@@ -1,0 +1,260 @@
+"""Simulate a plan as discrete events: iteration time, bottleneck and timeline.
+
+Machines with the same use are simulated once, so that rollouts differ only as much as those of the
+workers of one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlinf_vla.config.cluster import IN_PROCESS
+from rlinf_vla.planner.cluster import Cluster
+from rlinf_vla.planner.events import run_events
+from rlinf_vla.planner.graph import Graph
+from rlinf_vla.planner.placement import place, processes, rollout_bytes
+from rlinf_vla.planner.plan import DISAGGREGATED, Plan
+from rlinf_vla.planner.prediction import Prediction, critical_path, spans_between
+from rlinf_vla.planner.profile import Profile
+from rlinf_vla.planner.simulated_rollout import Host, Tasks, Worker
+from rlinf_vla.planner.workload import Workload, listed_rounds, slot_rounds
+
+STORE = 1.3e9
+"""Bytes per second into Ray's object store, which readers on the same machine map into memory.
+
+Measured with Ray 2.60 and numpy arrays of 100 MB."""
+
+
+def simulate(graph: Graph, plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> Prediction:
+    """Predict an iteration of ``plan``; ``profiles`` by device type.
+
+    Raises UserError if the cluster is too small for the plan.
+    """
+    simulation = _Simulation(graph, plan, workload, cluster, profiles)
+    iterations = 2 * simulation.lag
+    ends = [simulation.iteration(index) for index in range(iterations)]
+    listed, resources = simulation.tasks.listed, simulation.resources()
+    played = run_events(listed, resources)
+    several = simulation.lag  # with staleness, consecutive iterations may differ
+    begin, end = played.end[ends[-1 - several]], played.end[ends[-1]]
+    total = max(played.end)
+    seconds = (end - begin) / several
+    price = cluster.price_per_hour
+    return Prediction(
+        plan,
+        seconds,
+        workload.steps,
+        {place: each / several for place, each in critical_path(listed, played, ends[-1], begin).items()},
+        {name: busy / (resources[name].capacity * total) for name, busy in played.busy.items() if busy},
+        spans_between(listed, played, end - seconds, end),
+        None if price is None else price * seconds / 3600,
+    )
+
+
+def update_seconds(profile: Profile, plan: Plan, workload: Workload, rows: float, whole: bool) -> float:
+    """Seconds of one rank, alone on its device, to update on ``rows`` policy calls over all ranks.
+
+    ``whole``: each optimiser step uses all rows.
+    """
+    ranks, micro, optimise = plan.trainer_ranks, profile.cost("update"), profile.cost("optimise").fixed
+    size = rows if whole else workload.minibatch_size
+    full, rest = divmod(rows, size)
+    seconds = 0.0
+    for count, minibatch in ((full, size), (1 if rest else 0, rest)):
+        own = -(-minibatch // ranks)
+        seconds += count * (-(-own // plan.micro_batch_size) * micro.fixed + own * micro.per_item + optimise)
+    once = (
+        profile.cost("precompute").of(rows) * workload.fixes + profile.cost("reference").of(rows) * workload.proximal
+    )  # computed by every rank
+    return workload.epochs * seconds + once
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """ready: task after which the shard is available; rows: policy calls in all its ``copies``."""
+
+    ready: int
+    rows: float
+    copies: int = 1
+
+
+class _Simulation:
+    def __init__(self, graph: Graph, plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> None:
+        self.graph, self.plan, self.workload = graph, plan, workload
+        self.tasks = Tasks()
+        self.machines = place(plan, cluster)
+        self.hosts = [Host(index, each.node, profiles[each.node.device], each.copies) for index, each in enumerate(self.machines)]
+        self.single = plan.runtime == IN_PROCESS
+        lags = [edge.lag for edge in graph.edges if edge.source == "publish"]
+        self.lag = 1 if self.single or not lags else lags[0]
+        """Iterations until new weights are used; in one process nothing overlaps an update."""
+        self.trainers = [(host, device) for host, each in zip(self.hosts, self.machines, strict=True) for device in each.trainers]
+        self.workers = self._workers()
+        self.thread = -1
+        """In process: last task of the only thread."""
+        self.free: dict[str, int] = {}
+        """Track -> last task of a worker that does one thing at a time."""
+        self.published: list[dict[int, int]] = []
+        """Per iteration: host -> task after which its workers have the new weights."""
+
+    def resources(self) -> dict[str, Any]:
+        return {name: resource for host in self.hosts for name, resource in host.resources().items()}
+
+    def _workers(self) -> list[Worker]:
+        plan, found = self.plan, list[Worker]()
+        size = self.workload.envs // (plan.rollout_workers * plan.pipeline_depth)
+        for host, machine in zip(self.hosts, self.machines, strict=True):
+            for number, device in enumerate(machine.rollout):
+                name = (
+                    ""
+                    if self.single
+                    else f"rollout {len(found)} "
+                    if len(self.hosts) == 1
+                    else f"{host.node.name} {host.index} rollout {number} "
+                )
+                count = processes(plan, self.workload, host.node)
+                backbone = self.trainers[0] if plan.split == "head" else None
+                rewards = self.workload.rewarded and not plan.reward_workers
+                found.append(Worker(host, device, name, size, count, backbone, rewards))
+        return found
+
+    def iteration(self, index: int) -> int:
+        """Add the tasks of iteration ``index``; return the last of them."""
+        self.tasks.iteration = index
+        shards = [shard for number, worker in enumerate(self.workers) for shard in self._collect(index, number, worker)]
+        if self.workload.rewarded and self.plan.reward_workers:
+            shards = self._stage("reward", shards, self.plan.reward_workers)
+        if "reference" in self.graph:
+            shards = self._stage("reference", shards, self.plan.reference_workers)
+        whole = self.workload.groups_per_step is not None
+        streams = self.graph.streams_into("update") and self.plan.streaming and not self.single
+        for part in [[shard] for shard in shards] if streams else [shards]:
+            updated = self._update(part, whole)
+        return self._publish(updated)
+
+    def _collect(self, index: int, number: int, worker: Worker) -> list[_Shard]:
+        """Add a worker's rollout, after its previous one and the arrival of the weights."""
+        workload, host, tasks = self.workload, worker.host, self.tasks
+        before = [self.thread, self.free.get(worker.prefix, -1)]
+        if index >= self.lag and not self.single:
+            before.append(self.published[index - self.lag][host.index])
+        load = host.profile.cost("merge").fixed + host.profile.cost("publish").fixed * (not self.single)
+        ready = tasks.run(host, "merge", f"{worker.prefix}policy", worker.device, load, before, name="merge" if self.single else "load")
+        workers, depth, found = self.plan.rollout_workers, self.plan.pipeline_depth, list[_Shard]()
+        parts = workload.parts(None if self.single else workers)
+        for part in parts[number::workers] if workload.calls is None else [range(0)]:
+            if workload.calls is None:
+                groups, rows = listed_rounds(workload, part, worker.size, depth), workload.calls_of(part)
+            else:
+                size = worker.size * depth
+                groups, rows = slot_rounds(workload, number * size, worker.size, depth), size * workload.calls
+            ready = tasks.wait(worker.play(tasks, workload, groups, [ready]))
+            found.append(_Shard(ready, host.copies * rows, host.copies))
+        self.free[worker.prefix] = ready
+        self.thread = ready if self.single else -1
+        return found if self.single else [self._delivered(host, shard) for shard in found]
+
+    def _delivered(self, host: Host, shard: _Shard) -> _Shard:
+        """Add the transfer of a shard to the trainer's first machine."""
+        size, head = shard.rows * host.profile.bytes.call, self.head
+        ready = self.tasks.wait([shard.ready], host.latency + size / host.copies / STORE, "trajectories", "network")
+        away = size * (1 - (host.index == head.index) / host.copies)
+        ready = self.tasks.add("trajectories", "network", head.link, head.transfer(away), [ready], items=shard.rows)
+        return replace(shard, ready=ready)
+
+    def _stage(self, operation: str, shards: list[_Shard], workers: int) -> list[_Shard]:
+        """Add ``operation`` for each shard, by one of ``workers`` placed next to the trainers.
+
+        Without workers, every trainer rank takes part.
+        """
+        everything = [] if self.plan.streaming else [self.tasks.wait([shard.ready for shard in shards])]
+        found = []
+        for index, shard in enumerate(shards):
+            number = index % min(workers, len(shards)) if workers else 0
+            parts = max(1.0, min(shard.copies, workers / len(shards)))
+            places = [(f"{operation} {number}", self.trainers[number % len(self.trainers)])] if workers else list(self._tracks())
+            ends = []
+            for track, (host, device) in places:
+                before = [shard.ready, *everything, self.free.get(track, -1), self.thread]
+                rows = shard.rows / parts
+                ends.append(self.tasks.run(host, operation, track, device, host.profile.cost(operation).of(rows), before, items=rows))
+                self.free[track] = ends[-1]
+            ready = self.tasks.wait(ends)
+            self.thread = ready if self.single else -1
+            found.append(replace(shard, ready=ready))
+        return found
+
+    def _update(self, shards: Sequence[_Shard], whole: bool) -> int:
+        rows, plan, tasks = sum(shard.rows for shard in shards), self.plan, self.tasks
+        ready = tasks.wait([self.thread, *(shard.ready for shard in shards)])
+        if len(self.hosts) > 1 and self.plan.trainer_ranks > 1 and self._trainers_apart:
+            ready = tasks.wait(
+                [ready], self.head.latency + self.head.transfer(rows * self.head.profile.bytes.call), "trajectories", "network"
+            )
+        ends = []
+        for track, (host, device) in self._tracks():
+            begin = self._switched(host, [ready, self.free.get(track, -1)], track)
+            seconds = update_seconds(host.profile, plan, self.workload, rows, whole)
+            end = tasks.run(host, "update", track, device, seconds, [begin], items=rows / plan.trainer_ranks)
+            self.free[track] = self._switched(host, [end], track)
+            ends.append(self.free[track])
+        done = tasks.wait(ends, self._all_reduce(rows, whole), "all-reduce", "network")
+        self.free |= {track: done for track, _ in self._tracks()}
+        self.thread = done if self.single else -1
+        return done
+
+    def _switched(self, host: Host, after: Sequence[int], track: str) -> int:
+        """Add the swap of idle weights for active ones on a device that roles share in turn."""
+        plan = self.plan
+        if not (plan.offload and host.node.gpus and plan.placement != DISAGGREGATED):
+            return self.tasks.wait(after)
+        stored = host.profile.bytes
+        size = rollout_bytes(stored, plan, self.workload) + stored.weights + 3 * stored.trained
+        return self.tasks.wait(after, 8 * size / (1e9 * host.node.gpu_link_gbps), "switch", track)
+
+    def _all_reduce(self, rows: float, whole: bool) -> float:
+        """Seconds of ring all-reduces over all optimiser steps (Patarasuk and Yuan 2009)."""
+        ranks, head = self.plan.trainer_ranks, self.head
+        if ranks == 1:
+            return 0.0
+        rate = STORE
+        if self._trainers_apart:
+            rate = 1e9 * head.node.network_gbps / 8
+        elif head.node.gpus:
+            rate = 1e9 * head.node.gpu_link_gbps / 8
+        steps = self.workload.epochs * (1 if whole else -(-rows // self.workload.minibatch_size))
+        return steps * 2 * ((ranks - 1) / ranks * head.profile.bytes.trained / rate + (ranks - 1) * head.latency / ranks)
+
+    def _publish(self, updated: int) -> int:
+        """Add the publication of weights: one put, and one fetch per machine."""
+        head, tasks = self.head, self.tasks
+        if self.single:
+            self.published.append({})
+            return updated
+        size, (track, (_, device)) = head.profile.bytes.trained, next(self._tracks())
+        copied = tasks.run(head, "publish", track, device, head.profile.cost("publish").fixed, [updated, self.free[track]])
+        self.free[track] = copied
+        stored = tasks.wait([copied], head.latency + size / STORE, "publish", "network")
+        arrived = {}
+        for host in self.hosts:
+            readers = host.copies - (host.index == head.index)
+            begun = tasks.wait([stored], host.latency, "publish", "network")
+            arrived[host.index] = tasks.add("publish", "network", head.link, readers * head.transfer(size), [begun])
+        self.published.append(arrived)
+        return stored
+
+    @property
+    def head(self) -> Host:
+        return self.trainers[0][0]
+
+    @property
+    def _trainers_apart(self) -> bool:
+        """Whether the trainer ranks are on more than one machine."""
+        return self.head.copies > 1 or any(host.index != self.head.index for host, _ in self.trainers)
+
+    def _tracks(self) -> Iterator[tuple[str, tuple[Host, int]]]:
+        """Yield (track name, (host, device)) of each trainer rank."""
+        for number, place_ in enumerate(self.trainers):
+            yield "trainer" if self.plan.trainer_ranks == 1 else f"trainer {number}", place_

@@ -1,0 +1,108 @@
+"""Make rollout and replay data without an environment: random images, a policy's real outputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
+from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
+from rlinf_vla.algorithms.sac_policy import ACTOR_OUTPUT
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.protocols import Policy, PolicySpec
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Trajectory
+from rlinf_vla.rollout.actor import Actor, Settings
+from rlinf_vla.runtime import builders
+
+STILL = {"learning_rate": 0.0, "value_learning_rate": 0.0, "target_kl": None, "sft_coef": 0.0}
+"""Settings under which the weights do not change, so that every plan and repeat does the same work.
+``sft_coef`` is 0 because the expert's demonstrations need a simulator."""
+INSTRUCTION = "put the red cube on the plate"
+
+
+def observation(spec: PolicySpec, batch: int, device: torch.device | str) -> Observation:
+    """Return random images and states of the sizes in ``spec``."""
+    generator = torch.Generator().manual_seed(0)
+    images = {
+        name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8).to(device)
+        for name, (height, width) in spec.images.items()
+    }
+    return Observation(images, torch.randn(batch, spec.state_dim, generator=generator).to(device), [INSTRUCTION] * batch)
+
+
+def calls(policy: Policy, count: int, settings: Settings, group_size: int) -> Trajectory:
+    """Return ``[N]`` policy calls, each the first of its episode; all actions were executed.
+
+    ``group_size`` consecutive calls are attempts at the same episode.
+    """
+    device = next(policy.parameters()).device
+    number = torch.arange(count)
+    zeros = torch.zeros_like(number)
+    episodes = Episodes(task_id=zeros, seed=number // group_size, attempt=number % group_size)
+    inputs, sample = _play(policy, count, settings, episodes)
+    steps = torch.ones(count, policy.spec.chunk, dtype=torch.bool, device=device)
+    reward = torch.randn(steps.shape, generator=torch.Generator().manual_seed(1)).to(device)
+    return Trajectory(
+        inputs=inputs,
+        latent=sample.latent,
+        log_prob=sample.log_prob,
+        value=sample.value,
+        bootstrap_value=torch.zeros_like(sample.value),
+        cut=torch.zeros(count, dtype=torch.bool, device=device),
+        reward=reward,
+        terminated=~steps,
+        truncated=~steps,
+        success=~steps,
+        valid=steps,
+        task_id=zeros.to(device),
+        seed=episodes.seed.to(device),
+        attempt=episodes.attempt.to(device),
+        step=zeros.to(device),
+        policy_version=zeros.to(device),
+    )
+
+
+def records(policy: Policy, count: int, settings: Settings, gamma: float) -> dict[str, Tensor]:
+    """Return ``[L]`` replay records, one long episode; see ``rollout/transitions.py``."""
+    number = torch.arange(count)
+    zeros = torch.zeros_like(number)
+    inputs, sample = _play(policy, count, settings, Episodes(zeros, number, zeros))
+    reward = torch.randn(count, generator=torch.Generator().manual_seed(1))
+    chunk = torch.full((count,), gamma**policy.spec.chunk)
+    with torch.no_grad():
+        rows = policy.precompute(inputs)
+    return rows | {ACTION: sample.latent[ACTOR_OUTPUT], REWARD: reward, DISCOUNT: chunk, ACTED: torch.ones(count, dtype=torch.bool)}
+
+
+def _play(policy: Policy, count: int, settings: Settings, episodes: Episodes) -> tuple[Inputs, ActionSample]:
+    device = next(policy.parameters()).device
+    inputs = policy.prepare(observation(policy.spec, count, device))
+    sample = Actor(policy, settings).act(inputs, episodes, torch.zeros(count, dtype=torch.int64))
+    latent = {name: value.clone() for name, value in sample.latent.items()}  # updates cannot use inference-mode tensors
+    return inputs, ActionSample(sample.actions.clone(), latent, sample.log_prob.clone(), sample.value.clone())
+
+
+def with_frozen_weights(recipe: Recipe) -> Recipe:
+    """Return the recipe with updates that do not change the weights."""
+    return replace(recipe, algorithm=replace(recipe.algorithm, **{k: v for k, v in STILL.items() if hasattr(recipe.algorithm, k)}))
+
+
+def synthetic_batch(recipe: Recipe, policy: Policy, algorithm: OnPolicy, count: int) -> Batch:
+    """Return a batch of ``count`` policy calls on random images."""
+    config = recipe.algorithm
+    settings = builders.actor_settings(recipe, recipe.rollout.temperature)
+    played = calls(policy, count, settings, getattr(config, "group_size", 1))
+    advantage, target = torch.randn(2, len(played), generator=torch.Generator().manual_seed(2)).to(played.value.device)
+    if config.kl_coef:
+        played = replace(played, reference=played.log_prob)
+    batch = algorithm.weighted(played, advantage)
+    return replace(batch, target=target) if algorithm.value_coef else batch
+
+
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """Return all tensors of a batch."""
+    found: list[Any] = [*vars(batch).values(), *vars(batch.calls).values(), *batch.calls.inputs.values(), *batch.calls.latent.values()]
+    return [each for each in found if isinstance(each, Tensor)]

@@ -1,0 +1,140 @@
+"""Work of one iteration under any plan: policy calls, episodes that end, optimiser steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Work of one iteration. ``chunk``: control steps per policy call."""
+
+    envs: int
+    batch_size: int
+    """Environments per policy call; a larger group makes several calls."""
+    minibatch_size: int
+    epochs: int
+    episode_calls: int
+    """Policy calls in an episode that reaches its time limit."""
+    chunk: int
+    calls: int | None = None
+    """Policy calls per environment and iteration; None: ``listed`` episodes run to their ends."""
+    listed: int = 0
+    lengths: tuple[tuple[int, bool], ...] = ()
+    """(policy calls, cut off by the time limit) of typical episodes; empty: all reach the limit."""
+    groups_per_step: int | None = None
+    """Groups of ``attempts`` episodes per optimiser step, in order; None: shuffled minibatches."""
+    attempts: int = 1
+    rewarded: bool = False
+    """A reward other than the simulator's is computed from the rollouts."""
+    reference: bool = False
+    """Log-probabilities of the reference policy are computed."""
+    proximal: bool = False
+    """Log-probabilities of the policy at the beginning of the update are computed."""
+    fixes: bool = False
+    """The frozen part of the policy is computed once per update."""
+    critic: bool = True
+    """Bootstrap values are computed for episodes that are cut off."""
+    processes: int | None = None
+    """Simulator processes per rollout worker; None: one per core, at least one per group."""
+
+    @property
+    def rows(self) -> int:
+        """Policy calls that an iteration's updates train on."""
+        return self.envs * self.calls if self.calls is not None else self.calls_of(range(self.listed))
+
+    def parts(self, workers: int | None) -> list[range]:
+        """Split the listed episodes into whole groups, about one episode per environment.
+
+        ``workers`` None: one process, which takes all episodes at once.
+        """
+        if workers is None:
+            return [range(self.listed)]
+        each = self.attempts * max(1, -(-(self.envs // workers) // self.attempts))
+        return [range(first, min(first + each, self.listed)) for first in range(0, self.listed, each)]
+
+    def calls_of(self, episodes: range) -> int:
+        return sum(self.length(0, index)[0] for index in episodes)
+
+    @property
+    def steps(self) -> int:
+        """Upper bound on the control steps of an iteration."""
+        return self.rows * self.chunk
+
+    def length(self, environment: int, ordinal: int) -> tuple[int, bool]:
+        """(policy calls, cut off) of an environment's ``ordinal``-th episode; lengths cycle."""
+        return self.lengths[(environment + ordinal) % len(self.lengths)] if self.lengths else (self.episode_calls, True)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One policy call of an environment group, and what follows.
+
+    ``valued``: bootstrap values are computed. ``resets``: environments that begin another episode.
+    """
+
+    valued: bool
+    resets: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def slot_rounds(workload: Workload, first: int, size: int, depth: int) -> list[list[Round]]:
+    """Rounds of ``depth`` groups of ``size`` environments, from number ``first`` on.
+
+    Each environment makes ``workload.calls`` policy calls.
+    """
+    return [_slots(workload, range(first + group * size, first + (group + 1) * size)) for group in range(depth)]
+
+
+def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
+    """Rounds of one group whose environments make ``workload.calls`` calls in sequence."""
+    assert workload.calls is not None
+    ordinal = [0] * len(environments)
+    left = [workload.length(environment, 0) for environment in environments]
+    found = []
+    for call in range(1, workload.calls + 1):
+        left = [(calls - 1, cut) for calls, cut in left]
+        ended = [index for index, (calls, _) in enumerate(left) if not calls]
+        last = call == workload.calls
+        cut = any(left[index][1] for index in ended) or (last and len(ended) < len(left))
+        for index in ended:
+            ordinal[index] += 1
+            left[index] = workload.length(environments[index], ordinal[index])
+        found.append(Round(workload.critic and cut, () if last else tuple(ended)))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def listed_rounds(workload: Workload, share: range, size: int, depth: int) -> list[list[Round]]:
+    """Rounds of a worker that runs each episode of ``share`` once, on the next free environment.
+
+    An environment without an episode repeats the last one, and is ignored, until its group ends
+    (see ``rollout/episode_list.py``).
+    """
+    waiting = [workload.length(0, episode)[0] for episode in reversed(share)]
+    spare = workload.length(0, share[-1])[0]
+
+    def taken() -> tuple[int, bool]:
+        return (waiting.pop(), True) if waiting else (spare, False)
+
+    left = [[taken() for _ in range(size)] for _ in range(depth)]
+    found: list[list[Round]] = [[] for _ in range(depth)]
+    active = list(range(depth))
+    resetting = [False] * depth  # a reset takes a separate turn, in which other groups take from the list
+    while active:
+        for index in list(active):
+            if resetting[index]:
+                resetting[index] = False
+                continue
+            group = [(calls - 1, wanted) for calls, wanted in left[index]]
+            ended = [slot for slot, (calls, _) in enumerate(group) if not calls]
+            group = [taken() if slot in ended else each for slot, each in enumerate(group)]
+            left[index] = group
+            last = not waiting and not any(wanted for _, wanted in group)
+            found[index].append(Round(False, () if last else tuple(ended)))
+            resetting[index] = bool(found[index][-1].resets)
+            if last:
+                active.remove(index)
+    return found

@@ -1,0 +1,216 @@
+"""Open a recipe's robot cell: robot, cameras, scene, operator and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe, RewardConfig
+from rlinf_vla.config.robot import BY_SCRIPT, NO_OPERATOR, ROBOT
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import EnvSpec, Policy, ToolUnits
+from rlinf_vla.core.robot import Action, CellError, Operator, Robot, RobotSpec, Scene
+from rlinf_vla.core.types import Episodes, Observation
+from rlinf_vla.realworld.async_inference import ThreadedInference
+from rlinf_vla.realworld.chunks import Chunk, Request
+from rlinf_vla.realworld.clock import MonotonicClock
+from rlinf_vla.realworld.control_actor import ControlActor, require_fit
+from rlinf_vla.realworld.episode import Job
+from rlinf_vla.realworld.operator_session import Cell, SessionRules, Tell
+from rlinf_vla.realworld.player import RobotPlayer
+from rlinf_vla.realworld.sensing import STATE, ResizedCamera
+from rlinf_vla.rollout.reward_shaping import env_reward
+from rlinf_vla.runtime import builders
+from rlinf_vla.training.lora import copy_all
+
+WARMUP = 3
+_SOMEBODY = "session.operator=keyboard, gamepad or spacemouse"
+
+
+class NoOperator:
+    """Operator that never takes over and gives no words."""
+
+    name = NO_OPERATOR
+
+    def action(self, hand: float) -> Action | None:
+        return None
+
+    def words(self) -> list[str]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class Inference:
+    """Policy of the robot process, called by the control loop; weights change between episodes."""
+
+    def __init__(self, recipe: Recipe, policy: Policy) -> None:
+        self._recipe, self._policy, self._clock = recipe, policy, MonotonicClock()
+        self._actors: dict[float, ControlActor] = {}
+        self._actor = self._of(0.0)
+        self.version = -1
+
+    def __call__(self, request: Request) -> Chunk:
+        return self._actor(request)
+
+    def begin(self, job: Job) -> None:
+        self._actor = self._of(job.temperature)
+        task, seed = torch.zeros(1, dtype=torch.int64), torch.tensor([job.seed])
+        self._actor.episode = Episodes.first_attempts(task, seed)
+
+    def pull(self, published: Path) -> int:
+        """Load the learner's newest weights if there are any; return their version, else -1."""
+        if published.exists():
+            with safe_open(published, "pt") as file:
+                version = int(file.metadata()["version"])
+                if version != self.version:
+                    stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dictionary)
+                    own = dict(self._policy.named_parameters())
+                    with torch.no_grad():
+                        copy_all(stored, {name: own[name] for name in stored}, published)
+                    self.version = version
+        return self.version
+
+    def warm_up(self) -> None:
+        """Run the policy on zeros, so that kernels are loaded before the robot is connected."""
+        spec = self._policy.spec
+        device = next(self._policy.parameters()).device
+        images = {name: torch.zeros(1, *size, 3, dtype=torch.uint8, device=device) for name, size in spec.images.items()}
+        inputs = self._policy.prepare(Observation(images, torch.zeros(1, STATE, device=device), ["nothing"]))
+        for _ in range(WARMUP):
+            self._actor.act(inputs, self._actor.episode, torch.zeros(1, dtype=torch.int64))
+
+    def _of(self, temperature: float) -> ControlActor:
+        if temperature not in self._actors:
+            self._actors[temperature] = ControlActor(self._policy, builders.actor_settings(self._recipe, temperature), self._clock)
+        return self._actors[temperature]
+
+
+@dataclass(frozen=True)
+class RobotCell:
+    """An opened robot with its episode player, policy and spec."""
+
+    robot: Robot
+    player: RobotPlayer
+    inference: Inference
+    spec: EnvSpec
+
+
+def require_robot(recipe: Recipe, verb: str) -> None:
+    """Raise UserError if the recipe is for simulators."""
+    if recipe.env.name != ROBOT:
+        raise UserError(f"robot {verb} needs a recipe for a robot, recipe={recipe.name} has env={recipe.env.name}: use recipe=franka_rlpd")
+
+
+def check(recipe: Recipe) -> None:
+    """Raise UserError if the session's settings do not fit the robot or the installed plug-ins."""
+    plugin, settings = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.session
+    by_script = settings.acknowledge == BY_SCRIPT
+    if (by_script or settings.patience_s is not None) and not plugin.simulated:
+        key = "session.acknowledge=script" if by_script else "session.patience_s"
+        raise UserError(f"{key} is for simulated robots, robot={recipe.robot.name} can hurt people: leave it out")
+    if settings.operator != NO_OPERATOR:
+        plugins.choose("session.operator", settings.operator, plugins.operators())
+    elif plugin.scene(recipe.robot).by_hand and not by_script:
+        raise UserError(f"robot={recipe.robot.name}: an operator must lay out its episodes and confirm the layout: set {_SOMEBODY}")
+
+
+def require_demonstrator(recipe: Recipe) -> None:
+    """Raise UserError if neither an operator nor an expert can give the recipe's demonstrations."""
+    scene, count = plugins.choose("robot", recipe.robot.name, plugins.robots()).scene(recipe.robot), recipe.algorithm.demonstrations
+    if count and recipe.session.operator == NO_OPERATOR and not scene.has_expert:
+        raise UserError(
+            f"algorithm.demonstrations={count}: robot={recipe.robot.name} has no expert that could give them: set {_SOMEBODY}, "
+            "or algorithm.demonstrations=0"
+        )
+
+
+def build_policy(recipe: Recipe) -> Policy:
+    """Return the recipe's policy. Raises UserError if its chunks have more than one action."""
+    policy = builders.build_policy(recipe)
+    if policy.spec.chunk != 1:
+        raise UserError(f"robot episodes store single actions, the policy's chunks have {policy.spec.chunk}: use a policy with chunk 1")
+    return policy
+
+
+@contextmanager
+def open_cell(
+    recipe: Recipe, tell: Tell, staged: Callable[[Scene], Scene] = lambda scene: scene, journal_path: Path | None = None
+) -> Iterator[RobotCell]:
+    """Connect the robot, start its cameras and load the policy; close everything at the end.
+
+    ``staged``: wraps or replaces the robot's scene. ``journal_path``: file of the running episode, see
+    :class:`RobotPlayer`. Raises UserError, CellError and RobotError.
+    """
+    plugin, settings = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.session
+    check(recipe)
+    policy = build_policy(recipe)
+    robot, cameras, scene = plugin.make(recipe.robot), plugin.cameras(recipe.robot), plugin.scene(recipe.robot)
+    require_fit(policy, [camera.name for camera in cameras], recipe.control)
+    sizes = policy.spec.images
+    cameras = [ResizedCamera(camera, sizes[camera.name]) for camera in cameras if camera.name in sizes]
+    rules = SessionRules(
+        limit=recipe.env.episode_limit,
+        dimensions=policy.spec.action_dim,
+        patience_s=settings.patience_s,
+        scripted_consent=settings.acknowledge == BY_SCRIPT,
+        connect_s=settings.connect_s,
+        home_s=settings.home_s,
+    )
+    inference, clock = Inference(recipe, policy), MonotonicClock()
+    with ExitStack() as stack:
+        stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
+        inference.warm_up()
+        operator = _operator(recipe, policy.spec.action_dim)
+        stack.callback(operator.close)
+        stack.callback(robot.close)
+        robot.connect(settings.connect_s)
+        for camera in cameras:
+            stack.callback(camera.close)
+            camera.start()
+        stack.callback(robot.close)  # before the cameras, which may take long to close
+        background = ThreadedInference(inference, clock)
+        stack.callback(background.close)
+        spec = env_spec(recipe, robot.spec, policy)
+        score = env_reward if recipe.reward == RewardConfig() else builders.build_reward_shaper(recipe, spec)
+        cell = Cell(robot, cameras, staged(scene), operator)
+        player = RobotPlayer(cell, background, recipe.control, rules, clock, score, tell, journal_path)
+        yield RobotCell(robot, player, inference, spec)
+
+
+def env_spec(recipe: Recipe, spec: RobotSpec, policy: Policy) -> EnvSpec:
+    """Describe a robot as an environment, for rewards and reports."""
+    return EnvSpec(
+        num_envs=1,
+        action_dim=policy.spec.action_dim,
+        state_dim=STATE,
+        control_hz=spec.control_hz,
+        episode_limit=recipe.env.episode_limit,
+        images=dict(policy.spec.images),
+        tasks=(spec.name,),
+        device=torch.device("cpu"),
+        tool=ToolUnits(spec.translation_m, spec.rotation_rad),
+        stack={"robot": spec.name},
+    )
+
+
+def spec_of(recipe: Recipe, policy: Policy) -> EnvSpec:
+    """Return the robot's ``env_spec`` without connecting. Raises UserError."""
+    plugin = plugins.choose("robot", recipe.robot.name, plugins.robots())
+    try:
+        return env_spec(recipe, plugin.make(recipe.robot).spec, policy)
+    except CellError as error:
+        raise UserError(str(error)) from None
+
+
+def _operator(recipe: Recipe, dimensions: int) -> Operator:
+    settings = recipe.session
+    if settings.operator == NO_OPERATOR:
+        return NoOperator()
+    return plugins.operators()[settings.operator](settings.device, dimensions)

@@ -1,0 +1,119 @@
+"""Choose the action of each control step from chunks that are inferred in the background."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_vla.realworld.sensing import Reading
+
+Actions = NDArray[np.float32]
+
+SUPERSEDED, TOO_OLD, SPENT = "superseded", "too_old", "spent"
+REJECTIONS = (SUPERSEDED, TOO_OLD, SPENT)
+"""Why a chunk is rejected.
+SUPERSEDED: a newer observation has acted, or its context is over (pause, new episode). TOO_OLD: its
+observation exceeds the age limit. SPENT: all its actions are for past steps."""
+
+DELAYS = 10
+"""Recent delays, in ticks; the longest predicts the next (Black et al. 2025, algorithm 1)."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Actions that the arm executes while a policy infers the next chunk.
+    actions: float32 ``[N, D]``, from the observation's own step on. frozen: number of them executed
+    before the new chunk arrives."""
+
+    actions: Actions
+    frozen: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """An inference request. step: control steps executed so far; the chunk starts at the next one.
+    tick: control periods of this run so far, including those in which the arm was held."""
+
+    seen: Reading
+    instruction: str
+    step: int
+    tick: int
+    committed: Committed | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Actions of one inference: float32 ``[C, D]``. sections: seconds taken by each part of it.
+    sample: data that the inference function attaches."""
+
+    request: Request
+    actions: Actions
+    sections: dict[str, float] = field(default_factory=dict)
+    sample: Any = None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An action ``[D]``, its chunk and position there, and the observation's age in seconds."""
+
+    action: Actions
+    chunk: Chunk
+    position: int
+    age: float
+
+
+class ChunkQueue:
+    """Hold the chunk under execution and decide which chunks replace it.
+
+    Action ``i`` of a chunk is for the ``i``-th control step executed after its observation,
+    whichever chunk supplied the steps before. A new chunk therefore starts at the position given by
+    the steps executed since its observation. Steps in which the arm was held do not count.
+    """
+
+    def __init__(self, max_age: float) -> None:
+        self._max_age = max_age
+        self._current: Chunk | None = None
+        self._oldest = 0
+        self._delays: deque[int] = deque(maxlen=DELAYS)
+
+    def offer(self, chunk: Chunk, now: float, step: int, tick: int) -> str | None:
+        """Execute ``chunk`` from now on, or return the reason (REJECTIONS) why not.
+        ``step``: control steps executed so far."""
+        seen = chunk.request.seen
+        if seen.number < self._oldest:
+            return SUPERSEDED
+        self.took(tick - chunk.request.tick)
+        if now - seen.time > self._max_age:
+            return TOO_OLD
+        if step - chunk.request.step >= len(chunk.actions):
+            return SPENT
+        self._current, self._oldest = chunk, seen.number + 1
+        return None
+
+    def next(self, now: float, step: int) -> Chosen | None:
+        """Return the action of this step; None if there is none or its observation is too old."""
+        if self._current is None:
+            return None
+        position, age = step - self._current.request.step, now - self._current.request.seen.time
+        if position >= len(self._current.actions) or age > self._max_age:
+            return None
+        return Chosen(self._current.actions[position], self._current, position, age)
+
+    def forget(self, before: int) -> None:
+        """Drop the current chunk, and reject observations with a number below ``before``."""
+        self._current, self._oldest = None, max(self._oldest, before)
+
+    def took(self, ticks: int) -> None:
+        """Record the ticks between an observation and its chunk."""
+        self._delays.append(ticks)
+
+    def committed(self, step: int) -> Committed | None:
+        """Return the remaining actions for a policy that continues them; None if none remain."""
+        if self._current is None:
+            return None
+        left = self._current.actions[step - self._current.request.step :]
+        return Committed(left, min(max(self._delays, default=1), len(left))) if len(left) else None

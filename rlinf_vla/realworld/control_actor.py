@@ -1,0 +1,90 @@
+"""Run a policy for a control loop: answer each inference request with an action chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf_vla.config.control import ControlConfig
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Policy, RealTimeChunking
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
+from rlinf_vla.realworld.chunks import Chunk, Committed, Request
+from rlinf_vla.realworld.clock import Clock
+from rlinf_vla.realworld.sensing import STATE
+from rlinf_vla.realworld.tool_target import DIMENSIONS
+from rlinf_vla.rollout.actor import Actor, Settings, noise_task
+from rlinf_vla.rollout.noise import CounterNoise
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Policy inputs and sample behind a chunk, one row each; stored for replay and updates."""
+
+    inputs: Inputs
+    sample: ActionSample
+
+
+class ControlActor(Actor):
+    """An actor for one robot that measures the time of prepare, encode and act.
+
+    With CUDA graphs, ``encode`` and ``act`` are one launch, and ``act`` is the time of both.
+    """
+
+    def __init__(self, policy: Policy, settings: Settings, clock: Clock) -> None:
+        super().__init__(policy, settings)
+        self._clock, self._device = clock, next(policy.parameters()).device
+        self._encoded: float | None = None
+        zero = torch.zeros(1, dtype=torch.int64)
+        self.episode = Episodes(zero, zero, zero)
+        """The current episode, ``[1]``; it keys the noise together with the observation's tick."""
+
+    def __call__(self, request: Request) -> Chunk:
+        began, self._encoded = self._clock.now(), None
+        seen = request.seen.observation(request.instruction)
+        images = {name: image.to(self._device) for name, image in seen.images.items()}
+        inputs = self.policy.prepare(Observation(images, seen.state.to(self._device), seen.instruction))
+        prepared = self._clock.now()
+        tick = torch.tensor([request.tick])
+        sample = self._act_onto(inputs, tick, request.committed) if request.committed else self.act(inputs, self.episode, tick)
+        actions = sample.actions[0].float().cpu().numpy()  # synchronises with the GPU
+        ended = self._clock.now()
+        sections = {"prepare": prepared - began, "act": ended - (self._encoded or prepared)}
+        if self._encoded is not None:
+            sections["encode"] = self._encoded - prepared
+        return Chunk(request, actions, sections, Decision(inputs, sample))
+
+    @torch.no_grad()
+    def _act_onto(self, inputs: Inputs, tick: torch.Tensor, committed: Committed) -> ActionSample:
+        """Continue committed actions; no inference mode, as guidance may need gradients."""
+        assert isinstance(self.policy, RealTimeChunking)
+        settings, episode = self.settings, self.episode
+        task, seed, step = (each.to(self._device) for each in (noise_task(episode), episode.seed, tick))
+        noise = CounterNoise(settings.run_seed, task, seed, step) if settings.temperature > 0 else None
+        actions = torch.from_numpy(np.ascontiguousarray(committed.actions))[None].to(self._device)
+        return self.policy.act_with_prefix(self._features(inputs), noise, settings.temperature, actions, committed.frozen)
+
+    def _features(self, inputs: Tensors) -> Any:
+        found = super()._features(inputs)
+        if self._device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize(self._device)
+        self._encoded = self._clock.now()
+        return found
+
+
+def require_fit(policy: Policy, cameras: Collection[str], config: ControlConfig) -> None:
+    """Raises UserError if ``policy`` cannot drive a robot that has these cameras."""
+    spec = policy.spec
+    if spec.action_dim not in DIMENSIONS or spec.state_dim not in (0, STATE):
+        raise UserError(
+            f"the policy has {spec.action_dim} action and {spec.state_dim} state dimensions; a robot has 4 or 7, and {STATE} "
+            "(docs/conventions.md): choose another model.checkpoint"
+        )
+    if blind := spec.images.keys() - cameras:
+        raise UserError(f"the policy needs image {min(blind)!r}, the robot's cameras are {sorted(cameras)}: set model.options.images")
+    if config.real_time_chunking and not isinstance(policy, RealTimeChunking):
+        raise UserError(f"control.real_time_chunking=true: model={policy.name} is not a flow policy: set it to false, or use model=pi0")

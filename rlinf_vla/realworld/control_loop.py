@@ -1,0 +1,221 @@
+"""Drive a robot with a policy at a fixed rate, while inference runs in the background.
+
+Each tick observes, selects the action of this step, moves the target and sends a command. Ticks are
+due at absolute times, so lateness does not accumulate. A period that is over before its tick could
+begin is skipped and counted. See the diagram in docs/control_loop.md.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rlinf_vla.config.control import ControlConfig, timing
+from rlinf_vla.core.robot import Camera, CameraError, Intervention, Robot, RobotError, Timed, ToolTarget
+from rlinf_vla.realworld.async_inference import InferenceWorker
+from rlinf_vla.realworld.chunks import Actions, Chosen, ChunkQueue, Request
+from rlinf_vla.realworld.clock import Clock
+from rlinf_vla.realworld.control_step import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, Ended, Step
+from rlinf_vla.realworld.loop_statistics import ACCEPTED, HELD, HUMAN, POLICY, SKIPPED, STARTING, LoopStatistics
+from rlinf_vla.realworld.sensing import Sensors
+from rlinf_vla.realworld.tool_target import TrackedTarget
+
+COMMAND_GRACE_PERIODS = 0.5
+"""Periods beyond the next tick for which a command stays valid, so that a slightly late tick does
+not slow the arm down."""
+MAX_ACTION = 10.0
+"""Largest accepted action component. Policies act in [-1, 1]; larger values are wrong units: one
+metre is 10 to 50 times a full action."""
+WARMUP_TIMEOUT = 600.0
+"""Seconds; the first inference of a policy compiles or loads kernels."""
+
+
+class ControlLoop:
+    """Run one policy on one robot; call ``run`` once per episode."""
+
+    def __init__(
+        self,
+        robot: Robot,
+        cameras: Sequence[Camera],
+        background: InferenceWorker,
+        chunk: int,
+        config: ControlConfig,
+        clock: Clock,
+        takeover: Callable[[], Actions | None] = lambda: None,
+    ) -> None:
+        """Prepare a loop; the robot must be connected and the cameras started.
+
+        ``chunk``: actions per inference. ``takeover``: the operator's action of this step, or None.
+        Raises UserError if ``config`` does not fit.
+        """
+        self._robot, self._background, self._clock, self._takeover = robot, background, clock, takeover
+        self._config, self._timing = config, timing(config, robot.spec.control_hz, chunk)
+        self._sensors = Sensors(robot, cameras, clock)
+        self._chunks = ChunkQueue(self._timing.max_age)
+        self._target = TrackedTarget(robot.spec)
+        self.accounting = LoopStatistics(robot.spec.control_hz)
+        if not gc.get_freeze_count():  # a full collection of torch's objects alone takes 110 ms, in which no thread runs
+            gc.collect()
+            gc.freeze()
+        self._executed = self._misses = 0
+        self._queued: float = -math.inf
+        self._commanded: float | None = None
+        self._restart()
+
+    def warm_up(self, instruction: str) -> None:
+        """Run ``control.warmup`` inferences without moving the robot. Raises TimeoutError."""
+        for _ in range(self._config.warmup):
+            seen = self._sensors.read(_ignore, _ignore)
+            began = self._clock.now()
+            self._background.submit(Request(seen, instruction, self._executed, 0))
+            self._background.wait(began + WARMUP_TIMEOUT)
+            if not self._background.take():
+                raise TimeoutError(f"the policy's first inference took more than {WARMUP_TIMEOUT:g} s")
+            took = self._clock.now() - began
+            self.accounting.warmup.append(took)
+        if self._config.warmup:
+            self._chunks.took(math.ceil(took / self._timing.period))
+
+    def run(self, instruction: str, after_step: Callable[[Step], str | None] = lambda step: None) -> Ended:
+        """Run until ``after_step``, called after every step, returns a reason, or until a failure.
+
+        Raises what the policy or ``after_step`` raises, after stopping the robot.
+        """
+        self._restart()
+        origin = self._clock.now()
+        try:
+            return self._ticks(origin, instruction, after_step)
+        except CameraError as error:
+            return self._failed(CAMERA, str(error))
+        except RobotError as error:
+            return self._failed(ROBOT, str(error))
+        except BaseException as error:
+            self._failed("", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self._background.withdraw()
+            self.accounting.seconds += self._clock.now() - origin
+
+    def _ticks(self, origin: float, instruction: str, after_step: Callable[[Step], str | None]) -> Ended:
+        period, account, tick = self._timing.period, self.accounting, 0
+        while True:
+            due = origin + tick * period
+            self._clock.sleep_until(due)
+            account.took("lateness", self._clock.now() - due)
+            found = self._tick(tick, due, instruction)
+            if isinstance(found, Ended):
+                return found
+            if reason := after_step(found):
+                return Ended(FINISHED, reason)
+            account.took("tick", self._clock.now() - due)
+            skipped = max(0, math.floor((self._clock.now() - origin) / period) - tick - 1)
+            account.steps[SKIPPED] += skipped
+            self._misses += skipped
+            if self._misses >= self._config.max_misses:
+                return self._failed(MISSED, f"{self._misses} control steps in a row without a command")
+            tick += 1 + skipped
+
+    def _tick(self, tick: int, due: float, instruction: str) -> Step | Ended:
+        account = self.accounting
+        seen = self._sensors.read(account.took, account.age)
+        if seen.state.fault is not None:
+            return Ended(FAULT, seen.state.fault)
+        self._collect(tick)
+        if self._wants():
+            committed = self._chunks.committed(self._executed) if self._config.real_time_chunking else None
+            self._background.submit(Request(seen, instruction, self._executed, tick, committed))
+            self._queued = self._executed
+        human = self._takeover()
+        if human is None and not self._timing.asynchronous:
+            self._await(tick, due + self._timing.period - self._timing.reserve)
+        now = self._clock.now()
+        if over := now >= due + self._timing.period:  # something was slow: this step, and so its action, is in the past
+            human = None
+        chosen = self._chunks.next(now, self._executed) if human is None and not over else None
+        action = human if human is not None else chosen.action if chosen is not None else None
+        if action is not None and not (np.abs(action) <= MAX_ACTION).all():  # also catches NaN
+            return self._failed(INVALID, f"{'the operator' if human is not None else 'the policy'} asked for {action.tolist()}")
+        target = self._target.move(action, seen.state.pose) if action is not None else None
+        if target is not None:
+            self._command(target, due, chosen)
+        by = HUMAN if human is not None else POLICY if chosen is not None else STARTING if self._starting else HELD
+        account.steps[by] += 1
+        self._misses += by == HELD
+        return Step(tick, self._clock.now(), seen, by, chosen, action, target, self._interventions())
+
+    def _collect(self, tick: int) -> bool:
+        """Offer finished chunks for execution; return whether any was accepted."""
+        found = False
+        for chunk in self._background.take():
+            for section, seconds in chunk.sections.items():
+                self.accounting.took(section, seconds)
+            rejected = self._chunks.offer(chunk, self._clock.now(), self._executed, tick)
+            self.accounting.chunks[rejected or ACCEPTED] += 1
+            found |= rejected is None
+        return found
+
+    def _wants(self) -> bool:
+        """Return whether to request an inference for this observation."""
+        running, waiting = self._background.pending()
+        if waiting is not None or self._executed - self._queued >= self._timing.horizon:
+            return True
+        now = self._clock.now()
+        too_late = running is None or now - running.seen.time > self._timing.max_age
+        return too_late and self._chunks.next(now, self._executed) is None
+
+    def _await(self, tick: int, deadline: float) -> None:
+        """Wait until a chunk is accepted, none is pending, or ``deadline``."""
+        while True:
+            journal_path = any(self._background.pending())
+            if self._collect(tick) or not journal_path or self._clock.now() >= deadline:
+                return
+            self._background.wait(deadline)
+
+    def _command(self, target: ToolTarget, due: float, chosen: Chosen | None) -> None:
+        began = self._clock.now()
+        self._robot.command(target, due + (1 + COMMAND_GRACE_PERIODS) * self._timing.period)
+        now, account = self._clock.now(), self.accounting
+        account.took("command", now - began)
+        account.left(now - due)
+        if self._commanded is not None and self._misses == 0:
+            account.took("jitter", abs(now - self._commanded - self._timing.period))
+        if chosen is not None:
+            account.age("action", chosen.age)
+        self._commanded, self._misses = now, 0
+        self._executed += 1
+
+    @property
+    def _starting(self) -> bool:
+        """The arm has not moved yet, and the first chunk may still be on time."""
+        return self._commanded is None and self._clock.now() - self._standing_since <= self._timing.max_age
+
+    def _interventions(self) -> list[Intervention]:
+        found = self._robot.interventions()
+        self.accounting.interventions.update(each.rule for each in found)
+        if isinstance(self._robot, Timed):
+            for section, samples in self._robot.timings().items():
+                for seconds in samples:
+                    self.accounting.took(section, seconds)
+        return found
+
+    def _restart(self) -> None:
+        """Discard all earlier observations; the arm stands, possibly moved meanwhile."""
+        self._background.withdraw()
+        self._chunks.forget(self._sensors.count)
+        self._target.restart()
+        self._standing_since = self._clock.now()
+        self._queued, self._commanded, self._misses = -math.inf, None, 0
+
+    def _failed(self, kind: str, detail: str) -> Ended:
+        try:
+            self._robot.stop(detail)
+        except RobotError as error:  # report the first error; the robot's own watchdog stops the arm
+            detail += f"; stopping the robot failed, too: {error}"
+        return Ended(kind, detail)
+
+
+def _ignore(name: str, seconds: float) -> None:
+    """Discard the timings of warm-up readings."""

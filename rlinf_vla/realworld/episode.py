@@ -1,0 +1,159 @@
+"""A recorded robot episode: observations, actions, operator steps; its file and replay records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.io import replacing
+from rlinf_vla.core.types import EpisodeRecords, Inputs, Observation, Tensors
+
+TRAINING, EVALUATION, DEMONSTRATION = "training", "evaluation", "demonstration"
+IMAGE = "image."
+_ABOUT = "about"
+
+
+@dataclass(frozen=True)
+class Job:
+    """An episode to be run.
+
+    kind: TRAINING, EVALUATION or DEMONSTRATION. number: index within its kind. scripted: the
+    scene's expert acts, unless the operator does. temperature: sampling temperature of the policy;
+    0 is greedy. weights: minimum version of the policy's weights.
+    """
+
+    kind: str
+    number: int
+    seed: int
+    scripted: bool = False
+    temperature: float = 1.0
+    weights: int = 0
+
+    @property
+    def file(self) -> str:
+        return f"{self.kind}_{self.number:06d}.safetensors"
+
+
+@dataclass(frozen=True)
+class RobotEpisode:
+    """``N`` executed steps with their observations, and the final observation.
+
+    images: uint8 ``[N + 1, H, W, 3]`` by camera. state: float32 ``[N + 1, 8]``. tick: int64
+    ``[N + 1]``, control periods since the start, with gaps where the arm was held. action: float32
+    ``[N, D]``. human: bool ``[N]``, true for the operator's actions. reward: float32 ``[N]``, of
+    the next observation. terminated: no reward can follow; otherwise the episode was truncated.
+    ended: the reason.
+    """
+
+    job: Job
+    task: str
+    instruction: str
+    images: dict[str, Tensor]
+    state: Tensor
+    tick: Tensor
+    action: Tensor
+    human: Tensor
+    reward: Tensor
+    terminated: bool
+    success: bool
+    ended: str
+    fault: bool = False
+    """An error, described by ``ended``, stopped the arm."""
+    weights: int = 0
+    """Version of the policy's weights."""
+    interventions: dict[str, int] = field(default_factory=dict)
+    """Interventions of the safety filter, by rule."""
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def write(self, directory: Path) -> Path:
+        """Write the file atomically; it is on the disk when this returns."""
+        fields = {name: getattr(self, name) for name in _TENSORS} | {f"{IMAGE}{name}": value for name, value in self.images.items()}
+        about = {"job": asdict(self.job)} | {name: getattr(self, name) for name in _FACTS}
+        path = directory / self.job.file
+        with replacing(path) as aside:
+            save_file({name: value.contiguous() for name, value in fields.items()}, aside, {_ABOUT: json.dumps(about)})
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> RobotEpisode:
+        """Read an episode file. Raises UserError if it is missing or invalid."""
+        try:
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dictionary)
+                about: dict[str, Any] = json.loads(file.metadata()[_ABOUT])
+            images = {name.removeprefix(IMAGE): tensors.pop(name) for name in list(tensors) if name.startswith(IMAGE)}
+            return cls(job=Job(**about.pop("job")), images=images, **tensors, **about)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} is not a valid robot episode file ({error})") from None
+
+    def observation(self, rows: slice = slice(None)) -> Observation:
+        state = self.state[rows]
+        return Observation({name: value[rows] for name, value in self.images.items()}, state, [self.instruction] * len(state))
+
+
+_TENSORS = ("state", "tick", "action", "human", "reward")
+_FACTS = ("task", "instruction", "terminated", "success", "ended", "fault", "weights", "interventions")
+
+
+def to_records(episode: RobotEpisode, inputs: Inputs, gamma: float) -> EpisodeRecords:
+    """Return replay records of the episode, which has at least one step.
+
+    ``inputs``: of its ``N + 1`` observations, each tensor ``[N + 1, ...]``. The discount is
+    ``gamma`` to the power of the control periods until the next action; held periods count.
+    """
+    return _part(episode, inputs, gamma, 0, len(episode))
+
+
+def operator_transitions(episode: RobotEpisode, inputs: Inputs, gamma: float) -> list[EpisodeRecords]:
+    """Return each run of operator actions as an episode, cut where the policy resumed."""
+    edges = torch.diff(episode.human.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))
+    starts, ends = (torch.nonzero(edges == each)[:, 0].tolist() for each in (1, -1))
+    return [_part(episode, inputs, gamma, start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _part(episode: RobotEpisode, inputs: Inputs, gamma: float, start: int, end: int) -> EpisodeRecords:
+    """Return records of the steps from ``start`` to before ``end``."""
+    terminated = episode.terminated and end == len(episode)
+    waited = torch.diff(episode.tick[start : end + 1])
+    acted: Tensors = {
+        ACTION: episode.action[start:end, None],
+        REWARD: episode.reward[start:end].clone(),
+        DISCOUNT: gamma ** waited.float(),
+        ACTED: torch.ones(end - start, dtype=torch.bool),
+    }
+    if terminated:
+        acted[DISCOUNT][-1] = 0
+    else:
+        acted = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in acted.items()}
+    rows = slice(start, end + (not terminated))
+    device = next(iter(inputs.values())).device
+    records = {name: value[rows] for name, value in inputs.items()} | {name: value.to(device) for name, value in acted.items()}
+    return EpisodeRecords(records, episode.success and end == len(episode), end - start)
+
+
+Prepare = Callable[[Observation], Inputs]
+AT_ONCE = 32
+"""Observations prepared per batch."""
+
+
+@torch.no_grad()
+def prepared(episode: RobotEpisode, prepare: Prepare, device: torch.device) -> Inputs:
+    """Apply ``prepare`` to all observations of the episode."""
+    parts = []
+    for first in range(0, len(episode) + 1, AT_ONCE):
+        seen = episode.observation(slice(first, first + AT_ONCE))
+        images = {name: value.to(device) for name, value in seen.images.items()}
+        parts.append(prepare(Observation(images, seen.state.to(device), seen.instruction)))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,183 @@
+"""Flow of SAC at a robot: updates run while the robot plays the next episodes."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
+from rlinf_vla.data.from_dataset import dataset_transitions
+from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode, operator_transitions, prepared, to_records
+from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.transitions import transition_metrics
+from rlinf_vla.runtime.local import drawn_episodes
+from rlinf_vla.runtime.off_policy import OffPolicyFlow
+
+
+class EpisodeRunner(Protocol):
+    """Plays episodes in the order given, in another process, concurrently with updates."""
+
+    def begin(self, job: Job) -> None:
+        """Queue an episode; one that was played before the run was resumed is not repeated."""
+
+    def episode(self, job: Job, idle: Callable[[], None]) -> RobotEpisode:
+        """Wait for a queued episode; ``idle`` is called from time to time."""
+
+    def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Send the weights for the episodes that begin from now on."""
+
+    def forget(self, job: Job) -> None:
+        """Delete an episode that will not be requested again."""
+
+
+class OnlineFlow(OffPolicyFlow):
+    """Flow of SAC at a robot.
+
+    During an iteration's updates the robot plays the next one's episodes, with weights that are one
+    iteration old.
+    """
+
+    def __init__(
+        self, player: EpisodeRunner, iterations: int, nice: int = 0, seconds: float = math.inf, scripted: bool = True, **options: Any
+    ) -> None:
+        """iterations: number of iterations in the run. seconds: after which no iteration begins.
+        nice: added to the nice value of updates, because a control loop runs at the same time.
+        scripted: the scene's scripted expert demonstrates, not an operator."""
+        super().__init__(groups=(), **options)
+        self.player, self.iterations, self._scripted = player, iterations, scripted
+        self._published = -1
+        self._begun: dict[int, list[Job]] = {}
+        # the nice value applies to this thread and those that it starts, not to the robot process
+        self._updates = ThreadPoolExecutor(1, "updates", partial(os.nice, nice))
+        self._forgotten = 0
+        self._succeeded: int | None = None
+        """Successful demonstrations among those of this process; None: it collected none."""
+        self._seconds, self._first = seconds, math.inf
+        """Limit in seconds, and the time at which the first iteration began."""
+
+    def begin(self, iteration: int) -> None:
+        super().begin(iteration)
+        self._first = min(self._first, time.monotonic())
+
+    def enough(self) -> bool:
+        return time.monotonic() - self._first >= self._seconds
+
+    def share(self) -> int:
+        """Send the current weights to the robot process if it lacks them; return their version."""
+        if self._published != self.policy_version:
+            acting = {name: value for name, value in self.trainer.parameters.items() if not name.startswith(_NOT_ACTING)}
+            self.player.publish(acting, self.policy_version)
+            self._published = self.policy_version
+        return self.policy_version
+
+    def publish(self) -> None:
+        super().publish()
+        self.share()
+
+    def training_episodes(self, count: int, draw: int) -> Episodes:
+        return drawn_episodes(self.settings.run_seed, self.iteration, count, draw, 1)
+
+    def collect_transitions(self, episodes: Episodes) -> int:
+        """Store ``episodes``, begun during the previous updates, and begin the next ones."""
+        started = time.perf_counter()
+        jobs = self._jobs(self.iteration)
+        with self.timeline.span("wait", "robot"):
+            played = [self._episode(job, place, len(jobs)) for place, job in enumerate(jobs)]
+        if self.iteration + 1 < self.iterations:
+            self._jobs(self.iteration + 1)
+        found = []
+        self.changed = True
+        for episode in played:
+            if len(episode):
+                inputs = self._inputs(episode)
+                found.append(to_records(episode, inputs, self.config.gamma))
+                self.replay.append(found[-1].records)
+                for shown in operator_transitions(episode, inputs, self.config.gamma):
+                    self.shown.append(shown.records)
+        steps = sum(each.steps for each in found)
+        self.log(transition_metrics(found) if found else {})
+        self.log(_metrics(played) | {"rollout/steps": float(steps)})
+        self.log_rollout(time.perf_counter() - started, steps)
+        return steps
+
+    def update_from_replay(self, updates: int) -> None:
+        if len(self.replay):
+            self._updates.submit(super().update_from_replay, updates).result()
+
+    def saved(self, states: Sequence[dict[str, Any]]) -> None:
+        """Delete episode files that no resumed run would need: they are in the replay buffer."""
+        super().saved(states)
+        last = min(state["iteration"] for state in states)
+        for iteration in range(self._forgotten, last):
+            for job in self._listed(iteration):
+                self.player.forget(job)
+        self._forgotten = max(self._forgotten, last)
+
+    def demonstrate(self, episodes: int) -> None:
+        super().demonstrate(episodes)
+        if self._succeeded is not None:
+            self.log({"demonstrations/success": self._succeeded / episodes})
+
+    def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
+        """Yield the successful demonstrations only."""
+        if self.config.dataset is not None:
+            yield from dataset_transitions(self.policy, self.config)
+            return
+        listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, episodes, 1)
+        jobs = [Job(DEMONSTRATION, number, seed, scripted=self._scripted) for number, seed in enumerate(listed.seed.tolist())]
+        for job in jobs:
+            self.player.begin(job)
+        succeeded = 0
+        for place, job in enumerate(jobs):
+            episode = self._episode(job, place, len(jobs))
+            if episode.success and len(episode):
+                succeeded += 1
+                yield to_records(episode, self._inputs(episode), self.config.gamma)
+        if not succeeded:
+            raise UserError(f"algorithm.demonstrations={episodes}: none of them succeeded")
+        self._succeeded = succeeded
+
+    def _jobs(self, iteration: int) -> list[Job]:
+        """Return the jobs of an iteration, and begin them if that has not been done."""
+        if iteration not in self._begun:
+            self.share()
+            self._begun = {iteration: self._listed(iteration)}
+            for job in self._begun[iteration]:
+                self.player.begin(job)
+        return self._begun[iteration]
+
+    def _listed(self, iteration: int) -> list[Job]:
+        count, temperature = self.config.episodes, self.settings.temperature
+        seeds = drawn_episodes(self.settings.run_seed, iteration, count, 0, 1).seed.tolist()
+        return [
+            Job(TRAINING, iteration * count + place, seed, temperature=temperature, weights=iteration) for place, seed in enumerate(seeds)
+        ]
+
+    def _episode(self, job: Job, place: int, count: int) -> RobotEpisode:
+        return self.player.episode(job, lambda: self._rolling(place / count))
+
+    def _inputs(self, episode: RobotEpisode) -> Inputs:
+        device = next(self.policy.parameters()).device
+        return prepared(episode, lambda seen: self.policy.precompute(self.policy.prepare(seen)), device)
+
+
+_NOT_ACTING = ("value_head.", "log_alpha")
+
+
+def _metrics(played: Sequence[RobotEpisode]) -> dict[str, float]:
+    steps = max(1, sum(map(len, played)))
+    interventions = sum(sum(each.interventions.values()) for each in played)
+    return {
+        "rollout/human_share": sum(int(each.human.sum()) for each in played) / steps,
+        "rollout/faults": float(sum(each.fault for each in played)),
+        "rollout/safety_interventions_per_step": interventions / steps,
+        "rollout/held_share": 1 - steps / max(steps, sum(int(each.tick[-1]) for each in played)),
+    }

@@ -1,0 +1,150 @@
+"""Handle what happens between episodes at a robot: faults, operator commands, reconnection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, QUIT, Camera, Operator, Robot, RobotError, Scene
+from rlinf_vla.realworld.clock import Clock
+
+POLL_S = 0.1
+CONSENT_S = 1.0
+"""Seconds that a simulated robot stands before a script acknowledges or resumes."""
+CONSENTS = 5
+"""Maximum number of scripted acknowledgements without a complete episode in between."""
+RECOVERY_S = 20.0
+"""Seconds until an acknowledgement without effect is requested again."""
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class OperatorLeft(Exception):
+    """The session is over; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    robot: Robot
+    cameras: Sequence[Camera]
+    scene: Scene
+    operator: Operator
+
+
+@dataclass(frozen=True)
+class SessionRules:
+    """Settings of a session; times in seconds.
+
+    limit: control periods per episode. dimensions: of an action. patience_s: time after which the
+    scene's expert takes over in training; None: never. scripted_consent: the robot is simulated,
+    and a script acknowledges. connect_s, home_s: timeouts of connecting and homing.
+    """
+
+    limit: int
+    dimensions: int
+    patience_s: float | None = None
+    scripted_consent: bool = False
+    connect_s: float = 60.0
+    home_s: float = 60.0
+
+
+class OperatorSession:
+    """Poll the robot often enough to keep it alive, and exchange messages with the operator."""
+
+    def __init__(self, cell: Cell, rules: SessionRules, clock: Clock, tell: Tell) -> None:
+        """``tell`` gets {"waiting": WHY, "for": WORD}, {"going_on": WHY}, and {} once a second."""
+        self._cell, self._rules, self._clock, self._tell = cell, rules, clock, tell
+        self.leaving: str | None = None
+        """Why the session ends; None while it continues."""
+        self.lost = False
+        """Robot and cameras need reconnecting after the next acknowledgement."""
+        self.consents = 0
+        """Scripted acknowledgements since the last complete episode."""
+        self._told = clock.now()
+
+    def latched(self) -> str | None:
+        """Return the latched fault or the connection error; None if the arm may move."""
+        try:
+            return self._cell.robot.observe().fault
+        except RobotError as error:
+            self.lost = True
+            return str(error)
+
+    def until_free(self, problem: str | None) -> None:
+        """Return when no fault is latched; a ``problem`` needs an acknowledgement in any case."""
+        robot, operator = self._cell.robot, self._cell.operator
+        while problem := self.latched() or problem:
+            self.wait_for(ACKNOWLEDGE, problem)
+            problem = None
+            try:
+                if self.lost:
+                    self._connect_anew()
+                robot.acknowledge("a script" if self._rules.scripted_consent else operator.name)
+                until = self._clock.now() + RECOVERY_S
+                while self.latched() is not None and not self.lost and self._clock.now() < until:
+                    self.sleep(POLL_S)
+            except RobotError as error:
+                problem = str(error)
+
+    def _connect_anew(self) -> None:
+        robot, cameras = self._cell.robot, self._cell.cameras
+        for camera in cameras:
+            camera.close()
+        robot.close()
+        robot.connect(self._rules.connect_s)
+        for camera in cameras:
+            camera.start()
+        self.lost = False
+
+    def wait_for(self, word: str, why: str) -> None:
+        """Wait for the operator's ``word``, or until a latched fault is acknowledged elsewhere.
+
+        Raises OperatorLeft, or RobotError after too many scripted acknowledgements.
+        """
+        self.heard()  # discard words from before the request
+        self._tell({"waiting": why, "for": word})
+        began, was_latched = self._clock.now(), self.latched() is not None
+        while True:
+            was_latched |= self.latched() is not None
+            if word in self.heard() or (word == ACKNOWLEDGE and was_latched and self.latched() is None):
+                break
+            if self._rules.scripted_consent and self._clock.now() - began >= CONSENT_S:
+                self.consents += 1
+                if self.consents > CONSENTS:
+                    raise RobotError(f"{CONSENTS} times in a row, a scripted acknowledgement did not help: {why}")
+                break
+            self.sleep(POLL_S)
+        self._tell({"going_on": why})
+
+    def said(self) -> Sequence[str]:
+        """Return the operator's words since the last call; QUIT always takes effect."""
+        words = self._cell.operator.words()
+        if QUIT in words:
+            self.leaving = self.leaving or f"{self._cell.operator.name} said {QUIT}"
+        return words
+
+    def heard(self) -> Sequence[str]:
+        """The same between episodes. Raises OperatorLeft."""
+        words = self.said()
+        self.check_leaving()
+        return words
+
+    def objection(self) -> str | None:
+        """Return why an automatic motion must stop, or None. Raises OperatorLeft."""
+        self.alive()
+        return f"paused by {self._cell.operator.name}" if PAUSE in self.heard() else None
+
+    def check_leaving(self) -> None:
+        if self.leaving is not None:
+            raise OperatorLeft(self.leaving)
+
+    def sleep(self, seconds: float) -> None:
+        self._clock.sleep_until(self._clock.now() + seconds)
+        self.latched()
+        self.alive()
+
+    def alive(self) -> None:
+        if self._clock.now() - self._told >= 1.0:
+            self._told = self._clock.now()
+            self._tell({})

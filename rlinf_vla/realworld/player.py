@@ -1,0 +1,226 @@
+"""Run robot episodes: home, lay out the scene, run the control loop; keep what faults cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_vla.config.control import ControlConfig
+from rlinf_vla.core.robot import FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Action, CameraError, RobotError
+from rlinf_vla.core.types import Observation, StepResult
+from rlinf_vla.realworld.async_inference import InferenceWorker
+from rlinf_vla.realworld.clock import Clock
+from rlinf_vla.realworld.control_loop import ControlLoop
+from rlinf_vla.realworld.control_step import CAMERA, FINISHED, Step
+from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
+from rlinf_vla.realworld.journal import EpisodeJournal
+from rlinf_vla.realworld.operator_session import POLL_S, Cell, OperatorSession, SessionRules, Tell
+from rlinf_vla.realworld.recorder import EpisodeRecorder
+from rlinf_vla.rollout.reward_shaping import env_reward
+
+SETTLE_S = 0.3
+"""Seconds after the layout, until objects rest and cameras show them."""
+OPEN = 1.0
+"""Last number of an action that opens the gripper."""
+
+Result = TypeVar("Result")
+Score = Callable[[Observation, Tensor, StepResult], StepResult]
+
+
+class RobotPlayer:
+    """Run episodes at a connected robot with started cameras. ``leave`` is thread-safe."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        background: InferenceWorker,
+        control: ControlConfig,
+        rules: SessionRules,
+        clock: Clock,
+        score: Score = env_reward,
+        tell: Tell = lambda message: None,
+        journal_path: Path | None = None,
+    ) -> None:
+        """``score``: rewards of training steps, see :class:`RewardShaper`. ``tell``: see
+        :class:`OperatorSession`. ``journal_path``: journal file of the current episode."""
+        self._cell, self._rules, self._clock, self._score = cell, rules, clock, score
+        self._operator_session = OperatorSession(cell, rules, clock, tell)
+        self._background = background
+        self._loop = ControlLoop(cell.robot, cell.cameras, background, 1, control, clock, self._takeover)
+        self.accounting = self._loop.accounting
+        self._journal = EpisodeJournal(journal_path)
+        self._recorder = EpisodeRecorder(Job(TRAINING, 0, 0), "", "", 0.0, self._journal)
+        self._warm = False
+        self._hand = OPEN
+        """Last gripper command in this episode."""
+        self._paused = False
+        """The operator paused this episode."""
+
+    def leave(self, reason: str) -> None:
+        """Cut the current episode and end the session."""
+        self._operator_session.leaving = reason
+
+    def rest(self) -> None:
+        """Keep the robot alive between episodes. Raises OperatorLeft.
+
+        Call it at least twice a second: the robot stops when its client is silent.
+        """
+        self._operator_session.latched()
+        self._operator_session.alive()
+        self._paused_early()
+
+    def play(self, job: Job, keep: Callable[[RobotEpisode], None], weights: int = 0) -> None:
+        """Run an episode and pass it to ``keep``; ``weights``: version of the policy's weights.
+
+        If the policy fails, the episode is kept and the error raised. After another fault, a
+        training episode is kept as truncated, an evaluation counts as failed, and a demonstration
+        is repeated. A paused episode is repeated unless it is for training. A training episode or
+        demonstration without an action is repeated.
+
+        Raises OperatorLeft; RobotError if scripted acknowledgements do not help.
+        """
+        self._background.settle(self._clock.now() + self._rules.home_s)
+        problem: str | None = None
+        while True:
+            self._paused_early()
+            self._operator_session.until_free(problem)
+            try:
+                instruction = self._lay_out(job)
+            except RobotError as error:
+                problem = str(error)
+                self._operator_session.lost |= isinstance(error, CameraError)  # during the warm-up
+                continue
+            self._paused_early()
+            task = self._cell.scene.task
+            self._journal.begin(job, task, instruction, weights)
+            self._recorder, self._hand, self._paused = (
+                EpisodeRecorder(job, task, instruction, self._clock.now(), self._journal),
+                OPEN,
+                False,
+            )
+            self._cell.operator.action(OPEN)  # discard earlier presses of the gripper button
+            try:
+                ended = self._loop.run(instruction, self._after_step)
+            except BaseException as error:
+                if len(self._recorder):
+                    self._keep(keep, f"{type(error).__name__}: {error}", True, weights)
+                raise
+            problem = ended.detail if ended.kind != FINISHED else None
+            self._operator_session.lost |= ended.kind == CAMERA
+            # an episode without any action contains nothing to learn from
+            something = self._recorder.seen_something if job.kind == EVALUATION else len(self._recorder) > 0
+            cut = not self._recorder.terminated and (self._paused or self._operator_session.leaving is not None)
+            whole = problem is None and something and not cut
+            self._operator_session.consents = 0 if whole else self._operator_session.consents
+            # repeating a faulty evaluation would forgive policies that push too hard
+            failed = job.kind == EVALUATION and problem is not None
+            done = (whole or failed or job.kind == TRAINING) and something
+            if done:
+                self._keep(keep, ended.detail, problem is not None, weights)
+            if self._paused:
+                self._until_resumed()
+            if done:
+                return
+            if problem is None and not (something or self._paused):
+                problem = f"no action was executed in the episode: {ended.detail}"
+
+    def _keep(self, keep: Callable[[RobotEpisode], None], ended: str, fault: bool, weights: int) -> None:
+        def write() -> None:
+            keep(self._recorder.episode(ended, fault, weights))
+            self._journal.end()
+
+        self.meanwhile(write)
+
+    def meanwhile(self, work: Callable[[], Result]) -> Result:
+        """Run ``work()`` in a thread and poll the robot, which stops if its client is silent."""
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(work)
+            while not wait([working], POLL_S).done:
+                self._operator_session.latched()
+            return working.result()
+
+    def _paused_early(self) -> None:
+        """Discard words from before an episode, except those that keep the arm from moving."""
+        if PAUSE in self._operator_session.heard():
+            self._until_resumed()
+
+    def _until_resumed(self) -> None:
+        self._operator_session.wait_for(RESUME, f"paused by {self._cell.operator.name}")
+
+    def _lay_out(self, job: Job) -> str:
+        robot, scene = self._cell.robot, self._cell.scene
+        robot.home(self._rules.home_s, self._operator_session.objection)
+        instruction = scene.arrange(job.seed)
+        if scene.by_hand:
+            self._operator_session.wait_for(RESUME, f"lay out episode {job.number + 1}: {instruction}")
+        self._operator_session.sleep(SETTLE_S)
+        if not self._warm:
+            self._loop.warm_up(instruction)
+            self._warm = True
+        return instruction
+
+    def _takeover(self) -> Action | None:
+        job, scene, rules = self._recorder.job, self._cell.scene, self._rules
+        helping = rules.patience_s is not None and self._clock.now() - self._recorder.began >= rules.patience_s
+        found = self._cell.operator.action(self._hand)
+        if found is None and (job.scripted or (job.kind == TRAINING and helping)):
+            found = scene.expert(self._cell.robot.observe())
+        if found is not None:
+            self._hand = float(found[-1])
+        elif job.scripted or job.kind == DEMONSTRATION:  # the policy never acts in these
+            found = np.array([0.0] * (rules.dimensions - 1) + [self._hand], np.float32)  # keep holding a grasped object
+        return found
+
+    def _after_step(self, step: Step) -> str | None:
+        self._operator_session.alive()
+        take, words = self._recorder, self._operator_session.said()
+        take.look(step)
+        if step.action is not None:
+            self._hand = float(step.action[-1])
+        self._paused |= PAUSE in words
+        if reason := self._judged(step, words):
+            return reason
+        if self._operator_session.leaving is not None:
+            return QUIT if QUIT in words else self._operator_session.leaving
+        if self._paused:
+            return PAUSE
+        if take.job.kind == EVALUATION and step.human:
+            take.terminated = True
+            return f"{self._cell.operator.name} took over"
+        if step.tick >= self._rules.limit:
+            return "time is up"
+        take.act(step)
+        return None
+
+    def _judged(self, step: Step, words: Sequence[str]) -> str | None:
+        """Score the action before this observation; return a reason to end the episode, or None."""
+        take = self._recorder
+        if take.before is None:
+            return None
+        own = self._cell.scene.succeeded(step.seen.state)
+        take.success = bool(own) or SUCCESS in words
+        take.terminated = take.success or FAILURE in words
+        reward = float(take.success)
+        judged = SUCCESS in words or FAILURE in words  # the operator's verdict has priority
+        if self._score is not env_reward and not judged and (take.job.kind == TRAINING or own is None):
+            scored = self._scored(step, reward)
+            reward, over = float(scored.reward), bool(scored.terminated)
+            take.success |= own is None and over and reward > 0
+            take.terminated = over
+        take.reward(reward)
+        return ("success" if take.success else "failure") if take.terminated else None
+
+    def _scored(self, step: Step, reward: float) -> StepResult:
+        take = self._recorder
+        assert take.before is not None
+        time_is_up = step.tick >= self._rules.limit and not take.terminated
+        over, success, cut, yes = (torch.tensor([[each]]) for each in (take.terminated, take.success, time_is_up, True))
+        seen = step.seen.observation(take.instruction)
+        result = StepResult(seen, torch.tensor([[reward]]), over, cut, success, yes)
+        return self._score(take.before.observation(take.instruction), take.last_action[None, None], result)

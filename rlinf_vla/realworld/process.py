@@ -1,0 +1,150 @@
+"""Run the robot process: ``python -m rlinf_vla.realworld.process RUN_DIR``.
+
+It reads the recipe in the run directory, takes jobs from stdin, and answers on stdout, one JSON
+object per line. Episodes and the learner's weights are files in the run directory; an episode is on
+disk before the next one begins. At the end of its input the arm stops; without a farewell this is a
+latched fault.
+
+Answers: ``{"played": FILE}``, ``{"waiting": WHY, "for": WORD}``, ``{"going_on": WHY}``,
+``{"left": WHY}``, ``{"mistake": WHAT}`` (UserError), ``{"robot": WHAT}`` (RobotError),
+``{"error": WHAT}``; and ``{}`` about once a second as a heartbeat.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.robot import CellError, RobotError
+from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
+from rlinf_vla.realworld.journal import recover_episode
+from rlinf_vla.realworld.operator_session import OperatorLeft
+
+WEIGHTS = "weights.safetensors"
+UNDER_WAY = ".under_way"
+"""File of the running episode, next to the finished ones; it remains if this process is killed."""
+FAREWELL = "farewell\n"
+"""Last line of a learner that ends regularly; without it, the end of the input is a fault."""
+LEARNER_GONE, SESSION_OVER = "the learner is gone", "the session is over"
+FAREWELL_S = 20.0
+"""Time limit to write the running episode and to end the arm's process, which stops the arm."""
+
+
+class CommandReader:
+    """Read jobs from stdin in a thread; call ``leave`` with the reason when the input ends."""
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self.ended: str | None = None
+        self.leave = lambda why: None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def next(self, rest: Any) -> Job | None:
+        """Wait for the next job, calling ``rest`` meanwhile; return None at the end."""
+        while True:
+            try:
+                line = self._lines.get(timeout=0.1)
+            except queue.Empty:
+                rest()
+                continue
+            return None if line is None else Job(**json.loads(line))
+
+    def _read(self) -> None:
+        why = LEARNER_GONE
+        for line in iter(sys.stdin.readline, ""):
+            if line == FAREWELL:
+                why = SESSION_OVER
+                break
+            self._lines.put(line)
+        self.ended = why
+        self._lines.put(None)
+        self.leave(why)
+        threading.Timer(FAREWELL_S, os._exit, [1]).start()  # so that a hung process does not outlive the learner for long
+
+
+class AnswerWriter:
+    """Write answers to stdout; a learner that has ended is not an error."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # prints of libraries go to stderr
+
+    def __call__(self, answer: dict[str, Any]) -> None:
+        try:
+            print(json.dumps(answer), file=self._out, flush=True)
+        except BrokenPipeError:
+            return
+
+
+def main(directory: Path) -> None:
+    """Run the jobs from stdin at the robot of ``directory``'s recipe; report errors as answers."""
+    for signum in (signal.SIGINT, signal.SIGHUP):  # the learner handles them and ends this process
+        signal.signal(signum, signal.SIG_IGN)
+    answer, orders = AnswerWriter(), CommandReader()
+    from rlinf_vla.runtime import recipes
+    from rlinf_vla.runtime.saved_recipe import read_saved
+
+    try:
+        _play(recipes.read(read_saved(directory)), directory, orders, answer)
+        answer({"left": str(orders.ended)})
+    except OperatorLeft as left:
+        answer({"left": str(left)})
+    except (UserError, CellError) as error:
+        answer({"mistake": str(error)})
+    except RobotError as error:
+        answer({"robot": str(error)})
+    except Exception as error:
+        traceback.print_exc()
+        answer({"error": f"{type(error).__name__}: {error}"})
+
+
+def _play(recipe: Any, directory: Path, orders: CommandReader, answer: AnswerWriter) -> None:
+    from rlinf_vla.core.io import write_json
+    from rlinf_vla.realworld.cell import open_cell
+    from rlinf_vla.realworld.loop_statistics import merged_statistics
+    from rlinf_vla.runtime.run_directory import EPISODES
+    from rlinf_vla.telemetry.run_files import CONTROL_FILE
+
+    episodes, control = directory / EPISODES, directory / CONTROL_FILE
+    before = json.loads(control.read_text()) if control.exists() else {}
+    journal_path = episodes / UNDER_WAY
+    cut = recover_episode(journal_path)
+    # a cut training episode is kept; others are repeated in full
+    if cut is not None and cut.job.kind == TRAINING and not (episodes / cut.job.file).exists():
+        cut.write(episodes)
+    journal_path.unlink(missing_ok=True)
+    with open_cell(recipe, answer, journal_path=journal_path) as cell:
+        orders.leave = cell.player.leave
+        if orders.ended is not None:
+            return
+
+        def keep(episode: RobotEpisode) -> None:
+            path = episode.write(episodes)
+            write_json(control, merged_statistics(before, cell.player.accounting.document()))
+            answer({"played": path.name})
+
+        try:
+            while (job := orders.next(cell.player.rest)) is not None:
+                if (episodes / job.file).exists():
+                    answer({"played": job.file})
+                    continue
+                version = cell.player.meanwhile(lambda: cell.inference.pull(directory / WEIGHTS))
+                cell.inference.begin(job)
+                cell.player.play(job, keep, version)
+        finally:
+            if orders.ended == LEARNER_GONE:  # latched: an operator checks before the arm moves again
+                cell.robot.stop(LEARNER_GONE)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(0)  # threads that wait for a device or for input would block a normal exit

@@ -1,0 +1,131 @@
+"""Run a recipe at a robot: the learner here, the robot process on this or another machine."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.robot import NO_OPERATOR
+from rlinf_vla.data.from_dataset import require_same_control_rate
+from rlinf_vla.evaluation.evaluate import evaluate, headline
+from rlinf_vla.realworld.cell import build_policy, check, spec_of
+from rlinf_vla.realworld.client import RobotClient
+from rlinf_vla.realworld.episode import EVALUATION, Job, RobotEpisode
+from rlinf_vla.realworld.flow import OnlineFlow
+from rlinf_vla.realworld.link import LocalRobotLink
+from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
+from rlinf_vla.runtime import builders, run_directory
+from rlinf_vla.runtime.base import PlayEpisodes, Runtime
+from rlinf_vla.telemetry.console import stages
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.sac_trainer import SACTrainer
+
+FILM_PIXELS = 256
+"""Minimum side of a video in pixels, whatever the policy's image size."""
+
+
+@contextmanager
+def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Callable[[str], None]) -> Iterator[Runtime]:
+    """Start the robot process, build the learner and restore ``checkpoint``. Raises UserError.
+
+    ``directory`` is the run directory; the robot process reads the recipe there.
+    """
+    check(recipe)
+    with _robot_side(recipe, directory, say) as side:
+        policy = build_policy(recipe)
+        if recipe.checkpoint is not None:
+            load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
+        trainer = builders.build_trainer(recipe, policy)
+        assert isinstance(trainer, SACTrainer)
+        state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
+        say(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights; robot {recipe.robot.name}")
+        spec = spec_of(recipe, policy)
+        if recipe.algorithm.dataset is not None and checkpoint is None:
+            require_same_control_rate(recipe.algorithm.dataset, [spec])
+        flow = OnlineFlow(
+            side,
+            recipe.iterations,
+            recipe.session.learner_nice,
+            60 * (recipe.session.minutes or math.inf),
+            recipe.session.operator == NO_OPERATOR,
+            policy=trainer.policy,
+            trainer=trainer,
+            settings=builders.actor_settings(recipe, recipe.rollout.temperature),
+            timeline=Timeline(),
+            config=recipe.algorithm,
+            directory=directory / run_directory.REPLAY,
+            state=state,
+            update_threads=partial(builders.threads, recipe.cluster.update_threads),
+        )
+
+        def save(state: dict[str, Any]) -> None:
+            save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep)
+
+        yield Runtime(flow, spec, spec.control_hz, _evaluation(recipe.episodes, flow, side), save, state)
+
+
+def _robot_side(recipe: Recipe, directory: Path, say: Callable[[str], None]) -> AbstractContextManager[RobotClient]:
+    """Return the client of the robot process, on this machine or on a node of a Ray cluster."""
+    if recipe.cluster.runtime == "ray":
+        from rlinf_vla.realworld.ray_link import robot_on_ray
+
+        return robot_on_ray(recipe, directory, say)
+    return RobotClient(directory, partial(LocalRobotLink, directory, recipe.session.silence_s), say)
+
+
+def evaluate_at_robot(recipe: Recipe, config: DictConfig) -> None:
+    """Run ``rlinf-vla eval`` at a robot for one checkpoint, or for the recipe's initial policy."""
+    checkpoint = Path(recipe.checkpoint).expanduser() if recipe.checkpoint else None
+    directory = run_directory.for_evaluation(config, checkpoint)
+    recipe.algorithm.dataset = None  # evaluation needs no demonstrations
+    name = checkpoint.name if checkpoint else "start"
+    with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder, stages() as progress:
+        run_directory.save_recipe(Path(folder), config)
+        with at_robot(recipe, Path(folder), None, print) as runtime:
+            told = str(checkpoint or recipe.model.checkpoint)
+            document = evaluate(recipe, runtime.play, runtime.calls_per_s, name, told, 0, directory, progress)
+    print(f"success of {name} in {recipe.episodes} episodes at {recipe.robot.name}: {headline(document)}")
+    print(f"episodes, seeds and machine: {builders.relative(directory / 'evaluation' / f'{name}.json')}")
+
+
+def _evaluation(episodes: int, flow: OnlineFlow, side: RobotClient) -> PlayEpisodes:
+    """Return the function that runs evaluation episodes, without help of an expert.
+
+    An episode that a fault cuts has failed; one that a pause cuts is repeated.
+    """
+
+    def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
+        version, listed = flow.share(), numbered_episodes(EVALUATION_SEEDS, 0, episodes, 1)
+        jobs = [Job(EVALUATION, number, seed, False, temperature, version) for number, seed in enumerate(listed.seed.tolist())]
+        for job in jobs:
+            side.forget(job)  # left by an interrupted evaluation
+            side.begin(job)
+        results: list[EpisodeResult] = []
+        for job in jobs:
+            episode = side.episode(job, lambda: progress(len(results) / episodes))
+            results.append(_result(episode, job.number < filmed))
+            side.forget(job)
+        return results
+
+    return play
+
+
+def _result(episode: RobotEpisode, filmed: bool) -> EpisodeResult:
+    found = EpisodeResult(episode.task, episode.job.seed, episode.instruction, episode.success)
+    found.steps, found.episode_return = int(episode.tick[-1]), float(episode.reward.sum())
+    if filmed:
+        pictures = next(iter(episode.images.values()))
+        times = -(-FILM_PIXELS // min(pictures.shape[1:3]))
+        found.frames = list(torch.repeat_interleave(torch.repeat_interleave(pictures, times, 1), times, 2))
+    return found

@@ -1,0 +1,97 @@
+"""Read robot and cameras, and convert the readings to a policy's observation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.images import resized
+from rlinf_vla.core.robot import Camera, Frame, Robot, RobotState
+from rlinf_vla.core.types import Observation
+from rlinf_vla.realworld.clock import Clock
+
+STATE = 8
+"""Size of a policy's state: tool position, quaternion, one finger (docs/conventions.md)."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading of all sensors; ``number`` increases with every reading."""
+
+    number: int
+    state: RobotState
+    frames: Mapping[str, Frame]
+
+    @property
+    def time(self) -> float:
+        """Time of its oldest part, in clock seconds."""
+        return min([self.state.time, *(frame.time for frame in self.frames.values())])
+
+    def observation(self, instruction: str) -> Observation:
+        """Return one row: images ``[1, H, W, 3]`` by camera, state ``[1, 8]``
+        (docs/conventions.md)."""
+        pose = self.state.pose
+        state = np.concatenate([pose.position, pose.quaternion, [self.state.gripper_width / 2]])
+        images = {name: torch.from_numpy(np.array(frame.image))[None] for name, frame in self.frames.items()}
+        return Observation(images, torch.from_numpy(state.astype(np.float32))[None], [instruction])
+
+
+class ResizedCamera:
+    """Implements ``Camera``: resize another camera's images to the size that the policy needs.
+
+    ``start`` raises UserError if the camera's images are smaller.
+    """
+
+    def __init__(self, camera: Camera, size: tuple[int, int]) -> None:
+        self.name = camera.name
+        self._camera, self._size = camera, size
+        self._taken: Frame | None = None
+        self._frame: Frame | None = None
+
+    def start(self) -> None:
+        self._camera.start()
+        found, wanted = self._camera.latest().image.shape[:2], self._size
+        if found[0] < wanted[0] or found[1] < wanted[1]:
+            raise UserError(f"the policy's image {self.name!r} is {wanted[0]}x{wanted[1]} pixels, the camera's {found[0]}x{found[1]}")
+
+    def latest(self) -> Frame:
+        taken = self._camera.latest()
+        if self._frame is None or taken is not self._taken:
+            image = resized(torch.from_numpy(np.array(taken.image))[None], self._size)[0].numpy()
+            self._taken, self._frame = taken, Frame(taken.time, taken.number, image)
+        return self._frame
+
+    def close(self) -> None:
+        self._camera.close()
+
+
+class Sensors:
+    """Read the robot and all of its cameras without waiting."""
+
+    def __init__(self, robot: Robot, cameras: Sequence[Camera], clock: Clock) -> None:
+        self._robot, self._cameras, self._clock = robot, cameras, clock
+        self.count = 0
+        """Number of observations so far, and the number of the next one."""
+
+    def read(self, time: Callable[[str, float], None], age: Callable[[str, float], None]) -> Reading:
+        """Return the newest reading, and report durations and ages in seconds.
+
+        ``time`` gets the duration of each section, ``age`` the age of each part. Raises RobotError,
+        or CameraError if an image is too old or frozen.
+        """
+        began = self._clock.now()
+        state = self._robot.observe()
+        looked = self._clock.now()
+        frames = {camera.name: camera.latest() for camera in self._cameras}
+        ended = self._clock.now()
+        time("observe", looked - began)
+        if self._cameras:
+            time("camera", ended - looked)
+        for name, moment in (("state", state.time), *((name, frame.time) for name, frame in frames.items())):
+            age(name, ended - moment)
+        self.count += 1
+        return Reading(self.count - 1, state, frames)

@@ -1,0 +1,78 @@
+"""A robot and a camera with a given time cost and no hardware, for benchmarks and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from rlinf_vla.core.robot import Frame, Intervention, RobotError, RobotSpec, RobotState, ToolPose, ToolTarget
+from rlinf_vla.realworld.clock import Clock
+
+REST = ToolPose(np.array([0.45, 0.0, 0.3]), np.array([0.0, 1.0, 0.0, 0.0]))
+
+
+class SyntheticRobot:
+    """A robot that reaches every target at once. ``cost``: seconds per observation or command."""
+
+    def __init__(self, clock: Clock, control_hz: float, cost: float = 0.0) -> None:
+        self.spec = RobotSpec("synthetic", control_hz, translation_m=0.05, rotation_rad=0.25, gripper_width_m=0.08, lag_s=1 / control_hz)
+        self._clock, self._cost = clock, cost
+        zeros = np.zeros(7)
+        self.state = RobotState(clock.now(), REST, zeros, zeros, np.zeros(6), self.spec.gripper_width_m)
+        self.commands: list[tuple[float, ToolTarget, float]] = []
+        """(time of the command, target, valid until)."""
+        self.observed: list[float] = []
+        """Times of observation."""
+
+    def connect(self, timeout_s: float) -> None: ...
+
+    def observe(self) -> RobotState:
+        self.observed.append(self._clock.now())
+        pass_time(self._clock, self._cost)
+        return replace(self.state, time=self._clock.now())
+
+    def command(self, target: ToolTarget, valid_until: float) -> None:
+        pass_time(self._clock, self._cost)
+        self.commands.append((self._clock.now(), target, valid_until))
+        self.state = replace(self.state, pose=target.pose, commanded=target)
+
+    def interventions(self) -> list[Intervention]:
+        return []
+
+    def stop(self, why: str) -> None:
+        self.state = replace(self.state, fault=self.state.fault or why)
+
+    def acknowledge(self, operator: str) -> None:
+        self.state = replace(self.state, fault=None)
+
+    def home(self, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
+        if (why := objection()) is not None:
+            self.stop(why)
+            raise RobotError(why)
+        self.state = replace(self.state, pose=REST)
+
+    def close(self) -> None: ...
+
+
+class SyntheticCamera:
+    """A camera whose images are grey and taken on request; ``cost``: seconds per image."""
+
+    def __init__(self, clock: Clock, name: str, size: tuple[int, int], cost: float = 0.0) -> None:
+        self.name, self._clock, self._cost = name, clock, cost
+        self._image, self._count = np.full((*size, 3), 128, np.uint8), 0
+
+    def start(self) -> None: ...
+
+    def latest(self) -> Frame:
+        pass_time(self._clock, self._cost)
+        self._count += 1
+        return Frame(self._clock.now(), self._count, self._image)
+
+    def close(self) -> None: ...
+
+
+def pass_time(clock: Clock, seconds: float) -> None:
+    if seconds:
+        clock.sleep_until(clock.now() + seconds)

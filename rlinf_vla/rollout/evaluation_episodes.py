@@ -1,0 +1,78 @@
+"""Evaluate on a fixed list of episodes; equal seeds pair the results of all checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.types import Episodes
+from rlinf_vla.rollout.actor import Actor
+from rlinf_vla.rollout.episode_list import play_episodes
+from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.player import ActorProtocol, Call, Spans
+
+
+@dataclass
+class EpisodeResult:
+    """Outcome of one evaluation episode."""
+
+    task: str
+    seed: int
+    instruction: str = ""
+    success: bool = False
+    steps: int = 0
+    """Control steps of the episode."""
+    episode_return: float = 0.0
+    """Undiscounted sum of rewards."""
+    frames: list[Tensor] = field(default_factory=list)
+    """uint8 ``[H, W, 3]`` after every policy call; empty unless the episode was filmed."""
+
+
+def play_evaluation(
+    actor: Actor,
+    groups: Sequence[VectorEnv],
+    numbers: range,
+    spans: Spans,
+    filmed: int = 0,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> list[EpisodeResult]:
+    """Play evaluation episodes ``numbers``, film those below ``filmed``; results are in order."""
+    listed = numbered_episodes(EVALUATION_SEEDS, numbers.start, len(numbers), len(groups[0].spec.tasks))
+    return play_episode_list(lambda _: actor, groups, listed, spans, lambda place: numbers[place] < filmed, progress)
+
+
+def play_episode_list(
+    actor_of: Callable[[VectorEnv], ActorProtocol],
+    groups: Sequence[VectorEnv],
+    listed: Episodes,
+    spans: Spans,
+    filmed: Callable[[int], bool] = lambda place: False,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> list[EpisodeResult]:
+    """Play these episodes and return results in order; film index ``i`` where ``filmed(i)``."""
+    names = groups[0].spec.tasks
+    results = [EpisodeResult(names[task], seed) for task, seed in zip(listed.task_id.tolist(), listed.seed.tolist(), strict=True)]
+    ended = 0
+
+    def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
+        nonlocal ended
+        result, done = call.result, call.result.done.tolist()
+        steps, rewards, success = result.valid.sum(1).tolist(), result.reward.sum(1).tolist(), result.success.any(1).tolist()
+        for slot, number in enumerate(index.tolist()):
+            if number < 0:
+                continue
+            running = results[number]
+            running.steps += steps[slot]
+            running.episode_return += rewards[slot]
+            running.success |= success[slot]
+            running.instruction = result.observation.instruction[slot]
+            if filmed(number):
+                running.frames.append(env.render(slot))
+            ended += done[slot]
+        progress(ended / len(results))
+
+    play_episodes(actor_of, groups, listed, on_call, spans)
+    return results

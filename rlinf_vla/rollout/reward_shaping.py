@@ -1,0 +1,126 @@
+"""Apply a reward plug-in online, or relabel a recorded rollout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Reward, VectorEnv
+from rlinf_vla.core.types import Episodes, Observation, StepResult, Tensors, Trajectory
+from rlinf_vla.rollout.player import Call
+
+
+def env_reward(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+    """Keep the environment's reward."""
+    return result
+
+
+@dataclass(frozen=True)
+class RewardShaper:
+    """Combine ``weight`` * plug-in reward + ``env_weight`` * environment reward.
+
+    With ``terminal``, only an episode's last step is rewarded.
+    """
+
+    reward: Reward
+    weight: float = 1.0
+    env_weight: float = 0.0
+    terminal: bool = False
+
+    def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        """Raises ValueError if the reward has the wrong shape, or is not finite where it counts."""
+        scored = self.reward(before, actions, result)
+        if scored.reward.shape != result.valid.shape:
+            raise ValueError(f"the reward plug-in returned shape {tuple(scored.reward.shape)}, expected {tuple(result.valid.shape)}")
+        counts = result.valid
+        if self.terminal:
+            counts = counts & (scored.terminated | scored.truncated)
+        earned = torch.where(counts, self.weight * scored.reward + self.env_weight * result.reward, 0.0)
+        if not bool(earned.isfinite().all()):
+            raise ValueError("the reward plug-in returned a reward that is not finite")
+        return replace(scored, reward=earned)
+
+
+class RewardedEnv(VectorEnv):
+    """Wrap ``env`` with another reward."""
+
+    def __init__(self, env: VectorEnv, reward_shaper: RewardShaper) -> None:
+        self.spec, self._env, self._reward_shaper = env.spec, env, reward_shaper
+
+    _seen: Observation
+    _actions: Tensor
+
+    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
+        self._env.reset_async(episodes, mask)
+
+    def reset_wait(self) -> Observation:
+        self._seen = self._env.reset_wait()
+        return self._seen
+
+    def step_async(self, actions: Tensor) -> None:
+        self._actions = actions
+        self._env.step_async(actions)
+
+    def step_wait(self) -> StepResult:
+        """Raises ValueError: see :class:`RewardShaper`."""
+        result = self._env.step_wait()
+        scored = self._reward_shaper(self._seen, self._actions, result)
+        self._seen = result.observation
+        return scored
+
+    def render(self, index: int) -> Tensor:
+        return self._env.render(index)
+
+    def expert_actions(self) -> Tensor:
+        return self._env.expert_actions()
+
+    def close(self) -> None:
+        self._env.close()
+
+
+SEEN = "seen."
+"""Name prefix of inputs that only a reward reads."""
+_LONGEST = 512
+"""Bytes stored per instruction; the rest is dropped."""
+
+
+def seen(call: Call) -> Tensors:
+    """Return all that a reward may read, to be stored with a policy's inputs."""
+    found = {"actions": call.sample.actions}
+    for when, observation in (("before", call.observation), ("after", call.result.observation)):
+        found |= {f"{when}.image.{name}": value for name, value in observation.images.items()}
+        found |= {f"{when}.state": observation.state, f"{when}.instruction": _written(observation.instruction).to(observation.state.device)}
+    return {f"{SEEN}{name}": value for name, value in found.items()}
+
+
+def relabel_rewards(calls: Trajectory, seen: Tensors, reward_shaper: RewardShaper, rows: int) -> Tensor:
+    """Compute the rewards of ``calls`` ``[N]``, float32 ``[N, C]``, ``rows`` calls at a time.
+
+    They equal the online rewards. Raises UserError if the reward would terminate an episode.
+    """
+    found = []
+    for start in range(0, len(calls), rows):
+        index = torch.arange(start, start + rows).clamp(max=len(calls) - 1)  # pad to the size of an environment group
+        part, shown = calls[index], {name.removeprefix(SEEN): value[index] for name, value in seen.items()}
+        own = StepResult(_observation(shown, "after"), part.reward, part.terminated, part.truncated, part.success, part.valid)
+        result = reward_shaper(_observation(shown, "before"), shown["actions"], own)
+        if bool(((result.terminated != part.terminated) & part.valid).any()):
+            raise UserError("this reward terminates episodes, which a reward worker cannot do: set cluster.reward_workers=0")
+        found.append(result.reward[: len(calls) - start])
+    return torch.cat(found)
+
+
+def _written(lines: list[str]) -> Tensor:
+    """Encode instructions as uint8 ``[B, _LONGEST]``."""
+    padded = [line.encode()[:_LONGEST].ljust(_LONGEST, b"\0") for line in lines]
+    return torch.frombuffer(bytearray(b"".join(padded)), dtype=torch.uint8).reshape(len(lines), _LONGEST)
+
+
+def _observation(shown: Tensors, when: str) -> Observation:
+    image = f"{when}.image."
+    instructions = [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in shown[f"{when}.instruction"]]
+    images = {name.removeprefix(image): value for name, value in shown.items() if name.startswith(image)}
+    return Observation(images, shown[f"{when}.state"], instructions)

@@ -1,0 +1,170 @@
+"""Common state of macro-flow runtimes: iteration, metrics, policy version, early rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlinf_vla.core.protocols import EnvSpec
+from rlinf_vla.core.types import Rollouts, Tensors, gather
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.collector import episode_metrics, rollout_metrics
+from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
+from rlinf_vla.telemetry.timeline import Timeline
+
+
+class Restart(Exception):
+    """The run must resume from its newest checkpoint, under ``plan`` if it is not None."""
+
+    plan: Any = None
+
+
+class BaseFlow:
+    """Base of flows; per iteration: ``begin(i)``, ``algorithm.iteration(flow)``, ``metrics``."""
+
+    parity: float | None = None
+    """Largest error of ``evaluate`` on the first rollout's log-probabilities; None: unchecked."""
+
+    def __init__(
+        self, settings: Settings, timeline: Timeline, progress: Callable[[str, float], None] = lambda stage, fraction: None
+    ) -> None:
+        self.settings, self.timeline, self.progress = settings, timeline, progress
+        self.iteration = 0
+        self.policy_version = 0
+        self.changed = False
+        """Whether this iteration has begun to change the policy or the replay buffer.
+
+        From then until its end there is no state to resume from."""
+        self.metrics: dict[str, float] = {}
+        self._played_steps = 0
+
+    def begin(self, iteration: int) -> None:
+        self.iteration, self.metrics, self.changed = iteration, {}, False
+        self._played_steps = 0
+        self.timeline.begin_iteration(iteration + 1)
+
+    def enough(self) -> bool:
+        """Whether the run must end before the next iteration, whatever ``iterations`` says."""
+        return False
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self.metrics |= metrics
+
+    def publish(self) -> None:
+        self.policy_version += 1
+
+    def log_rollout(self, seconds: float, steps: int) -> None:
+        """Log time and throughput, summed over the rollouts that run during this iteration.
+
+        Later iterations may train on some of them; ``rollout/steps`` counts those of this one."""
+        seconds += self.metrics.get("timing_s/rollout", 0.0)
+        self._played_steps += steps
+        self.log({"timing_s/rollout": seconds, "throughput/rollout_steps_per_s": self._played_steps / seconds})
+
+    def save(self) -> dict[str, Any]:
+        """Return the flow's state for a checkpoint, as JSON; data that it refers to is on disk."""
+        return {"policy_version": self.policy_version}
+
+    def saved(self, states: Sequence[dict[str, Any]]) -> None:
+        """Receive the states of all checkpoints that can still be resumed."""
+
+    def _rolling(self, fraction: float) -> None:
+        self.progress("rollout", fraction)
+
+
+class OnPolicyFlow(BaseFlow):
+    """Base class of the runtimes of PPO and GRPO.
+
+    It starts rollouts ahead of their iteration and merges the metrics of several updates in one.
+    """
+
+    def __init__(self, settings: Settings, timeline: Timeline, staleness: int = 0, iterations: int | None = None, **options: Any) -> None:
+        """``iterations``: number of iterations in the run; None: unknown."""
+        super().__init__(settings=settings, timeline=timeline, **options)
+        self.staleness, self.iterations = staleness, iterations
+        self._ahead: dict[int, Rollouts] = {}
+        self._updates = 0.0
+        self._scored: list[Rollouts] = []
+
+    def begin(self, iteration: int) -> None:
+        super().begin(iteration)
+        self._updates, self._scored = 0.0, []
+
+    def collect(self, horizon: int) -> Rollouts:
+        return self._started(lambda iteration, version: self.start_slots(iteration, version, horizon))
+
+    def collect_groups(self, groups: int, attempts: int, draw: int) -> Rollouts:
+        return self._started(lambda iteration, version: self.start_groups(iteration, version, groups, attempts, draw))
+
+    def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
+        """Start the rollout of an iteration with the policy's ``version``."""
+        raise NotImplementedError
+
+    def start_groups(self, iteration: int, version: int, groups: int, attempts: int, draw: int) -> Rollouts:
+        raise NotImplementedError
+
+    def score(self, rollouts: Rollouts) -> Rollouts:
+        """Environments already give the recipe's reward: see ``reward_shaping.RewardedEnv``."""
+        self._scored.append(rollouts)
+        return rollouts
+
+    def publish(self) -> None:
+        shards = [replace(shard, inputs={}, latent={}, reference=None) for rollouts in self._scored for shard in rollouts]
+        if shards:
+            everything = gather(shards)
+            self.log(rollout_metrics(everything) if everything.value.ndim == 2 else episode_metrics(everything))
+            if self.staleness:
+                self.log({"rollout/staleness": (self.policy_version - everything.policy_version).float().mean().item()})
+        super().publish()
+
+    def is_pending_version(self, version: int) -> bool:
+        """Whether ``version`` is an earlier one with rollouts that are yet to be trained on."""
+        return self.policy_version - self.staleness <= version < self.policy_version
+
+    def earlier_weights(self) -> dict[int, Tensors]:
+        """Return version -> trained weights of earlier versions that still have rollouts to run."""
+        return {}
+
+    def restore_earlier_weights(self, earlier_weights: dict[int, Tensors]) -> None:
+        """Restore what ``earlier_weights`` returned when the checkpoint to resume was written."""
+
+    def log_update(self, metrics: dict[str, float]) -> None:
+        """Log the means over all optimiser steps of the iteration."""
+        steps = metrics["actor/updates"]
+        before, self._updates = self._updates, self._updates + steps
+        if before:
+            share = steps / max(self._updates, 1)
+            metrics = {name: share * value + (1 - share) * self.metrics.get(name, value) for name, value in metrics.items()}
+        self.log(metrics | {"actor/updates": self._updates})
+
+    def _started(self, start: Callable[[int, int], Rollouts]) -> Rollouts:
+        """Return this iteration's rollouts and start those of the next ``staleness`` iterations."""
+        if not self.staleness:
+            return start(self.iteration, self.policy_version)
+        end = self.iteration + self.staleness + 1
+        for iteration in range(self.iteration, end if self.iterations is None else min(end, self.iterations)):
+            if iteration not in self._ahead:
+                self._ahead[iteration] = start(iteration, max(0, iteration - self.staleness))
+        return self._ahead.pop(self.iteration)
+
+
+PlayEpisodes = Callable[[float, int, Callable[[float], None]], list[EpisodeResult]]
+"""Run the recipe's evaluation episodes: (temperature, episodes to film, progress callback)."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A running training flow with its evaluation and checkpoints."""
+
+    flow: BaseFlow
+    env: EnvSpec
+    """Spec of one environment group."""
+    calls_per_s: float
+    """Policy calls per second of simulated (at a robot: real) time."""
+    play: PlayEpisodes
+    save: Callable[[dict[str, Any]], None]
+    """Write a checkpoint with this state."""
+    state: dict[str, Any]
+    """State of the checkpoint that the run resumes from; empty for a new run."""

@@ -1,0 +1,195 @@
+"""Build policy, environments, rewards, algorithm and trainer from a recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlinf_vla.algorithms.classifier import ClassifierTraining
+from rlinf_vla.algorithms.grpo import GRPO
+from rlinf_vla.algorithms.ppo import PPO
+from rlinf_vla.algorithms.sac import SAC, SACConfig
+from rlinf_vla.algorithms.sac_policy import SACPolicy
+from rlinf_vla.algorithms.sft import SFT
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe, RewardConfig
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import EnvSpec, Policy, RewardModel, VectorEnv
+from rlinf_vla.core.types import Observation
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper, env_reward
+from rlinf_vla.rollout.split import require_separable, strip_to_head
+from rlinf_vla.runtime.recipes import asset_path
+from rlinf_vla.training.checkpoint import load_heads
+from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
+from rlinf_vla.training.lora import add_lora
+from rlinf_vla.training.sac_trainer import SACTrainer
+from rlinf_vla.training.trainer import OptimizerConfig, Trainer
+
+ALGORITHMS: dict[str, Any] = {"ppo": PPO, "grpo": GRPO, "sac": SAC}
+SUPERVISED: dict[str, Any] = {"sft": SFT, "classifier": ClassifierTraining}
+
+
+def build_algorithm(recipe: Recipe) -> Any:
+    """Return the recipe's algorithm. Raises UserError if its settings are wrong."""
+    config = recipe.algorithm
+    if config.name in SUPERVISED:
+        return SUPERVISED[config.name](config, recipe.iterations)
+    return ALGORITHMS[config.name](config, recipe.rollout.temperature)
+
+
+def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
+    """Return the recipe's policy on its device, with fresh adapters and any exported critic.
+
+    Random weights depend only on the recipe's seed. Raises UserError if CUDA is not available.
+    """
+    if recipe.cluster.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"cluster.device=cuda (cluster={recipe.cluster.name}): PyTorch sees no CUDA device here; use cluster=laptop with "
+            "cluster.device=cpu, or cluster=1gpu where there is a GPU and a PyTorch for CUDA"
+        )
+    model = plugins.choose("model", recipe.model.name, plugins.models())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        directory = asset_path(recipe.model.checkpoint)
+        policy: Policy = model.load(directory, recipe.model.options)
+    if lora:
+        add_lora(policy, recipe.model.lora, recipe.seed)
+    if isinstance(recipe.algorithm, SACConfig):
+        policy = add_sac_heads(policy, recipe.algorithm, recipe.seed)
+    load_heads(policy, directory)
+    if recipe.cluster.gradient_checkpointing:
+        checkpoint_blocks(policy)
+    return policy.to(recipe.cluster.device)
+
+
+def build_head(recipe: Recipe) -> Policy:
+    """Return the action head of the recipe's policy, without weights (``rollout.split=head``)."""
+    model = plugins.choose("model", recipe.model.name, plugins.models())
+    require_separable(model)
+    policy: Policy = model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
+    with torch.device("meta"):
+        add_lora(policy, recipe.model.lora, recipe.seed)
+    strip_to_head(policy)
+    return policy
+
+
+def build_reward_model(recipe: Recipe) -> RewardModel:
+    """Return the reward's network; random weights depend only on the recipe's seed.
+
+    Raises UserError if the recipe has no reward plug-in.
+    """
+    if recipe.reward.name is None:
+        raise UserError("algorithm=classifier trains the network of a reward: set reward=classifier")
+    plugin = plugins.choose("reward", recipe.reward.name, plugins.rewards())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return plugin.learner(recipe.reward.options).to(recipe.cluster.device)
+
+
+def add_sac_heads(policy: Policy, config: SACConfig, seed: int) -> SACPolicy:
+    """Return the policy with fresh SAC heads on its features; the heads depend only on the seed."""
+    nothing = Observation(
+        {name: torch.zeros(1, *size, 3, dtype=torch.uint8) for name, size in policy.spec.images.items()},
+        torch.zeros(1, policy.spec.state_dim),
+        ["nothing"],
+    )
+    if config.frozen_backbone:
+        policy.backbone.requires_grad_(False)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        features = policy.pooled(policy.encode(policy.prepare(nothing))).shape[1]
+        torch.manual_seed(seed)
+        return SACPolicy(policy, features, config)
+
+
+def build_trainer(recipe: Recipe, policy: Policy) -> Trainer | SACTrainer:
+    """Return the trainer of the recipe's algorithm, with a reference policy if ``kl_coef`` > 0."""
+    config = recipe.algorithm
+    if isinstance(policy, SACPolicy):
+        return SACTrainer(policy, config)
+    rate = config.learning_rate
+    settings = OptimizerConfig(rate, getattr(config, "value_learning_rate", rate), config.max_grad_norm, betas=(0.9, config.adam_beta2))
+    return Trainer(policy, settings, recipe.cluster.micro_batch_size, keep_reference=config.kl_coef > 0)
+
+
+@contextmanager
+def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Sequence[VectorEnv]]:
+    """Open the recipe's environments in ``groups`` groups and check that the policy fits them."""
+    envs = plugins.choose("env", recipe.env.name, plugins.envs()).create(recipe.env, groups)
+    try:
+        if policy is not None:
+            check_fit(policy, envs[0])
+        yield envs
+    finally:
+        for env in envs:
+            env.close()
+
+
+def rewarded(recipe: Recipe, groups: Sequence[VectorEnv]) -> Sequence[VectorEnv]:
+    """Return the environments with the recipe's training reward."""
+    if recipe.reward == RewardConfig():
+        return groups
+    reward_shaper = build_reward_shaper(recipe, groups[0].spec)
+    return [RewardedEnv(env, reward_shaper) for env in groups]
+
+
+def build_reward_shaper(recipe: Recipe, env: EnvSpec) -> RewardShaper:
+    """Return the recipe's training reward."""
+    config, reward = recipe.reward, env_reward
+    if config.name is not None:
+        plugin = plugins.choose("reward", config.name, plugins.rewards())
+        reward = plugin.create(config.options, env, torch.device(recipe.cluster.device))
+    return RewardShaper(reward, config.weight, config.env_weight, config.terminal)
+
+
+def check_fit(policy: Policy, env: VectorEnv) -> None:
+    """Raise UserError if the policy's actions or images do not fit the environments."""
+    if policy.spec.action_dim != env.spec.action_dim:
+        raise UserError(
+            f"the policy's actions have {policy.spec.action_dim} dimensions, the environment's {env.spec.action_dim}: "
+            "choose another env.control_mode or model.checkpoint"
+        )
+    for name, size in policy.spec.images.items():
+        if name not in env.spec.images:
+            shown = sorted(env.spec.images) or "none"
+            raise UserError(f"the policy needs image {name!r}, the environment has {shown}: set env.cameras or model.options.image")
+        height, width = env.spec.images[name]
+        if height < size[0] or width < size[1]:
+            raise UserError(
+                f"the policy's image {name!r} is {size[0]}x{size[1]} pixels, the environment renders {height}x{width}: "
+                f"set env.image_size={size[0]}"
+            )
+
+
+def actor_settings(recipe: Recipe, temperature: float) -> Settings:
+    """Return the settings of actors that sample at ``temperature``."""
+    return Settings(recipe.seed, temperature, recipe.rollout.batch_size, recipe.cluster.cuda_graphs, recipe.rollout.rounded_weights)
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Set the number of PyTorch CPU threads within the context; None: all cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or len(os.sched_getaffinity(0)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def new_directory(output: str) -> Path:
+    """Return a verb's output directory. Raises UserError if it exists and is not empty."""
+    path = Path(output).expanduser().absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"output={path} is not empty: choose another directory, or empty this one")
+    return path
+
+
+def relative(path: Path) -> Path:
+    """Return the path relative to the current directory if it is below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

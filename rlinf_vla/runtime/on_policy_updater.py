@@ -1,0 +1,139 @@
+"""On-policy update: precomputed frozen parts, proximal policy, imitation loss, minibatch epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig, parity
+from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import Inputs, Trajectory, flattened
+from rlinf_vla.rollout.demonstrations import imitation_noise
+from rlinf_vla.training.data_parallel import map_rows, rows_of_rank
+from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
+
+PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
+"""Largest accepted difference between log-probabilities of the rollout and of ``evaluate``.
+
+A bfloat16 network rounds differently token by token and all at once: by 0.01 on the packaged tiny
+model."""
+
+
+class OnPolicyUpdater:
+    """On-policy updates of one trainer rank."""
+
+    shown: Demonstrations | None = None
+    """Demonstrations for the imitation loss; required if ``sft_coef`` is not 0."""
+
+    def __init__(self, trainer: Trainer, run_seed: int, temperature: float, reuse_frozen: bool) -> None:
+        """``reuse_frozen``: see ``ClusterConfig``."""
+        self.trainer, self.run_seed, self.temperature, self.reuse_frozen = trainer, run_seed, temperature, reuse_frozen
+        self.policy: Policy = trainer.policy  # type: ignore[assignment]
+        self.parity: float | None = None
+        self._place = (-1, 0)
+
+    def update(
+        self,
+        batch: Batch,
+        algorithm: OnPolicy,
+        value_only: bool,
+        iteration: int,
+        version: int,
+        progress: Callable[[float], None] = lambda fraction: None,
+    ) -> dict[str, float]:
+        """Train on ``batch`` and return metrics. ``version``: of the policy's current weights.
+
+        A further update in the same ``iteration`` continues the sequence of demonstration draws.
+        """
+        config = algorithm.config
+        self._check(batch.calls, version)
+        minibatch_size = algorithm.minibatch_size(batch)
+        seed, rows = self.run_seed * 1_000_003 + iteration, self.trainer.micro_batch_size
+        if self.reuse_frozen and config.epochs > 1 and not self.trainer.sharded:  # a sharded policy computes on all ranks together
+            mine = rows_of_rank(minibatches(len(batch), config.epochs, minibatch_size, seed), rows)
+            batch = replace(batch, calls=replace(batch.calls, inputs=precompute_frozen(self.policy, batch.calls.inputs, rows, mine)))
+        if config.decoupled:
+            batch = replace(batch, proximal=self.log_prob(batch.calls))
+
+        def loss(policy: Policy, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+            return algorithm.loss(policy, part, value_only)
+
+        first = self._place[1] if self._place[0] == iteration else 0
+        metrics = self.trainer.update(
+            batch,
+            loss,
+            config.epochs,
+            minibatch_size,
+            shuffle_seed=seed,
+            enough=algorithm.enough,
+            critic_only=value_only,
+            beside=self._cotraining(config, iteration, first) if config.sft_coef and not value_only else lambda index: (),
+            progress=progress,
+        )
+        self._place = (iteration, first + config.epochs * -(-len(batch) // minibatch_size))
+        return metrics
+
+    def reference(self, calls: Trajectory) -> Tensor:
+        """Initial policy's log-probabilities ``[..., C, D]`` of ``calls`` ``[T, B]`` or ``[N]``."""
+        with self.trainer.reference_weights():
+            return self.log_prob(flattened(calls)).reshape(calls.log_prob.shape)
+
+    @torch.no_grad()
+    def log_prob(self, calls: Trajectory) -> Tensor:
+        """Log-probabilities ``[N, C, D]`` of ``calls`` ``[N]`` under the current weights."""
+
+        def evaluate(part: Trajectory) -> Tensor:
+            return self.policy.evaluate(part.inputs, part.latent, self.temperature).log_prob
+
+        return map_rows(evaluate, calls, self.trainer.micro_batch_size)
+
+    def _check(self, calls: Trajectory, version: int) -> None:
+        """Check ``evaluate`` once, on current weights' calls. Raises RuntimeError on mismatch."""
+        if self.parity is not None or bool((calls.policy_version != version).any()):
+            return
+        self.parity = parity(self.policy, calls, self.temperature)
+        rounded = any(parameter.dtype == torch.bfloat16 for parameter in self.policy.backbone.parameters())
+        tolerance = BFLOAT16_PARITY_TOLERANCE if rounded else PARITY_TOLERANCE
+        if not self.parity <= tolerance:
+            raise RuntimeError(
+                f"evaluate() does not reproduce the rollout's log-probabilities: they differ by {self.parity:.2g} "
+                f"(tolerance {tolerance:g}); the policy's act() and evaluate() disagree"
+            )
+
+    def _cotraining(self, config: OnPolicyConfig, iteration: int, first: int) -> Callable[[int], Sequence[ExtraLoss]]:
+        assert self.shown is not None
+        shown, size = self.shown, config.sft_batch_size
+        loss = partial(imitation_loss, noise=partial(imitation_noise, self.run_seed))
+
+        def terms(index: int) -> list[ExtraLoss]:
+            # demonstrations depend only on the minibatch's index: a resumed run draws the same ones
+            place = (iteration << 20) + first + index
+            generator = torch.Generator().manual_seed(self.run_seed * 1_000_003 + place)
+            batch = shown[torch.randint(len(shown), (size,), generator=generator)]
+            return [ExtraLoss(replace(batch, draws=place * size + torch.arange(size)), loss, config.sft_coef)]
+
+        return terms
+
+
+@torch.no_grad()
+def precompute_frozen(policy: Policy, inputs: Inputs, rows: int, wanted: Tensor | None = None) -> Inputs:
+    """Apply ``policy.precompute`` to ``inputs``, ``rows`` rows at a time.
+
+    ``wanted``: rows to compute (int64), all by default; other rows of the result are undefined.
+    """
+    first = next(iter(inputs.values()))
+    wanted = torch.arange(len(first)) if wanted is None else wanted
+    result: Inputs = {}
+    for index in wanted.to(first.device).split(rows):
+        part = {name: value[index] for name, value in inputs.items()}
+        found = policy.precompute(part)
+        if found is part:
+            return inputs
+        for name, value in found.items():
+            result.setdefault(name, value.new_empty(len(first), *value.shape[1:]))[index] = value
+    return result

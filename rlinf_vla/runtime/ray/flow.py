@@ -1,0 +1,268 @@
+"""Macro flow on a Ray cluster, with workers that may be lost at any moment and a trainer."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
+from rlinf_vla.core.types import Rollouts, Tensors, Trajectory
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.collector import rollout_calls
+from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
+from rlinf_vla.runtime.base import OnPolicyFlow
+from rlinf_vla.runtime.local import drawn_episodes
+from rlinf_vla.runtime.ray.pool import Pool, ShardLost
+from rlinf_vla.runtime.ray.rollout_workers import ShardDone, Weights
+from rlinf_vla.runtime.ray.serialization import Packed, light_trajectory, serial_of
+from rlinf_vla.runtime.ray.shards import Shards, Task
+from rlinf_vla.runtime.ray.trainer_workers import Trainers
+from rlinf_vla.runtime.ray.worker import HEALTH, WorkerInfo, clock_offset, followed, shifted
+from rlinf_vla.telemetry.timeline import Timeline
+
+
+class RayFlow(OnPolicyFlow):
+    """Flow of on-policy algorithms on a Ray cluster."""
+
+    def __init__(
+        self,
+        rollouts: Pool,
+        rewards: Pool | None,
+        references: Pool | None,
+        trainers: Trainers,
+        num_envs: int,
+        settings: Settings,
+        streaming: bool = True,
+        split: bool = False,
+        offload: bool = False,
+        **options: Any,
+    ) -> None:
+        """``num_envs``: of all rollout workers. ``split``: these have only the policy's head.
+
+        ``options``: see ``OnPolicyFlow``.
+        """
+        super().__init__(settings, Timeline(), **options)
+        self.rollouts, self.rewards, self.references, self.trainers = rollouts, rewards, references, trainers
+        self.workers, self.num_envs, self.streaming, self.split = len(rollouts.actors), num_envs, streaming and not offload, split
+        self.offload = offload
+        introduced: WorkerInfo = rollouts.call("worker_info")[0]
+        assert introduced.env is not None and introduced.policy is not None
+        self.env, self.chunk = introduced.env, introduced.policy.chunk
+        self.features: list[Any] = []
+        self._feature_pids: dict[int, int] = {}
+        self._serial = itertools.count()
+        self._serials: dict[int, list[int]] = {}
+        self._heavy: dict[int, tuple[Any, Any]] = {}
+        """Serial number of a shard -> (what only the policy reads, what only a reward reads)."""
+        self._weights: dict[int, tuple[Weights, Any]] = {}
+        """Version -> (all trained weights, those that rollout workers load)."""
+        self._shown = False
+        self._executor = ThreadPoolExecutor(max_workers=256, thread_name_prefix="shard")
+
+    def begin(self, iteration: int) -> None:
+        super().begin(iteration)
+        if self.policy_version not in self._weights:
+            self.send_weights()
+        self._began, self._playing, self._load_s = time.perf_counter(), 0.0, 0.0
+        self._ended, self._steps, self._sent, self._received, self._bytes = self._began, 0, 0, 0, 0
+
+    def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
+        calls, each = rollout_calls(horizon, self.env.episode_limit, self.chunk), self.num_envs // self.workers
+        tasks = [("collect", (iteration, first, calls)) for first in range(0, self.num_envs, each)]
+        return self._start([Task(method, iteration, version, arguments) for method, arguments in tasks])
+
+    def start_groups(self, iteration: int, version: int, groups: int, attempts: int, draw: int) -> Rollouts:
+        episodes = drawn_episodes(self.settings.run_seed, iteration, groups, draw, len(self.env.tasks)).repeat(attempts)
+        each = attempts * max(1, -(-(self.num_envs // self.workers) // attempts))
+        parts = [episodes[first : first + each] for first in range(0, len(episodes), each)]
+        return self._start([Task("collect_episodes", iteration, version, (part,)) for part in parts])
+
+    def score(self, rollouts: Rollouts) -> Rollouts:
+        return super().score(rollouts if self.rewards is None else self._each(rollouts, self._rewarded))
+
+    def reference(self, rollouts: Rollouts) -> Rollouts:
+        return self._each(rollouts, self._referenced)
+
+    def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> bool:
+        config = algorithm.config
+        if config.sft_coef and not value_only and not self._shown:
+            ((demonstrations, expert),) = self.rollouts.call("demonstrate", config.demonstrations)
+            self.trainers.call("show", demonstrations)
+            self._shown = True
+            self.log({"sft/expert_success": expert} if expert is not None else {})
+        if self.offload:  # the workers share the trainer's GPUs
+            self._rest()
+            self.trainers.call("wake")
+        self.changed = True
+        with self.timeline.span("update", "trainer"):
+            metrics, parity, seconds = self.trainers.call("update", batch, value_only, self.iteration, self.policy_version)[0][0]
+        self.parity = self.parity if self.parity is not None else parity
+        self.log_update(metrics)
+        self.log({"timing_s/update": self.metrics.get("timing_s/update", 0.0) + seconds})
+        return algorithm.enough(metrics)
+
+    def _rest(self) -> None:
+        """Move idle workers off the GPU; the replacement of a lost one starts independently."""
+        import ray
+
+        actors = [*self.rollouts.actors, *self.features, *(self.references.actors if self.references else [])]
+        ray.wait([actor.rest.remote() for actor in actors], num_returns=len(actors), timeout=self.rollouts.timeouts.heartbeat)
+
+    def publish(self) -> None:
+        super().publish()
+        serials = self._serials.pop(self.iteration, [])
+        self.trainers.call("forget", serials)
+        for serial in serials:
+            self._heavy.pop(serial)
+        self.send_weights()
+        if self.offload:
+            self.trainers.call("rest")
+        present = self.policy_version
+        self._weights = {
+            version: weights for version, weights in self._weights.items() if version == present or self.is_pending_version(version)
+        }
+        if self._steps:
+            self.log_rollout(self._ended - self._began, self._steps)
+        if self.split:
+            self.log({"split/bytes_up": float(self._sent), "split/bytes_down": float(self._received)})
+        seconds = time.perf_counter() - self._began
+        pools = [pool for pool in (self.rollouts, self.rewards, self.references) if pool is not None]
+        self.log(
+            {
+                "rollout/bytes": float(self._bytes),
+                "weights/load_s": self._load_s,
+                "utilisation/rollout": self._playing / (self.workers * seconds),
+                "utilisation/trainer": self.metrics.get("timing_s/update", 0.0) / seconds,
+            }
+        )
+        for pool in pools:
+            lost, recovery_s = pool.news()
+            longest = max(recovery_s, self.metrics.get("faults/recovery_s", 0.0))
+            self.log({f"faults/{pool.role}": float(lost), "faults/recovery_s": longest})
+        if self.features:
+            self.log({"faults/feature": float(self._restarted())})
+
+    def _restarted(self) -> int:
+        """Count feature workers restarted since the last call; starting ones count later."""
+        import ray
+        from ray import exceptions
+
+        lost = 0
+        for place, actor in enumerate(self.features):
+            try:
+                pid = ray.get(actor.pid.options(concurrency_group=HEALTH).remote(), timeout=self.rollouts.timeouts.heartbeat)
+            except (exceptions.RayActorError, exceptions.GetTimeoutError):
+                continue
+            lost += self._feature_pids.setdefault(place, pid) != pid
+            self._feature_pids[place] = pid
+        return lost
+
+    def earlier_weights(self) -> dict[int, Tensors]:
+        return {version: packed.tensors() for version, packed in self._packed_earlier().items()}
+
+    def restore_earlier_weights(self, earlier_weights: dict[int, Tensors]) -> None:
+        for version, tensors in earlier_weights.items():
+            self.send_weights(version, Packed.of(tensors))
+
+    def write_checkpoint(self, directory: Path, state: dict[str, Any], keep: int) -> None:
+        """Write a checkpoint in the trainer's process, on its machine."""
+        self.trainers.call("save", directory, state, keep, self._packed_earlier())
+
+    def _packed_earlier(self) -> dict[int, Packed]:
+        return {
+            version: followed(weights.everything) for version, (weights, _) in self._weights.items() if self.is_pending_version(version)
+        }
+
+    def send_weights(self, version: int | None = None, earlier_weights: Packed | None = None) -> None:
+        """Put the trained weights where workers can read them before their next work.
+
+        ``earlier_weights``: weights to publish instead of the trainer's current ones.
+        """
+        started = time.perf_counter()
+        version = self.policy_version if version is None else version
+        with self.timeline.span("publish", "trainer"):
+            ((nbytes, packed, head), *_) = self.trainers.call("weights", earlier_weights, returns=3)
+        self._weights[version] = (Weights(version, packed), head if self.split else packed)
+        self.log({"weights/bytes": float(nbytes), "weights/publish_s": time.perf_counter() - started})
+
+    def evaluate(
+        self, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None] = lambda fraction: None
+    ) -> list[EpisodeResult]:
+        """Evaluate the current policy on the first ``episodes``, split over the rollout workers."""
+        if self.policy_version not in self._weights:
+            self.send_weights()
+        weights, size = self._weights[self.policy_version], max(1, self.num_envs // self.workers)
+        parts = [range(first, min(first + size, episodes)) for first in range(0, episodes, size)]
+
+        def play(part: range) -> list[EpisodeResult]:
+            return self.rollouts.call("play_evaluation", *weights, part, temperature, filmed)[0]
+
+        futures = [self._executor.submit(play, part) for part in parts]
+        results = []
+        for index, future in enumerate(futures):
+            results += future.result()
+            progress((index + 1) / len(futures))
+        return results
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, tasks: Sequence[Task]) -> Shards:
+        return self._shards([(task, self._executor.submit(self._produce, task)) for task in tasks])
+
+    def _shards(self, items: Sequence[tuple[Task, Future[Trajectory]]]) -> Shards:
+        return Shards(items, self.streaming, self._rolling)
+
+    def _produce(self, task: Task) -> Trajectory:
+        """Roll out a shard on any worker and give its heavy part to the trainer."""
+        while True:
+            played, heavy, scene = self.rollouts.call(task.method, *self._weights[task.version], *task.arguments, returns=3)
+            serial = next(self._serial)
+            try:
+                self.trainers.call("accept", serial, heavy)
+            except ShardLost:
+                continue
+            self._serials.setdefault(task.iteration, []).append(serial)
+            self._heavy[serial] = (heavy, scene)
+            light = light_trajectory(played.light, serial)
+            self._note(played, int(light.valid.sum()))
+            return light
+
+    def _each(self, rollouts: Rollouts, work: Callable[[Trajectory, Any, Any], Packed]) -> Shards:
+        """Add the result of ``work`` to each shard as soon as the shard is available."""
+        assert isinstance(rollouts, Shards)
+
+        def chained(task: Task, future: Future[Trajectory]) -> Trajectory:
+            shard = future.result()
+            while True:
+                heavy, scene = self._heavy[serial_of(shard)]
+                try:
+                    found: dict[str, Any] = dict(work(replace(shard, inputs={}), heavy, scene).tensors())
+                    return replace(shard, **found)
+                except ShardLost:
+                    shard = replace(self._produce(task), reward=shard.reward)
+
+        return self._shards([(task, self._executor.submit(chained, task, future)) for task, future in rollouts.items])
+
+    def _rewarded(self, shard: Trajectory, heavy: Any, scene: Any) -> Packed:
+        assert self.rewards is not None
+        return self.rewards.call("score", shard, scene, self.env)[0]
+
+    def _referenced(self, shard: Trajectory, heavy: Any, scene: Any) -> Packed:
+        if self.references is not None:
+            return self.references.call("reference", shard, heavy)[0]
+        return self.trainers.call("reference", shard, heavy)[0][0]
+
+    def _note(self, played: ShardDone, steps: int) -> None:
+        spans = shifted(played.spans, -clock_offset())
+        for span in spans:
+            self.timeline.add(*span)
+        self._playing += max(span.end for span in spans) - min(span.start for span in spans)
+        self._load_s = max(self._load_s, played.load_s)
+        self._sent, self._received, self._bytes = self._sent + played.sent, self._received + played.received, self._bytes + played.nbytes
+        self._ended, self._steps = time.perf_counter(), self._steps + steps

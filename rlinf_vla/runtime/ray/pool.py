@@ -1,0 +1,191 @@
+"""Pool of Ray actors of one role, which replaces lost actors and repeats their work on others.
+
+ray is imported on first use, because reading a recipe must not take seconds.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.runtime.ray.worker import HEALTH
+
+_LOOK = 0.2
+"""Seconds between checks whether the run is to end."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Timeouts of workers in seconds.
+
+    heartbeat: without an answer, before a worker counts as hung. call: for one piece of work.
+    start: for a new worker to be ready. restarts: accepted losses of one role in a run.
+    """
+
+    heartbeat: float = 30.0
+    call: float = 3600.0
+    start: float = 600.0
+    restarts: int = 100
+
+
+class WorkerLost(Exception):
+    """A worker died or did not answer in time."""
+
+
+def wait(actor: Any, refs: Sequence[Any], timeouts: Timeouts, what: str) -> list[Any]:
+    """Return the values of ``refs``, which ``actor`` computes.
+
+    Raises WorkerLost, ShardLost, or the error of the work itself.
+    """
+    import ray
+    from ray import exceptions
+
+    deadline = time.monotonic() + timeouts.call
+    pending: Any = None
+    asked = time.monotonic()
+    refs = list(refs)
+    try:
+        while True:
+            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=timeouts.heartbeat / 4, fetch_local=False)
+            if len(ready) == len(refs):
+                return list(ray.get(refs, timeout=timeouts.heartbeat))
+            now = time.monotonic()
+            if now > deadline:
+                raise WorkerLost(f"{what} took more than {timeouts.call:g} s")
+            if pending is None or ray.wait([pending], timeout=0)[0]:
+                if pending is not None:
+                    ray.get(pending)
+                pending, asked = actor.ping.options(concurrency_group=HEALTH).remote(), now
+            elif now - asked > timeouts.heartbeat:
+                raise WorkerLost(f"{what} did not answer for {timeouts.heartbeat:g} s")
+    except exceptions.RayTaskError as error:
+        raise raised_there(error) from None
+    except exceptions.ObjectLostError as error:
+        raise ShardLost(f"the input of {what} is lost") from error
+    except exceptions.OutOfMemoryError as error:
+        raise WorkerLost(f"{what} ran out of memory") from error
+    except exceptions.RayError as error:
+        raise WorkerLost(f"{what} was lost ({type(error).__name__})") from error
+
+
+def raised_there(error: Any) -> BaseException:
+    """Return the exception behind Ray's RayTaskError; all but UserError get its text as a note."""
+    cause: BaseException = error.cause
+    if not isinstance(cause, UserError):
+        cause.add_note(str(error))
+    return cause.with_traceback(None)
+
+
+class ShardLost(Exception):
+    """The input of a worker's task is lost, with the machine that held it."""
+
+
+class Pool:
+    """``size`` interchangeable workers of one role."""
+
+    def __init__(self, role: str, spawn: Callable[[int], Any], size: int, timeouts: Timeouts, say: Callable[[str], None]) -> None:
+        """``spawn(i)``: new actor in place ``i``; ``ready`` initialises and ``ping`` checks it."""
+        self.role, self.timeouts, self._spawn, self._say = role, timeouts, spawn, say
+        self.faults = 0
+        self._told, self._recovery_s = 0, 0.0
+        self.error: BaseException | None = None
+        self._free: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closing = False
+        self.introduced: dict[int, Any] = {}
+        """Result of ``ready`` of the current worker in each place."""
+        self.actors = [spawn(place) for place in range(size)]
+        for place, actor in enumerate(self.actors):
+            self._start(place, actor, time.monotonic())
+
+    def call(self, method: str, *arguments: Any, returns: int = 1) -> list[Any]:
+        """Call ``method`` on the next free worker; return references to its results.
+
+        The first result is returned as a value. If the worker is lost, another repeats the call.
+        Raises the error of the work itself.
+        """
+        while True:
+            place, actor = self._take()
+            what = f"{self.role} {place}"
+            try:
+                refs = getattr(actor, method).options(num_returns=returns).remote(*arguments)
+                refs = refs if returns > 1 else [refs]
+                found = [*wait(actor, refs[:1], self.timeouts, what), *refs[1:]]
+            except WorkerLost as loss:
+                self._replace(place, actor, str(loss))
+                continue
+            except BaseException:
+                self._free.put((place, actor))
+                raise
+            self._free.put((place, actor))
+            return found
+
+    def news(self) -> tuple[int, float]:
+        """Workers lost since the last call, and the longest seconds from loss to replacement."""
+        lost, longest = self.faults - self._told, self._recovery_s
+        self._told, self._recovery_s = self.faults, 0.0
+        return lost, longest
+
+    def close(self) -> None:
+        import ray
+
+        self._closing = True
+        for actor in self.actors:
+            ray.kill(actor)
+
+    def _take(self) -> tuple[int, Any]:
+        while True:
+            if self.error is not None:
+                raise self.error
+            if self._closing:
+                raise RuntimeError("the run is ending")
+            try:
+                return self._free.get(timeout=_LOOK)
+            except queue.Empty:
+                continue
+
+    def _replace(self, place: int, actor: Any, reason: str) -> None:
+        import ray
+
+        began = time.monotonic()
+        ray.kill(actor)
+        with self._lock:
+            self.faults += 1
+            if self.faults > self.timeouts.restarts:
+                self.error = RuntimeError(f"{self.role} workers were lost {self.faults} times, the last time because {reason}")
+        if self._closing or self.error is not None:
+            return
+        self._say(f"{reason}: replaced, its work is repeated")
+        self.introduced.pop(place, None)
+        self.actors[place] = self._spawn(place)
+        self._start(place, self.actors[place], began)
+
+    def _start(self, place: int, actor: Any, began: float) -> None:
+        """Initialise a worker in a thread; it is free once it is ready."""
+        threading.Thread(target=self._until_ready, args=(place, actor, began), daemon=True).start()
+
+    def _until_ready(self, place: int, actor: Any, began: float) -> None:
+        import ray
+        from ray import exceptions
+
+        what = f"{self.role} {place}"
+        try:
+            worker_info = ray.get(actor.ready.remote(), timeout=self.timeouts.start)
+        except exceptions.RayTaskError as error:  # its construction fails: a replacement would fail, too
+            self.error = raised_there(error)
+        except exceptions.GetTimeoutError:
+            self.error = RuntimeError(
+                f"{what} did not start within {self.timeouts.start:g} s: the cluster has no room for it, or its machine is too slow"
+            )
+        except exceptions.RayError as error:
+            self._replace(place, actor, f"{what} was lost while it started ({type(error).__name__})")
+        else:
+            self.introduced[place] = worker_info
+            if self.faults:
+                self._recovery_s = max(self._recovery_s, time.monotonic() - began)
+            self._free.put((place, actor))

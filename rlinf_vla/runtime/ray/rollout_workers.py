@@ -1,0 +1,212 @@
+"""Ray workers that run the policy: rollout workers, and feature workers for a split backbone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
+from rlinf_vla.core.protocols import Policy, VectorEnv
+from rlinf_vla.core.types import Episodes, Inputs, Tensors, Trajectory
+from rlinf_vla.rollout.actor import Actor
+from rlinf_vla.rollout.collector import Beside, collect, collect_episodes
+from rlinf_vla.rollout.demonstrations import collect_demonstrations
+from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
+from rlinf_vla.rollout.reward_shaping import seen
+from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head
+from rlinf_vla.runtime.ray.serialization import Packed, heavy_parts, light_part
+from rlinf_vla.runtime.ray.worker import (
+    Builders,
+    Worker,
+    WorkerInfo,
+    call_with_restart,
+    clock_offset,
+    followed,
+    node_address,
+    off_the_gpu,
+    put,
+    shifted,
+)
+from rlinf_vla.telemetry.timeline import Span, Timeline
+from rlinf_vla.training.lora import merged_lora
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A version of the trained weights. everything: reference that only feature workers fetch."""
+
+    version: int
+    everything: Any
+
+
+@dataclass(frozen=True)
+class ShardDone:
+    """The light part of a shard, and statistics of its rollout.
+
+    spans: in seconds of ``time.time``. load_s: seconds to load new weights. nbytes: size of the
+    heavy parts. sent, received: bytes to and from a feature worker."""
+
+    light: Packed
+    spans: list[Span]
+    load_s: float
+    nbytes: int
+    sent: int
+    received: int
+
+
+class PolicyWorker(Worker):
+    """Worker with the policy, or its head, in the version that it received last."""
+
+    policy: Policy
+    version: int | None = None
+    resting = False
+
+    def __init__(self, builders: Builders, place: int) -> None:
+        super().__init__(builders, place)
+        self._merged = ExitStack()
+
+    def load(self, version: int, weights: Packed) -> float:
+        """Load ``weights`` and merge adapters, unless present; return the seconds taken."""
+        if version == self.version:
+            return 0.0
+        started = time.perf_counter()
+        self.unmerge()
+        if self.resting:
+            self.resting = False
+            self.policy.to(self.builders.device)
+            self.wake()
+        put(self.policy, weights)
+        self._merged.enter_context(merged_lora(self.policy))
+        self.version = version
+        return time.perf_counter() - started
+
+    def rest(self) -> None:
+        """Move the policy off the GPU until there is work again."""
+        self.unmerge()
+        off_the_gpu(self.policy)
+        self.resting = True
+
+    def wake(self) -> None:
+        """Called when the policy is back on the GPU, at other addresses."""
+
+    def unmerge(self) -> None:
+        self._merged.close()
+        self.version = None
+
+
+class FeatureWorker(PolicyWorker):
+    """Worker with a split policy's backbone, in a trainer rank's place."""
+
+    server: FeatureServer | None = None
+
+    def ready(self) -> WorkerInfo:
+        """Load the policy. After a restart by Ray, the first call of another method does this."""
+        with self.builders.rollout_threads():
+            self.policy = self.builders.policy()
+        self.wake()
+        return WorkerInfo(os.getpid(), node_address(), self.policy.spec)
+
+    def wake(self) -> None:
+        self.server = FeatureServer(self.policy, self.builders.settings.cuda_graphs)
+
+    def head(self) -> Packed:
+        """Return the weights of the action head, including those that never change."""
+        if self.server is None:
+            self.ready()
+        self.unmerge()
+        return Packed.of(head_weights(self.policy, self.policy.state_dict()))
+
+    def encode(self, weights: Weights, inputs: Packed) -> Packed:
+        """Return the features of ``inputs`` under this version of the weights."""
+        if self.server is None:
+            self.ready()
+        assert self.server is not None
+        with self.builders.rollout_threads():
+            if weights.version != self.version:
+                self.load(weights.version, followed(weights.everything))
+            return Packed.of(self.server.encode(inputs.tensors()))
+
+
+class RolloutWorker(PolicyWorker):
+    """Worker with a policy and simulators. It is stateless: every rollout resets simulators."""
+
+    weights: Weights
+
+    def __init__(self, builders: Builders, place: int, features: Any = None) -> None:
+        """``features``: feature worker with this worker's backbone; None: the policy is whole."""
+        super().__init__(builders, place)
+        self.features = features
+
+    def ready(self) -> WorkerInfo:
+        builders = self.builders
+        with builders.rollout_threads():
+            if self.features is None:
+                self.policy = builders.policy()
+            else:
+                self.policy = builders.head()
+                head = call_with_restart(self.features, "head", (), builders.heartbeat_s).tensors()
+                load_head(self.policy, head, builders.device)
+            self._environments = builders.environments(self.policy)
+            self.groups, self.rewarded = self._environments.__enter__()
+        self.wake()
+        return self.worker_info()
+
+    def wake(self) -> None:
+        self.actor = self.actor_at(self.builders.settings.temperature)
+
+    def worker_info(self) -> WorkerInfo:
+        return WorkerInfo(os.getpid(), node_address(), self.policy.spec, env=self.groups[0].spec)
+
+    def actor_at(self, temperature: float) -> Actor:
+        settings = replace(self.builders.settings, temperature=temperature)
+        return Actor(self.policy, settings) if self.features is None else SplitActor(self.policy, settings, self._encode)
+
+    def _encode(self, inputs: Inputs) -> Tensors:
+        return call_with_restart(self.features, "encode", (self.weights, Packed.of(inputs)), self.builders.heartbeat_s).tensors()
+
+    def collect(self, weights: Weights, own: Packed, iteration: int, first: int, calls: int) -> tuple[ShardDone, Packed, Packed]:
+        """Roll out the environments from number ``first`` on.
+
+        Returns the light part, what only the policy reads, and what only a reward reads.
+        ``own``: trained weights of this worker's part of the policy.
+        """
+
+        def play(groups: Sequence[VectorEnv], timeline: Timeline, beside: Beside) -> Trajectory:
+            return collect(self.actor, groups, iteration, weights.version, calls, timeline, first=first, beside=beside)
+
+        return self._play(weights, own, play)
+
+    def collect_episodes(self, weights: Weights, own: Packed, episodes: Episodes) -> tuple[ShardDone, Packed, Packed]:
+        def play(groups: Sequence[VectorEnv], timeline: Timeline, beside: Beside) -> Trajectory:
+            return collect_episodes(self.actor, groups, episodes, weights.version, timeline, beside=beside)
+
+        return self._play(weights, own, play)
+
+    def _play(
+        self, weights: Weights, own: Packed, play: Callable[[Sequence[VectorEnv], Timeline, Beside], Trajectory]
+    ) -> tuple[ShardDone, Packed, Packed]:
+        timeline, apart = Timeline(), self.builders.rewards_apart
+        if isinstance(self.actor, SplitActor):
+            self.actor.sent = self.actor.received = 0
+        with self.builders.rollout_threads():
+            self.weights, seconds = weights, self.load(weights.version, own)
+            rollouts = play(self.groups if apart else self.rewarded, timeline, seen if apart else lambda call: {})
+        spans = [each._replace(track=f"rollout {self.place} {each.track}") for each in shifted(timeline.spans(), clock_offset())]
+        crossed = (self.actor.sent, self.actor.received) if isinstance(self.actor, SplitActor) else (0, 0)
+        heavy, scene = heavy_parts(rollouts)
+        return ShardDone(light_part(rollouts), spans, seconds, heavy.nbytes + scene.nbytes, *crossed), heavy, scene
+
+    def play_evaluation(self, weights: Weights, own: Packed, numbers: range, temperature: float, filmed: int) -> list[EpisodeResult]:
+        """Play evaluation episodes ``numbers``; record the frames of those below ``filmed``."""
+        with self.builders.rollout_threads():
+            self.weights = weights
+            self.load(weights.version, own)
+            return play_evaluation(self.actor_at(temperature), self.groups, numbers, Timeline(), filmed)
+
+    def demonstrate(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
+        with self.builders.rollout_threads():
+            return collect_demonstrations(self.policy, self.groups, config, self.builders.settings.run_seed)

@@ -1,0 +1,67 @@
+"""Ray workers that process finished shards: reward workers and reference workers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import torch
+
+from rlinf_vla.core.protocols import EnvSpec, Policy
+from rlinf_vla.core.types import Trajectory, flattened
+from rlinf_vla.rollout.reward_shaping import RewardShaper, relabel_rewards
+from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
+from rlinf_vla.runtime.ray.serialization import ROW, HeavyParts, Packed
+from rlinf_vla.runtime.ray.worker import Builders, Worker, WorkerInfo, node_address, off_the_gpu
+from rlinf_vla.training.trainer import Trainer
+
+
+class RewardWorker(Worker):
+    """Worker that computes the recipe's reward of each step."""
+
+    reward_shaper: RewardShaper | None = None
+
+    def ready(self) -> WorkerInfo:
+        return WorkerInfo(os.getpid(), node_address(), None)
+
+    def score(self, calls: Trajectory, scene: Packed, env: EnvSpec) -> Packed:
+        """Return rewards in the shape of the shard's own. ``env``: spec of an environment group."""
+        with self.builders.update_threads():
+            if self.reward_shaper is None:
+                self.reward_shaper = self.builders.reward_shaper(env)
+            return Packed.of(
+                {"reward": relabel_rewards(flattened(calls), scene.tensors(), self.reward_shaper, env.num_envs).reshape(calls.reward.shape)}
+            )
+
+
+class ReferenceWorker(Worker):
+    """Worker with the reference policy: the policy before the first update."""
+
+    def rest(self) -> None:
+        """Move the policy off the GPU until there is work again."""
+        off_the_gpu(self.policy)
+
+    def ready(self) -> WorkerInfo:
+        with self.builders.update_threads():
+            self.policy = self.builders.policy()
+            self.learning = learning(self.builders, self.builders.trainer(self.policy))
+        return WorkerInfo(os.getpid(), node_address(), self.policy.spec)
+
+    def reference(self, calls: Trajectory, heavy: Packed) -> Packed:
+        """Return reference log-probabilities in the shape of the shard's own."""
+        self.policy.to(self.builders.device)
+        with self.builders.update_threads():
+            return Packed.of({"reference": self.learning.log_prob(whole(calls, heavy, self.policy)).reshape(calls.log_prob.shape)})
+
+
+def learning(builders: Builders, trainer: Trainer) -> OnPolicyUpdater:
+    """Build the ``OnPolicyUpdater`` of a worker."""
+    return OnPolicyUpdater(trainer, builders.settings.run_seed, builders.settings.temperature, builders.reuse_frozen)
+
+
+def whole(calls: Trajectory, heavy: Packed, policy: Policy) -> Trajectory:
+    """Join a light shard with its heavy part; ``[N]`` calls on the policy's device."""
+    parts = HeavyParts()
+    parts.add(0, heavy)
+    flat = flattened(calls)
+    return parts.complete(replace(flat, inputs={ROW: torch.arange(len(flat))}), next(policy.parameters()).device)

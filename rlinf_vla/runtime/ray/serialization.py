@@ -1,0 +1,99 @@
+"""Pack tensors as numpy arrays, which processes of one machine read without a copy."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+
+from rlinf_vla.core.types import Tensors, Trajectory, flattened
+from rlinf_vla.rollout.reward_shaping import SEEN
+
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # shared arrays are only read here
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Tensors as numpy arrays. ``bfloat16``: names of those that numpy can hold only as int16."""
+
+    arrays: dict[str, np.ndarray]
+    bfloat16: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(tensors: Tensors) -> Packed:
+        half = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
+        host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        return Packed({name: (each.view(torch.int16) if name in half else each).numpy() for name, each in host.items()}, half)
+
+    def tensors(self) -> Tensors:
+        """Return tensors that share the arrays' memory and must not be written to."""
+        found = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+        return {name: each.view(torch.bfloat16) if name in self.bfloat16 else each for name, each in found.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+_INPUT, _LATENT = "inputs.", "latent."
+ROW = "row"
+"""The only input of a light trajectory: serial number << 32 plus row of its heavy part."""
+
+
+def heavy_parts(rollouts: Trajectory) -> tuple[Packed, Packed]:
+    """Return what only a policy reads (inputs, latents) and what only a reward reads.
+
+    Both have one row per policy call.
+    """
+    flat = flattened(rollouts)
+    named = {f"{_INPUT}{name}": value for name, value in flat.inputs.items() if not name.startswith(SEEN)}
+    shown = {name: value for name, value in flat.inputs.items() if name.startswith(SEEN)}
+    return Packed.of(named | {f"{_LATENT}{name}": value for name, value in flat.latent.items()}), Packed.of(shown)
+
+
+def light_part(rollouts: Trajectory) -> Packed:
+    """Return all fields but inputs and latents."""
+    named = {field.name: getattr(rollouts, field.name) for field in fields(Trajectory) if field.name not in ("inputs", "latent")}
+    return Packed.of({name: value for name, value in named.items() if value is not None})
+
+
+def light_trajectory(packed: Packed, serial: int) -> Trajectory:
+    """Unpack a light part. ``serial``: serial number of its heavy part."""
+    tensors = packed.tensors()
+    shape = tensors["value"].shape
+    row = (serial << 32) + torch.arange(tensors["value"].numel()).reshape(shape)
+    return Trajectory(inputs={ROW: row}, latent={}, **tensors)
+
+
+def serial_of(shard: Trajectory) -> int:
+    return int(shard.inputs[ROW].flatten()[0]) >> 32
+
+
+class HeavyParts:
+    """The heavy parts that a trainer holds, by serial number."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, Tensors] = {}
+
+    def add(self, serial: int, packed: Packed) -> None:
+        self._parts[serial] = packed.tensors()
+
+    def forget(self, serials: Sequence[int]) -> None:
+        for serial in serials:
+            self._parts.pop(serial, None)
+
+    def complete(self, calls: Trajectory, device: torch.device) -> Trajectory:
+        """Return ``calls`` ``[N]`` with their inputs and latents, on ``device``."""
+        serial, row = calls.inputs[ROW] >> 32, calls.inputs[ROW] & 0xFFFFFFFF
+        result: Tensors = {}
+        for number in serial.unique().tolist():
+            places = (serial == number).nonzero()[:, 0]
+            for name, value in self._parts[number].items():
+                whole = result.setdefault(name, value.new_empty(len(serial), *value.shape[1:]))
+                whole[places] = value[row[places]]
+        inputs = {name.removeprefix(_INPUT): value.to(device) for name, value in result.items() if name.startswith(_INPUT)}
+        latent = {name.removeprefix(_LATENT): value.to(device) for name, value in result.items() if name.startswith(_LATENT)}
+        return replace(calls.to(device), inputs=inputs, latent=latent)

@@ -1,0 +1,47 @@
+"""Shards of rollouts that workers are still producing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_vla.core.types import Trajectory
+
+_LOOK = 0.1
+"""Seconds between checks whether the run is to end."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A shard to roll out: rollout worker's method, iteration, policy version and arguments."""
+
+    method: str
+    iteration: int
+    version: int
+    arguments: tuple[Any, ...]
+
+
+class Shards:
+    """Pending shards in a fixed order; iterating waits for each (for all without ``streaming``)."""
+
+    def __init__(self, items: Sequence[tuple[Task, Future[Trajectory]]], streaming: bool, look: Callable[[float], None]) -> None:
+        self.items, self._streaming, self._look = items, streaming, look
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        if not self._streaming:
+            for _, future in self.items:
+                self._result(future)
+        for _, future in self.items:
+            yield self._result(future)
+
+    def _result(self, future: Future[Trajectory]) -> Trajectory:
+        while True:
+            self._look(sum(each.done() for _, each in self.items) / len(self.items))
+            try:
+                return future.result(timeout=_LOOK)
+            except NotYet:
+                if future.done():  # a TimeoutError of the work itself
+                    raise

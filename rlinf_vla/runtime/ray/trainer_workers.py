@@ -1,0 +1,159 @@
+"""The trainer on a Ray cluster: one worker per rank, and a handle to all of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from rlinf_vla.algorithms.on_policy import Batch
+from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.core.types import Trajectory
+from rlinf_vla.rollout.split import head_weights
+from rlinf_vla.runtime.base import Restart
+from rlinf_vla.runtime.ray.pool import Timeouts, WorkerLost, wait
+from rlinf_vla.runtime.ray.scoring_workers import learning, whole
+from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed
+from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, node_address, off_the_gpu
+from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.lora import network_dtype
+from rlinf_vla.training.sharding import shard
+
+
+class TrainerWorker(Worker):
+    """Trainer rank. Only a checkpoint can restore its trained weights and optimiser state."""
+
+    def meeting_point(self) -> str:
+        """Return a free address on this rank's machine, where the ranks form a process group."""
+        host = node_address()
+        with socket.socket() as free:
+            free.bind((host, 0))
+            return f"tcp://{host}:{free.getsockname()[1]}"
+
+    def ready(self, meeting_point: str | None = None, ranks: int = 1) -> WorkerInfo:
+        builders = self.builders
+        if meeting_point is not None:
+            backend, timeouts = "nccl" if builders.device == "cuda" else "gloo", timedelta(seconds=builders.call_timeout_s)
+            dist.init_process_group(backend, init_method=meeting_point, rank=self.place, world_size=ranks, timeout=timeouts)
+        with builders.update_threads():
+            self.policy = builders.policy()
+            if builders.sharded:
+                shard(self.policy)
+            self.trainer = builders.trainer(self.policy)
+        self.learning = learning(builders, self.trainer)
+        self.algorithm, self.heavy = builders.algorithm(), HeavyParts()
+        weights, trained = (sum(each.numel() for each in group) for group in (self.policy.parameters(), self.trainer.parameters.values()))
+        return WorkerInfo(os.getpid(), node_address(), self.policy.spec, weights, trained)
+
+    def rest(self) -> None:
+        """Move the policy and the optimiser state off the GPU until there is work again."""
+        off_the_gpu(self.policy)
+        self.trainer.move("cpu")
+
+    def wake(self) -> None:
+        device = self.builders.device
+        self.policy.to(device)
+        self.trainer.move(device)
+
+    def restore(self, checkpoint: Path) -> dict[str, Any]:
+        """Load a checkpoint; return its state. Raises UserError if damaged or of another model."""
+        return load_checkpoint(checkpoint, self.policy, self.trainer)
+
+    def save(self, directory: Path, state: dict[str, Any], keep: int, earlier_weights: dict[int, Packed]) -> None:
+        versions = {version: packed.tensors() for version, packed in earlier_weights.items()}
+        save_checkpoint(directory, self.policy, self.trainer, state, keep, versions)
+
+    def weights(self, earlier_weights: Packed | None = None) -> tuple[int, Packed, Packed]:
+        """Return the bytes of all trained weights, these weights, and those of the action head.
+
+        The last is empty if the policy cannot be split. ``earlier_weights``: replaces the current weights.
+        """
+        everything = self.trainer.weights() if earlier_weights is None else earlier_weights.tensors()
+        if self.builders.settings.rounded:
+            dtype = network_dtype(self.policy)
+            everything = {name: value.to(dtype) for name, value in everything.items()}
+        packed = Packed.of(everything)
+        head = Packed.of(head_weights(self.policy, everything)) if self.policy.split_unsupported is None else Packed({})
+        return packed.nbytes, packed, head
+
+    def accept(self, serial: int, heavy: Packed) -> None:
+        """Store a shard's heavy part, which then survives the loss of its rollout worker."""
+        self.heavy.add(serial, heavy)
+
+    def forget(self, serials: Sequence[int]) -> None:
+        self.heavy.forget(serials)
+
+    def reference(self, calls: Trajectory, heavy: Packed) -> Packed:
+        """Return reference log-probabilities if there is no reference worker."""
+        with self.builders.update_threads():
+            return Packed.of({"reference": self.learning.reference(whole(calls, heavy, self.policy)).reshape(calls.log_prob.shape)})
+
+    def show(self, demonstrations: Demonstrations) -> None:
+        """Set the demonstrations for the imitation loss of updates."""
+        self.learning.shown = demonstrations
+
+    def update(self, batch: Batch, value_only: bool, iteration: int, version: int) -> tuple[dict[str, float], float | None, float]:
+        """Return metrics, ``Learning.parity`` and the seconds taken."""
+        started = time.perf_counter()
+        with self.builders.update_threads():
+            device = next(self.policy.parameters()).device
+            batch = replace(batch.to(device), calls=self.heavy.complete(batch.calls, device))
+            metrics = self.learning.update(batch, self.algorithm, value_only, iteration, version)
+        return metrics, self.learning.parity, time.perf_counter() - started
+
+
+class TrainerLost(Restart, RuntimeError):
+    """A trainer rank was lost; its state exists only in the last complete checkpoint."""
+
+
+class Trainers:
+    """All trainer ranks; each call goes to all of them."""
+
+    def __init__(self, actors: Sequence[Any], timeouts: Timeouts) -> None:
+        self.actors, self._patience = actors, replace(timeouts, heartbeat=timeouts.start, call=timeouts.start)
+        meeting_point = wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0") if len(actors) > 1 else []
+        self.worker_info: WorkerInfo = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))[0][0]
+        self._patience = timeouts
+
+    def call(self, method: str, *arguments: Any, returns: int = 1) -> list[list[Any]]:
+        """Call ``method`` on all ranks; return each rank's references, the first as a value.
+
+        Raises TrainerLost.
+        """
+        refs = [getattr(actor, method).options(num_returns=returns).remote(*arguments) for actor in self.actors]
+        refs = refs if returns > 1 else [[ref] for ref in refs]
+        try:
+            return [
+                [*wait(actor, each[:1], self._patience, f"trainer {rank}"), *each[1:]]
+                for rank, (actor, each) in enumerate(zip(self.actors, refs, strict=True))
+            ]
+        except WorkerLost as loss:
+            raise TrainerLost(str(loss)) from loss
+        except Exception as error:
+            lost = self._lost()
+            if lost is None:
+                raise
+            raise TrainerLost(lost) from error  # the other ranks only failed to reach it
+
+    def _lost(self) -> str | None:
+        if len(self.actors) == 1:
+            return None
+        for rank, actor in enumerate(self.actors):
+            try:
+                wait(actor, [actor.ping.options(concurrency_group=HEALTH).remote()], self._patience, f"trainer {rank}")
+            except WorkerLost as loss:
+                return str(loss)
+        return None
+
+    def close(self) -> None:
+        import ray
+
+        for actor in self.actors:
+            ray.kill(actor)

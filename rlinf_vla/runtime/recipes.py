@@ -1,0 +1,221 @@
+"""Register the schemas of recipes and plug-ins with Hydra, and read a composed recipe into dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_origin
+
+from hydra.core.config_store import ConfigNode, ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError
+
+from rlinf_vla.algorithms import grpo
+from rlinf_vla.algorithms.classifier import ClassifierConfig
+from rlinf_vla.algorithms.grpo import GRPOConfig
+from rlinf_vla.algorithms.ppo import PPOConfig
+from rlinf_vla.algorithms.sac import SACConfig
+from rlinf_vla.algorithms.sft import SFTConfig
+from rlinf_vla.config.checks import NO_MODEL, check
+from rlinf_vla.config.cluster import ClusterConfig
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.evaluation import NO_ALGORITHM, NoAlgorithmConfig
+from rlinf_vla.config.ranges import check_values
+from rlinf_vla.config.recipe import ModelConfig, Recipe, RewardConfig
+from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
+from rlinf_vla.config.suggestions import suggest_keys
+from rlinf_vla.core import plugins
+
+ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
+ALGORITHMS |= {NO_ALGORITHM: NoAlgorithmConfig}
+ASSET = "asset://"
+
+
+def register() -> None:
+    """Register the schemas with Hydra, one choice per algorithm, algorithm preset and plug-in."""
+    OmegaConf.register_new_resolver("episodes", _control_steps, replace=True)
+    _store(None, "schema", Recipe)
+    _store("cluster", "schema", ClusterConfig)
+    for name, config in ALGORITHMS.items():
+        _store("algorithm", name, config)
+    for name, preset in grpo.PRESETS.items():
+        _store("algorithm", name, preset)
+    for name in env_configs():
+        _store_lazily("env", name, lambda name: env_configs()[name])
+    for name in plugins.robots():
+        _store_lazily("robot", name, lambda name: plugins.robots()[name].Config)
+    for name in plugins.rewards():
+        _store_lazily("reward", name, lambda name: RewardConfig(name=name, options=plugins.rewards()[name].Config()))
+    _store("model", NO_MODEL, ModelConfig(name=NO_MODEL, checkpoint=NO_MODEL, options=None))
+    for name in plugins.models():
+        _store_lazily("model", name, lambda name: ModelConfig(name=name, options=plugins.models()[name].Config()))
+
+
+def _store(group: str | None, name: str, node: Any) -> None:
+    """Store a node unless it is unchanged: parsing it is half the cost of composing a recipe."""
+    if _STORED.get((group, name)) != node:
+        ConfigStore.instance().store(group=group, name=name, node=node)
+        _STORED[group, name] = node
+
+
+_STORED: dict[tuple[str | None, str], Any] = {}
+
+
+class _LazyNode(ConfigNode):
+    """A node that is made when Hydra first reads it, so that only chosen plug-ins are imported."""
+
+    def __init__(self, name: str, group: str, make: Callable[[str], Any]) -> None:
+        self.name, self.group, self.package, self.provider = f"{name}.yaml", group, None, None
+        self._make = partial(make, name)
+
+    @property
+    def node(self) -> Any:
+        if "_node" not in vars(self):
+            self._node = OmegaConf.structured(self._make())
+        return self._node
+
+    @node.setter
+    def node(self, value: Any) -> None:
+        self._node = value
+
+
+def _store_lazily(group: str, name: str, make: Callable[[str], Any]) -> None:
+    ConfigStore.instance().repo.setdefault(group, {})[f"{name}.yaml"] = _LazyNode(name, group, make)
+
+
+class _Configs(Mapping[str, Any]):
+    """The config dataclass of each plug-in of a kind; a plug-in is imported when its value is read."""
+
+    def __init__(self, installed: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+        self._installed, self._others = installed, others
+
+    def __getitem__(self, name: str) -> Any:
+        return self._others[name] if name in self._others else self._installed[name].Config
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._installed, *self._others])
+
+    def __len__(self) -> int:
+        return len(self._installed) + len(self._others)
+
+
+def env_configs() -> Mapping[str, type]:
+    """Return the config dataclass of each choice of ``env=NAME``."""
+    return _Configs(plugins.envs(), {ROBOT: RobotEnvConfig})
+
+
+def _control_steps(episodes: int, *, _root_: DictConfig) -> int:
+    """Resolve ``${episodes:N}``: the control steps of N episodes at ``env.episode_limit``."""
+    if (limit := _root_.env.episode_limit) is None:
+        raise ValueError("counts whole episodes, so env.episode_limit must be a number of control steps, not null")
+    return int(episodes * limit)
+
+
+def keys() -> list[str]:
+    """Return every key that any recipe can have, sorted."""
+    nodes = [("", Recipe), *(("algorithm.", config) for config in ALGORITHMS.values())]
+    nodes += [("env.", env) for env in env_configs().values()]
+    nodes += [("robot.", robot.Config) for robot in plugins.robots().values()]
+    nodes += [("reward.options.", reward.Config) for reward in plugins.rewards().values()]
+    nodes += [("model.options.", model.Config) for model in plugins.models().values()]
+    return sorted({prefix + key for prefix, node in nodes for key in _keys(OmegaConf.structured(node))})
+
+
+def unknown_key_hint(key: str) -> str:
+    """Return the end of the message "KEY is not a key": the closest keys, or how to find them."""
+    known = keys()
+    if key in known:
+        return " of the chosen env, model or algorithm: give recipe=NAME, which chooses all three"
+    found = suggest_keys(key, known)
+    return f"; did you mean {' or '.join(found)}?" if found else " (--cfg job shows all keys)"
+
+
+def _keys(node: DictConfig) -> list[str]:
+    found: list[str] = []
+    for name in map(str, node):
+        child = None if OmegaConf.is_missing(node, name) else node._get_node(name)
+        found.append(name)
+        if isinstance(child, DictConfig) and get_origin(child._metadata.ref_type) is not dict:  # whose keys are the user's to choose
+            found += [f"{name}.{key}" for key in _keys(child)]
+    return found
+
+
+def read_node(config: DictConfig, name: str) -> Any:
+    """Read and check one node of a configuration without environment or algorithm.
+
+    Raises UserError.
+    """
+    _refuse_unknown_keys(config)
+    node = OmegaConf.to_object(config[name])
+    check_values(node, f"{name}.")
+    return node
+
+
+def _refuse_unknown_keys(config: DictConfig) -> None:
+    unknown = sorted(set(_keys(config)) - _keys_of(config))  # Hydra's +KEY=VALUE adds any
+    if unknown:
+        raise UserError(f"{unknown[0]} is not a key{unknown_key_hint(unknown[0])}")
+
+
+def _keys_of(config: DictConfig) -> set[str]:
+    """Return the keys that a recipe with this configuration's choices has."""
+    nodes: list[tuple[str, Any]] = [("", Recipe)]
+    for name in ("algorithm", "env", "robot", "reward.options", "model.options"):
+        node = OmegaConf.select(config, name)
+        if isinstance(node, DictConfig) and is_dataclass(schema := OmegaConf.get_type(node)):
+            nodes.append((f"{name}.", schema))
+    return {prefix + key for prefix, node in nodes for key in _keys(OmegaConf.structured(node))}
+
+
+def read(config: DictConfig) -> Recipe:
+    """Convert the composed configuration to dataclasses and check all of it. Raises UserError."""
+    _refuse_unknown_keys(config)
+    try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            hint = " (choose one with recipe=NAME; `rlinf-vla list recipes` names them)" if "name" in missing else ""
+            raise UserError(f"{missing[0]} has no value{hint or f': give {missing[0]}=...'}")
+        recipe = OmegaConf.to_object(config)
+    except InterpolationResolutionError as error:
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0].rpartition(': ')[2]}") from None
+    assert isinstance(recipe, Recipe)
+    check_values(recipe)
+    _check_choices(recipe)
+    check(recipe)
+    return recipe
+
+
+def _check_choices(recipe: Recipe) -> None:
+    """Raise UserError unless each node has the name and keys that ``GROUP=NAME`` chose."""
+    model, reward = recipe.model, recipe.reward
+    _check_choice("algorithm", recipe.algorithm, getattr(recipe.algorithm, "name", None), ALGORITHMS)
+    _check_choice("env", recipe.env, getattr(recipe.env, "name", None), env_configs())
+    if recipe.robot is not None:
+        _check_choice("robot", recipe.robot, getattr(recipe.robot, "name", None), _Configs(plugins.robots(), {}))
+    _check_choice("model", model.options, model.name, _Configs(plugins.models(), {NO_MODEL: NoneType}))
+    if reward.name is None and not (reward.options is None or is_dataclass(reward.options)):
+        raise UserError(f"reward.options={reward.options} belongs to no reward: choose one with reward=NAME")
+    if reward.name is not None:
+        _check_choice("reward", reward.options, reward.name, _Configs(plugins.rewards(), {}))
+
+
+def _check_choice(group: str, node: Any, name: Any, known: Mapping[str, type]) -> None:
+    if name not in known:
+        raise UserError(f"{group}.name={name} is not known{plugins.nearest(str(name), list(known))}: choose with {group}=NAME")
+    if not isinstance(node, known[name]):
+        raise UserError(f"{group}.name={name} does not go with the other keys of {group}: choose with {group}={name}, which sets them too")
+
+
+def asset_path(location: str) -> Path:
+    """Resolve a path or ``asset://NAME``, which is inside the package. Raises UserError."""
+    if not location.startswith(ASSET):
+        return Path(location).expanduser()
+    path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]
+    if not path.exists():
+        known = [child.name for child in path.parent.glob("[a-z]*") if child.is_dir()]
+        raise UserError(f"{location} is not in the package{plugins.nearest(path.name, known)}")
+    return path

@@ -1,0 +1,265 @@
+"""Choose, lock and check run directories, and find the checkpoint from which a run resumes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.io import replacing
+from rlinf_vla.training.checkpoint import COMPLETE, complete_checkpoints
+
+RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = "recipe.yaml", "checkpoints", "replay", ".lock", "result.json"
+BLOCKS = "blocks"
+"""Folder of an evaluation sweep's parts."""
+EPISODES = "episodes"
+"""Folder of the recorded episodes of a robot run."""
+
+# Keys that may change when a run is resumed; any other change would make it a different run.
+_FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "record", "sweep", "session"}
+_FREE |= {"rollout.pipeline_depth", "env.processes", "control"}
+FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes", "control"}
+"""Keys that may change when a sweep is resumed."""
+_FREE_IN_RECORDINGS = _FREE | {"output", "algorithm"}
+
+
+def resolve_run(config: DictConfig, say: Callable[[str], None] = print) -> tuple[Path, Path | None]:
+    """Return the run directory and the checkpoint to resume (None: start anew). Raises UserError.
+
+    ``say`` reports the runs that ``resume=auto`` skips, or that it finds no checkpoint.
+    """
+    resume, run_dir, runs = config.resume, config.run_dir and Path(config.run_dir).expanduser(), Path("runs", config.name)
+    if resume not in ("auto", "never"):
+        directory, checkpoint = split(checkpoint_at(resume, "resume"))
+        if checkpoint is None:
+            raise UserError(f"resume={resume} is a checkpoint outside a run directory: start a new run with checkpoint={resume}")
+        if run_dir and run_dir.resolve() != directory.resolve():
+            raise UserError(f"resume={resume} belongs to {directory}, run_dir is {run_dir}: remove run_dir")
+        return directory, checkpoint
+    if run_dir is None:
+        directory = (_newest_of(runs, say) if resume == "auto" else None) or _fresh(runs)
+    else:
+        directory = run_dir
+    if is_sweep(directory):
+        raise UserError(f"run_dir={run_dir} holds an evaluation sweep: choose another run_dir")
+    checkpoint = _newest(directory)
+    if resume == "never" and (checkpoint or (directory / RECIPE).exists()):
+        raise UserError(f"run_dir={run_dir} holds a run already: continue it with resume=auto, or choose another run_dir")
+    if resume == "auto" and checkpoint is None:
+        say(f"resume=auto: no complete checkpoint in {run_dir or runs}: training starts anew in {directory}")
+    return directory, checkpoint
+
+
+def split(path: Path) -> tuple[Path, Path | None]:
+    """Split ``path`` into run directory and checkpoint; None if it is the run directory itself."""
+    for each in (path.expanduser().absolute(), path.expanduser().resolve()):
+        if each.parent.name == CHECKPOINTS:
+            return each.parent.parent, each
+    return path.expanduser().absolute(), None
+
+
+def checkpoint_at(location: str, key: str) -> Path:
+    """Return the checkpoint at ``location``, or the newest complete one of the run there.
+
+    Raises UserError if there is none; ``key`` is the recipe key to name in the message.
+    """
+    path = Path(location).expanduser()
+    if not path.is_dir():
+        raise UserError(f"{key}={location}: no such directory")
+    is_one = split(path)[1] is not None or (path / COMPLETE).exists()
+    checkpoint = path if is_one else _newest(path)
+    if checkpoint is None:
+        raise UserError(f"{key}={location}: no complete checkpoint there (a run directory or a checkpoints/step_* is expected)")
+    return checkpoint
+
+
+def _newest_of(runs: Path, say: Callable[[str], None]) -> Path | None:
+    """Return the run with the most recent complete checkpoint; if none has any, the last by name.
+
+    It need not be the newest run, because a failed start also leaves a directory.
+    """
+    found = sorted(path.parent for path in runs.glob(f"*/{RECIPE}") if not is_sweep(path.parent))
+    written = {run: (checkpoint / COMPLETE).stat().st_mtime_ns for run in found if (checkpoint := _newest(run))}
+    if not written:
+        return found[-1] if found else None
+    chosen = max(written, key=lambda run: (written[run], run))
+    for run in found:
+        if run not in written and (run / RECIPE).stat().st_mtime_ns > written[chosen]:
+            say(f"resume=auto: {run} is newer but has no complete checkpoint: resuming {chosen} instead")
+    return chosen
+
+
+def for_evaluation(config: DictConfig, checkpoint: Path | None) -> Path:
+    """Return an evaluation's directory: ``run_dir``, else its checkpoint's run, else a new one.
+
+    Raises UserError if it is not writable, before any episode runs.
+    """
+    if config.run_dir:
+        directory = Path(config.run_dir).expanduser()
+    elif checkpoint is not None and checkpoint.resolve().parent.name == CHECKPOINTS:
+        directory = checkpoint.resolve().parent.parent
+    else:
+        return _fresh(Path("runs", config.name))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        writable = os.access(directory, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise UserError(f"run_dir={directory} cannot be written: choose another run_dir")
+    return directory
+
+
+def for_sweep(config: DictConfig) -> Path:
+    """Return where a sweep writes: ``run_dir``, else the newest unfinished sweep of an equal
+    recipe, else a new directory."""
+    if config.run_dir:
+        return Path(config.run_dir).expanduser()
+    earlier_weights = sorted((path.parent for path in Path("runs", config.name).glob(f"*/{RECIPE}")), reverse=True)
+    unfinished = (
+        directory for directory in earlier_weights if not (directory / RESULT).exists() and _same(directory, config, FREE_IN_SWEEPS)
+    )
+    return next(unfinished, None) or _fresh(Path("runs", config.name))
+
+
+@contextmanager
+def locked(directory: Path, config: DictConfig, checkpoint: Path | None) -> Iterator[None]:
+    """Lock the run directory within the context and save the recipe.
+
+    Raises UserError if it is in use or not writable, or if a resumed run has another recipe.
+    """
+    with _held(directory):
+        begun = checkpoint is not None or _any(directory / "evaluation", "*.json") or _any(directory / EPISODES, "*")
+        _require_same(directory, config, _FREE, begun, "resume")
+        save_recipe(directory, config)
+        yield
+
+
+@contextmanager
+def opened_for_sweep(directory: Path, config: DictConfig) -> Iterator[None]:
+    """Do the same for a sweep, which always resumes if there is one. Raises UserError."""
+    with _held(directory):
+        _require_same(directory, config, FREE_IN_SWEEPS, True, f"run_dir={directory} belongs to another recipe")
+        save_recipe(directory, config)
+        yield
+
+
+@contextmanager
+def opened_for_recording(directory: Path, config: DictConfig) -> Iterator[None]:
+    """Do the same for the episodes of a dataset that is being recorded. Raises UserError."""
+    with _held(directory):
+        _require_same(directory, config, _FREE_IN_RECORDINGS, _any(directory, "*.safetensors"), f"{directory} holds other episodes")
+        save_recipe(directory, config)
+        yield
+
+
+@contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"run_dir={directory} cannot be written ({error.strerror}): choose another run_dir") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"run_dir={directory} is in use by another run: wait for it, or choose another run_dir") from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def save_recipe(directory: Path, config: DictConfig) -> None:
+    """Write the resolved recipe to ``directory``."""
+    with replacing(directory / RECIPE) as aside:
+        aside.write_text(OmegaConf.to_yaml(config, resolve=True))
+
+
+def saved_recipe(directory: Path) -> dict[str, Any]:
+    """Return the values of a recipe that ``save_recipe`` wrote.
+
+    The file may be untrusted, so interpolations are not resolved. Raises UserError if there is
+    none.
+    """
+    path = directory / RECIPE
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except FileNotFoundError:
+        raise UserError(f"{directory} is not a run directory: {RECIPE} is missing") from None
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, use another copy of it") from None
+    if not isinstance(values, dict) or "name" not in values:
+        raise UserError(f"{path} cannot be read (it has no recipe name): it is damaged, use another copy of it")
+    return values  # type: ignore[return-value]
+
+
+def is_sweep(directory: Path) -> bool:
+    """Return whether ``directory`` holds an evaluation sweep or part of one."""
+    return (directory / BLOCKS).is_dir() or (directory / RESULT).exists()
+
+
+def _any(directory: Path, pattern: str) -> bool:
+    return any(directory.glob(pattern))
+
+
+def _require_same(directory: Path, config: DictConfig, free: set[str], begun: bool, what: str) -> None:
+    """Raise UserError if ``begun`` (there is work to resume) and the saved recipe differs."""
+    if begun and (directory / RECIPE).exists() and (difference := _difference(directory, config, free)):
+        raise UserError(f"{what}: {difference}")
+
+
+def _same(directory: Path, config: DictConfig, free: set[str]) -> bool:
+    try:
+        return _difference(directory, config, free) is None
+    except UserError:  # a damaged recipe.yaml belongs to another sweep
+        return False
+
+
+def _newest(directory: Path) -> Path | None:
+    found = complete_checkpoints(directory / CHECKPOINTS)
+    return found[-1] if found else None
+
+
+def _fresh(parent: Path) -> Path:
+    """Create a new directory named by the time; two starts in one second get different names."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{i}" for i in range(2, 100))):
+        path = parent / f"{stamp}{suffix}"
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"{path} cannot be created ({error.strerror}): choose a run_dir on a disk with room") from None
+    raise UserError(f"{parent} has too many runs that started in this second: set run_dir")
+
+
+def _difference(directory: Path, config: DictConfig, free: set[str]) -> str | None:
+    """Describe the first key, not in ``free``, that differs from the saved recipe, and the fix."""
+    before, now = _flat(saved_recipe(directory)), _flat(OmegaConf.to_container(config, resolve=True))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key) and not any(key == each or key.startswith(f"{each}.") for each in free):
+            return f"{key} was {_told(before, key)} in {directory} and is {_told(now, key)} now: restore its value, or choose a new run_dir"
+    return None
+
+
+def _told(values: dict[str, object], key: str) -> str:
+    return json.dumps(values[key]) if key in values else "absent"
+
+
+def _flat(node: object, prefix: str = "") -> dict[str, object]:
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {key: value for name, child in node.items() for key, value in _flat(child, f"{prefix}.{name}" if prefix else str(name)).items()}

@@ -1,0 +1,144 @@
+"""Read recipes that were saved with results; resolve ``run=DIR``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rlinf_vla.config.checks import NO_MODEL
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import ModelConfig, Recipe, RewardConfig
+from rlinf_vla.config.trust import outside
+from rlinf_vla.core import plugins
+from rlinf_vla.runtime.recipes import ALGORITHMS, env_configs, read
+from rlinf_vla.runtime.run_directory import RECIPE, is_sweep, saved_recipe, split
+
+
+def to_plain(config: DictConfig) -> dict[str, Any]:
+    """Return the configuration as JSON values with every interpolation resolved."""
+    values: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    return values
+
+
+def read_saved(directory: Path) -> DictConfig:
+    """Return a run directory's ``recipe.yaml`` as input for ``recipe.read``. Raises UserError."""
+    return from_saved(saved_recipe(directory), str(directory / RECIPE))
+
+
+def with_overrides(values: dict[str, Any], settings: Sequence[str], used: Sequence[str], where: str) -> Recipe:
+    """Return the recipe of a file from an untrusted source, with the command line's ``KEY=VALUE``.
+
+    Keys marked ``trust.OUTSIDE`` below the nodes ``used`` (such as ``env.``) come only from the
+    command line ``settings``, which may set no other key. Raises UserError.
+    """
+    config, said = from_saved(values, where), [setting.partition("=")[0] for setting in settings]
+    _forget(config, said)
+    try:
+        merged = OmegaConf.merge(config, OmegaConf.from_dotlist(list(settings)))
+    except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
+        raise UserError(f"{' '.join(settings)}: {str(error).splitlines()[0]}") from None
+    assert isinstance(merged, DictConfig)
+    recipe = read(merged)
+    marked = [each for each in outside(recipe) if each[0].startswith(tuple(used))]
+    for key in said:
+        if key not in [name for name, *_ in marked]:
+            known = ", ".join(name for name, *_ in marked) or "nothing"
+            raise UserError(f"{key} cannot be set: the recipe of {where} is used unchanged, the command line may set {known}")
+    _refuse_unsaid(recipe, used, said, where)
+    return recipe
+
+
+def _forget(config: DictConfig, said: Sequence[str]) -> None:
+    """Clear the file's dictionaries that the command line sets, which would otherwise be merged."""
+    for key, value, _ in outside(OmegaConf.to_object(config)):
+        if key in said and isinstance(value, dict):
+            OmegaConf.update(config, key, {}, merge=False)
+
+
+def _refuse_unsaid(recipe: Recipe, used: Sequence[str], said: Sequence[str], where: str) -> None:
+    """Raise UserError if the file sets a key below ``used`` that only the command line may set."""
+    for key, value, is_default in outside(recipe):
+        if key.startswith(tuple(used)) and not is_default and key not in said:
+            asked = "but a file must not choose programs, imports, paths or machines"
+            again = f"+{key}={{...}}" if isinstance(value, dict) else f"{key}=..."
+            raise UserError(f"{where} sets {key}={value}, {asked}: if you trust it, give {again} on the command line, too")
+
+
+def choose_run(location: str, verb: str, settings: Sequence[str]) -> str:
+    """Register the recipe of ``run=LOCATION`` with Hydra; return the override that chooses it.
+
+    It replaces everything that ``recipe=NAME`` chooses. Raises UserError.
+    """
+    ConfigStore.instance().store(group="run", name="saved", node=recipe_of_run(location, verb, settings), package="_global_")
+    return "run=saved"
+
+
+def recipe_of_run(location: str, verb: str, settings: Sequence[str]) -> DictConfig:
+    """Return a run's saved recipe: ``train`` resumes the run, other verbs use its checkpoint.
+
+    ``location``: the run directory, or the checkpoint to use. ``settings``: the other ``KEY=VALUE``
+    of the command line; only they may name a program, a module or a machine. Raises UserError.
+    """
+    directory, checkpoint = split(Path(location))
+    if not (checkpoint or directory).is_dir():
+        raise UserError(f"run={location}: no such directory")
+    config = read_saved(directory)
+    config.output = None
+    said = [setting.partition("=")[0].lstrip("+") for setting in settings]
+    used = [f"{node}." for node in ("env", "robot", "reward", "model", "algorithm", "cluster") if node not in said]
+    _forget(config, said)
+    _refuse_unsaid(OmegaConf.to_object(config), used, said, str(directory / RECIPE))  # type: ignore[arg-type]
+    there = str(directory)
+    if verb == "train":
+        config.run_dir, config.resume = (None, str(checkpoint)) if checkpoint else (there, "auto")
+    elif is_sweep(directory):
+        if verb == "export":
+            raise UserError(f"run={location} is an evaluation sweep, which has no checkpoint: give the run that was evaluated")
+        config.run_dir, config.resume = there if verb == "eval" else None, "never"
+    else:
+        config.run_dir, config.resume, config.checkpoint = None, "never", str(checkpoint or there)
+    return config
+
+
+def from_saved(values: dict[str, Any], where: str) -> DictConfig:
+    """Return a saved recipe as input for ``recipe.read``; ``where`` names its file in errors.
+
+    Raises UserError unless it is a recipe of this version and the installed plug-ins.
+    """
+    if _interpolates(values):
+        raise UserError(f"{where} holds no recipe of this version of rlinf-vla (it has an interpolation, which would be resolved here)")
+    try:
+        schema = OmegaConf.structured(Recipe)
+        schema.env = OmegaConf.structured(plugins.choose("env", values["env"]["name"], env_configs()))
+        if values.get("robot") is not None:
+            schema.robot = OmegaConf.structured(plugins.choose("robot", values["robot"]["name"], plugins.robots()).Config)
+        schema.algorithm = OmegaConf.structured(plugins.choose("algorithm", values["algorithm"]["name"], ALGORITHMS))
+        schema.model = ModelConfig(values["model"]["name"], options=_options(values["model"], NO_MODEL, "model", plugins.models()))
+        schema.reward = RewardConfig(options=_options(values["reward"], None, "reward", plugins.rewards()))
+        config = OmegaConf.merge(schema, OmegaConf.create(values))
+    except OmegaConfBaseException as error:
+        reason = ": ".join(filter(None, (error.full_key, str(error.msg).splitlines()[0])))
+        raise UserError(f"{where} holds no recipe of this version of rlinf-vla ({reason})") from None
+    except (KeyError, TypeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else "a plug-in's key is not a node with a name"
+        raise UserError(f"{where} holds no recipe of this version of rlinf-vla ({reason})") from None
+    assert isinstance(config, DictConfig)
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise UserError(f"{where} holds no recipe of this version of rlinf-vla ({missing[0]} has no value)")
+    return config
+
+
+def _interpolates(node: Any) -> bool:
+    if isinstance(node, dict):
+        return any(_interpolates(child) for item in node.items() for child in item)
+    return any(map(_interpolates, node)) if isinstance(node, list) else isinstance(node, str) and "${" in node
+
+
+def _options(node: dict[str, Any], absent: str | None, kind: str, known: Mapping[str, Any]) -> Any:
+    return None if node["name"] == absent else plugins.choose(kind, node["name"], known).Config()

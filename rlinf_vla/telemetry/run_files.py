@@ -1,0 +1,179 @@
+"""Read a run directory for the report, whether the run is finished, running or failed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import av
+from omegaconf import OmegaConf
+
+from rlinf_vla.telemetry.charts import Bar
+from rlinf_vla.telemetry.metrics import METRICS_FILE, read_metrics
+
+CONTROL_FILE = "control.json"
+MODES = ("greedy", "sampled")
+"""Evaluation modes; the first that was evaluated both before and after training is the headline."""
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class Video:
+    title: str
+    content: bytes
+
+
+@dataclass
+class Run:
+    """Contents of a run directory. Absent pieces are empty; ``problems`` lists unreadable ones."""
+
+    name: str
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """``before``, ``after`` or ``step_XXXXXX`` -> mode -> block."""
+    comparison: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Mode -> paired comparison of before and after."""
+    control: dict[str, Any] = field(default_factory=dict)
+    """Control-loop timing of a run on a robot."""
+    timeline: list[Bar] = field(default_factory=list)
+    iteration: int = 0
+    """Iteration that ``timeline`` shows."""
+    videos: dict[str, dict[str, Path]] = field(default_factory=dict)
+    """Episode -> ``before`` and/or ``after`` -> file."""
+    recipe: dict[str, str] = field(default_factory=dict)
+    """Dotted key -> value."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def began(self) -> datetime | None:
+        return datetime.fromisoformat(self.metrics[0]["time"]) if self.metrics else None
+
+    @property
+    def ended(self) -> datetime | None:
+        return datetime.fromisoformat(self.metrics[-1]["time"]) if self.metrics else None
+
+    @property
+    def headline_mode(self) -> str | None:
+        """The first mode evaluated both before and after, else the first mode evaluated at all."""
+        both = [mode for mode in MODES if all(mode in self.evaluations.get(moment, {}) for moment in ("before", "after"))]
+        some = [mode for mode in MODES if any(mode in document for document in self.evaluations.values())]
+        return next(iter(both + some), None)
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Return (steps, values) of one metric, NaN where it was not finite."""
+        rows = [row for row in self.metrics if name in row]
+        return [row["step"] for row in rows], [float("nan") if row[name] is None else row[name] for row in rows]
+
+
+def read_run(run_dir: Path) -> Run:
+    """Read whatever files ``run_dir`` contains; never raises for damaged ones."""
+    run = Run(name="")
+
+    def read(path: Path, reader: Callable[[Path], Read], otherwise: Read) -> Read:
+        if not path.exists():
+            return otherwise
+        try:
+            return reader(path)
+        except Exception as error:  # whatever a crash left there must not prevent the report
+            run.problems.append(f"{path.relative_to(run_dir)} could not be read: {error}")
+            return otherwise
+
+    run.metrics = read(run_dir / METRICS_FILE, lambda path: read_metrics(path.parent), [])
+    for path in sorted((run_dir / "evaluation").glob("*.json")):
+        if path.stem == "comparison":
+            run.comparison = read(path, _read_comparison, {})
+        elif re.fullmatch(r"before|after|step_\d+", path.stem):
+            run.evaluations[path.stem] = read(path, _read_evaluation, {})
+    run.control = read(run_dir / CONTROL_FILE, _read_control, {})
+    no_timeline: tuple[int, list[Bar]] = (0, [])
+    run.iteration, run.timeline = read(run_dir / "timeline.json", _read_timeline, no_timeline)
+    for path in sorted((run_dir / "videos").glob("*.mp4")):
+        moment, _, episode = path.stem.partition("_")
+        if moment in ("before", "after") and episode:
+            run.videos.setdefault(episode, {})[moment] = path
+    run.recipe = read(run_dir / "recipe.yaml", _read_recipe, {})
+    run.environment = read(run_dir / "environment.json", _read_json, {})
+    run.name = run.recipe.get("name") or run_dir.resolve().name
+    return run
+
+
+def read_video(path: Path) -> Video:
+    """Return file and title. Raises FFmpegError, OSError or ValueError if it is no video."""
+    with av.open(str(path)) as container:
+        if not container.streams.video:
+            raise ValueError("no video in it")
+        title = container.metadata.get("title", "")
+    return Video(title, path.read_bytes())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict):
+        raise ValueError("not a JSON object")
+    return document
+
+
+def _read_evaluation(path: Path) -> dict[str, Any]:
+    return _blocks(path, "n_episodes", "n_success", "pc_success", "pc_success_ci95")
+
+
+def _read_comparison(path: Path) -> dict[str, Any]:
+    return _blocks(path, "n_pairs", "n_gained", "n_lost", "pc_difference", "pc_difference_ci95", "p_value")
+
+
+def _blocks(path: Path, *keys: str) -> dict[str, Any]:
+    """Return mode -> block. Raises ValueError if a block lacks one of ``keys``."""
+    blocks = {mode: block for mode, block in _read_json(path).items() if mode in MODES}
+    for mode, block in blocks.items():
+        for key in keys:
+            if key not in block:
+                raise ValueError(f"{mode} has no {key}")
+    return blocks
+
+
+def _read_control(path: Path) -> dict[str, Any]:
+    document = _read_json(path)
+    absent = {"control_hz", "seconds", "steps", "missed", "chunks", "interventions", "sections_ms", "ages_ms", "left_per_tenth"} - set(
+        document
+    )
+    if absent:
+        raise ValueError(f"no {min(absent)} in it")
+    return document
+
+
+def _read_timeline(path: Path) -> tuple[int, list[Bar]]:
+    """Return the latest iteration of a ``Timeline.write`` trace, starting at 0 seconds."""
+    events = _read_json(path)["traceEvents"]
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [event for event in events if event["ph"] == "X"]
+    if not spans:
+        return 0, []
+    iteration = max(event["args"]["iteration"] for event in spans)
+    spans = [event for event in spans if event["args"]["iteration"] == iteration]
+    zero = min(event["ts"] for event in spans)
+    return iteration, [
+        Bar(
+            event["name"],
+            tracks[event["tid"]],
+            (event["ts"] - zero) / 1e6,
+            (event["ts"] - zero + event["dur"]) / 1e6,
+        )
+        for event in spans
+    ]
+
+
+def _read_recipe(path: Path) -> dict[str, str]:
+    return dict(_flat("", OmegaConf.to_container(OmegaConf.load(path), resolve=False)))
+
+
+def _flat(prefix: str, node: Any) -> list[tuple[str, str]]:
+    if isinstance(node, dict) and node:
+        return [row for key, value in node.items() for row in _flat(f"{prefix}.{key}" if prefix else str(key), value)]
+    return [(prefix, json.dumps(node, ensure_ascii=False) if not isinstance(node, str) else node)]

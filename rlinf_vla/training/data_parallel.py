@@ -1,0 +1,138 @@
+"""Data-parallel training: split minibatches over trainer ranks, sum gradients and statistics.
+
+Every rank gets the whole batch and draws the same minibatches; of each it computes rows
+``rank, rank + W, rank + 2 W, ...``. So minibatches, the order of steps and all divisors are those
+of a single process, which is rank 0 of ``W = 1`` and communicates nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlinf_vla.config.errors import UserError
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer dtype by bytes per number. Sums of integers do not depend on the order, unlike floats."""
+
+LEAST = 4
+"""Minimum number of rows per pass: with fewer, some CPUs multiply matrices in another order, and
+the size of the last micro-batch depends on the number of ranks."""
+
+
+class Sliceable(Protocol):
+    """A batch of ``len(batch)`` rows; a slice of it is again such a batch."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any) -> Any: ...
+
+
+class Learnable(Sliceable, Protocol):
+    """A batch of rows; ``counts``, bool ``[N]``, marks the rows that have a loss."""
+
+    @property
+    def counts(self) -> Tensor: ...
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+class Rows:
+    """Rows ``index`` (int64 ``[n]``) of ``batch``, copied on access: a rank needs only its own."""
+
+    def __init__(self, batch: Learnable, index: Tensor) -> None:
+        self.batch, self.index = batch, index.to(batch.counts.device)
+
+    @property
+    def counts(self) -> Tensor:
+        return self.batch.counts[self.index]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.batch[self.index[index]]
+
+
+def micro_batches(batch: Sliceable, size: int) -> list[tuple[Any, bool]]:
+    """Return this rank's micro-batches of at most ``size`` rows, and whether each one counts.
+
+    A rank with one micro-batch fewer than others gets a row that does not count: collectives need
+    the same number of passes on all ranks.
+    """
+    mine = batch[rank() :: world_size()]
+    parts = [(mine[start : start + size], True) for start in range(0, len(mine), size)]
+    passes = math.ceil(math.ceil(len(batch) / world_size()) / size)
+    return parts + [(batch[:1], False)] * (passes - len(parts))
+
+
+def rows_of_rank(minibatches: Sequence[Tensor], size: int) -> Tensor:
+    """Return the rows (int64, ascending) of ``minibatches`` that this rank computes."""
+    return torch.cat([part for rows in minibatches for part, _ in micro_batches(rows, size)]).unique()
+
+
+def map_rows(function: Callable[[Any], Tensor], batch: Sliceable, size: int) -> Tensor:
+    """Apply a row-wise ``function`` to all rows ``[N, ...]``, ``size`` at a time.
+    The ranks share the work, and each gets the whole result."""
+    found = [function(_tall(part))[: len(part) if counted else 0] for part, counted in micro_batches(batch, size)]
+    own = torch.cat(found)
+    if world_size() == 1:
+        return own
+    padded = own.new_zeros(math.ceil(len(batch) / world_size()), *own.shape[1:])
+    padded[: len(own)] = own
+    every = [torch.empty_like(padded) for _ in range(world_size())]
+    dist.all_gather(every, padded)
+    return torch.stack(every, dim=1).flatten(0, 1)[: len(batch)]
+
+
+def _tall(part: Any) -> Any:
+    """Repeat the last row, up to ``LEAST`` rows."""
+    return part if len(part) >= LEAST else part[torch.arange(LEAST).clamp(max=len(part) - 1)]
+
+
+def summed(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Sum each value over all ranks; the result is the same on all of them."""
+    if world_size() == 1 or not values:
+        return {name: float(value) for name, value in values.items()}
+    total = torch.stack([value.detach().double() for value in values.values()])
+    dist.all_reduce(total)
+    return dict(zip(values, total.tolist(), strict=True))
+
+
+def require_alike(weights: Mapping[str, Tensor]) -> None:
+    """Raise UserError on all ranks if their weights differ, which no later check would detect.
+    All ranks must call it."""
+    if world_size() == 1:
+        return
+    sums = torch.stack([weight.detach().contiguous().view(_BITS[weight.element_size()]).sum() for weight in weights.values()])
+    ends = torch.stack([sums, -sums])
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    differ = [name for name, high, low in zip(weights, *ends.tolist(), strict=True) if high != -low]
+    if differ:
+        raise UserError(f"trainer ranks begin with different weights ({differ[0]}): give all the same recipe, seed and checkpoint")
+
+
+def sum_gradients(parameters: Iterable[Tensor]) -> None:
+    """Sum gradients over all ranks, in place: each rank gets those of the whole minibatch."""
+    if world_size() == 1:
+        return
+    kinds: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:  # the same on all ranks, since they make the same passes
+            kinds[parameter.grad.dtype].append(parameter.grad)
+    for gradients in kinds.values():
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))

@@ -1,0 +1,147 @@
+"""Read a teleoperation device in a thread and give the control loop its newest input."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from rlinf_vla.core.robot import PAUSE, Action
+
+STILL = 0.05
+"""Dead zone, as a fraction of full deflection; below it the operator does not act."""
+OPEN, CLOSED = 1.0, -1.0
+
+
+class Source:
+    """File of a device: one thread reads it until another calls ``end``. Leaks no descriptor."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open the file. Raises OSError."""
+        self.file = os.open(path, os.O_RDONLY)
+        self.released = False
+        self._ended, self._end = os.pipe()
+
+    def reports(self, size: int, seconds: float | None = None) -> Iterator[bytes]:
+        """Yield reads of at most ``size`` bytes, and ``b""`` after ``seconds`` without data.
+
+        Ends when the device is disconnected or ``end`` is called.
+        """
+        try:
+            while self._ended not in (ready := select.select([self.file, self._ended], [], [], seconds)[0]):
+                try:
+                    report = os.read(self.file, size) if ready else None
+                except OSError:
+                    return
+                if report == b"":
+                    return
+                yield report or b""
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Close the file. Called by the reader, or by the opener if there will be no reader."""
+        self.released = True
+        os.close(self.file)
+        os.close(self._ended)
+
+    def end(self) -> None:
+        """End ``reports``. Call once, even if nothing reads any more."""
+        os.close(self._end)  # the reader's ``select`` sees the other end of the pipe
+
+
+class Device(Protocol):
+    """One teleoperation device."""
+
+    name: str
+
+    def events(self) -> Iterator[Event]:
+        """Yield events as they occur; end when the device is disconnected or closed."""
+
+    def close(self) -> None:
+        """End ``events``. Called once."""
+
+
+class Event:
+    """Input of a device.
+
+    motion: dx, dy, dz, rx, ry, rz in [-1, 1], held until the next motion; None keeps the last one.
+    toggles: an open gripper closes, a closed one opens. word: one of WORDS.
+    """
+
+    def __init__(self, motion: tuple[float, ...] | None = None, toggles: bool = False, word: str | None = None) -> None:
+        self.motion, self.toggles, self.word = motion, toggles, word
+
+
+RELEASED = Event(motion=(0.0,) * 6)
+
+
+class DeviceReader:
+    """Implements ``Operator`` for one device. The policy acts while the device gives no motion."""
+
+    def __init__(self, device: Device, dimensions: int) -> None:
+        """``dimensions``: of actions, 4 or 7."""
+        self.name = device.name
+        self._device, self._dimensions = device, dimensions
+        self._lock = threading.Lock()
+        self._motion: tuple[float, ...] = (0.0,) * 6
+        self._toggled = False
+        self._words: list[str] = []
+        self._closed = self._lost = False
+        self._listener = threading.Thread(target=self._listen, name=device.name, daemon=True)
+        self._listener.start()
+
+    def action(self, hand: float) -> Action | None:
+        with self._lock:
+            toggled, self._toggled = self._toggled, False
+            if max(map(abs, self._motion)) < STILL and not toggled:
+                return None
+            if toggled:
+                hand = CLOSED if hand > 0 else OPEN
+            return np.clip(np.array([*self._motion[: self._dimensions - 1], hand], np.float32), -1, 1)
+
+    def words(self) -> list[str]:
+        with self._lock:
+            said, self._words = self._words, []
+            return [*said, PAUSE] if self._lost else said
+
+    def close(self) -> None:
+        """Close the device and end its thread. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._device.close()
+            self._listener.join(1.0)
+
+    def hear(self, event: Event) -> None:
+        """Take in one event of the device."""
+        with self._lock:
+            if event.motion is not None:
+                self._motion = event.motion
+            self._toggled ^= event.toggles
+            if event.word is not None:
+                self._words.append(event.word)
+
+    def _listen(self) -> None:
+        why = ""
+        try:
+            for event in self._device.events():
+                self.hear(event)
+        except Exception as error:
+            why = f" ({type(error).__name__}: {error})"
+        self._let_go(why)
+
+    def _let_go(self, why: str) -> None:
+        """Release the motion; pause for good if the device is lost: its operator cannot act."""
+        self.hear(RELEASED)
+        self._lost = not self._closed
+        if self._lost:
+            self.name = f"{self._device.name}, disconnected"  # reported as the source of the pause
+            with contextlib.suppress(OSError):  # the terminal itself may be lost
+                print(f"the {self._device.name} is disconnected{why}: end the session and restart it with one", file=sys.stderr, flush=True)

@@ -1,0 +1,81 @@
+"""Read the terminal's keys without echo; Ctrl-C still works.
+
+w s: forward, back. a d: left, right. r f: up, down. q e: rotate about z. Space: gripper.
+y: success. n: failure. p: pause. Enter: resume. k: acknowledge. x: quit.
+A key press lasts HOLD_S; the terminal repeats a held key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import termios
+import time
+import tty
+from collections.abc import Iterator
+
+from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Operator, RobotError
+
+from .device_reader import RELEASED, DeviceReader, Event, Source
+
+TERMINAL = "/dev/tty"
+HOLD_S = 0.25
+"""How long a key press counts as held; longer than the terminal's key repeat interval."""
+MOTIONS = {"w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2, 1.0), "f": (2, -1.0), "q": (5, 1.0), "e": (5, -1.0)}
+"""Key -> (index in the motion, value)."""
+WORDS = {"y": SUCCESS, "n": FAILURE, "p": PAUSE, "\n": RESUME, "\r": RESUME, "k": ACKNOWLEDGE, "x": QUIT}
+GRIPPER = " "
+
+
+class Keyboard:
+    """Implements ``Device``."""
+
+    name = "keyboard"
+
+    def __init__(self, path: str) -> None:
+        try:
+            source = Source(path)
+        except OSError as error:
+            raise _no_terminal(path, error) from None
+        try:
+            self._before = termios.tcgetattr(source.file)
+            tty.setcbreak(source.file)
+        except termios.error as error:
+            source.end()
+            source.release()
+            raise _no_terminal(path, error) from None
+        self._source = source
+
+    def events(self) -> Iterator[Event]:
+        held = None
+        for keys in self._source.reports(64, HOLD_S):
+            if held is not None and time.monotonic() > held:  # even if another key is held now
+                held = None
+                yield RELEASED
+            for key in keys.decode(errors="ignore"):
+                if (event := parse(key)) is not None:
+                    held = time.monotonic() + HOLD_S if event.motion is not None else held
+                    yield event
+
+    def close(self) -> None:
+        with contextlib.suppress(termios.error):  # the terminal may be closed
+            if not self._source.released:
+                termios.tcsetattr(self._source.file, termios.TCSADRAIN, self._before)
+        self._source.end()
+
+
+def _no_terminal(path: str, error: Exception) -> RobotError:
+    return RobotError(f"session.operator=keyboard: {path} is not a terminal to read keys from ({error})")
+
+
+def parse(key: str) -> Event | None:
+    """Return the event of a key, or None if the key is not bound."""
+    if key in MOTIONS:
+        place, value = MOTIONS[key]
+        return Event(motion=tuple(value if each == place else 0.0 for each in range(6)))
+    if key == GRIPPER:
+        return Event(toggles=True)
+    return Event(word=WORDS[key]) if key in WORDS else None
+
+
+def open_keyboard(device: str | None, dimensions: int) -> Operator:
+    return DeviceReader(Keyboard(device or TERMINAL), dimensions)

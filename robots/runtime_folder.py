@@ -1,0 +1,171 @@
+"""Per-arm folder of a user and machine: lock, latched fault, journal and sockets of the arm."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.core import user_dirs
+from rlinf_vla.core.io import replacing
+from rlinf_vla.core.robot import RobotError
+
+from .background_writer import Disk, at_once
+
+ORDERS = "arm.socket"
+STATE = "arm.state"
+JOURNAL = "journal.jsonl"
+_LOCK, _LATCH = "lock", "latched.json"
+_DRIVES = " drives"
+_LONGEST_SOCKET = 107
+"""The system's limit on the path of a socket, bytes."""
+
+
+def root() -> Path:
+    """Return the parent folder of all arms, private to this user.
+
+    It persists across logins; machines that share a home directory have separate ones. Raises
+    RobotError if it cannot be created, or if others can open it.
+    """
+    try:
+        path = user_dirs.state() / "arms" / _plain(socket.gethostname())
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except (OSError, RuntimeError) as error:
+        raise RobotError(f"no folder for locks and faults of arms: {error}; XDG_STATE_HOME=FOLDER names another place") from None
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise RobotError(f"{path} is open to other users: `chmod 700` it, or remove it where it is not yours")
+    return path
+
+
+def of_arm(name: str) -> Path:
+    """Return the folder of one arm. Raises RobotError, also if a socket path in it is too long."""
+    path = root() / _plain(name)
+    if (length := len(os.fsencode(path / ORDERS))) > _LONGEST_SOCKET:
+        much = f"{length - _LONGEST_SOCKET} bytes too long for a socket"
+        raise RobotError(f"{path / ORDERS}: {much}; XDG_STATE_HOME=FOLDER names a shorter place")
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def address(host: str) -> str:
+    """Return the IPv4 address of ``host``, or ``host`` if it does not resolve.
+
+    It gives one arm the same folder under each of its names.
+    """
+    try:
+        return socket.gethostbyname(host)
+    except (OSError, UnicodeError):
+        return host
+
+
+def arms() -> list[Path]:
+    """Return the folders of all arms that this user has ever driven from this machine."""
+    return sorted(path for path in root().iterdir() if path.is_dir())
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+class Lock:
+    """Lock that allows one process per arm; released when the process ends, however it ends.
+
+    ``killed``: id of the previous process if it was killed while it drove the arm, else None.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Take the lock. Raises RobotError if another process drives the arm ``name``."""
+        self._file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = self._read()[0] or "unknown"
+            os.close(self._file)
+            raise RobotError(
+                f"{name} is driven by process {holder} already: end that session first (`rlinf-vla robot stop` stops the arm)"
+            ) from None
+        holder, drove = self._read()
+        self.killed = holder if drove else None
+        if not drove:
+            self.hold()
+
+    def hold(self) -> None:
+        """Record this process as the holder; a killed predecessor must be latched by now."""
+        self._write(str(os.getpid()))
+
+    def drive(self) -> None:
+        """Record that the arm may move from now on."""
+        self._write(f"{os.getpid()}{_DRIVES}")
+
+    def release(self) -> None:
+        """Record that the arm stands and that any fault is latched on disk."""
+        self._write("")
+
+    def _read(self) -> tuple[str, bool]:
+        text = os.pread(self._file, 64, 0).decode()
+        return text.removesuffix(_DRIVES), text.endswith(_DRIVES)
+
+    def _write(self, text: str) -> None:
+        os.truncate(self._file, 0)
+        os.pwrite(self._file, text.encode(), 0)
+
+
+class Latch:
+    """Fault that only an operator may clear, kept on disk so that a restarted process finds it."""
+
+    def __init__(self, folder: Path, disk: Disk = at_once) -> None:
+        self._path, self._disk = folder / _LATCH, disk
+
+    def read(self) -> str | None:
+        try:
+            return str(json.loads(self._path.read_text())["fault"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError):
+            return f"{self._path} cannot be read"
+
+    def write(self, fault: str) -> None:
+        text = json.dumps({"fault": fault, "time": time.time()})
+        self._disk(lambda: self._write(text))
+
+    def _write(self, text: str) -> None:
+        with replacing(self._path) as aside:
+            aside.write_text(text)
+
+    def clear(self) -> None:
+        self._disk(lambda: self._path.unlink(missing_ok=True))
+
+
+class Journal:
+    """Append-only log of the arm's events, one JSON object per line."""
+
+    def __init__(self, path: Path, disk: Disk = at_once) -> None:
+        self._file, self._disk = path.open("a", buffering=1 << 16), disk
+        self._flushed = time.monotonic()
+
+    def write(self, event: str, *, durable: bool = False, **values: Any) -> None:
+        """Append one event. ``durable``: flush and fsync it."""
+        line = json.dumps({"wall_time": time.time(), "time": time.monotonic(), "event": event, **values}) + "\n"
+
+        def put() -> None:
+            self._file.write(line)
+            if durable:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+        self._disk(put)
+
+    def flush(self) -> None:
+        """Flush to the system about once a second."""
+        if time.monotonic() - self._flushed > 1.0:
+            self._disk(self._file.flush)
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        self._disk(self._file.close)

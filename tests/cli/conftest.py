@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+
+from rlinf_vla.cli import main as cli
+from rlinf_vla.core import plugins
+from tests.cli import toy_robot
+from tests.rollout.fake_env import CounterPlugin
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """The one line that a user's mistake gets."""
+        assert self.code == 2, self.out + self.err
+        assert self.err.startswith("rlinf-vla: ") and self.err.count("\n") == 1, self.err
+        return self.err.removeprefix("rlinf-vla: ").rstrip("\n")
+
+
+CommandLine = Callable[..., Outcome]
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Commands, and Ray, take signals over for the rest of their process, and commands tell Hydra something."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HYDRA_FULL_ERROR", "0")
+        yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    with as_before():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def handlers_of_a_module() -> Iterator[None]:
+    """For commands that a module runs once for all its tests."""
+    with as_before():
+        yield
+
+
+@pytest.fixture
+def rlinf_vla(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+    """Runs a command line in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    threads = torch.get_num_threads()
+
+    def run(*arguments: str) -> Outcome:
+        capsys.readouterr()
+        try:
+            code = cli.run(arguments)
+        except SystemExit as ending:
+            code = ending.code if isinstance(ending.code, int) else 1
+        return Outcome(code, *capsys.readouterr())
+
+    yield run
+    torch.set_num_threads(threads)
+    GlobalHydra.instance().clear()
+
+
+COUNTING = """# @package _global_
+# Counting up, by {algorithm}.
+defaults:
+  - _self_
+  - override /env: counter
+  - override /model: linear
+  - override /algorithm: {algorithm}
+name: {name}
+iterations: {iterations}
+episodes: 5
+cluster:
+  update_threads: 1
+env:
+  num_envs: 4
+model:
+  checkpoint: {checkpoint}
+  lora:
+    rank: {rank}
+rollout:
+  batch_size: 1
+checkpoints:
+  every: 1
+algorithm:
+"""
+PPO = COUNTING + "  horizon: 12\n  minibatch_size: 10\n  epochs: 2\n  learning_rate: 0.05\n  value_learning_rate: 0.01\n  target_kl: null\n"
+GRPO = COUNTING + "  episodes: 8\n  group_size: 4\n  minibatch_size: 10\n  learning_rate: 0.05\n  target_kl: null\n"
+SAC = COUNTING + "  episodes: 4\n  updates_per_step: 0.2\n  batch_size: 8\n  critics: 3\n  hidden: 16\n"
+CLASSIFIER = """# @package _global_
+# Sees when counting is done.
+defaults:
+  - _self_
+  - override /env: counter
+  - override /reward: classifier
+  - override /model: none
+  - override /algorithm: classifier
+name: counting_classifier
+iterations: 60
+env:
+  num_envs: 4
+algorithm:
+  batch_size: 16
+  shift: 0
+  warmup_steps: 1
+  demonstrations:
+    episodes: 24
+    noise: [0.0, 1.0]
+checkpoints:
+  every: 20
+"""
+EVALUATION = """# @package _global_
+# Counting, by those who need not learn it.
+defaults:
+  - _self_
+  - override /env: counter
+  - override /model: none
+  - override /algorithm: none
+name: counting_eval
+iterations: 0
+sweep:
+  policies: [expert, random]
+"""
+SFT = COUNTING + "  batch_size: 8\n  warmup_steps: 1\n  learning_rate: 0.05\n  demonstrations:\n    episodes: 6\n"
+
+
+@dataclass
+class Counting:
+    """Recipes for counter world, in a folder of the user's; ``plugin.created`` are the environments of all runs."""
+
+    folder: Path
+    plugin: CounterPlugin
+
+    def arguments(self, verb: str, recipe: str, *overrides: str) -> list[str]:
+        return [verb, "--config-dir", str(self.folder), f"recipe={recipe}", *overrides]
+
+
+@pytest.fixture
+def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Counting:
+    """Counter world and the linear policy as installed plug-ins, and recipes ``counting_ALGORITHM``."""
+    plugin = CounterPlugin()
+    monkeypatch.setattr(plugins, "envs", lambda: {"counter": plugin})
+    monkeypatch.setattr(plugins, "models", lambda: {"linear": LinearPolicy})
+    folder = tmp_path_factory.mktemp("user")
+    LinearPolicy(LinearOptions(chunk=2)).save(folder / "model")
+    (folder / "recipe").mkdir()
+    for algorithm, text, iterations, rank in (("ppo", PPO, 2, 2), ("grpo", GRPO, 2, 2), ("sac", SAC, 2, 0), ("sft", SFT, 6, 0)):
+        name = f"counting_{algorithm}"
+        filled = text.format(name=name, algorithm=algorithm, iterations=iterations, rank=rank, checkpoint=folder / "model")
+        (folder / "recipe" / f"{name}.yaml").write_text(filled)
+    (folder / "recipe" / "counting_classifier.yaml").write_text(CLASSIFIER)
+    (folder / "recipe" / "counting_eval.yaml").write_text(EVALUATION)
+    return Counting(folder, plugin)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> toy_robot.Arguments:
+    """Words of a command line for a recipe at the toy robot, which other processes find, too."""
+    toy_robot.announce(tmp_path / "package")
+    monkeypatch.syspath_prepend(str(tmp_path / "package"))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'package'}:{Path(__file__).parents[2]}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "toy_rlpd.yaml").write_text(toy_robot.RECIPE.format(folder=tmp_path))
+    (tmp_path / "model").mkdir()
+    config = {"image_sizes": [16, 16], "chunk": 1, "action_dim": 4, "state_dim": 8, "patch": 4, "channels": [4], "width": 8}
+    config["state_range"] = {"low": [-1] * 8, "high": [1] * 8}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+
+    def arguments(verb: str, *overrides: str) -> list[str]:
+        return [verb, "--config-dir", str(tmp_path), "recipe=toy_rlpd", "cluster=laptop", f"robot.fault={tmp_path}/fault", *overrides]
+
+    return arguments

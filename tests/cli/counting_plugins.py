@@ -1,0 +1,59 @@
+"""Counter world and the linear policy as a package of their own announces them: for commands that run in processes of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlinf_vla.core.protocols import Suite, VectorEnv
+from rlinf_vla.envs.processes import SimulatorPool
+from rlinf_vla.envs.vector_env import ProcessVectorEnv
+from tests.rollout.fake_env import GOALS, CounterConfig, CounterPlugin
+
+ENTRY_POINTS = """[rlinf_vla.envs]
+counter = tests.cli.counting_plugins:plugin
+counter_processes = tests.cli.counting_plugins:in_processes
+
+[rlinf_vla.models]
+linear = tests.rollout.linear_policy:LinearPolicy
+"""
+
+
+class CountingInSuites(CounterPlugin):
+    """Two suites of the same two tasks, with more and with less time."""
+
+    def suites(self, config: CounterConfig) -> list[Suite]:
+        return [Suite(f"within {limit}", tuple(GOALS), replace(config, episode_limit=limit)) for limit in (config.episode_limit, 3)]
+
+
+@dataclass
+class ProcessesConfig(CounterConfig):
+    name: str = "counter_processes"
+    seconds: float = 0.0
+    """Of a control step."""
+
+
+class CountingInProcesses(CounterPlugin):
+    """Two simulator processes for each group."""
+
+    name = "counter_processes"
+    Config = ProcessesConfig
+
+    def create(self, config: CounterConfig, groups: int) -> list[VectorEnv]:
+        assert isinstance(config, ProcessesConfig)
+        program, options = ["-m", "tests.envs.counting_simulator"], {"seconds": config.seconds}
+        slots, limit = config.num_envs // groups, config.episode_limit
+        pools = [SimulatorPool(program, options, slots=slots, processes=2, episode_limit=limit) for _ in range(groups)]
+        return [ProcessVectorEnv(pool, ("Low",)) for pool in pools]
+
+
+plugin = CountingInSuites()
+in_processes = CountingInProcesses()
+
+
+def announce(folder: Path) -> None:
+    """Such a package in ``folder``, which is to be on PYTHONPATH."""
+    package = folder / "counting-0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: counting\nVersion: 0\n")
+    (package / "entry_points.txt").write_text(ENTRY_POINTS)

@@ -1,0 +1,113 @@
+"""``rlinf-vla bench update`` as a user runs it: a tiny policy, no simulator, and no word about how fast anything is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.sac_policy import Critics
+from rlinf_vla.benchmarks import update_on_policy, update_soft
+from rlinf_vla.core.types import Inputs
+from tests.cli.conftest import CommandLine, Counting
+from tests.rollout.linear_policy import LinearPolicy
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_on_policy, "REPEATS", 1)
+    for name, value in {"WARMUP": 0, "CALLS": 1, "REPLAY_BYTES": 100_000, "BLOCK": 16}.items():
+        monkeypatch.setattr(update_soft, name, value)
+
+
+def bench(rlinf_vla: CommandLine, counting: Counting, recipe: str, *overrides: str) -> tuple[dict[str, Any], str]:
+    _, *rest = counting.arguments("bench", recipe, "run_dir=bench", *overrides)
+    found = rlinf_vla("bench", "update", *rest)
+    assert found.code == 0, found.out + found.err
+    assert counting.plugin.created == [], "no simulator is started"
+    assert "numbers: bench/bench_update.json" in found.out
+    document = json.loads(Path("bench/bench_update.json").read_text())
+    assert all(each["per_s"] > 0 and each["best_s"] > 0 for each in document["rates"].values())
+    assert all(difference < 1e-3 for difference in document["differences"].values())
+    assert document["environment"]["packages"]["torch"] and document["weights"] >= document["trained"] > 0
+    return document, found.out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "split"), [((), "micro-batches of 2"), (("cluster.micro_batch_size=4", "rollout.batch_size=2"), "micro-batches of 4")]
+)
+def test_ppo_whole_and_cut(rlinf_vla: CommandLine, counting: Counting, overrides: tuple[str, ...], split: str) -> None:
+    document, out = bench(rlinf_vla, counting, "counting_ppo", *overrides)
+    whole = "whole minibatches"
+    assert list(document["rates"]) == list(document["memory"]) == [whole, split]
+    assert list(document["ratios"]) == [f"{split} / {whole}"] and f"{split} / {whole}: " in out
+    rate, memory = document["rates"][whole], document["memory"][whole]
+    assert rate["unit"] == "policy calls" and rate["per_s"] * rate["best_s"] == pytest.approx(2 * 10 * 2), "minibatches, their size, epochs"
+    assert memory["expected"] == sum(memory[part] for part in ("weights", "gradients", "optimizer", "activations", "data"))
+    assert memory["gradients"] == 4 * document["trained"] and memory["optimizer"] == 2 * memory["gradients"]
+    assert 0 < document["memory"][split]["activations"] < memory["activations"]
+    assert memory["peak"] >= memory["weights"] + memory["data"] and f"{whole}: peak / expected memory" in out
+
+
+def test_what_is_frozen_once_and_in_each_epoch(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def precompute(self: LinearPolicy, inputs: Inputs) -> Inputs:
+        calls.append(len(inputs["image"]))
+        return dict(inputs)
+
+    monkeypatch.setattr(LinearPolicy, "precompute", precompute)
+    document, _ = bench(rlinf_vla, counting, "counting_ppo")
+    assert list(document["ratios"])[1] == "without reuse_frozen / whole minibatches"
+    each, once = (document["memory"][name]["data"] for name in ("without reuse_frozen", "whole minibatches"))
+    assert each < once and sum(calls) > 0
+    assert "without reuse_frozen" not in bench(rlinf_vla, counting, "counting_ppo", "algorithm.epochs=1")[0]["rates"]
+
+
+def test_grpo_has_no_critic_and_a_reference(rlinf_vla: CommandLine, counting: Counting) -> None:
+    document, _ = bench(rlinf_vla, counting, "counting_grpo", "algorithm.kl_coef=0.1")
+    memory = document["memory"]["whole minibatches"]
+    assert memory["optimizer"] == 3 * memory["gradients"]
+
+
+def test_sac_and_its_parts(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+    document, out = bench(rlinf_vla, counting, "counting_sac")
+    rates = document["rates"]
+    assert {name: rate["unit"] for name, rate in rates.items()} == {
+        "critics and actor": "transitions",
+        "critics alone": "transitions",
+        "sample of the replay": "MB",
+        "record by record": "MB",
+        "copy in memory": "MB",
+        "ensemble of critics": "transitions",
+        "critics one by one": "transitions",
+    }
+    assert "ensemble / critics one by one: " in out and "replay / record by record: " in out
+    assert sorted(path.name for path in (tmp_path / "bench").iterdir()) == ["bench_update.json"], "the replay is gone"
+
+
+def test_separate_critics_say_the_same() -> None:
+    critics = Critics(4, 9, 8)
+    x = torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
+    found: Tensor = torch.stack([member(x)[:, 0] for member in update_soft.separate(critics)])
+    torch.testing.assert_close(found, critics(x[:, :7], x[:, None, 7:]))
+
+
+def test_an_ensemble_that_says_something_else_is_a_failure(
+    rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    separate = update_soft.separate
+    monkeypatch.setattr(update_soft, "separate", lambda critics: separate(critics)[[1, 0, 2]])
+    _, *rest = counting.arguments("bench", "counting_sac", "run_dir=bench")
+    assert rlinf_vla("bench", "update", *rest).code == 1
+
+
+def test_imitation_is_not_measured(rlinf_vla: CommandLine, counting: Counting) -> None:
+    _, *rest = counting.arguments("bench", "counting_sft", "run_dir=bench")
+    assert "bench update measures ppo, grpo, sac, not sft" in rlinf_vla("bench", "update", *rest).complaint
+    _, *rest = counting.arguments("bench", "counting_ppo", "algorithm.granularity=word")
+    assert "algorithm.granularity=word is not known: use chunk, action or token" in rlinf_vla("bench", "update", *rest).complaint

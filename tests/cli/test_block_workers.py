@@ -1,0 +1,71 @@
+"""Processes that play blocks: which losses end a sweep. The workers play nothing and do what a script says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlinf_vla.config.errors import Failure
+from rlinf_vla.evaluation import block_workers
+from rlinf_vla.evaluation.block_workers import BlockWorkers
+from rlinf_vla.evaluation.blocks import Block, Job
+
+WORKER = """
+import json, sys
+from pathlib import Path
+script = Path(sys.argv[1])
+for line in sys.stdin:
+    name = str(json.loads(line)["block"]["seeds"][0])
+    lines = script.read_text().splitlines()
+    mine = next((each for each in lines if each.split()[0] == name), name + " done")
+    if mine in lines:
+        lines.remove(mine)
+        script.write_text("\\n".join(lines))
+    for word in mine.split()[1:]:
+        if word == "dies":
+            sys.exit("as the script says")
+        print(json.dumps({"done": name} if word == "done" else {"reached": float(word)}), flush=True)
+"""
+Play = Callable[[str, int], tuple[list[int], int]]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Plays so many blocks in one worker; returns their seeds as they are done, and how many workers were lost.
+
+    ``script``: of each attempt, the block's seed and what the worker does; those that it does not name are done at once.
+    """
+    (tmp_path / "worker.py").write_text(WORKER)
+    (tmp_path / "script").touch()
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path / "script")]
+    monkeypatch.setattr(block_workers.child_process, "command", lambda program: command)
+
+    def run(script: str, blocks: int) -> tuple[list[int], int]:
+        (tmp_path / "script").write_text(script)
+        with BlockWorkers(tmp_path, 1, timeout=200.0) as workers:
+            done = [job.block.seeds[0] for job in workers.run([Job(Block(0, 0, 0, (seed,))) for seed in range(blocks)])]
+            return done, workers.losses
+
+    return run
+
+
+def test_workers_that_each_get_further_may_be_lost_any_number_of_times(play: Play) -> None:
+    lost = ["dies", "dies", "0.2 dies", "0.2 dies", "0.4 dies", "0.1 0.3 dies", "0.2 0.6 dies"]
+    assert play("\n".join(f"1 {each}" for each in lost), 3) == ([0, 1, 2], 7)
+
+
+def test_each_block_may_be_lost_as_often_as_another(play: Play) -> None:
+    assert play("\n".join(f"{block} dies" for block in range(5) for _ in range(2)), 5) == ([0, 1, 2, 3, 4], 10)
+
+
+@pytest.mark.parametrize("lost", [["dies"] * 3, ["0.5 dies"] * 3, ["0.2 dies", "0.5 dies", "0.4 dies", "0.5 dies"]])
+def test_workers_that_get_no_further_end_the_sweep(play: Play, lost: list[str]) -> None:
+    with pytest.raises(Failure, match=r"3 processes in a row died or hung while playing block 00_000_000_0000001, .*: as the script says"):
+        play("\n".join(f"1 {each}" for each in lost), 3)
+
+
+def test_several_answers_at_once_are_all_heard(play: Play) -> None:
+    assert play("0 0.1 0.2 0.3 0.4 0.5 done", 2) == ([0, 1], 0)

@@ -1,0 +1,407 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from safetensors import SafetensorError
+
+from rlinf_vla import __version__
+from rlinf_vla.cli import compose, train
+from rlinf_vla.cli import list as list_command
+from rlinf_vla.cli.main import VERBS
+from rlinf_vla.config.errors import Failure, UserError
+from rlinf_vla.core.interrupt import Interrupted
+from rlinf_vla.core.protocols import Diagnosis
+from rlinf_vla.runtime import recipes
+from tests.cli.conftest import CommandLine, Counting
+from tests.unread import unread
+
+PPO = "recipe=maniskill_ppo"
+RECIPES = list(list_command.recipe_names())
+
+
+def subprocess_run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "rlinf_vla.cli.main", *arguments], capture_output=True, text=True, timeout=250, cwd=cwd)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[DictConfig]:
+    """What ``train`` was asked to do; it reads its recipe and does nothing."""
+    configs: list[DictConfig] = []
+
+    def run(config: DictConfig) -> None:
+        recipes.read(config)
+        configs.append(config)
+
+    monkeypatch.setattr(train, "run", run)
+    return configs
+
+
+# in processes of their own
+
+
+def test_a_process_that_is_asked_nothing_shows_the_usage(tmp_path: Path) -> None:
+    found = subprocess_run(cwd=tmp_path)
+    assert found.returncode == 0 and found.stderr == "" and list(tmp_path.iterdir()) == []
+    assert all(f"  {verb} " in found.stdout for verb in VERBS)
+
+
+def test_a_process_ends_with_the_code_and_one_line(tmp_path: Path) -> None:
+    found = subprocess_run("train", PPO, "algorithm.gama=0.9", cwd=tmp_path)
+    assert found.returncode == 2 and found.stdout == "" and list(tmp_path.iterdir()) == []
+    assert found.stderr == "rlinf-vla: algorithm.gama is not a key; did you mean algorithm.gamma?\n"
+
+
+def test_a_home_that_cannot_be_written_matters_to_nobody_who_does_not_need_it(tmp_path: Path) -> None:
+    program = "from rlinf_vla.cli import main as cli\ncli.run(['--version'])\nimport rlinf_vla.telemetry.charts"
+    environment = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"} | {"HOME": "/dev/null"}
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+# recipes
+
+
+@pytest.mark.parametrize("model", ["openvla", "openvla_oft", "pi0"])
+@pytest.mark.parametrize("name", ["maniskill_sft", "maniskill_ppo"])
+def test_the_main_recipes_have_a_start_for_every_model(name: str, model: str) -> None:
+    found = recipes.read(compose.load("train", [f"recipe={name}", f"model={model}", "cluster=laptop"]))
+    assert found.model.name == model
+    assert (recipes.asset_path(found.model.checkpoint) / "config.json").exists()
+    assert (name == "maniskill_sft") == found.model.options.random_weights
+
+
+def test_sac_may_learn_on_a_vlas_features() -> None:
+    found = recipes.read(compose.load("train", ["recipe=maniskill_sac", "model=openvla_oft", "cluster=laptop"]))
+    assert found.algorithm.frozen_backbone and found.model.lora.rank == 0 and not found.model.options.random_weights
+
+
+# usage
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+def test_usage(rlinf_vla: CommandLine, arguments: list[str]) -> None:
+    found = rlinf_vla(*arguments)
+    assert found.code == 0 and "rlinf-vla VERB" in found.out and all(text in found.out for text in VERBS.values())
+
+
+def test_version(rlinf_vla: CommandLine) -> None:
+    assert rlinf_vla("--version").out.strip() == __version__
+
+
+@pytest.mark.parametrize(("verb", "meant"), [("trian", "train"), ("evaluate", "eval"), ("docter", "doctor")])
+def test_an_unknown_verb(rlinf_vla: CommandLine, verb: str, meant: str) -> None:
+    assert f"'{verb}' is not a verb; did you mean {meant}?" in rlinf_vla(verb, "recipe=x").complaint
+
+
+def test_an_absurd_verb_gets_no_advice(rlinf_vla: CommandLine) -> None:
+    complaint = rlinf_vla("xyzzy").complaint
+    assert "did you mean" not in complaint and "train" in complaint
+
+
+@pytest.mark.parametrize("verb", ["train", "record", "eval", "export", "plan"])
+@pytest.mark.parametrize("arguments", [["--help"], ["recipe=maniskill_ppo", "--help"]])
+def test_help_of_a_verb(rlinf_vla: CommandLine, trained: list[DictConfig], verb: str, arguments: list[str]) -> None:
+    found = rlinf_vla(verb, *arguments)
+    assert found.code == 0 and "maniskill_ppo" in found.out and "--cfg job" in found.out and not trained
+    assert f"rlinf-vla {verb}" in found.out
+
+
+# recipes and keys
+
+
+def test_a_recipe_reaches_its_verb(rlinf_vla: CommandLine, trained: list[DictConfig]) -> None:
+    assert rlinf_vla("train", PPO, "env.num_envs=8", "seed=3", "cluster=laptop").code == 0
+    (config,) = trained
+    read = recipes.read(config)
+    assert (read.name, read.env.num_envs, read.seed, read.cluster.name, read.algorithm.name) == ("maniskill_ppo", 8, 3, "laptop", "ppo")
+
+
+def test_the_verb_without_a_recipe(rlinf_vla: CommandLine) -> None:
+    complaint = rlinf_vla("train").complaint
+    assert "recipe=NAME" in complaint and "rlinf-vla list recipes" in complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["recipe=maniskil_ppo"], ["recipe=maniskil_ppo does not exist", "did you mean recipe=maniskill_ppo?"]),
+        (["recipe=zzz"], ["recipe=zzz does not exist", "maniskill_ppo"]),
+        ([PPO, "env=maniskil"], ["env=maniskil does not exist", "env=maniskill?"]),
+        ([PPO, "cluster=lptop"], ["cluster=lptop does not exist", "cluster=laptop?"]),
+        ([PPO, "algorithm.gama=0.9"], ["algorithm.gama is not a key", "algorithm.gamma?"]),
+        ([PPO, "learning_rate=0.1"], ["learning_rate is not a key", "algorithm.learning_rate?"]),
+        ([PPO, "env.horizon=20"], ["env.horizon is not a key", "algorithm.horizon?"]),
+        ([PPO, "num_envs=2"], ["num_envs is not a key", "env.num_envs?"]),
+        ([PPO, "env.num_env=2"], ["env.num_env is not a key", "env.num_envs?"]),
+        ([PPO, "model.options.promt_length=2"], ["model.options.promt_length is not a key", "model.options.prompt_length?"]),
+        ([PPO, "zzz=1"], ["zzz is not a key"]),
+        ([PPO, "+new.key=1"], ["new"]),
+        ([PPO, "+algorithm.brand_new=1"], ["algorithm.brand_new is not a key"]),
+        ([PPO, "~algorithm.gamma"], ["gamma"]),
+        ([PPO, "env.num_envs=many"], ["env.num_envs", "many", "Integer"]),
+        ([PPO, "env.num_envs=1.5"], ["env.num_envs", "1.5", "Integer"]),
+        ([PPO, "algorithm.gamma=high"], ["algorithm.gamma", "high", "Float"]),
+        ([PPO, "env.num_envs=[4]"], ["env.num_envs"]),
+        ([PPO, "env.num_envs="], ["env.num_envs"]),
+        ([PPO, "algorithm="], ["algorithm"]),
+        ([PPO, "cluster=8"], ["cluster"]),
+        ([PPO, "=3"], ["=3"]),
+        ([PPO, "reward=succes"], ["reward=succes does not exist", "reward=success?"]),
+        ([PPO, "reward=function"], ["reward.options.function has no value"]),
+        ([PPO, "reward=success", "reward.option.x=1"], ["reward.option"]),
+    ],
+)
+def test_a_mistake_in_the_keys(rlinf_vla: CommandLine, trained: list[DictConfig], arguments: list[str], words: list[str]) -> None:
+    complaint = rlinf_vla("train", *arguments).complaint
+    assert all(word in complaint for word in words), complaint
+    assert not trained
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("env.num_envs=15", ["env.num_envs=15", "rollout.pipeline_depth=2"]),
+        ("env.num_envs=0", ["env.num_envs=0 is out of range", "a whole number from 1 to 1000000"]),
+        ("rollout.pipeline_depth=0", ["rollout.pipeline_depth=0"]),
+        ("rollout.batch_size=0", ["rollout.batch_size=0"]),
+        ("rollout.batch_size=3", ["rollout.batch_size=3", "8"]),
+        ("rollout.temperature=0", ["rollout.temperature=0"]),
+        ("iterations=-1", ["iterations=-1"]),
+        ("episodes=0", ["episodes=0"]),
+        ("cluster.device=tpu", ["cluster.device=tpu", "cpu or cuda"]),
+        ("evaluation.modes=[sampled,dreaming]", ["evaluation.modes", "dreaming"]),
+        ("checkpoints.every=0", ["checkpoints.every"]),
+        ("checkpoints.keep=0", ["checkpoints.keep"]),
+        ("algorithm.minibatch_size=0", ["algorithm.minibatch_size=0"]),
+        ("cluster.micro_batch_size=0", ["cluster.micro_batch_size=0"]),
+        ("rollout.temperature=nan", ["rollout.temperature=nan"]),
+    ],
+)
+def test_an_impossible_combination(rlinf_vla: CommandLine, trained: list[DictConfig], override: str, words: list[str]) -> None:
+    """Refused before anything is built."""
+    complaint = rlinf_vla("train", PPO, "cluster=laptop", override).complaint
+    assert all(word in complaint for word in words) and not trained, complaint
+
+
+def test_a_model_that_is_not_in_the_package(rlinf_vla: CommandLine) -> None:
+    complaint = rlinf_vla("train", PPO, "cluster=laptop", "model.checkpoint=asset://openvla_tin").complaint
+    assert "asset://openvla_tin is not in the package; did you mean openvla_tin" in complaint
+
+
+def test_a_classifier_is_no_policys(rlinf_vla: CommandLine) -> None:
+    other = ["model=compact", "model.checkpoint=asset://compact"]
+    assert "model=none" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", *other).complaint
+    assert "model=none" in rlinf_vla("train", "recipe=maniskill_sft", "cluster=laptop", "model.name=none").complaint
+    assert "set reward=classifier" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "reward.name=null").complaint
+    assert "no model to train" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "reward=success").complaint
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("cluster", ["laptop", "1gpu"])
+def test_every_recipe_is_whole(name: str, cluster: str) -> None:
+    # what only its user can give: a released checkpoint
+    given = ["model.checkpoint=given"] if name.startswith("libero") and cluster == "1gpu" else []
+    assert recipes.read(compose.load("train", [f"recipe={name}", f"cluster={cluster}", *given])).name == name
+
+
+# showing without running
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--cfg", "job", PPO],
+        [PPO, "--cfg", "job"],
+        [PPO, "seed=3", "--cfg", "job"],
+        ["cluster=auto", PPO, "--cfg", "job"],
+        ["--cfg=job", PPO, "cluster=laptop"],
+    ],
+)
+def test_cfg_job_prints_the_recipe(rlinf_vla: CommandLine, trained: list[DictConfig], tmp_path: Path, arguments: list[str]) -> None:
+    """Wherever the flag stands."""
+    found = rlinf_vla("train", *arguments)
+    assert found.code == 0, found.err
+    shown = OmegaConf.create(found.out)
+    assert (shown.name, shown.cluster.name, shown.env.num_envs) == ("maniskill_ppo", "laptop", 16)
+    assert not trained and list(tmp_path.iterdir()) == []
+
+
+def test_what_is_shown_is_what_would_run(rlinf_vla: CommandLine, trained: list[DictConfig]) -> None:
+    overrides = [PPO, "cluster=laptop", "algorithm.gamma=0.5"]
+    shown = OmegaConf.create(rlinf_vla("train", "--cfg", "job", *overrides).out)
+    rlinf_vla("train", *overrides)
+    assert OmegaConf.to_container(trained[0]) == OmegaConf.to_container(shown)
+
+
+# the user's own recipes
+
+
+@pytest.mark.parametrize("flag_first", [True, False])
+def test_a_recipe_of_the_users(rlinf_vla: CommandLine, trained: list[DictConfig], tmp_path: Path, flag_first: bool) -> None:
+    write_recipe(tmp_path, "seed: 42\n")
+    arguments = ["--config-dir", str(tmp_path / "mine"), "recipe=mine"]
+    found = rlinf_vla("train", *(arguments if flag_first else [*arguments[2:], *arguments[:2]]))
+    assert found.code == 0, found.err
+    assert (trained[0].seed, trained[0].name, trained[0].env.task) == (42, "mine", "PushCube")
+
+
+def write_recipe(folder: Path, text: str) -> None:
+    (folder / "mine" / "recipe").mkdir(parents=True)
+    head = "# @package _global_\ndefaults:\n  - maniskill_ppo\n  - _self_\nname: mine\n"
+    (folder / "mine" / "recipe" / "mine.yaml").write_text(head + text)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("sead: 42\n", "sead"),
+        ("algorithm:\n  gama: 1\n", "gama"),
+        ("env:\n  num_envs: many\n", "many"),
+        ("env: [\n", "mine"),
+        ("\tseed: 1\n", "mine"),
+    ],
+)
+def test_a_mistake_in_a_recipe_of_the_users(
+    rlinf_vla: CommandLine, trained: list[DictConfig], tmp_path: Path, text: str, word: str
+) -> None:
+    write_recipe(tmp_path, text)
+    complaint = rlinf_vla("train", "--config-dir", str(tmp_path / "mine"), "recipe=mine").complaint
+    assert word in complaint and not trained
+
+
+def test_a_folder_of_recipes_that_is_not_there(rlinf_vla: CommandLine, tmp_path: Path) -> None:
+    assert "nowhere" in rlinf_vla("train", "--config-dir", str(tmp_path / "nowhere"), PPO).complaint
+
+
+# failures
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "line", "traced"),
+    [
+        (RuntimeError("the arm fell off\nand rolled away"), 1, "RuntimeError: the arm fell off", True),
+        (ValueError(), 1, "ValueError: no message", True),
+        (FloatingPointError("the gradient is not finite"), 1, "FloatingPointError: the gradient is not finite", True),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 1, "No space left on device (/x/y): free space", False),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), 1, "No space left on device: free space", False),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), 2, f"File name too long ({'x' * 60}...)", False),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x/y"), 1, "/x/y", True),
+        (UserError("model.checkpoint=x: no such directory"), 2, "model.checkpoint=x: no such directory", False),
+        (Interrupted(signal.SIGINT), 130, "interrupted by SIGINT", False),
+        (Interrupted(signal.SIGTERM), 143, "interrupted by SIGTERM", False),
+        (KeyboardInterrupt(), 130, "interrupted", False),
+    ],
+)
+def test_how_a_failure_ends(
+    rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch, failure: BaseException, code: int, line: str, traced: bool
+) -> None:
+    def fail(config: DictConfig) -> None:
+        raise failure
+
+    monkeypatch.setattr(train, "run", fail)
+    found = rlinf_vla("train", PPO)
+    assert found.code == code
+    last = found.err.splitlines()[-1]
+    assert last.startswith("rlinf-vla: ") and line in last
+    assert ("Traceback" in found.err) == traced and (traced or found.err.count("\n") == 1)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_command(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch, signum: int, code: int) -> None:
+    def interrupted(config: DictConfig) -> None:
+        os.kill(os.getpid(), signum)
+        pytest.fail("it goes on")
+
+    monkeypatch.setattr(train, "run", interrupted)
+    found = rlinf_vla("train", PPO)
+    assert found.code == code and found.err == f"rlinf-vla: interrupted by {signal.Signals(signum).name}\n"
+
+
+def test_an_interrupted_run_ends_as_one_though_nobody_reads_its_output() -> None:
+    """Ctrl-C ends ``| tee log`` as well."""
+    program = (
+        "import sys\nfrom rlinf_vla.cli import main as cli\nfrom rlinf_vla.core.interrupt import Interrupted\n"
+        "def dispatch(arguments):\n    print('unread')\n    sys.stdin.read()\n    raise Interrupted(2)\n"
+        "cli._dispatch = dispatch\ncli.main()"
+    )
+    assert unread(program) == ("rlinf-vla: interrupted by SIGINT\n", 130)
+
+
+def test_closed_standard_files_are_opened_on_nothing(tmp_path: Path) -> None:
+    """As by ``<&- >&- 2>&-``. What is opened later does not take their numbers, and what is printed goes nowhere."""
+    program = (
+        "import os, sys\nfrom pathlib import Path\nfrom rlinf_vla.cli import main as cli\n"
+        "def dispatch(arguments):\n"
+        "    print('unread', flush=True)\n    print('unread', file=sys.stderr, flush=True)\n"
+        "    with open('made', 'w') as file:\n        file.write(f'{file.fileno()} {sys.stdin.read()!r} {sys.stdout.isatty()}')\n"
+        "    return 0\n"
+        "cli._dispatch = dispatch\ncli.main()"
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = f"{sys.executable} program.py <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=250).returncode == 0
+    number, read, terminal = (tmp_path / "made").read_text().split()
+    assert int(number) > 2 and (read, terminal) == ("''", "False")
+
+
+def test_what_failed_again_and_again_is_told_without_a_traceback(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: DictConfig) -> None:
+        raise Failure("simulator processes were lost")
+
+    monkeypatch.setattr(train, "run", fail)
+    found = rlinf_vla("train", PPO)
+    assert (found.code, found.err) == (1, "rlinf-vla: simulator processes were lost\n")
+
+
+# verbs without a recipe
+
+
+@pytest.mark.parametrize(
+    ("what", "word"),
+    [("recipes", "maniskill_ppo"), ("models", "openvla"), ("envs", "maniskill"), ("tasks", "PushCube"), ("rewards", "success")],
+)
+def test_list(rlinf_vla: CommandLine, what: str, word: str) -> None:
+    found = rlinf_vla("list", what)
+    assert found.code == 0 and word in found.out
+    assert word in rlinf_vla("list").out
+
+
+def test_list_of_something_else(rlinf_vla: CommandLine) -> None:
+    assert "did you mean recipes?" in rlinf_vla("list", "recipe").complaint
+
+
+def test_bench_wants_to_know_what(rlinf_vla: CommandLine) -> None:
+    assert "bench rollout recipe=NAME" in rlinf_vla("bench").complaint
+    assert "(rollout, throughput, policy, update, control, load, env, soak)" in rlinf_vla("bench", "polcy", PPO).complaint
+    assert "bench rollout recipe=NAME" in rlinf_vla("bench", PPO).complaint
+    assert "env=maniskill[,NAME ...]" in rlinf_vla("bench", "env").complaint
+    assert "did you mean env=maniskill" in rlinf_vla("bench", "env", "env=maniskil").complaint
+    assert "did you mean env.num_envs" in rlinf_vla("bench", "env", "env=maniskill", "env.num_env=2").complaint
+
+
+def test_doctor(rlinf_vla: CommandLine, counting: Counting) -> None:
+    found = rlinf_vla("doctor")
+    assert found.code == 0 and "fingers found" in found.out and "torch" in found.out and "WRONG" not in found.out
+    assert "--fix" in rlinf_vla("doctor", "--mend").complaint
+
+
+def test_doctor_mends_what_it_can(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    state: dict[str, Any] = {"ok": False}
+
+    def diagnose() -> list[Diagnosis]:
+        return [Diagnosis("counting", state["ok"], "fingers", "grow fingers", lambda: state.update(ok=True))]
+
+    monkeypatch.setattr(counting.plugin, "diagnose", diagnose)
+    sick = rlinf_vla("doctor")
+    assert sick.code == 1 and "WRONG" in sick.out and "grow fingers" in sick.out and not state["ok"]
+    assert rlinf_vla("doctor", "--fix").code == 0 and state["ok"]

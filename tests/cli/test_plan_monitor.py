@@ -1,0 +1,62 @@
+"""A run beside its prediction, in counter world."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlinf_vla.planner import monitor as plan_monitor
+from rlinf_vla.planner.plan import Plan
+from rlinf_vla.telemetry.metrics import read_metrics
+from tests.cli.conftest import CommandLine, Counting
+from tests.planner.made_up import profile
+
+QUICK = ("run_dir=run", "episodes=2", "evaluation.before_and_after=false", "iterations=4")
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> str:
+    profile(chunk=2, episode_limit=6).write(tmp_path / "known.json")
+    return f"profile={tmp_path / 'known.json'}"
+
+
+def test_predicted_beside_measured(rlinf_vla: CommandLine, counting: Counting, known: str, tmp_path: Path) -> None:
+    found = rlinf_vla(*counting.arguments("train", "counting_ppo", known, *QUICK))
+    assert found.code == 0, found.err
+    assert re.search(r"predicted: \d+\.\d s per iteration; an iteration of .* waits for", found.out)
+    assert re.search(r"an iteration took \d+\.\d s, \d+\.\d s were predicted", found.out)
+    assert all(line["plan/predicted_s"] > 0 for line in read_metrics(tmp_path / "run"))
+
+
+def test_a_run_without_a_prediction_says_nothing_of_it(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+    found = rlinf_vla(*counting.arguments("train", "counting_ppo", *QUICK))
+    assert found.code == 0 and "predicted" not in found.out
+    assert "plan/predicted_s" not in read_metrics(tmp_path / "run")[-1]
+
+
+def test_another_plan_in_the_middle_of_a_run_changes_nothing(
+    rlinf_vla: CommandLine, counting: Counting, known: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan that it changes to is given here; which one is faster on this machine is not the question."""
+    assert rlinf_vla(*counting.arguments("train", "counting_ppo", *QUICK[1:], "run_dir=plain")).code == 0
+
+    class Choosing(plan_monitor.PlanMonitor):
+        def replan_if_due(self) -> None:
+            if len(self._measured) == 1 and self._recipe.cluster.replan_after:
+                raise plan_monitor.Replanned(Plan(pipeline_depth=1, micro_batch_size=7))
+
+    monkeypatch.setattr(plan_monitor, "PlanMonitor", Choosing)
+    found = rlinf_vla(*counting.arguments("train", "counting_ppo", known, "cluster.replan_after=1", *QUICK))
+    assert found.code == 0, found.err
+    assert "another plan: resuming from" in found.out and "continuing after iteration 2" in found.out
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    one, other = (read_metrics(tmp_path / name)[-1] for name in ("plain", "run"))
+    for name in ("rollout/reward_mean", "critic/value_mean", "actor/entropy"):
+        assert other[name] == pytest.approx(one[name], rel=1e-4)
+
+
+def test_a_profile_is_no_use_to_what_has_one_plan(rlinf_vla: CommandLine, counting: Counting) -> None:
+    found = rlinf_vla(*counting.arguments("train", "counting_sac", "cluster.plan=auto", "run_dir=run"))
+    assert "cluster.plan and profile are for ppo and grpo: algorithm=sac runs in one process" in found.complaint

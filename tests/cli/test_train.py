@@ -1,0 +1,198 @@
+"""The main job on real ManiSkill, as small as it gets: what is killed, resumed or pipelined gives the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlinf_vla.cli import main as cli
+from rlinf_vla.telemetry.metrics import read_metrics
+from tests.cli.test_verbs import assert_same_files
+
+pytestmark = pytest.mark.simulator
+
+SMALL = [
+    "train",
+    "recipe=maniskill_ppo",
+    "cluster=laptop",
+    "model.checkpoint=asset://openvla_tiny",
+    "model.options.random_weights=true",
+    "iterations=3",
+    "env.num_envs=4",
+    "env.episode_limit=5",
+    "env.reward=normalized_dense",
+    "algorithm.horizon=10",
+    "algorithm.minibatch_size=20",
+    "algorithm.value_warmup=1",
+    "rollout.batch_size=2",
+    "evaluation.before_and_after=false",
+    "checkpoints.every=1",
+    "cluster.update_threads=1",
+    "rollout.pipeline_depth=1",
+    "env.processes=1",
+]
+
+
+def train(run_dir: Path, *overrides: str) -> int:
+    return cli.run([*SMALL, f"run_dir={run_dir}", *overrides])
+
+
+def weights(run_dir: Path, step: int = 3) -> dict[str, torch.Tensor]:
+    checkpoint = run_dir / "checkpoints" / f"step_{step:06d}"
+    return load_file(checkpoint / "adapter" / "adapter_model.safetensors") | load_file(checkpoint / "heads.safetensors")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("train") / "undisturbed"
+    assert train(run_dir) == 0
+    return run_dir
+
+
+def test_the_run_directory_holds_everything(undisturbed: Path) -> None:
+    names = {path.relative_to(undisturbed).parts[0] for path in undisturbed.rglob("*")}
+    assert {"recipe.yaml", "environment.json", "metrics.jsonl", "tensorboard", "timeline.json", "report.html", "checkpoints"} <= names
+    metrics = read_metrics(undisturbed)
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    assert {"actor/approx_kl", "critic/explained_variance", "timing_s/rollout", "throughput/steps_per_s"} <= metrics[-1].keys()
+    first, last = weights(undisturbed, 1), weights(undisturbed, 3)
+    adapter = [name for name in last if "lora_B" in name]
+    assert adapter and all(torch.count_nonzero(first[name]) == 0 for name in adapter), "the first iteration trains the critic alone"
+    assert any(not torch.equal(first[name], last[name]) for name in adapter)
+
+
+@pytest.mark.slow
+def test_two_groups_with_a_killed_simulator_train_the_same_weights_as_one(undisturbed: Path, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not killed:
+            if (tmp_path / "disturbed" / "metrics.jsonl").exists():
+                for pid in simulators_of(os.getpid())[:1]:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+            time.sleep(0.1)
+
+    threading.Thread(target=kill, daemon=True).start()
+    assert train(tmp_path / "disturbed", "rollout.pipeline_depth=2", "env.processes=2") == 0
+    assert killed, "the run ended before its simulator could be killed"
+    assert_same_files(tmp_path / "disturbed", undisturbed, 3)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_where_it_was(undisturbed: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "stopped"
+    kill_after(1, run_dir)
+    assert not (run_dir / "checkpoints" / "step_000003").exists(), "the run was over before it could be killed"
+    assert train(run_dir, "resume=auto") == 0
+    assert [line["step"] for line in read_metrics(run_dir)] == [1, 2, 3]
+    assert_same_files(run_dir, undisturbed, 3)
+
+
+def kill_after(step: int, run_dir: Path) -> None:
+    """Train in a process of its own until ``step`` is saved; its simulators end with it."""
+    command = [sys.executable, "-m", "rlinf_vla.cli.main", *SMALL, f"run_dir={run_dir}", "resume=auto"]
+    log = run_dir.with_suffix(".log")
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        wait_for(lambda: (run_dir / "checkpoints" / f"step_{step:06d}").exists() or process.poll() is not None)
+        simulators = simulators_of(process.pid)
+        process.kill()
+        assert process.wait(timeout=60) == -signal.SIGKILL, log.read_text()
+    assert len(simulators) == 1
+    wait_for(lambda: not any(Path("/proc", str(pid)).exists() for pid in simulators))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_same_bits_on_ray_though_its_trainer_is_killed(undisturbed: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    on_ray = ("cluster.runtime=ray", "cluster.rollout_workers=2")
+    command = [sys.executable, "-m", "rlinf_vla.cli.main", *SMALL, *on_ray, f"run_dir={there}"]
+    with (tmp_path / "log").open("w") as log:  # Ray's processes would keep a pipe open
+        driver = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            while driver.poll() is None and not (there / "checkpoints" / "step_000001" / "COMPLETE").exists():
+                time.sleep(0.05)
+            victim = trainer_of(driver.pid)
+            if victim is not None:
+                os.kill(victim, signal.SIGKILL)
+            assert driver.wait(timeout=400) == 0, (tmp_path / "log").read_text()
+        finally:
+            driver.kill()
+    said = (tmp_path / "log").read_text()
+    assert victim is None or "trainer 0 was lost" in said, said
+    assert [line["step"] for line in read_metrics(there)] == [1, 2, 3]
+    assert_same_files(there, undisturbed, 3)
+
+
+def trainer_of(driver: int) -> int | None:
+    """The process of the trainer that a run's own cluster has started; Ray names its processes after what they are."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (path / "cmdline").read_text()
+            if line.startswith("ray::TrainerWorker") and descends(int(path.name), driver):
+                return int(path.name)
+        except OSError:
+            continue
+    return None
+
+
+def descends(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+def test_a_finished_run_is_not_trained_again(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (undisturbed / "metrics.jsonl").read_bytes()
+    assert train(undisturbed) == 2
+    assert "resume=auto" in capsys.readouterr().err
+    assert (undisturbed / "metrics.jsonl").read_bytes() == before
+
+
+def test_evaluation_of_a_checkpoint(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = undisturbed / "checkpoints" / "step_000003"
+    overrides = [each for each in SMALL[1:] if not each.startswith("evaluation")]
+    arguments = ["eval", *overrides, f"checkpoint={checkpoint}", "episodes=5", "evaluation.filmed=1"]
+    arguments += ["env.processes=1", "rollout.pipeline_depth=1"]  # simulators take seconds to start
+    assert cli.run(arguments) == 0
+    document = json.loads((undisturbed / "evaluation" / "step_000003.json").read_text())
+    for mode in ("sampled", "greedy"):
+        assert document[mode]["n_episodes"] == 5
+        assert [episode["seed"] for episode in document[mode]["episodes"]] == [0, 1, 2, 3, 4]
+        assert len(document[mode]["pc_success_ci95"]) == 2
+    assert len(list((undisturbed / "videos").glob("step_000003_*.mp4"))) == 1
+    assert "in 5 episodes" in capsys.readouterr().out
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def simulators_of(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command, status = (path / "cmdline").read_text(), (path / "status").read_text()
+        except OSError:
+            continue
+        if "rlinf_vla.envs.maniskill.simulator" in command and f"PPid:\t{parent}\n" in status:
+            found.append(int(path.name))
+    return found

@@ -1,0 +1,386 @@
+"""Every verb from its command line to its files, on counter world: seconds instead of minutes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlinf_vla.cli import train as train_command
+from rlinf_vla.core.types import ActionEval, StepResult
+from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
+from rlinf_vla.telemetry.metrics import read_metrics
+from tests.cli.conftest import CommandLine, Counting
+from tests.rollout.fake_env import CounterWorld
+from tests.rollout.linear_policy import LinearPolicy
+
+
+def checkpoint(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
+    """All weights and all optimiser state of a checkpoint."""
+    files = sorted((run_dir / "checkpoints" / f"step_{step:06d}").rglob("*.safetensors"))
+    assert files
+    return {f"{file.name}:{name}": value for file in files for name, value in load_file(file).items()}
+
+
+def assert_same_files(run_dir: Path, other: Path, step: int) -> None:
+    """Whole checkpoints: which files there are, and every byte of them. None of them says when, where or how long."""
+    first, second = (
+        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (each / "checkpoints" / f"step_{step:06d}" for each in (run_dir, other))
+    )
+    assert {"COMPLETE", "state.json", "optimizer.safetensors", "heads.safetensors"} <= first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+def assert_same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys() and [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    timeless = [{k: v for k, v in line.items() if not k.startswith(("time", "timing", "throughput"))} for line in read_metrics(run_dir)]
+    return [line for line in timeless if "rollout/reward_mean" in line or "sft/loss" in line]
+
+
+@pytest.fixture
+def train(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Trains in a run directory of that name; drawing its report would take most of the time."""
+
+    def run(name: str, *overrides: str, code: int = 0, report: bool = False, recipe: str = "counting_ppo") -> Path:
+        if not report:
+            monkeypatch.setattr(train_command, "write_report", lambda directory: directory)
+        found = rlinf_vla(*counting.arguments("train", recipe, f"run_dir={name}", *overrides))
+        assert found.code == code, found.out + found.err
+        return tmp_path / name
+
+    return run
+
+
+QUICK = ("evaluation.before_and_after=false",)
+
+
+def test_training_leaves_everything_in_its_run_directory(train: Any, counting: Counting) -> None:
+    run_dir = train("run", report=True)
+    for name in ("recipe.yaml", "environment.json", "timeline.json", "report.html", "tensorboard"):
+        assert (run_dir / name).exists(), name
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == ["step_000001", "step_000002"]
+    assert [line["step"] for line in metrics(run_dir)] == [1, 2]
+    for name in ("before", "after"):
+        document = json.loads((run_dir / "evaluation" / f"{name}.json").read_text())
+        for mode in ("sampled", "greedy"):
+            assert document[mode]["n_episodes"] == 5 and [e["seed"] for e in document[mode]["episodes"]] == [0, 0, 1, 1, 2]  # two tasks
+    assert json.loads((run_dir / "evaluation" / "comparison.json").read_text())["sampled"]["n_pairs"] == 5
+    assert len(list((run_dir / "videos").glob("*.mp4"))) == 2
+    assert counting.plugin.created and all(env.closed for env in counting.plugin.created)
+
+
+def test_what_a_run_that_was_killed_at_its_end_lacks_is_made(train: Any) -> None:
+    comparison = train("run", "iterations=1") / "evaluation" / "comparison.json"
+    told = comparison.read_text()
+    comparison.unlink()
+    train("run", "iterations=1", "resume=auto")
+    assert comparison.read_text() == told
+    late = train("late", *QUICK, "iterations=1")
+    train("late", "iterations=1", "resume=auto", "evaluation.before_and_after=true")
+    assert [path.name for path in (late / "evaluation").iterdir()] == ["after.json"], "what was before nobody knows any more"
+
+
+def test_the_plan_changes_nothing(train: Any) -> None:
+    """Groups and micro-batches: the first bit for bit, the second to rounding."""
+    one = train("one", *QUICK, "rollout.pipeline_depth=1")
+    for depth in (2, 4):
+        other = train(f"depth{depth}", *QUICK, f"rollout.pipeline_depth={depth}")
+        assert_same_files(other, one, 2)
+        assert metrics(other) == metrics(one)
+    cut = checkpoint(train("cut", *QUICK, "cluster.micro_batch_size=3"), 2)
+    for name, value in checkpoint(one, 2).items():
+        torch.testing.assert_close(cut[name], value, rtol=0, atol=2e-3, msg=name)
+
+
+def test_a_continued_run_is_the_uninterrupted_one(train: Any) -> None:
+    whole = train("whole", *QUICK, "iterations=4")
+    parts = train("parts", *QUICK, "iterations=2")
+    train("parts", *QUICK, "iterations=4", "resume=auto", "rollout.pipeline_depth=4")
+    assert_same_files(parts, whole, 4)
+    assert metrics(parts) == metrics(whole)
+
+
+@pytest.mark.parametrize("name", ["evaluation/after.json", "metrics.jsonl"])
+def test_a_damaged_file_of_a_run_is_told_in_one_line(train: Any, rlinf_vla: CommandLine, counting: Counting, name: str) -> None:
+    path = train("run", *QUICK) / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("rubbish\n")
+    arguments = counting.arguments("train", "counting_ppo", "run_dir=run", "resume=auto")
+    assert f"run/{name}" in (complaint := rlinf_vla(*arguments).complaint) and "is damaged" in complaint
+
+
+@pytest.mark.parametrize("recipe", ["counting_grpo", "counting_sac"])
+def test_other_algorithms_train_and_go_on(train: Any, rlinf_vla: CommandLine, counting: Counting, recipe: str) -> None:
+    straight = train("straight", "iterations=4", recipe=recipe)
+    parts = train("parts", *QUICK, recipe=recipe)
+    train("parts", *QUICK, "iterations=4", "resume=auto", recipe=recipe)
+    assert_same_files(parts, straight, 4)
+    assert metrics(parts) == metrics(straight) and len(metrics(straight)) == 4
+    found = rlinf_vla(*counting.arguments("eval", recipe, f"checkpoint={straight}/checkpoints/step_000004"))
+    assert found.code == 0, found.err
+    again, after = (json.loads((straight / "evaluation" / f"{name}.json").read_text()) for name in ("step_000004", "after"))
+    assert again["sampled"] == after["sampled"], "the same episodes, the same outcome"
+
+
+def test_a_reward_of_the_users_is_trained_with_and_never_evaluated(train: Any) -> None:
+    own, other = train("own", "iterations=1"), train("other", "iterations=1", "reward=success", "reward.weight=5")
+    rewarded = [metrics(run_dir)[0] for run_dir in (own, other)]
+    assert rewarded[0]["rollout/success_once"] == rewarded[1]["rollout/success_once"] > 0
+    steps = rewarded[1]["rollout/steps"]
+    assert rewarded[1]["rollout/reward_mean"] == pytest.approx(5 * round(rewarded[1]["rollout/reward_mean"] * steps / 5) / steps)
+    returns = [json.loads((run_dir / "evaluation" / "before.json").read_text())["sampled"]["episodes"] for run_dir in (own, other)]
+    assert returns[0] == returns[1] and any(episode["return"] % 1 for episode in returns[0])
+
+
+def test_a_finished_run_stays_as_it_is(train: Any) -> None:
+    run_dir = train("run", *QUICK)
+    before = checkpoint(run_dir, 2)
+    train("run", *QUICK, "resume=auto")
+    assert_same_bits(checkpoint(run_dir, 2), before)
+    train("run", *QUICK, code=2)
+    train("run", *QUICK, "resume=auto", "algorithm.gamma=0.5", code=2)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_goes_on_where_it_was(
+    train: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], signum: int, code: int
+) -> None:
+    """The signal comes in the midst of the second rollout."""
+    whole = train("whole", *QUICK, "iterations=3", "checkpoints.every=3")
+    steps, step_wait = [0], CounterWorld.step_wait
+
+    def interrupting(self: CounterWorld) -> StepResult:
+        steps[0] += 1
+        if steps[0] == 18:
+            os.kill(os.getpid(), signum)
+        return step_wait(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CounterWorld, "step_wait", interrupting)
+        run_dir = train("run", *QUICK, "iterations=3", "checkpoints.every=3", code=code)
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"], "what was done is not lost"
+    train("run", *QUICK, "iterations=3", "checkpoints.every=3", "resume=auto")
+    assert_same_files(run_dir, whole, 3)
+
+
+def test_who_does_not_wait_loses_what_was_half_made(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice Ctrl-C, in the midst of the second update: back to the last checkpoint, from which the same bits come."""
+    whole = train("whole", *QUICK, "iterations=3")
+    updates, update = [0], OnPolicyUpdater.update
+
+    def interrupting(self: OnPolicyUpdater, *arguments: Any) -> Any:
+        found = update(self, *arguments)
+        updates[0] += 1
+        for _ in range(2 * (updates[0] == 2)):
+            os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OnPolicyUpdater, "update", interrupting)
+        run_dir = train("run", *QUICK, "iterations=3", "checkpoints.every=1", code=130)
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"]
+    train("run", *QUICK, "iterations=3", "resume=auto")
+    assert_same_files(run_dir, whole, 3)
+
+
+def test_demonstrations_do_not_make_a_signal_wait(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, step_wait = [0], CounterWorld.step_wait
+
+    def interrupting(self: CounterWorld) -> StepResult:
+        steps[0] += 1
+        if steps[0] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step_wait(self)
+
+    monkeypatch.setattr(CounterWorld, "step_wait", interrupting)
+    run_dir = train("run", *QUICK, recipe="counting_sft", code=143)
+    assert steps[0] < 10 and not (run_dir / "checkpoints").exists()
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_again(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = (*QUICK, "iterations=3", "checkpoints.every=3")
+    whole = train("whole", *late)
+    steps, step_wait = [0], CounterWorld.step_wait
+
+    def dying(self: CounterWorld) -> StepResult:
+        steps[0] += 1
+        if steps[0] == 18:
+            raise RuntimeError("the world has ended")
+        return step_wait(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CounterWorld, "step_wait", dying)
+        run_dir = train("run", *late, code=1)
+    assert [line["step"] for line in metrics(run_dir)] == [1] and not (run_dir / "checkpoints").exists()
+    train("run", *late, "resume=auto")
+    assert_same_files(run_dir, whole, 3)
+    assert metrics(run_dir) == metrics(whole), "no iteration shows twice"
+
+
+def test_the_critic_may_warm_up_alone(train: Any) -> None:
+    run_dir = train("run", *QUICK, "algorithm.value_warmup=1")
+    first, second = checkpoint(run_dir, 1), checkpoint(run_dir, 2)
+    factors = [name for name in first if ".lora_B" in name and name.startswith("adapter_model")]
+    assert factors and all((first[name] == 0).all() and (second[name] != 0).any() for name in factors)
+    heads = [name for name in first if name.startswith("heads")]
+    assert heads and all((first[name] != 0).any() for name in heads)
+
+
+def test_training_learns_to_count(train: Any) -> None:
+    """From chance to nearly always, in a fraction of a second per iteration."""
+    longer = (
+        "iterations=15",
+        "env.num_envs=16",
+        "algorithm.minibatch_size=64",
+        "algorithm.epochs=4",
+        "episodes=60",
+        "checkpoints.every=15",
+    )
+    run_dir = train("run", *longer, "model.lora.rank=0", "evaluation.filmed=0")
+    before, after = (json.loads((run_dir / "evaluation" / f"{name}.json").read_text())["sampled"] for name in ("before", "after"))
+    assert before["pc_success"] < 50 and after["pc_success"] > before["pc_success"] + 30
+
+
+def test_evaluation_of_a_checkpoint(train: Any, rlinf_vla: CommandLine, counting: Counting) -> None:
+    run_dir = train("run")
+    found = rlinf_vla(*counting.arguments("eval", "counting_ppo", f"checkpoint={run_dir}/checkpoints/step_000002"))
+    assert found.code == 0, found.err
+    again = json.loads((run_dir / "evaluation" / "step_000002.json").read_text())
+    after = json.loads((run_dir / "evaluation" / "after.json").read_text())
+    for mode in ("sampled", "greedy"):
+        assert again[mode] == after[mode], "the same episodes, the same outcome"
+    missing = rlinf_vla(*counting.arguments("eval", "counting_ppo", f"checkpoint={run_dir}/checkpoints/step_000009"))
+    assert "step_000009" in missing.complaint
+
+
+def test_training_may_start_from_a_checkpoint(train: Any) -> None:
+    first = train("first")
+    second = train("second", f"checkpoint={first}/checkpoints/step_000002")
+    start = json.loads((second / "evaluation" / "before.json").read_text())
+    assert start["sampled"] == json.loads((first / "evaluation" / "after.json").read_text())["sampled"]
+
+
+def test_imitation_writes_a_policy_that_can_be_trained(rlinf_vla: CommandLine, counting: Counting, train: Any, tmp_path: Path) -> None:
+    arguments = counting.arguments("train", "counting_sft", "run_dir=sft", "iterations=40", "checkpoints.every=20")
+    found = rlinf_vla(*arguments)
+    assert found.code == 0, found.out + found.err
+    assert metrics(tmp_path / "sft")[-1]["sft/loss"] < 0.3 < math.log(5), "far better than guessing among the bins"
+    assert (tmp_path / "sft" / "policy" / "manifest.json").exists()
+    run_dir = train("run", "iterations=1", f"model.checkpoint={tmp_path}/sft/policy")
+    start = json.loads((run_dir / "evaluation" / "before.json").read_text())
+    taught = json.loads((tmp_path / "sft" / "evaluation" / "after.json").read_text())
+    assert start["greedy"]["episodes"] == taught["greedy"]["episodes"]
+
+
+def test_continued_imitation_is_the_uninterrupted_one(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+    """The learning-rate schedule must not be that of a shorter run: decay_steps says how long it is."""
+    fixed = ("algorithm.decay_steps=6", *QUICK)
+    for name, iterations, resume in (("whole", 6, "never"), ("parts", 3, "never"), ("parts", 6, "auto")):
+        found = rlinf_vla(
+            *counting.arguments("train", "counting_sft", f"run_dir={name}", f"iterations={iterations}", f"resume={resume}", *fixed)
+        )
+        assert found.code == 0, found.out + found.err
+    assert_same_files(tmp_path / "parts", tmp_path / "whole", 6)
+
+
+def test_bench(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+    verb, *rest = counting.arguments("bench", "counting_ppo", "run_dir=bench")
+    found = rlinf_vla(verb, "rollout", *rest)
+    assert found.code == 0, found.out + found.err
+    document = json.loads((tmp_path / "bench" / "bench_rollout.json").read_text())
+    assert document["serial"]["steps"] == document["pipelined"]["steps"] > 0 and document["ratio"] > 0
+    assert set(document["frames_per_s"]) == {"fingers"} and all(env.closed for env in counting.plugin.created)
+
+
+# what must end a run
+
+
+def test_a_policy_that_disagrees_with_itself_is_refused(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = LinearPolicy.evaluate
+
+    def other(self: LinearPolicy, *arguments: Any, **named: Any) -> ActionEval:
+        found = evaluate(self, *arguments, **named)
+        return ActionEval(found.log_prob - 0.01, found.entropy, found.value)
+
+    monkeypatch.setattr(LinearPolicy, "evaluate", other)
+    run_dir = train("run", *QUICK, code=1)
+    assert not (run_dir / "checkpoints").exists(), "nothing was trained"
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = LinearPolicy.evaluate
+
+    def boundless(self: LinearPolicy, *arguments: Any, **named: Any) -> ActionEval:
+        found = evaluate(self, *arguments, **named)
+        return ActionEval(found.log_prob, found.entropy, found.value * math.inf)
+
+    monkeypatch.setattr(LinearPolicy, "evaluate", boundless)
+    run_dir = train("run", *QUICK, code=1)
+    assert not (run_dir / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("where", ["step_wait", "reset_wait"])
+def test_a_simulator_that_dies_ends_the_run(train: Any, counting: Counting, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def die(self: CounterWorld) -> Any:
+        raise RuntimeError("the world has ended")
+
+    monkeypatch.setattr(CounterWorld, where, die)
+    train("run", *QUICK, code=1)
+    assert all(env.closed for env in counting.plugin.created)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"action_dim": 7}, ["4 dimensions", "7"]),
+        ({"images": {"wrist": (64, 64)}}, ["base", "wrist"]),
+        ({"images": {"base": (32, 32)}}, ["64x64", "32x32"]),
+        ({"images": {"base": (128, 32)}}, ["64x64", "128x32"]),
+    ],
+)
+def test_a_policy_that_does_not_fit_is_refused(
+    rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: list[str]
+) -> None:
+    create = counting.plugin.create
+
+    def otherwise(config: Any, groups: int) -> Any:
+        envs = create(config, groups)
+        for env in envs:
+            env.spec = replace(env.spec, **change)
+        return envs
+
+    monkeypatch.setattr(counting.plugin, "create", otherwise)
+    complaint = rlinf_vla(*counting.arguments("train", "counting_ppo")).complaint
+    assert all(word in complaint for word in words), complaint
+    assert all(env.closed for env in counting.plugin.created)
+
+
+@pytest.mark.parametrize("overrides", [["algorithm.horizon=0"], ["algorithm.horizon=8"]])
+def test_a_rollout_holds_whole_episodes(rlinf_vla: CommandLine, counting: Counting, overrides: list[str]) -> None:
+    assert overrides[0] in rlinf_vla(*counting.arguments("train", "counting_ppo", *overrides)).complaint
+    assert all(env.closed for env in counting.plugin.created)
+
+
+def test_a_classifier_is_learnt_and_then_rewards(rlinf_vla: CommandLine, counting: Counting, train: Any, tmp_path: Path) -> None:
+    whole = train("whole", recipe="counting_classifier")
+    found = json.loads((whole / "evaluation" / "after.json").read_text())
+    assert found["frames of success"]["pc"] > 90
+    assert found["other frames"]["pc"] > 60, "the picture does not show the task, and so not how far it is to count"
+    assert (whole / "classifier" / "manifest.json").exists()
+    seen = train("seen", "iterations=1", "reward=classifier", f"reward.options.checkpoint={whole}/classifier", *QUICK)
+    own = train("own", "iterations=1", "reward=success", *QUICK)
+    assert metrics(seen)[0]["rollout/reward_mean"] == pytest.approx(metrics(own)[0]["rollout/reward_mean"], abs=0.05)
+    missing = rlinf_vla(*counting.arguments("train", "counting_ppo", "reward=classifier"))
+    assert "reward.options.checkpoint has no value" in missing.complaint

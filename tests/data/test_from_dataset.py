@@ -1,0 +1,211 @@
+"""What is recorded of counter world is learnt as if it had been played."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_vla.algorithms.advantages import chunk_rewards
+from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
+from rlinf_vla.algorithms.sft import DemonstrationConfig
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import Inputs, Observation
+from rlinf_vla.data import lerobot_format as form
+from rlinf_vla.data.from_dataset import dataset_transitions
+from rlinf_vla.data.lerobot_format import Column, Feature
+from rlinf_vla.data.lerobot_writer import LeRobotWriter
+from rlinf_vla.rollout.demonstrations import collect_demonstrations
+from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.expert_dataset import EXPERT_ACTION, Played, expert_features, play_for_dataset
+from rlinf_vla.rollout.scripted_actors import ExpertActor
+from rlinf_vla.rollout.transitions import collect_transitions
+from rlinf_vla.telemetry.timeline import Timeline
+from tests.rollout.fake_env import CounterWorld, groups
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+NOISY = DemonstrationConfig(episodes=9, noise=[0.0, 0.8], random_actions=0.3)
+
+
+class Sees(LinearPolicy):
+    """Keeps the picture, the state and the length of the instruction."""
+
+    def __init__(self, chunk: int = 1, state_dim: int = 2) -> None:
+        super().__init__(LinearOptions(chunk=chunk))
+        self.spec = replace(self.spec, state_dim=state_dim)
+
+    def prepare(self, obs: Observation) -> Inputs:
+        lengths = torch.tensor([len(each) for each in obs.instruction])
+        return {"image": obs.images["base"].clone(), "state": obs.state.clone(), "words": lengths}
+
+
+def played(envs: list[CounterWorld] | None = None, config: DemonstrationConfig = NOISY) -> list[Played]:
+    found: list[Played] = []
+    play_for_dataset(envs or groups(4, 2), config, 0, found.append)
+    return found
+
+
+def write(directory: Path, episodes: list[Played], drop: tuple[str, ...] = ()) -> str:
+    features = {key: each for key, each in expert_features(groups(1, 1)[0].spec, video=False).items() if key not in drop}
+    with LeRobotWriter(directory, 10, features) as writer:
+        for episode in episodes:
+            writer.add_episode({key: episode.frames[key] for key in features}, episode.instruction)
+    return str(directory)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_what_is_recorded_is_learnt_as_if_it_were_played(tmp_path: Path, chunk: int) -> None:
+    policy = Sees(chunk)
+    expected, success = collect_demonstrations(policy, groups(4, 2), NOISY, 0)
+    recorded = DemonstrationConfig(dataset=write(tmp_path / "data", played()), action_key=EXPERT_ACTION)
+    seen: list[float] = []
+    found, again = collect_demonstrations(policy, (), recorded, 0, seen.append)
+    assert again == success and seen[-1] == 1.0
+    assert torch.equal(found.actions, expected.actions) and torch.equal(found.draws, expected.draws)
+    assert found.inputs.keys() == expected.inputs.keys()
+    for name, value in expected.inputs.items():
+        assert torch.equal(found.inputs[name], value) and found.inputs[name].dtype == value.dtype, name
+
+
+def test_neither_groups_nor_environments_change_the_recording() -> None:
+    first = played()
+    for envs in (groups(1, 1), groups(6, 3)):
+        for episode, other in zip(first, played(envs), strict=True):
+            assert (episode.instruction, episode.success) == (other.instruction, other.success)
+            assert all(np.array_equal(value, other.frames[key]) for key, value in episode.frames.items())
+
+
+def test_a_frame_is_what_was_seen_and_done_and_what_came_of_it() -> None:
+    """Counter world is played again with the recorded actions."""
+    for number, episode in enumerate(played()):
+        env, frames = CounterWorld(1), episode.frames
+        listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, NOISY.episodes, 2)
+        observation = env.reset(listed[number : number + 1])
+        for step in range(len(frames[form.ACTION])):
+            assert frames[form.STATE][step].tolist() == observation.state[0].tolist()
+            assert np.array_equal(frames[form.IMAGES + "base"][step], observation.images["base"][0].numpy())
+            assert frames[EXPERT_ACTION][step].tolist() == env.expert_actions()[0].tolist()
+            result = env.step(torch.from_numpy(frames[form.ACTION][step])[None, None])
+            observation = result.observation
+            came = {form.REWARD: result.reward, form.SUCCESS: result.success, form.TRUNCATED: result.truncated & ~result.terminated}
+            assert all(frames[key][step] == value[0, 0] for key, value in came.items()) and frames[form.DONE][step] == result.done[0]
+        assert frames[form.DONE].tolist() == [False] * step + [True] and episode.success == frames[form.SUCCESS][-1]
+        assert episode.instruction == observation.instruction[0]
+
+
+@pytest.mark.parametrize("kept", ["all", "no success", "no next"])
+def test_success_is_known_or_not(tmp_path: Path, kept: str) -> None:
+    following = (form.REWARD, form.DONE, form.TRUNCATED, form.SUCCESS)
+    drop = {"all": (), "no success": (form.SUCCESS,), "no next": following}[kept]
+    _, success = collect_demonstrations(Sees(), (), DemonstrationConfig(dataset=write(tmp_path / "data", played(), drop)), 0)
+    assert success == (sum(each.success for each in played()) / 9 if kept == "all" else None)
+
+
+CLEAN = DemonstrationConfig(episodes=6, noise=[0.0])
+
+
+@pytest.mark.parametrize("limit", [3, 30])
+def test_transitions_as_if_they_were_played(tmp_path: Path, limit: int) -> None:
+    """Where an episode was cut, the recording lacks what its last action led to: one transition less."""
+    policy, config = Sees(), SACConfig(dataset=str(tmp_path / "data"), gamma=0.9)
+    envs = groups(2, 1, episode_limit=limit)
+    write(tmp_path / "data", played(envs, CLEAN))
+    listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, 6, 2)
+    truth = collect_transitions(lambda env: ExpertActor(policy, env), policy, envs, listed, partial(chunk_rewards, gamma=0.9), Timeline())
+    found = list(dataset_transitions(policy, config))
+    cut = [bool((each.records[ACTED] == 0).any()) for each in truth]
+    assert any(cut) == (limit == 3) and not all(cut)
+    for each, expected, was_cut in zip(found, truth, cut, strict=True):
+        assert each.success == expected.success and each.steps == expected.steps - was_cut
+        for name, value in expected.records.items():
+            wanted = value[:-1].clone() if was_cut else value
+            if was_cut and name in (ACTION, REWARD, DISCOUNT, ACTED):
+                wanted[-1] = 0
+            assert torch.equal(each.records[name], wanted), name
+
+
+def recording(directory: Path, rewards: list[float], flags: dict[str, list[bool]], action: float = 0.5) -> SACConfig:
+    length = len(rewards)
+    frames: dict[str, Column] = {
+        form.ACTION: np.full((length, 4), action, np.float32),
+        form.REWARD: np.array(rewards, np.float32),
+        form.IMAGES + "front": np.zeros((length, 64, 64, 3), np.uint8),
+    }
+    features = {form.ACTION: Feature("float32", (4,)), form.REWARD: Feature("float32", (1,))}
+    features |= {form.IMAGES + "front": Feature.camera((64, 64), False)} | {key: Feature("bool", (1,)) for key in flags}
+    with LeRobotWriter(directory, 10, features) as writer:
+        writer.add_episode(frames | {key: np.array(value) for key, value in flags.items()}, "task")
+    return SACConfig(dataset=str(directory), dataset_cameras=["base:front"], gamma=0.5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "terminated"),
+    [
+        ({}, False),
+        ({form.DONE: True}, False),
+        ({form.SUCCESS: True}, True),
+        ({form.SUCCESS: False, form.DONE: True}, False),
+        ({form.DONE: True, form.TRUNCATED: True, form.SUCCESS: True}, False),
+        ({form.DONE: True, form.TRUNCATED: False, form.SUCCESS: False}, True),
+    ],
+)
+def test_chunks_and_ends(tmp_path: Path, flags: dict[str, bool], terminated: bool) -> None:
+    config = recording(tmp_path / "data", [1, 2, 3, 4, 5], {key: [False] * 4 + [last] for key, last in flags.items()})
+    (found,) = dataset_transitions(Sees(chunk=2, state_dim=0), config)
+    records = found.records
+    assert records[ACTION].shape == (3, 2, 4)
+    if terminated:
+        assert found.steps == 5 and records[ACTED].tolist() == [True] * 3
+        assert records[REWARD].tolist() == [1 + 0.5 * 2, 3 + 0.5 * 4, 5] and records[DISCOUNT].tolist() == [0.25, 0.25, 0]
+    else:
+        assert found.steps == 4 and records[ACTED].tolist() == [True, True, False]
+        assert records[REWARD].tolist() == [2, 5, 0] and records[DISCOUNT].tolist() == [0.25, 0.25, 0]
+
+
+def test_a_single_frame_that_was_cut_shows_nothing(tmp_path: Path) -> None:
+    config = recording(tmp_path / "data", [1], {})
+    assert list(dataset_transitions(Sees(state_dim=0), config)) == []
+
+
+def test_actions_in_other_units_are_refused(tmp_path: Path) -> None:
+    config = recording(tmp_path / "data", [1, 2], {}, action=57.0)
+    with pytest.raises(UserError, match=r"actions of episode 0 reach 57, outside SAC's range \[-1, 1\]"):
+        list(dataset_transitions(Sees(state_dim=0), config))
+
+
+def spec(policy: Sees, **changes: Any) -> Sees:
+    policy.spec = replace(policy.spec, **changes)
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"action_dim": 7}, {}, r"action has shape \[4\], the policy's actions 7 dimensions"),
+        ({"state_dim": 3}, {}, r"observation.state has shape \[2\], the policy's state 3 dimensions"),
+        ({"images": {"wrist": (64, 64)}}, {}, r"has cameras \['base'\] and no 'wrist'.* algorithm.demonstrations.cameras=\[wrist:NAME\]"),
+        ({"images": {"base": (64, 128)}}, {}, "the policy's image 'base' is 64x128 pixels, observation.images.base of .* only 64x64"),
+        ({}, {"cameras": ["front:base"]}, r"'front:base' must be POLICY_CAMERA:DATASET_CAMERA, the former one of \['base'\]"),
+        ({}, {"cameras": ["base"]}, "'base' must be POLICY_CAMERA:DATASET_CAMERA"),
+        ({}, {"cameras": ["base:front"]}, r"has cameras \['base'\] and no 'front'"),
+        ({}, {"action_key": "action.clean"}, "has no feature action.clean"),
+    ],
+)
+def test_a_dataset_that_does_not_fit_is_one_line(tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    path = write(tmp_path / "data", played(config=CLEAN))
+    with pytest.raises(UserError, match=message) as caught:
+        collect_demonstrations(spec(Sees(), **changes), (), DemonstrationConfig(dataset=path, **options), 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_policy_that_reads_no_state_needs_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "data", played(config=CLEAN), drop=(form.STATE,))
+    found, _ = collect_demonstrations(Sees(state_dim=0), (), DemonstrationConfig(dataset=path), 0)
+    assert found.inputs["state"].shape == (len(found), 0)
+    with pytest.raises(UserError, match=r"has no feature observation\.state"):
+        collect_demonstrations(Sees(), (), DemonstrationConfig(dataset=path), 0)

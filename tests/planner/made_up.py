@@ -1,0 +1,46 @@
+"""Profiles, clusters and workloads with round numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.config.cluster import NodeConfig
+from rlinf_vla.planner.cluster import Cluster
+from rlinf_vla.planner.graph import Graph, trace
+from rlinf_vla.planner.profile import Bytes, Cost, Profile
+from rlinf_vla.planner.workload import Workload
+
+COSTS = {
+    "act": Cost(0.1, 0.05),
+    "value": Cost(0.05, 0.025),
+    "encode": Cost(0.05, 0.02),
+    "merge": Cost(0.5),
+    "simulate": Cost(0.0, 0.2),
+    "reset": Cost(0.0, 0.5),
+    "update": Cost(0.25, 0.01, cores=2.0),
+    "optimise": Cost(0.125),
+    "publish": Cost(0.25),
+    "reference": Cost(0.0, 0.01, cores=2.0),
+}
+BYTES = Bytes(weights=4e9, trained=1e9, activations=1e6, call=1e4, inputs=1e4, process=1e9)
+
+
+def profile(device: str = "cpu", **changes: Any) -> Profile:
+    return replace(Profile(device, 2, dict(COSTS), BYTES, chunk=2, episode_limit=8, note="made up"), **changes)
+
+
+def cluster(count: int = 1, **node: Any) -> Cluster:
+    machine = NodeConfig(**{"name": "node", "cpus": 64, "memory_gb": 1000.0, "latency_ms": 0.0} | node)
+    return Cluster("made_up", (replace(machine, count=count),))
+
+
+def workload(**changes: Any) -> Workload:
+    """PPO: 8 environments, two episodes of 4 policy calls each, one epoch of two minibatches."""
+    plain = Workload(envs=8, batch_size=8, minibatch_size=32, epochs=1, episode_calls=4, chunk=2, calls=8)
+    return replace(plain, **changes)
+
+
+def ppo(**config: Any) -> Graph:
+    return trace(PPO(PPOConfig(**config), 1.0))

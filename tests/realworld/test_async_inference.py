@@ -1,0 +1,122 @@
+"""Threads by their events, not by their speed; the same rules on a virtual clock."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from rlinf_vla.core.robot import RobotState, ToolPose
+from rlinf_vla.realworld.async_inference import ScheduledInference, ThreadedInference
+from rlinf_vla.realworld.chunks import REJECTIONS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, Request
+from rlinf_vla.realworld.clock import MonotonicClock, VirtualClock
+from rlinf_vla.realworld.sensing import Reading
+
+LONG = 30.0
+
+
+def request(number: int, step: int = 0, time: float = 0.0, tick: int = 0) -> Request:
+    pose = ToolPose(np.zeros(3), np.array([1.0, 0, 0, 0]))
+    return Request(Reading(number, RobotState(time, pose, np.zeros(7), np.zeros(7), np.zeros(6), 0.0), {}), "", step, tick)
+
+
+def chunk(number: int, step: int = 0, time: float = 0.0, tick: int = 0, length: int = 4) -> Chunk:
+    return Chunk(request(number, step, time, tick), np.arange(4 * length, dtype=np.float32).reshape(length, 4))
+
+
+class Gate:
+    """An inference that ends when it is let."""
+
+    def __init__(self) -> None:
+        self.began, self.let = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, asked: Request) -> Chunk:
+        self.began.release()
+        assert self.let.acquire(timeout=LONG)
+        return Chunk(asked, np.zeros((1, 4), np.float32))
+
+
+def test_the_latest_request_takes_the_place_of_the_one_that_waits() -> None:
+    gate, clock = Gate(), MonotonicClock()
+    background = ThreadedInference(gate, clock)
+    first, second, third = map(request, range(3))
+    background.submit(first)
+    assert gate.began.acquire(timeout=LONG)
+    background.submit(second)
+    background.submit(third)
+    assert background.pending() == (first, third)
+    background.wait(clock.now() + 0.01)
+    assert background.take() == []
+    gate.let.release(2)
+    background.wait(clock.now() + LONG)
+    found = background.take()
+    assert background.settle(clock.now() + LONG)
+    assert [each.request for each in found + background.take()] == [first, third]
+    background.close()
+
+
+def test_settling_withdraws_and_says_whether_all_is_quiet() -> None:
+    gate, clock = Gate(), MonotonicClock()
+    background = ThreadedInference(gate, clock)
+    background.submit(request(0))
+    assert gate.began.acquire(timeout=LONG)
+    background.submit(request(1))
+    assert not background.settle(clock.now() + 0.01)
+    gate.let.release()
+    assert background.settle(clock.now() + LONG)
+    assert [each.request.seen.number for each in background.take()] == [0]
+    background.close()
+
+
+def test_what_an_inference_raises_is_raised_where_it_is_taken() -> None:
+    def fail(asked: Request) -> Chunk:
+        raise ZeroDivisionError
+
+    clock = MonotonicClock()
+    background = ThreadedInference(fail, clock)
+    background.submit(request(0))
+    background.wait(clock.now() + LONG)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            background.take()
+
+
+def test_the_same_on_a_virtual_clock() -> None:
+    clock = VirtualClock()
+    background = ScheduledInference(lambda asked: Chunk(asked, np.zeros((1, 4), np.float32)), clock, lambda asked: 1.0 + asked.seen.number)
+    for number in range(3):
+        background.submit(request(number))
+    background.wait(0.5)
+    assert (clock.now(), background.take()) == (0.5, [])
+    background.wait(9.0)
+    assert clock.now() == 1.0 and [each.request.seen.number for each in background.take()] == [0]
+    assert not background.settle(2.0) and background.settle(9.0) and clock.now() == 4.0
+    assert [each.request.seen.number for each in background.take()] == [2]
+
+
+def test_a_chunk_takes_over_at_the_place_of_its_time() -> None:
+    queue = ChunkQueue(max_age=1.0)
+    assert queue.next(0.0, 0) is None and queue.committed(0) is None
+    assert queue.offer(chunk(0, step=0), 0.1, step=1, tick=1) is None
+    chosen = queue.next(0.1, 1)
+    assert chosen is not None and (chosen.position, chosen.age, chosen.action[0]) == (1, 0.1, 4)
+    assert queue.offer(chunk(3, step=2, time=0.2, tick=2), 0.5, step=3, tick=5) is None
+    committed = queue.committed(4)
+    assert committed is not None and committed.actions[:, 0].tolist() == [8, 12]
+    assert committed.frozen == 2, "the slowest of the latest took three ticks, but two actions are left"
+    assert queue.next(0.6, 6) is None
+
+
+def test_what_is_stale_is_rejected() -> None:
+    queue = ChunkQueue(max_age=1.0)
+    assert queue.offer(chunk(5, time=4.0), 4.1, step=0, tick=1) is None
+    assert queue.offer(chunk(5, time=4.0), 4.1, step=0, tick=1) == SUPERSEDED
+    assert queue.offer(chunk(4, time=4.0), 4.1, step=0, tick=1) == SUPERSEDED
+    assert queue.offer(chunk(6, time=4.0), 5.1, step=0, tick=1) == TOO_OLD
+    assert queue.offer(chunk(6, time=4.0), 4.1, step=4, tick=1) == SPENT
+    assert queue.next(5.1, 0) is None, "nor is a chunk executed to its end where that is too late"
+    queue.forget(before=9)
+    assert queue.next(4.1, 0) is None and queue.offer(chunk(8, time=4.0), 4.1, step=0, tick=1) == SUPERSEDED
+    assert queue.offer(chunk(9, time=4.0), 4.1, step=0, tick=1) is None
+    assert {SUPERSEDED, TOO_OLD, SPENT} == set(REJECTIONS)

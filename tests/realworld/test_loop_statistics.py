@@ -1,0 +1,32 @@
+"""Two processes' accounts, one after the other."""
+
+from __future__ import annotations
+
+import json
+
+from rlinf_vla.realworld.loop_statistics import HELD, POLICY, LoopStatistics, merged_statistics
+
+
+def account(*parts: int) -> LoopStatistics:
+    """Part ``n``: n steps of the policy, n held, n commands that were n tenths of a period late."""
+    found = LoopStatistics(10.0)
+    for part in parts:
+        found.seconds += part
+        found.steps.update({POLICY: part, HELD: part})
+        found.chunks["accepted"] += part
+        found.interventions[f"rule_{part}"] += part
+        for _ in range(part):
+            found.left(part / 100)
+            found.took("tick", 0.01 * part)
+    return found
+
+
+def test_counts_of_two_processes_are_those_of_one() -> None:
+    before = json.loads(json.dumps(account(2).document()))
+    later, both = account(3).document(), account(2, 3).document()
+    assert merged_statistics(before, later) == both | {"sections_ms": later["sections_ms"]}
+
+
+def test_what_does_not_fit_does_not_count() -> None:
+    later = account(3).document()
+    assert merged_statistics({}, later) == later == merged_statistics({**account(2).document(), "control_hz": 20.0}, later)

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.sac import SAC, SACConfig
+from rlinf_vla.algorithms.sac_policy import SACPolicy
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.models.compact.policy import CompactOptions, CompactPolicy
+from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode
+from rlinf_vla.realworld.flow import OnlineFlow
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.runtime.builders import add_sac_heads
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.sac_trainer import SACTrainer
+
+CONFIG = SACConfig(episodes=2, updates_per_step=0.2, batch_size=4, critics=2, hidden=8, shift=0, gamma=0.9, demonstrations=2)
+
+
+class Played:
+    """A player that says what it was asked, and whose episodes depend on their seed alone. Steps ``human`` of each are a person's."""
+
+    def __init__(self, human: slice = slice(0)) -> None:
+        self.log: list[tuple[str, int]] = []
+        self.human = human
+        self.shows_well, self.empty = True, -1
+        self.weights: dict[str, Tensor] = {}
+        self.scripted: list[bool] = []
+        self.shown: list[Job] = []
+
+    def begin(self, job: Job) -> None:
+        self.scripted.append(job.scripted)
+        self.shown += [job] if job.kind == DEMONSTRATION else []
+        self.log.append((f"begin {job.kind}", job.number))
+
+    def episode(self, job: Job, idle: Callable[[], None]) -> RobotEpisode:
+        idle()
+        self.log.append((f"end {job.kind}", job.number))
+        generator = torch.Generator().manual_seed(job.seed)
+        length = 4 + job.seed % 3
+        success = job.kind == DEMONSTRATION and self.shows_well
+        human = torch.zeros(length, dtype=torch.bool)
+        human[self.human] = True
+        if job.kind == DEMONSTRATION and job.number == self.empty:
+            length, human = 0, human[:0]
+        images = torch.randint(256, (length + 1, 8, 8, 3), generator=generator).byte()
+        return RobotEpisode(
+            job=job,
+            task="Touch",
+            instruction="touch",
+            images={"front": images},
+            state=torch.rand(length + 1, 8, generator=generator),
+            tick=torch.arange(length + 1),
+            action=torch.rand(length, 4, generator=generator),
+            human=human | (job.kind == DEMONSTRATION),
+            reward=torch.tensor([0.0] * (length - 1) + [float(success)] * (length > 0)),
+            terminated=success,
+            success=success,
+            ended="",
+        )
+
+    def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
+        self.log.append(("publish", version))
+        self.weights = {name: value.detach().clone() for name, value in weights.items()}
+
+    def forget(self, job: Job) -> None:
+        self.log.append(("forget", job.number))
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> SACPolicy:
+    config = {"image_sizes": [8, 8], "chunk": 1, "action_dim": 4, "state_dim": 8, "patch": 2, "channels": [4], "width": 8}
+    config["state_range"] = {"low": [0] * 8, "high": [1] * 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return add_sac_heads(CompactPolicy.load(tmp_path, CompactOptions(random_weights=True, images=["front"])), CONFIG, 0)
+
+
+def flow_of(
+    policy: SACPolicy,
+    player: Played,
+    directory: Path,
+    state: dict[str, int] | None = None,
+    config: SACConfig = CONFIG,
+    scripted: bool = True,
+) -> OnlineFlow:
+    return OnlineFlow(
+        player,
+        iterations=3,
+        scripted=scripted,
+        policy=policy,
+        trainer=SACTrainer(policy, config),
+        settings=Settings(0, 1.0, 1),
+        timeline=Timeline(),
+        config=config,
+        directory=directory,
+        state=state or {},
+    )
+
+
+def iterate(flow: OnlineFlow, iteration: int, config: SACConfig = CONFIG) -> None:
+    flow.begin(iteration)
+    SAC(config, 1.0).iteration(flow)
+
+
+def test_the_robot_plays_on_while_updates_are_made(policy: SACPolicy, tmp_path: Path) -> None:
+    player = Played()
+    flow = flow_of(policy, player, tmp_path / "replay")
+    iterate(flow, 0)
+    begin, end = f"begin {TRAINING}", f"end {TRAINING}"
+    assert player.log[:5] == [
+        *((f"begin {DEMONSTRATION}", 0), (f"begin {DEMONSTRATION}", 1), (f"end {DEMONSTRATION}", 0), (f"end {DEMONSTRATION}", 1)),
+        ("publish", 0),
+    ]
+    assert player.log[5:] == [*((begin, 0), (begin, 1), (end, 0), (end, 1), (begin, 2), (begin, 3)), ("publish", 1)]
+    before = dict(player.weights)
+    del player.log[:]
+    for iteration in (1, 2):
+        iterate(flow, iteration)
+    assert player.log == [
+        *((end, 2), (end, 3), (begin, 4), (begin, 5), ("publish", 2)),
+        *((end, 4), (end, 5), ("publish", 3)),
+    ], "after the last iteration nothing is played"
+    assert not any(name.startswith("value_head") for name in before) and any(
+        (player.weights[name] != before[name]).any() for name in before
+    )
+
+
+def test_what_was_played_is_learnt_from(policy: SACPolicy, tmp_path: Path) -> None:
+    player = Played(human=slice(1, 3))
+    flow = flow_of(policy, player, tmp_path / "replay")
+    iterate(flow, 0)
+    jobs = flow._listed(0)
+    lengths = [4 + job.seed % 3 for job in jobs]
+    assert len(flow.replay) == sum(lengths) == flow.metrics["rollout/steps"], "cut episodes end with an observation that is no step"
+    assert flow.metrics["demonstrations/success"] == 1 and flow.metrics["rollout/human_share"] == 4 / sum(lengths)
+    assert flow.metrics["actor/updates"] == round(0.2 * sum(lengths)) and "critic/vf_loss" in flow.metrics
+    shown = [job for job in player.log if job[0] == f"end {DEMONSTRATION}"]
+    assert len(shown) == 2 and flow.shown.total > 2 * 3, "a person's steps join the demonstrations"
+    state = flow.save()
+    assert state["replay"] == flow.replay.total and state["demonstrations"] == flow.shown.total
+    again = flow_of(policy, player, tmp_path / "replay", state)
+    assert len(again.replay) == len(flow.replay) and len(again.shown) == len(flow.shown)
+    flow.saved([{"iteration": 1} | state, {"iteration": 2} | state])
+    assert [entry for entry in player.log if entry[0] == "forget"] == [("forget", 0), ("forget", 1)]
+
+
+def test_without_demonstrations_a_persons_steps_are_the_first(policy: SACPolicy, tmp_path: Path) -> None:
+    config = replace(CONFIG, demonstrations=0)
+    flow = flow_of(policy, Played(human=slice(0, 2)), tmp_path / "replay", config=config)
+    iterate(flow, 0, config)
+    assert len(flow.shown) == 4
+
+
+@pytest.mark.parametrize("scripted", [True, False])
+def test_a_person_or_the_expert_demonstrates(policy: SACPolicy, tmp_path: Path, scripted: bool) -> None:
+    player = Played()
+    iterate(flow_of(policy, player, tmp_path / "replay", scripted=scripted), 0)
+    assert player.scripted == [scripted] * 2 + [False] * 4
+
+
+def test_a_demonstration_without_an_action_teaches_nothing(policy: SACPolicy, tmp_path: Path) -> None:
+    player = Played()
+    player.empty = 0
+    flow = flow_of(policy, player, tmp_path / "replay")
+    iterate(flow, 0)
+    assert len(flow.shown) == sum(4 + job.seed % 3 for job in player.shown if job.number == 1)
+
+
+def test_who_leaves_in_the_demonstrations_goes_on_with_all_of_them(policy: SACPolicy, tmp_path: Path) -> None:
+    player = Played()
+    flow = flow_of(policy, player, tmp_path / "replay")
+    flow.begin(0)
+    episode = player.episode
+
+    def leave(job: Job, idle: Callable[[], None]) -> RobotEpisode:
+        if job.number == 1:
+            raise KeyboardInterrupt
+        return episode(job, idle)
+
+    player.episode = leave  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        flow.demonstrate(2)
+    state = flow.save()
+    assert state["demonstrations"] == 0 < flow.shown.total
+    player.episode = episode  # type: ignore[method-assign]
+    again = flow_of(policy, player, tmp_path / "replay", state)
+    again.demonstrate(2)
+    assert again.save()["demonstrations"] == again.shown.total == sum(4 + job.seed % 3 for job in player.shown[:2])
+
+
+def test_how_many_demonstrations_succeeded_is_told(policy: SACPolicy, tmp_path: Path) -> None:
+    player = Played()
+    player.empty = 0
+    flow = flow_of(policy, player, tmp_path / "replay")
+    flow.begin(0)
+    flow.demonstrate(2)
+    assert flow.metrics["demonstrations/success"] == 0.5
+
+
+def test_a_date_is_a_seed(policy: SACPolicy, tmp_path: Path) -> None:
+    flow = flow_of(policy, Played(), tmp_path / "replay")
+    flow.settings = Settings(20261123, 1.0, 1)
+    iterate(flow, 0)
+    assert flow.metrics["actor/updates"] > 0
+
+
+def test_demonstrations_that_fail_are_told(policy: SACPolicy, tmp_path: Path) -> None:
+    player = Played()
+    player.shows_well = False
+    with pytest.raises(UserError, match="none of them succeeded"):
+        iterate(flow_of(policy, player, tmp_path / "replay"), 0)

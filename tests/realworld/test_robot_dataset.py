@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
+from rlinf_vla.core.protocols import EnvSpec
+from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, RESUME
+from rlinf_vla.data.from_dataset import dataset_transitions
+from rlinf_vla.data.lerobot_reader import LeRobotReader
+from rlinf_vla.data.lerobot_writer import LeRobotWriter
+from rlinf_vla.realworld.dataset import ReplayScene, robot_features, robot_frames
+from rlinf_vla.realworld.episode import DEMONSTRATION, Job, prepared, to_records
+from tests.realworld.toy_cell import Toy
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+SPEC = EnvSpec(1, 4, 8, 10.0, 20, {"base": (64, 64)}, ("Touch",), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("limit", [1, 20])
+def test_a_dataset_gives_the_records_that_the_session_would_have(limit: int, tmp_path: Path) -> None:
+    """Cut, and ended by success."""
+    toy = Toy(limit=limit)
+    toy.player.play(Job(DEMONSTRATION, 0, 7, scripted=True), toy.keep)
+    large = torch.randint(256, (len(toy.episodes[0]) + 1, 64, 64, 3), dtype=torch.uint8)
+    episode = replace(toy.episodes[0], images={"base": large})
+    with LeRobotWriter(tmp_path / "data", 10.0, robot_features(SPEC, video=False), "toy") as writer:
+        writer.add_episode(robot_frames(episode), episode.instruction)
+    policy = LinearPolicy(LinearOptions(chunk=1))
+    (found,) = dataset_transitions(policy, SACConfig(dataset=str(tmp_path / "data"), gamma=0.9))
+    wanted = to_records(episode, prepared(episode, policy.prepare, torch.device("cpu")), 0.9)
+    assert (found.success, found.steps) == (wanted.success, wanted.steps) == (limit == 20, len(episode))
+    for name in (ACTION, REWARD, DISCOUNT, ACTED, "image"):
+        torch.testing.assert_close(found.records[name], wanted.records[name])
+    action = LeRobotReader(tmp_path / "data").episode(0, ["action"]).columns["action"]
+    assert (action[len(episode) :] == [0, 0, 0, episode.action[-1, -1]]).all(), "nothing moves, not even the hand"
+    again, state = ReplayScene(toy.scene, action[: len(episode)]), toy.robot.state
+    assert again.arrange(7) == episode.instruction
+    np.testing.assert_array_equal(np.stack([again.expert(state) for _ in range(len(episode))]), episode.action.numpy())  # type: ignore[arg-type]
+    assert again.expert(state) is None
+
+
+def test_a_replay_begins_anew_after_a_fault_and_a_person_says_the_words() -> None:
+    actions = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
+    toy = Toy(limit=8)
+    toy.scene.by_hand, toy.scene.can_tell = True, False
+    toy.player._cell = replace(toy.player._cell, scene=ReplayScene(toy.scene, actions))
+    toy.clock.at(2.7, lambda: toy.robot.stop("reflex"))
+    toy.operator.plan = {2_000: RESUME, 10_000: ACKNOWLEDGE, 12_000: RESUME, 12_600: PAUSE, 20_000: RESUME, 22_000: RESUME}
+    toy.player.play(Job(DEMONSTRATION, 0, 7, scripted=True), toy.keep)
+    (episode,) = toy.episodes
+    np.testing.assert_array_equal(episode.action.numpy(), actions)
+    assert episode.human.all() and [each["for"] for each in toy.told if "for" in each] == [RESUME, ACKNOWLEDGE, RESUME, RESUME, RESUME]
+    assert 4 < len(toy.robot.commands) - len(actions) < 2 * len(actions), "it was cut twice"

@@ -1,0 +1,445 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError
+from rlinf_vla.core.types import Observation, StepResult, Tensors
+from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode, operator_transitions, prepared, to_records
+from rlinf_vla.realworld.operator_session import CONSENTS, OperatorLeft
+from rlinf_vla.realworld.synthetic_cell import REST
+from rlinf_vla.robots.operators.device_reader import DeviceReader, Event
+from tests.realworld.control import MS
+from tests.realworld.toy_cell import NEAR_M, Toy
+
+TRAIN = Job(TRAINING, 3, seed=7)
+SHOW = Job(DEMONSTRATION, 0, seed=8, scripted=True)
+GAMMA = 0.9
+
+
+class Silent:
+    name = "silent"
+
+    def events(self) -> Iterator[Event]:
+        yield from ()
+
+    def close(self) -> None: ...
+
+
+def towards(toy: Toy) -> None:
+    toy.acts = lambda position, goal: [*np.clip((goal - position) / 0.05, -1, 1).tolist(), 1.0]
+
+
+def played(toy: Toy, job: Job = TRAIN) -> RobotEpisode:
+    toy.player.play(job, toy.keep, weights=2)
+    return toy.episodes[-1]
+
+
+def inputs_of(episode: RobotEpisode) -> Tensors:
+    return prepared(episode, lambda seen: {"state": seen.state, **seen.images}, torch.device("cpu"))
+
+
+def test_success_ends_an_episode_and_is_worth_one() -> None:
+    toy = Toy()
+    towards(toy)
+    episode = played(toy)
+    assert episode.success and episode.terminated and episode.ended == "success" and not episode.human.any()
+    assert toy.scene.laid_out == [7] and episode.weights == 2 and episode.instruction == "touch the point"
+    away = np.linalg.norm(episode.state[:, :3].numpy() - toy.scene.goal, axis=1)
+    assert away[-1] < NEAR_M <= away[-2]
+    assert episode.reward.tolist() == [0.0] * (len(episode) - 1) + [1.0]
+    records = to_records(episode, inputs_of(episode), GAMMA).records
+    assert len(records[REWARD]) == len(episode) and records[DISCOUNT].tolist()[-1] == 0
+    assert records[ACTED].all() and records[ACTION].shape == (len(episode), 1, 4)
+    assert (records["state"] == episode.state[:-1]).all()
+
+
+def test_actions_lead_from_one_observation_to_the_next() -> None:
+    toy = Toy()
+    episode = played(toy, Job(TRAINING, 0, 1))
+    moved = episode.state[1:, :3] - episode.state[:-1, :3]
+    torch.testing.assert_close(moved, 0.05 * episode.action[:, :3])
+    assert not episode.terminated and episode.ended == "time is up" and len(episode) == 20
+    records = to_records(episode, inputs_of(episode), GAMMA).records
+    assert records[ACTED].tolist() == [True] * 20 + [False] and len(records["state"]) == 21
+    torch.testing.assert_close(records[DISCOUNT], torch.tensor([GAMMA] * 20 + [0.0]))
+
+
+def test_time_in_which_the_arm_was_held_is_discounted() -> None:
+    toy = Toy()
+    slow = iter([20.0] * 3 + [230.0] + [20.0] * 30)
+    toy.delay = lambda request: next(slow) / 1024
+    episode = played(toy)
+    waited = torch.diff(episode.tick)
+    assert waited.max() == 3 and episode.tick[-1] == 20 and len(episode) == 18
+    records = to_records(episode, inputs_of(episode), GAMMA).records
+    torch.testing.assert_close(records[DISCOUNT][:-1], GAMMA ** waited.float())
+
+
+def test_a_scripted_human_shows_how() -> None:
+    toy = Toy()
+    episode = played(toy, SHOW)
+    assert episode.success and episode.human.all()
+    (shown,) = operator_transitions(episode, inputs_of(episode), GAMMA)
+    whole = to_records(episode, inputs_of(episode), GAMMA)
+    assert shown.success and all((shown.records[name] == value).all() for name, value in whole.records.items())
+
+
+def test_a_demonstration_is_never_the_policys() -> None:
+    toy = Toy()
+    toy.scene.has_expert = False
+    episode = played(toy, SHOW)
+    assert episode.human.all() and (episode.state == episode.state[0]).all() and len(episode) == 20
+
+
+def test_what_a_person_holds_stays_held() -> None:
+    toy = Toy()
+    hands = DeviceReader(Silent(), 4)
+    toy.operator.acts = hands.action
+    toy.clock.at(0.65, lambda: hands.hear(Event(toggles=True)))
+    toy.clock.at(1.25, lambda: hands.hear(Event(motion=(1.0,) * 6)))
+    toy.clock.at(1.55, lambda: hands.hear(Event(motion=(0.0,) * 6)))
+    episode = played(toy, Job(DEMONSTRATION, 0, 8))
+    moved, gripper = episode.action[:, 0], episode.action[:, -1]
+    closed = int((gripper < 0).int().argmax())
+    assert 2 <= closed <= 5 and (gripper[:closed] == 1).all() and (gripper[closed:] == -1).all() and moved.sum() in (2, 3, 4)
+
+
+def test_a_person_who_takes_over_holds_what_the_policy_holds() -> None:
+    """Until she works the hand herself; and her button counts in an episode only."""
+    toy, hands = Toy(), DeviceReader(Silent(), 4)
+    toy.acts, toy.operator.acts = lambda position, goal: [0.0, 0.0, 0.0, -0.5], hands.action
+    toy.clock.at(0.1, lambda: hands.hear(Event(toggles=True)))
+    toy.clock.at(1.0, lambda: hands.hear(Event(motion=(0.0, 1.0) + (0.0,) * 4)))
+    toy.clock.at(1.45, lambda: hands.hear(Event(toggles=True)))
+    episode = played(toy)
+    hand = episode.action[episode.human][:, -1].tolist()
+    assert episode.human.any() and not episode.human[0] and (episode.action[~episode.human][:, -1] == -0.5).all()
+    assert sorted(set(hand)) == [-0.5, 1.0] and hand == sorted(hand), "as it was, and open from then on"
+
+
+def test_a_person_goes_before_the_script() -> None:
+    toy = Toy()
+    by_hand = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
+    toy.operator.acts = lambda hand: by_hand if len(toy.robot.commands) < 3 else None
+    episode = played(toy, SHOW)
+    assert (episode.action[:3] == torch.from_numpy(by_hand)).all() and episode.success and episode.human.all()
+
+
+def test_steps_of_a_person_are_flagged_and_cut_out() -> None:
+    toy = Toy()
+    by_hand = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
+    toy.operator.acts = lambda hand: by_hand if len(toy.robot.commands) in (3, 4, 5, 9) else None
+    episode = played(toy)
+    assert torch.nonzero(episode.human)[:, 0].tolist() == [3, 4, 5, 9]
+    assert (episode.action[episode.human] == torch.from_numpy(by_hand)).all()
+    first, second = operator_transitions(episode, inputs_of(episode), GAMMA)
+    assert first.records[ACTED].tolist() == [True, True, True, False] and second.records[ACTED].tolist() == [True, False]
+    assert (first.records["state"] == episode.state[3:7]).all() and not first.success
+
+
+def test_a_patient_human_takes_over_late() -> None:
+    toy = Toy(limit=40, patience_s=1.0)
+    episode = played(toy)
+    first = int(episode.human.int().argmax())
+    assert episode.success and 9 <= first <= 11 and episode.human[first:].all()
+    assert not played(toy, Job(EVALUATION, 0, 7, temperature=0.0)).human.any(), "an evaluation is the policy's own"
+
+
+def test_an_evaluation_in_which_a_person_took_over_has_failed() -> None:
+    toy = Toy()
+    toy.operator.acts = lambda hand: np.zeros(4, np.float32) if len(toy.robot.commands) == 5 else None
+    episode = played(toy, Job(EVALUATION, 0, 7))
+    assert not episode.success and episode.ended == "Ada took over" and len(episode) == 5
+
+
+@pytest.mark.parametrize(("word", "success"), [(SUCCESS, True), (FAILURE, False)])
+def test_a_person_judges(word: str, success: bool) -> None:
+    toy = Toy()
+    toy.scene.can_tell = False
+    toy.operator.plan = {900: word}
+    episode = played(toy)
+    assert (episode.success, episode.terminated, episode.ended) == (success, True, word)
+    assert episode.reward[-1] == float(success) and len(episode) < 10
+
+
+def test_a_classifier_judges_where_the_scene_cannot() -> None:
+    def sees(before: Observation, action: torch.Tensor, result: StepResult) -> StepResult:
+        assert before.instruction == ["touch the point"] and action.shape == (1, 1, 4)
+        there = result.observation.state[:, :1] > REST.position[0] + 0.22
+        return replace(result, reward=there.float(), terminated=result.terminated | there)
+
+    toy = Toy(score=sees)
+    toy.scene.can_tell = False
+    for job in (TRAIN, Job(EVALUATION, 0, 7)):
+        episode = played(toy, job)
+        assert episode.success and episode.terminated and len(episode) == 5 and episode.reward[-1] == 1
+    toy.scene.can_tell = True
+    assert not played(toy, Job(EVALUATION, 1, 7)).success, "the scene's own word counts in an evaluation"
+
+
+@pytest.mark.parametrize(("word", "worth"), [(SUCCESS, 1.0), (FAILURE, 0.0)])
+def test_a_person_knows_better_than_a_classifier(word: str, worth: float) -> None:
+    toy = Toy(score=lambda before, action, result: replace(result, reward=torch.full((1, 1), 1 - worth)))
+    toy.scene.can_tell = False
+    toy.operator.plan = {900: word}
+    for job in (TRAIN, Job(DEMONSTRATION, 0, 7)):
+        episode = played(toy, job)
+        assert episode.terminated and episode.success == bool(worth) and episode.reward[-1] == worth
+        toy.operator.plan = {toy.clock.now() / MS + 900: word}
+
+
+def test_a_reward_is_told_that_time_is_up() -> None:
+    told: list[bool] = []
+
+    def reward(before: Observation, action: torch.Tensor, result: StepResult) -> StepResult:
+        told.append(bool(result.truncated))
+        return result
+
+    episode = played(Toy(score=reward))
+    assert told == [False] * (len(episode) - 1) + [True] and not episode.terminated
+
+
+def test_a_pause_in_the_moment_of_success_counts() -> None:
+    toy = Toy()
+    toy.scene.can_tell = False
+    toy.operator.plan = {900: SUCCESS, 900.5: PAUSE, 30_000: RESUME}
+    episode = played(toy)
+    assert episode.success and episode.ended == "success" and toy.clock.now() > 29
+    toy.operator.plan = {toy.clock.now() / MS + 900: SUCCESS, toy.clock.now() / MS + 900.5: QUIT}
+    assert played(toy).success
+    with pytest.raises(OperatorLeft, match="Ada said quit"):
+        toy.player.rest()
+
+
+@pytest.mark.parametrize(("word", "why"), [(PAUSE, "paused by Ada"), (QUIT, "Ada said quit"), (None, "the session is over")])
+def test_who_objects_while_the_arm_goes_home_stops_it(word: str | None, why: str) -> None:
+    toy = Toy()
+    homed: list[float] = []
+
+    def home(timeout_s: float, objection: Callable[[], str | None]) -> None:
+        while toy.clock.now() < 5:
+            toy.clock.sleep_until(toy.clock.now() + 0.01)
+            homed[:] = [toy.clock.now()]
+            if (said := objection()) is not None:
+                toy.robot.stop(said)
+                raise RobotError(said)
+
+    toy.robot.home = home  # type: ignore[method-assign]
+    toy.operator.plan = {1_000: word, 20_000: ACKNOWLEDGE} if word else {}
+    if word is None:
+        toy.clock.at(1.0, lambda: toy.player.leave(why))
+    if word == PAUSE:
+        assert len(played(toy)) == 20 and toy.robot.commands[0][0] > 20_000 * MS and {"waiting": why, "for": ACKNOWLEDGE} in toy.told
+    else:
+        with pytest.raises(OperatorLeft, match=why):
+            played(toy)
+        assert toy.robot.state.fault is None and not toy.robot.commands, "who leaves in good order leaves nothing latched"
+    assert 0.9 < homed[0] < 1.1
+
+
+def test_who_rests_says_that_it_is_still_there() -> None:
+    toy = Toy()
+    toy.player._operator_session._tell = lambda message: toy.told.append(message)
+    for _ in range(30):
+        toy.clock.sleep_until(toy.clock.now() + 0.1)
+        toy.player.rest()
+    assert toy.told == [{}] * 2
+
+
+def test_a_pause_cuts_and_waits() -> None:
+    toy = Toy()
+    toy.operator.plan = {900: PAUSE, 30_000: RESUME}
+    episode = played(toy)
+    assert episode.ended == PAUSE and not episode.terminated and 0 < len(episode) < 10
+    assert toy.clock.now() > 29 and [*toy.told[0]] == ["waiting", "for"] and "going_on" in toy.told[-1]
+    toy.operator.plan = {30_900: PAUSE, 40_000: RESUME}
+    assert played(toy, Job(EVALUATION, 0, 7)).ended == "time is up", "an evaluation is played again"
+
+
+def test_what_was_said_before_it_was_asked_for_does_not_count() -> None:
+    toy = Toy()
+    toy.scene.by_hand, toy.scene.can_tell = True, False
+    toy.operator.plan = {0: RESUME, 10_000: RESUME, 10_001: SUCCESS}
+    episode = played(toy)
+    assert episode.ended == "time is up" and len(episode) == 20 and not episode.success, "she had said so while the arm went home"
+    assert toy.robot.commands[0][0] > 10_000 * MS
+
+
+def test_an_acknowledgement_is_for_one_fault() -> None:
+    toy = Toy()
+    toy.robot.stop("reflex")
+
+    def home(timeout_s: float, objection: object) -> None:
+        toy.clock.sleep_until(toy.clock.now() + 3)
+        if toy.clock.now() < 10:
+            toy.robot.stop("another reflex")
+            raise RobotError("another reflex")
+
+    toy.robot.home = home  # type: ignore[method-assign]
+    toy.operator.plan = {5_000: ACKNOWLEDGE, 6_000: ACKNOWLEDGE, 20_000: ACKNOWLEDGE}
+    assert played(toy).ended == "time is up" and toy.robot.commands[0][0] > 20_000 * MS, "the second was for the first fault, too"
+
+
+@pytest.mark.parametrize("early", [0, 308])
+def test_a_pause_counts_whenever_it_is_said(early: int) -> None:
+    toy = Toy()
+    toy.operator.plan = {early: PAUSE, 10_000: RESUME}
+    assert len(played(toy)) == 20 and len(toy.episodes) == 1 and toy.robot.commands[-20][0] > 10_000 * MS
+    toy.operator.plan = {0: PAUSE}
+    toy.clock.at(toy.clock.now() + 5, lambda: toy.operator.plan.update({0: RESUME}))
+    before = toy.clock.now()
+    toy.player.rest()
+    assert toy.clock.now() >= before + 5
+
+
+def test_who_quits_early_leaves_before_the_arm_moves() -> None:
+    toy = Toy()
+    for call in (lambda: toy.player.play(TRAIN, toy.keep), toy.player.rest):
+        toy.operator.plan = {0: QUIT}
+        with pytest.raises(OperatorLeft, match="Ada said quit"):
+            call()
+        toy.player._operator_session.leaving = None
+    assert not toy.robot.commands and not toy.scene.laid_out
+
+
+@pytest.mark.parametrize("kind", [TRAINING, DEMONSTRATION])
+def test_an_episode_without_an_action_is_played_again(kind: str) -> None:
+    toy = Toy(limit=1)
+    toy.operator.acts = lambda hand: None if toy.clock.now() < 10 else np.zeros(4, np.float32)
+    toy.delay = lambda request: 1.0
+    if kind == DEMONSTRATION:  # in which nothing but lateness leaves a step without an action
+        toy.scene.expert = lambda state: toy.clock.sleep_until(toy.clock.now() + 0.3 * (toy.clock.now() < 10))  # type: ignore[method-assign, func-returns-value]
+    toy.operator.plan = {20_000: ACKNOWLEDGE}
+    assert len(played(toy, Job(kind, 0, 7, scripted=kind == DEMONSTRATION))) == 1 and len(toy.episodes) == 1
+    assert {"waiting": "no action was executed in the episode: time is up", "for": ACKNOWLEDGE} in toy.told
+
+
+def test_success_at_once_takes_an_action() -> None:
+    toy = Toy()
+    toy.scene.succeeded = lambda state: True  # type: ignore[method-assign]
+    for job in (TRAIN, SHOW, Job(EVALUATION, 0, 7)):
+        episode = played(toy, job)
+        assert episode.success and len(episode) == 1 and episode.reward.tolist() == [1.0]
+
+
+def test_who_quits_leaves_with_what_there_is() -> None:
+    toy = Toy()
+    toy.operator.plan = {900: QUIT}
+    assert not played(toy).terminated
+    with pytest.raises(OperatorLeft, match="Ada said quit"):
+        toy.player.play(TRAIN, toy.keep)
+    assert len(toy.episodes) == 1
+
+
+@pytest.mark.parametrize("kind", [TRAINING, EVALUATION, DEMONSTRATION])
+def test_a_fault_waits_for_an_acknowledgement(kind: str) -> None:
+    toy = Toy()
+    move = toy.robot.command
+
+    def reflex(target: object, valid_until: float) -> None:
+        if len(toy.robot.commands) == 4:
+            toy.robot.state = replace(toy.robot.state, fault="reflex")
+        move(target, valid_until)  # type: ignore[arg-type]
+
+    toy.robot.command = reflex  # type: ignore[method-assign]
+    toy.operator.plan = {5_000: SUCCESS, 20_000: ACKNOWLEDGE}
+    job = Job(kind, 0, 7)
+    first = played(toy, job)
+    if kind == DEMONSTRATION:
+        second = first
+    else:
+        assert first.fault and first.ended == "reflex" and 0 < len(first) <= 5 and not first.terminated and not first.success
+        assert toy.robot.state.fault == "reflex", "nothing was cleared without a person"
+        second = played(toy, job)
+    assert toy.clock.now() >= 20_000 / 1024 and len(second) == 20 and not second.fault
+    assert {"waiting": "reflex", "for": ACKNOWLEDGE} in toy.told
+
+
+def test_consent_by_script_has_an_end() -> None:
+    toy = Toy(scripted_consent=True)
+
+    def blind() -> None:
+        raise CameraError("front: no picture for 2 s")
+
+    toy.player._cell.cameras[0].latest = blind  # type: ignore[method-assign, assignment]
+    with pytest.raises(RobotError, match=f"{CONSENTS} times in a row"):
+        toy.player.play(Job(EVALUATION, 0, 7), toy.keep)
+    assert toy.episodes == []
+
+
+def test_a_robot_that_was_lost_is_connected_anew() -> None:
+    toy = Toy(scripted_consent=True)
+    observe, connected = toy.robot.observe, []
+
+    def gone() -> object:
+        if len(toy.robot.commands) == 6 and not connected:
+            raise RobotError("the arm's process is gone")
+        return observe()
+
+    toy.robot.observe = gone  # type: ignore[method-assign, assignment]
+    toy.robot.connect = connected.append  # type: ignore[method-assign]
+    assert played(toy).ended == "the arm's process is gone"
+    assert len(played(toy)) == 20 and len(connected) == 1
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_camera_that_was_lost_is_started_anew(warmup: int) -> None:
+    toy = Toy(scripted_consent=True, warmup=warmup)
+    (camera,) = toy.player._cell.cameras
+    latest, started = camera.latest, list[None]()
+
+    def unplugged() -> object:
+        if not started:
+            raise CameraError("front: unplugged")
+        return latest()
+
+    camera.latest = unplugged  # type: ignore[method-assign, assignment]
+    camera.start = lambda: started.append(None)  # type: ignore[method-assign]
+    assert len(played(toy)) == 20 and len(started) == 1
+
+
+def test_a_policy_that_fails_leaves_what_was_seen() -> None:
+    toy = Toy()
+
+    def fail(position: object, goal: object) -> list[float]:
+        if len(toy.robot.commands) == 5:
+            raise FloatingPointError("not finite")
+        return [1.0, 0.0, 0.0, 1.0]
+
+    toy.acts = fail
+    with pytest.raises(FloatingPointError):
+        toy.player.play(TRAIN, toy.keep)
+    assert len(toy.episodes[0]) == 4 and toy.episodes[0].fault and toy.robot.state.fault == "FloatingPointError: not finite"
+
+
+def test_leaving_cuts_the_episode_and_stops() -> None:
+    toy = Toy()
+    toy.clock.at(0.9, lambda: toy.player.leave("the learner is gone"))
+    assert played(toy).ended == "the learner is gone"
+    with pytest.raises(OperatorLeft):
+        toy.player.play(TRAIN, toy.keep)
+
+
+def test_a_file_holds_an_episode(tmp_path: Path) -> None:
+    toy = Toy()
+    episode = played(toy)
+    path = episode.write(tmp_path / "episodes")
+    found = RobotEpisode.read(path)
+    assert [each.name for each in path.parent.iterdir()] == ["training_000003.safetensors"]
+    for name in ("state", "tick", "action", "human", "reward"):
+        assert (getattr(found, name) == getattr(episode, name)).all()
+    assert (found.images["front"] == episode.images["front"]).all()
+    assert replace(found, **dict.fromkeys(("images", "state", "tick", "action", "human", "reward"))) == replace(
+        episode, **dict.fromkeys(("images", "state", "tick", "action", "human", "reward"))
+    )
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match="is not a valid robot episode file"):
+        RobotEpisode.read(path)

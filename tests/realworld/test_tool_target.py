@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_vla.core.robot import RobotSpec, ToolPose
+from rlinf_vla.realworld.tool_target import TrackedTarget, lead, limited, turned
+
+SPEC = RobotSpec("toy", 10.0, translation_m=0.05, rotation_rad=0.25, gripper_width_m=0.08, lag_s=1.0)
+REST = ToolPose(np.array([0.4, 0.0, 0.3]), np.array([0.0, 1.0, 0.0, 0.0]))
+unit = st.floats(-1, 1)
+vectors = st.tuples(unit, unit, unit).map(np.array)
+
+
+def action(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.float32)
+
+
+def matrix(q: np.ndarray) -> np.ndarray:
+    """The rotation of a quaternion, by its textbook formula."""
+    w, x, y, z = q
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+@given(vectors, vectors)
+def test_turning_is_a_rotation_about_the_bases_axes(first: np.ndarray, second: np.ndarray) -> None:
+    q = turned(np.array([1.0, 0, 0, 0]), first)
+    angle = float(np.linalg.norm(second))
+    x, y, z = second / angle if angle else second
+    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    rodrigues = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
+    np.testing.assert_allclose(matrix(turned(q, second)), rodrigues @ matrix(q), atol=1e-9)
+
+
+@given(vectors)
+def test_the_rotation_vector_is_the_way_back(vector: np.ndarray) -> None:
+    q = turned(np.array([1.0, 0, 0, 0]), 3 * vector)
+    found = lead(-q, np.array([1.0, 0, 0, 0]))
+    assert np.linalg.norm(found) <= np.pi + 1e-9
+    np.testing.assert_allclose(matrix(turned(np.array([1.0, 0, 0, 0]), found)), matrix(q), atol=1e-9)
+
+
+def test_actions_add_up_on_the_target_whatever_the_arm_lags() -> None:
+    tracked = TrackedTarget(SPEC)
+    for count in range(1, 6):
+        target = tracked.move(action(0.8, -0.4, 0, 1), REST)
+        np.testing.assert_allclose(target.pose.position, REST.position + count * np.array([0.04, -0.02, 0]))
+        np.testing.assert_allclose(target.pose.quaternion, REST.quaternion)
+        assert target.gripper_width == 0.08
+
+
+def test_seven_numbers_turn_too_and_the_gripper_closes() -> None:
+    tracked = TrackedTarget(SPEC)
+    for count in (1, 2):
+        target = tracked.move(action(0, 0, 0, 0, 0, 1, -1), REST)
+        turn = lead(target.pose.quaternion, REST.quaternion)
+        np.testing.assert_allclose(turn, [0, 0, 0.25 * count], atol=1e-9)
+        assert target.gripper_width == 0
+
+
+@given(st.lists(st.tuples(*[st.floats(-100, 100)] * 7), min_size=1, max_size=20), st.floats(0.1, 0.4))
+def test_the_target_never_runs_ahead_and_turns_back_at_once(actions: list[tuple[float, ...]], lag: float) -> None:
+    """Of an arm that does not move at all."""
+    tracked, most = TrackedTarget(replace(SPEC, lag_s=lag)), 10 * lag
+    for each in actions:
+        target = tracked.move(action(*each), REST)
+        assert np.linalg.norm(target.pose.position - REST.position) <= most * 0.05 * (1 + 1e-9)
+        assert np.linalg.norm(lead(target.pose.quaternion, REST.quaternion)) <= most * 0.25 * (1 + 1e-9)
+        assert np.linalg.norm(target.pose.quaternion) == pytest.approx(1)
+        assert target.gripper_width is not None and 0 <= target.gripper_width <= 0.08
+    for _ in range(100):
+        tracked.move(action(1, 0, 0, 0), REST)
+    back = tracked.move(action(-1, 0, 0, 0), REST)
+    assert back.pose.position[0] == pytest.approx(REST.position[0] + (most - 1) * 0.05)
+
+
+@given(st.tuples(*[st.floats(-100, 100)] * 7))
+def test_no_action_goes_further_than_a_straight_one(numbers: tuple[float, ...]) -> None:
+    target = TrackedTarget(SPEC).move(action(*numbers), REST)
+    moved, clipped = target.pose.position - REST.position, np.clip(numbers, -1, 1)
+    assert np.linalg.norm(moved) <= 0.05 * (1 + 1e-9)
+    assert np.linalg.norm(np.cross(moved, clipped[:3])) < 1e-6, "in the direction of the clipped action"
+    assert np.linalg.norm(lead(target.pose.quaternion, REST.quaternion)) <= 0.25 * (1 + 1e-9)
+
+
+def test_at_full_speed_an_arm_that_lags_as_it_says_never_holds_the_target_back() -> None:
+    tracked, way = TrackedTarget(replace(SPEC, lag_s=0.3)), []
+    for _ in range(10):
+        seen = REST if len(way) < 3 else way[-3]
+        way.append(tracked.move(action(1, 1, 1, 1), seen).pose)
+    np.testing.assert_allclose(way[-1].position, REST.position + 10 * 0.05 / np.sqrt(3))
+
+
+def test_a_restart_begins_where_the_arm_is() -> None:
+    tracked = TrackedTarget(SPEC)
+    tracked.move(action(1, 0, 0, 0), REST)
+    tracked.restart()
+    elsewhere = ToolPose(np.array([0.5, 0.2, 0.1]), np.array([0.0, 0.0, 1.0, 0.0]))
+    target = tracked.move(action(0, 0, 1, 0), elsewhere)
+    np.testing.assert_allclose(target.pose.position, [0.5, 0.2, 0.15])
+    np.testing.assert_allclose(target.pose.quaternion, elsewhere.quaternion)
+
+
+def test_a_limit_keeps_the_direction() -> None:
+    np.testing.assert_allclose(limited(np.array([3.0, 4.0]), 1.0), [0.6, 0.8])
+    np.testing.assert_allclose(limited(np.zeros(3), 1.0), 0)

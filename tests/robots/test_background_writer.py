@@ -1,0 +1,36 @@
+"""Work with a disk that nobody waits for."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from rlinf_vla.robots.background_writer import BackgroundWriter
+from rlinf_vla.robots.runtime_folder import Journal, Latch
+
+
+def test_all_is_done_in_order_and_nobody_waits(tmp_path: Path) -> None:
+    later, may = BackgroundWriter(), threading.Event()
+    later(may.wait)
+    latch, journal = Latch(tmp_path, later), Journal(tmp_path / "journal", later)
+    latch.write("first")
+    assert not later.settle(0.01)
+    latch.write("second")
+    journal.write("fault", durable=True)
+    assert latch.read() is None, "it has not been waited for"
+    may.set()
+    assert later.settle(120)
+    assert latch.read() == "second" and "fault" in (tmp_path / "journal").read_text() and later.problem is None
+    journal.close()
+    later.close()
+
+
+def test_a_full_disk_is_a_problem_and_no_exception() -> None:
+    later = BackgroundWriter()
+    journal = Journal(Path("/dev/full"), later)
+    journal.write("fault", durable=True)
+    journal.write("end", durable=True)
+    journal.close()
+    assert not later.settle(120)
+    assert later.problem == "disk: No space left on device; faults and the journal cannot be written"
+    later.close()

@@ -1,0 +1,160 @@
+"""The arm's folder: one process per arm, faults that outlive processes, a journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlinf_vla.core import user_dirs
+from rlinf_vla.core.robot import RobotError
+from rlinf_vla.robots import runtime_folder, stop
+from rlinf_vla.robots.channel import Listener
+from rlinf_vla.robots.franka.plugin import franka
+
+
+@pytest.mark.parametrize("drives", [False, True])
+def test_an_arm_has_one_process_and_a_dead_one_holds_nothing(tmp_path: Path, drives: bool) -> None:
+    program = "import sys, pathlib; from rlinf_vla.robots.runtime_folder import Lock; lock = Lock(pathlib.Path(sys.argv[1]), 'arm');"
+    program += f" {drives} and lock.drive(); print('held', flush=True); input()"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with pytest.raises(RobotError, match=f"arm is driven by process {holder.pid} already"):
+            runtime_folder.Lock(tmp_path, "arm")
+        holder.kill()
+    for _ in range(2):
+        lock = runtime_folder.Lock(tmp_path, "arm")
+        assert lock.killed == (str(holder.pid) if drives else None), "until somebody says that it is latched"
+        os.close(lock._file)
+    lock = runtime_folder.Lock(tmp_path, "arm")
+    lock.hold()
+    os.close(lock._file)
+    assert runtime_folder.Lock(tmp_path, "arm").killed is None
+
+
+def test_who_let_an_arm_go_was_not_killed(tmp_path: Path) -> None:
+    program = "import sys, pathlib; from rlinf_vla.robots.runtime_folder import Lock; lock = Lock(pathlib.Path(sys.argv[1]), 'arm');"
+    subprocess.run([sys.executable, "-c", program + " lock.drive(); lock.release()", str(tmp_path)], check=True)
+    assert runtime_folder.Lock(tmp_path, "arm").killed is None
+
+
+def test_a_latch_is_kept_until_it_is_cleared(tmp_path: Path) -> None:
+    assert runtime_folder.Latch(tmp_path).read() is None
+    runtime_folder.Latch(tmp_path).write("reflex: joint_reflex")
+    assert runtime_folder.Latch(tmp_path).read() == "reflex: joint_reflex"
+    runtime_folder.Latch(tmp_path).clear()
+    runtime_folder.Latch(tmp_path).clear()
+    assert runtime_folder.Latch(tmp_path).read() is None
+
+
+def test_a_latch_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "latched.json").write_text("{")
+    assert "cannot be read" in str(runtime_folder.Latch(tmp_path).read())
+
+
+def test_a_durable_event_is_on_disk_at_once_and_the_journal_only_grows(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journals = [runtime_folder.Journal(path) for _ in range(2)]
+    for journal, fault in zip(journals, ("first", "second"), strict=True):
+        journal.write("fault", fault=fault, durable=True)
+    assert [json.loads(line)["fault"] for line in path.read_text().splitlines()] == ["first", "second"]
+    for journal in journals:
+        journal.close()
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short path: a socket's has to be."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "bench")
+    with tempfile.TemporaryDirectory() as made:
+        monkeypatch.setenv("XDG_STATE_HOME", made)
+        yield Path(made)
+
+
+def test_the_folders_are_this_users_and_machines_alone(state: Path) -> None:
+    made = runtime_folder.of_arm("172.16.0.2")
+    assert made == state / "rlinf-vla/arms/bench/172.16.0.2"
+    assert runtime_folder.arms() == [made] and made.parent.stat().st_mode & 0o077 == 0
+    assert runtime_folder.of_arm("../../etc").parent == made.parent
+    made.parent.chmod(0o755)
+    with pytest.raises(RobotError, match="open to other users"):
+        runtime_folder.of_arm("172.16.0.2")
+
+
+def test_a_latch_outlives_the_login_in_which_it_was_made(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(state / "login"))
+    runtime_folder.Latch(runtime_folder.of_arm("172.16.0.2")).write("reflex: joint_reflex")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert runtime_folder.Latch(runtime_folder.of_arm("172.16.0.2")).read() == "reflex: joint_reflex", (
+        "also for who has no login: cron, Ray, sudo"
+    )
+
+
+def test_an_arm_has_one_folder_by_whichever_of_its_names(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"fr3": "172.16.0.2", "172.16.0.2": "172.16.0.2"}
+
+    def resolve(host: str) -> str:
+        if host not in known:
+            raise socket.gaierror(-2, "Name or service not known")
+        return known[host]
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    named, numbered, unknown = (franka.folder(franka.Config(host=host)) for host in ("fr3", "172.16.0.2", "fr4"))
+    assert named == numbered and named.name == "172.16.0.2" and unknown.name == "fr4"
+    monkeypatch.undo()
+    assert runtime_folder.address(f"{'x' * 70}.lab") == f"{'x' * 70}.lab", "no name can be that"
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_one_line(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spare = 107 - len(str(state / "rlinf-vla/arms/bench" / runtime_folder.ORDERS)) - 1
+    listener = Listener(runtime_folder.of_arm("x" * spare) / runtime_folder.ORDERS)
+    listener.close()
+    with pytest.raises(RobotError, match=r"arm\.socket: 1 bytes too long for a socket; XDG_STATE_HOME=FOLDER names a shorter place$"):
+        runtime_folder.of_arm("x" * (spare + 1))
+
+
+def test_a_home_that_takes_nothing_is_one_line(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (state / "rlinf-vla").write_text("")
+    with pytest.raises(RobotError, match=r"no folder for locks and faults of arms: .*Not a directory.*; XDG_STATE_HOME=FOLDER names"):
+        runtime_folder.of_arm("172.16.0.2")
+    monkeypatch.setattr(user_dirs, "state", lambda: Path("~nobody-of-that-name").expanduser())
+    with pytest.raises(RobotError, match=r"no folder for locks and faults of arms: .*home"):
+        runtime_folder.of_arm("172.16.0.2")
+
+
+def test_stop_finds_every_arm_that_is_driven(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="nothing to stop"):
+        stop.main()
+    runtime_folder.of_arm("idle")
+    listener = Listener(runtime_folder.of_arm("172.16.0.2") / runtime_folder.ORDERS)
+    heard: list[dict[str, str]] = []
+
+    def answer() -> None:
+        while not heard:
+            for caller, message in listener.messages():
+                heard.append(message)
+                caller.send({"host": "172.16.0.2", "pid": 7, "fault": message["stop"]})
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    stop.main()
+    thread.join()
+    listener.close()
+    assert capsys.readouterr().out.startswith("172.16.0.2 (process 7): stopped by ")
+
+
+def test_a_stop_that_is_not_answered_is_no_success(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "_ANSWER_S", 0.1)
+    mute = Listener(runtime_folder.of_arm("172.16.0.2") / runtime_folder.ORDERS)
+    with pytest.raises(SystemExit, match=r"172\.16\.0\.2: stop was delivered, but there is no answer within 0\.1 s: look at the arm"):
+        stop.main()
+    mute.close()

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.core.types import Episodes, Observation, StepResult
+from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
+from tests.rollout.fake_env import CounterWorld
+
+EPISODES = Episodes.first_attempts(torch.tensor([0, 0, 1]), torch.tensor([2, 0, 0]))
+UP = torch.ones(3, 4, 4)
+
+
+def levels(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+    """By how much the level rose in the chunk, in its every step; where nothing happened, nonsense."""
+    rise = (result.observation.state[:, 0] - before.state[:, 0])[:, None].expand(result.valid.shape)
+    return replace(result, reward=torch.where(result.valid, rise, torch.nan))
+
+
+def played(env: CounterWorld | RewardedEnv, chunks: int = 1) -> list[StepResult]:
+    env.reset(EPISODES)
+    return [env.step(UP) for _ in range(chunks)]
+
+
+def test_rewards_are_the_plugins_and_the_rest_is_the_environments() -> None:
+    (own,), (seen,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), RewardShaper(levels)))
+    assert torch.equal(seen.valid, own.valid) and torch.equal(seen.success, own.success) and torch.equal(seen.terminated, own.terminated)
+    rise = own.observation.state[:, :1] - CounterWorld(3).reset(EPISODES).state[:, :1]
+    assert torch.equal(seen.reward, torch.where(own.valid, rise, 0.0))
+    assert not own.valid.all()  # what follows an episode's end was looked at
+
+
+def test_weights_mix_both_rewards() -> None:
+    (own,), (alone,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), RewardShaper(levels)))
+    (mixed,) = played(RewardedEnv(CounterWorld(3), RewardShaper(levels, weight=0.5, env_weight=2.0)))
+    assert torch.allclose(mixed.reward, 0.5 * alone.reward + 2.0 * own.reward)
+
+
+def test_a_terminal_reward_is_earned_in_an_episodes_last_step_alone() -> None:
+    (own,), (alone,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), RewardShaper(levels)))
+    (terminal,) = played(RewardedEnv(CounterWorld(3), RewardShaper(levels, terminal=True)))
+    ends = own.terminated | own.truncated
+    assert torch.equal(terminal.reward, torch.where(ends, alone.reward, 0.0)) and ends.any()
+
+
+def test_what_was_seen_before_is_the_last_observation_of_the_row() -> None:
+    clocks: list[Tensor] = []
+
+    def note(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        clocks.append(before.state[:, 1].clone())
+        return result
+
+    env = RewardedEnv(CounterWorld(3, ends_at_goal=False), RewardShaper(note))
+    first = env.reset(EPISODES)
+    second = env.step(UP[:, :2]).observation
+    third = env.reset(EPISODES, torch.tensor([True, False, False]))
+    env.step(UP[:, :1])
+    assert torch.equal(clocks[0], first.state[:, 1]) and torch.equal(clocks[1], third.state[:, 1])
+    assert third.state[0, 1] == first.state[0, 1] and third.state[1, 1] == second.state[1, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [(torch.zeros(3), "shape"), (torch.full((3, 4), torch.nan), "not finite")],
+)
+def test_a_wrong_reward_is_refused(wrong: Tensor, said: str) -> None:
+    env = RewardedEnv(CounterWorld(3), RewardShaper(lambda before, actions, result: replace(result, reward=wrong)))
+    env.reset(EPISODES)
+    with pytest.raises(ValueError, match=said):
+        env.step(UP)
+
+
+def test_a_reward_may_end_an_episode() -> None:
+    def at_once(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        return replace(result, terminated=result.valid)
+
+    env = RewardedEnv(CounterWorld(3), RewardShaper(at_once))
+    env.reset(EPISODES)
+    assert env.step(UP[:, :1]).done.all()

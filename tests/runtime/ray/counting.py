@@ -1,0 +1,172 @@
+"""A small recipe for every runtime: the linear policy with adapters in the counter world, by PPO and GRPO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
+from rlinf_vla.algorithms.on_policy import OnPolicy
+from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core.protocols import EnvSpec, Policy, VectorEnv
+from rlinf_vla.core.types import Observation, StepResult
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
+from rlinf_vla.rollout.split import strip_to_head
+from rlinf_vla.runtime.base import OnPolicyFlow
+from rlinf_vla.runtime.local import InProcessFlow
+from rlinf_vla.runtime.ray.cluster import Role
+from rlinf_vla.runtime.ray.flow import RayFlow
+from rlinf_vla.runtime.ray.launch import launch_flow
+from rlinf_vla.runtime.ray.pool import Timeouts
+from rlinf_vla.runtime.ray.worker import Builders
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.lora import add_lora
+from rlinf_vla.training.trainer import OptimizerConfig, Trainer
+from tests.rollout.fake_env import groups
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+NUM_ENVS = 8
+SETTINGS = Settings(run_seed=3, temperature=1.0, batch_size=2)
+PPO_CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None, kl_coef=0.05)
+GRPO_CONFIG = GRPOConfig(episodes=24, group_size=4, groups_per_step=2, target_kl=None, resample=1)
+TIMEOUTS = Timeouts(heartbeat=20.0, call=60.0, start=300.0, restarts=1000)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    config: PPOConfig | GRPOConfig
+    rollout_workers: int = 1
+    reference_workers: int = 0
+    depth: int = 1
+    streaming: bool = True
+    shaped: bool = False
+    reward_workers: int = 0
+    feature_workers: int = 0
+    offload: bool = False
+    ranks: int = 1
+    sharded: bool = False
+    adapters: bool = False
+    """LoRA instead of all weights; workers then take seconds longer to import what it needs."""
+
+
+def shaping(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+    """Looks at everything that a reward may look at."""
+    seen = sum(image.float().mean(dim=(1, 2, 3)) for image in (before.images["base"], result.observation.images["base"])) / 255
+    words = torch.tensor([float(len(line)) for line in result.observation.instruction])
+    moved = (result.observation.state - before.state)[:, 0]
+    return replace(result, reward=result.reward + 0.1 * (seen + moved + 0.01 * words)[:, None] * actions[..., 0])
+
+
+def reward_shaper(env: EnvSpec) -> RewardShaper:
+    return RewardShaper(shaping, weight=0.5, env_weight=0.25)
+
+
+def policy(recipe: Recipe) -> Policy:
+    found = LinearPolicy(LinearOptions(chunk=2))
+    if recipe.adapters:
+        add_lora(found, LoraOptions(rank=4), seed=0)
+    return found
+
+
+def head(recipe: Recipe) -> Policy:
+    found = policy(recipe)
+    strip_to_head(found)
+    return found
+
+
+def algorithm(config: PPOConfig | GRPOConfig) -> OnPolicy:
+    return PPO(config, SETTINGS.temperature) if isinstance(config, PPOConfig) else GRPO(config, SETTINGS.temperature)
+
+
+def trainer(built: Policy) -> Trainer:
+    return Trainer(built, OptimizerConfig(0.01, 0.01, 0.5), 7, keep_reference=True)
+
+
+@contextmanager
+def environments(count: int, recipe: Recipe, built: Policy) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
+    found = groups(count, recipe.depth)
+    yield found, rewarded(found, recipe)
+
+
+def rewarded(found: Sequence[VectorEnv], recipe: Recipe) -> Sequence[VectorEnv]:
+    return [RewardedEnv(env, reward_shaper(env.spec)) for env in found] if recipe.shaped else found
+
+
+def builders(recipe: Recipe) -> dict[str, Builders]:
+    found = Builders(
+        policy=partial(policy, recipe),
+        head=partial(head, recipe),
+        environments=partial(environments, NUM_ENVS // recipe.rollout_workers, recipe),
+        trainer=trainer,
+        algorithm=partial(algorithm, recipe.config),
+        reward_shaper=reward_shaper,
+        device="cpu",
+        heartbeat_s=TIMEOUTS.heartbeat,
+        call_timeout_s=TIMEOUTS.call,
+        sharded=recipe.sharded,
+        rewards_apart=recipe.reward_workers > 0,
+        settings=SETTINGS,
+        reuse_frozen=True,
+        rollout_threads=nullcontext,
+        update_threads=nullcontext,
+    )
+    return dict.fromkeys(roles(recipe), found)
+
+
+def in_process(recipe: Recipe) -> InProcessFlow:
+    built = policy(recipe)
+    envs = rewarded(groups(NUM_ENVS, recipe.depth), recipe)
+    return InProcessFlow(built, envs, trainer(built), SETTINGS, Timeline(), staleness=recipe.config.staleness, iterations=3)
+
+
+def roles(recipe: Recipe) -> dict[str, Role]:
+    counts = {
+        "rollout": recipe.rollout_workers,
+        "reward": recipe.reward_workers,
+        "reference": recipe.reference_workers,
+        "trainer": recipe.ranks,
+    }
+    counts["feature"] = recipe.feature_workers
+    return {name: Role(count, cpus=0.05) for name, count in counts.items()}
+
+
+@contextmanager
+def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, timeouts: Timeouts = TIMEOUTS) -> Iterator[RayFlow]:
+    """In the cluster that this process is connected to."""
+    options = {"streaming": recipe.streaming, "offload": recipe.offload, "staleness": recipe.config.staleness, "iterations": 3}
+    with launch_flow(builders(recipe), roles(recipe), timeouts, NUM_ENVS, say, **options) as flow:
+        yield flow
+
+
+def iterate(flow: OnPolicyFlow, recipe: Recipe, iterations: int = 3) -> list[dict[str, float]]:
+    found, subject = [], algorithm(recipe.config)
+    for iteration in range(iterations):
+        flow.begin(iteration)
+        subject.iteration(flow)
+        found.append(flow.metrics)
+    return found
+
+
+def trained(flow: OnPolicyFlow) -> dict[str, Tensor]:
+    if isinstance(flow, InProcessFlow):
+        return {name: value.detach().clone() for name, value in flow.trainer.parameters.items()}
+    assert isinstance(flow, RayFlow)
+    import ray
+
+    (_, packed, _), *_ = flow.trainers.call("weights", returns=3)
+    return {name: value.clone() for name, value in ray.get(packed).tensors().items()}
+
+
+def with_staleness(recipe: Recipe, staleness: int) -> Recipe:
+    return replace(recipe, config=replace(recipe.config, staleness=staleness, decoupled=True, **_without_resampling(recipe)))
+
+
+def _without_resampling(recipe: Recipe) -> dict[str, int]:
+    return {"resample": 0} if isinstance(recipe.config, GRPOConfig) else {}

@@ -1,0 +1,115 @@
+"""Any worker but the trainer may be killed, or hang, at any moment: the run ends in the weights of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlinf_vla.runtime.ray.flow import RayFlow
+from rlinf_vla.runtime.ray.pool import Pool
+from rlinf_vla.runtime.ray.trainer_workers import TrainerLost
+from tests.runtime.ray.counting import GRPO_CONFIG, PPO_CONFIG, TIMEOUTS, Recipe, algorithm, in_process, iterate, on_ray, trained
+
+KILLS = int(os.environ.get("CHAOS_KILLS", "8"))
+"""``make chaos`` makes it 100."""
+RECIPES = {
+    "ppo": Recipe(PPO_CONFIG, rollout_workers=2, reference_workers=1, shaped=True, reward_workers=1),
+    "grpo": Recipe(GRPO_CONFIG, rollout_workers=2, feature_workers=1),
+}
+
+
+def disturb(flow: RayFlow, kills: int, seed: int, done: threading.Event) -> None:
+    """SIGKILL to random workers, some of them still starting others at work."""
+    pools: list[Pool] = [pool for pool in (flow.rollouts, flow.rewards, flow.references) if pool is not None]
+    chance = random.Random(seed)
+    for _ in range(kills):
+        time.sleep(chance.uniform(0.0, 0.4))
+        while not (alive := [each.pid for pool in pools for each in list(pool.introduced.values())] + feature_workers(flow)):
+            time.sleep(0.05)
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(alive), signal.SIGKILL)
+    done.set()
+
+
+def feature_workers(flow: RayFlow) -> list[int]:
+    """Ray restarts these itself: a process that starts does not answer."""
+    import ray
+
+    asked = [actor.pid.options(concurrency_group="health").remote() for actor in flow.features]
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=1.0) if asked else ([], [])
+    found = []
+    for each in answered:
+        with suppress(ray.exceptions.RayError):
+            found.append(ray.get(each))
+    return found
+
+
+def run_until(flow: RayFlow, recipe: Recipe, done: Callable[[], bool]) -> list[dict[str, float]]:
+    subject, found = algorithm(recipe.config), list[dict[str, float]]()
+    while len(found) < 2 or not done():
+        flow.begin(len(found))
+        subject.iteration(flow)
+        found.append(flow.metrics)
+    return found
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "grpo")) for name in RECIPES])
+def test_killed_workers_change_nothing(name: str, cluster: None) -> None:
+    recipe, done = RECIPES[name], threading.Event()
+    with on_ray(recipe) as flow:
+        threading.Thread(target=disturb, args=(flow, KILLS // len(RECIPES), 1, done), daemon=True).start()
+        metrics = run_until(flow, recipe, done.is_set)
+        found = trained(flow)
+    undisturbed = in_process(recipe)
+    iterate(undisturbed, recipe, len(metrics))
+    for key, value in trained(undisturbed).items():
+        assert torch.equal(found[key], value), key
+    lost = sum(each.get(f"faults/{role}", 0) for each in metrics for role in ("rollout", "reward", "reference", "feature"))
+    assert lost >= 1 and max(each["faults/recovery_s"] for each in metrics) > 0
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_replaced(cluster: None) -> None:
+    recipe, said = Recipe(PPO_CONFIG, rollout_workers=2), list[str]()
+    with on_ray(recipe, said.append, replace(TIMEOUTS, heartbeat=4.0)) as flow:
+        while len(flow.rollouts.introduced) < 2:
+            time.sleep(0.05)
+        stopped = flow.rollouts.introduced[1].pid
+        os.kill(stopped, signal.SIGSTOP)
+        iterate(flow, recipe)
+        found = trained(flow)
+        assert "rollout 1 did not answer for 4 s: replaced, its work is repeated" in said
+        deadline = time.monotonic() + 60
+        while Path(f"/proc/{stopped}").exists() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not Path(f"/proc/{stopped}").exists()
+    undisturbed = in_process(recipe)
+    iterate(undisturbed, recipe)
+    assert all(torch.equal(found[key], value) for key, value in trained(undisturbed).items())
+
+
+def test_a_role_that_keeps_dying_ends_the_run(cluster: None) -> None:
+    recipe = Recipe(PPO_CONFIG)
+    with on_ray(recipe, timeouts=replace(TIMEOUTS, restarts=0)) as flow:
+        os.kill(flow.rollouts.introduced[0].pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="rollout workers were lost 1 times, the last time because rollout 0 was lost"):
+            iterate(flow, recipe)
+
+
+def test_a_lost_trainer_is_told(cluster: None) -> None:
+    recipe = Recipe(PPO_CONFIG)
+    with on_ray(recipe) as flow:
+        iterate(flow, recipe, 1)
+        os.kill(flow.trainers.worker_info.pid, signal.SIGKILL)
+        with pytest.raises(TrainerLost, match="trainer 0 was lost"):
+            iterate(flow, recipe)

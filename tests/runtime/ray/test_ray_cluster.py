@@ -1,0 +1,119 @@
+"""Clusters that are not there, or not large enough, are told in one line before anything heavy starts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from rlinf_vla.config.cluster import ClusterConfig
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import check_values
+from rlinf_vla.runtime.ray import cluster as ray_cluster
+from rlinf_vla.runtime.ray.cluster import Role, connect_cluster
+from rlinf_vla.runtime.ray.pool import raised_there
+
+ALIVE = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}, "Labels": {"market-type": "spot"}}
+GONE = {"Alive": False, "Resources": {"CPU": 100.0}, "Labels": {}}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("address", ["head", "head:port", "ray://head:10001", "-inf"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(UserError, match=f"address={address} cannot be used: use HOST:PORT of the cluster's head"):
+        check_values(ClusterConfig(name="laptop", address=address))
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:{port}", "nothing answers there (Connection refused); is `ray start --head` running?"),
+        ("no.such.host.invalid:6379", "nothing answers there"),
+    ],
+)
+def test_an_address_where_nothing_is(address: str, message: str) -> None:
+    with pytest.raises(UserError) as error, connect_cluster(address.format(port=free_port()), {}, print):
+        pass
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        ({"trainer": Role(3, gpus=1.0)}, "the cluster has 2 GPU, the plan wants 3 (3 trainer): lower cluster.*_workers"),
+        ({"trainer": Role(1), "rollout": Role(8)}, "the cluster has 8 CPU, the plan wants 9 (1 trainer, 8 rollout)"),
+        (
+            {"robot": Role(1, resources={"robot": 1.0})},
+            "the cluster has 0 robot, the plan wants 1 (1 robot): on the machine that has it, "
+            "ray start --address=HOST:PORT --resources='{\"robot\": 1}'",
+        ),
+        ({"rollout": Role(1, labels={"market-type": "on-demand"})}, "no node of the cluster can run a rollout worker"),
+    ],
+)
+def test_a_cluster_without_room(roles: dict[str, Role], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        ray_cluster._check_room([ALIVE, GONE], roles)
+    assert message in str(error.value)
+
+
+def test_a_cluster_with_room() -> None:
+    roles = {"trainer": Role(2, gpus=1.0), "rollout": Role(4, labels={"market-type": "spot"}), "reward": Role(0, gpus=9.0)}
+    ray_cluster._check_room([ALIVE, GONE], roles)
+
+
+def test_a_users_mistake_on_a_worker_is_a_line_and_a_defect_has_its_traceback() -> None:
+    from ray.exceptions import RayTaskError
+
+    mistake, defect = (RayTaskError("ready", "Traceback ...\nwhere it was", cause) for cause in (UserError("no such task"), KeyError("x")))
+    assert str(raised_there(mistake)) == "no such task"
+    found = raised_there(defect.as_instanceof_cause())  # as ray.get raises it
+    assert isinstance(found, KeyError) and "where it was" in found.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("Version mismatch: The cluster was started with:\n Ray: 2.40.0", "that cluster runs another version of Ray or Python"),
+        ("AuthenticationError: invalid token", "set RAY_AUTH_MODE and RAY_AUTH_TOKEN"),
+    ],
+)
+def test_what_ray_says_is_told_in_a_line(said: str, message: str) -> None:
+    told = ray_cluster._told(RuntimeError(said))
+    assert message in told and "\n" not in told
+
+
+STRANGER = """
+import sys
+import ray._raylet
+try:
+    ray._raylet.GcsClient(address=sys.argv[1])
+except Exception as error:
+    print(type(error).__name__)
+else:
+    print("let in")
+"""
+OWN_CLUSTER = """
+import os, subprocess, sys
+from rlinf_vla.runtime.ray.cluster import connect_cluster
+with connect_cluster(None, {}, lambda text: None):
+    import ray
+    address = ray.get_runtime_context().gcs_address
+    for token in (None, "0" * 64, os.environ["RAY_AUTH_TOKEN"]):
+        known = {} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")} | known
+        subprocess.run([sys.executable, "-c", sys.argv[1], address], env=environment, check=True)
+"""
+
+
+def test_nobody_else_may_use_a_cluster_of_this_machines_own() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run([sys.executable, "-c", OWN_CLUSTER, STRANGER], env=environment, capture_output=True, text=True, timeout=280)
+    assert done.stdout.split() == ["AuthenticationError", "AuthenticationError", "let", "in"], done.stdout + done.stderr

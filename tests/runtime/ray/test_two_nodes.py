@@ -1,0 +1,74 @@
+"""Two Ray nodes with a network between them that can be cut. ``make cluster-test``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.runtime.ray.counting import in_process, iterate, trained
+from tests.runtime.ray.namespaces import FAR, NEAR, Nodes
+from tests.runtime.ray.two_nodes import QUICK, RECIPE, digest
+
+ITERATIONS = 3
+
+
+def events(driver: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    assert driver.stdout is not None
+    for line in driver.stdout:
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def run(nodes: Nodes, iterations: int, resource: str) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "tests.runtime.ray.two_nodes", nodes.address, str(iterations), resource)
+    return nodes.inside("rlinf_near", *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def expected(iterations: int) -> str:
+    flow = in_process(RECIPE)
+    iterate(flow, RECIPE, iterations)
+    return digest(trained(flow))
+
+
+@pytest.mark.timeout(600)
+def test_rollouts_on_another_node(nodes: Nodes) -> None:
+    driver = run(nodes, ITERATIONS, "far")
+    found = list(events(driver))
+    assert driver.wait(timeout=60) == 0, driver.stderr.read() if driver.stderr else ""
+    assert {tuple(each["nodes"]) for each in found if each["kind"] == "iteration"} == {(FAR,)}
+    assert found[-1] == {"kind": "weights", "digest": expected(ITERATIONS)}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("resource", ["", "far"], ids=["room elsewhere", "nowhere else to go"])
+def test_a_cut_link(nodes: Nodes, resource: str) -> None:
+    """The run goes on where it can; where only the lost node could do the work, it ends in time with what it waited for."""
+    iterations = 40
+    driver = run(nodes, iterations, resource)
+    seen, cut = [], 0.0
+    for event in events(driver):
+        seen.append(event)
+        if event["kind"] == "iteration" and event["number"] == 2:
+            nodes.cut()
+            cut = time.monotonic()
+    code = driver.wait(timeout=60)
+    seconds, complaint = time.monotonic() - cut, driver.stderr.read() if driver.stderr else ""
+    assert cut, complaint
+    if not resource:
+        played_by = [each["nodes"] for each in seen if each["kind"] == "iteration"]
+        assert FAR in played_by[0] and played_by[-1] == [NEAR]
+    lost = [each["text"] for each in seen if each["kind"] == "said" and "replaced" in each["text"]]
+    assert lost, complaint
+    if resource:
+        assert code == 1 and "did not start within 90 s: the cluster has no room for it" in complaint
+        assert seconds < QUICK.start + 90
+    else:
+        assert code == 0, complaint
+        assert seen[-1] == {"kind": "weights", "digest": expected(iterations)}
+        assert max(each["seconds"] for each in seen if each["kind"] == "iteration") < 120

@@ -1,0 +1,58 @@
+"""A run on the Ray cluster at ADDRESS, for test_two_nodes.py: prints what happens, and at last a digest of its weights, as JSON lines.
+
+python -m tests.runtime.ray.two_nodes ADDRESS ITERATIONS RESOURCE
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from rlinf_vla.runtime.ray.cluster import Role, connect_cluster
+from rlinf_vla.runtime.ray.launch import launch_flow
+from tests.runtime.ray.counting import NUM_ENVS, PPO_CONFIG, TIMEOUTS, Recipe, algorithm, builders, roles, trained
+
+RECIPE = Recipe(PPO_CONFIG, rollout_workers=2)
+QUICK = replace(TIMEOUTS, heartbeat=5.0, start=90.0)
+
+
+def tell(**event: Any) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def digest(weights: dict[str, Tensor]) -> str:
+    return hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
+
+
+def main(address: str, iterations: int, resource: str) -> None:
+    """``resource``: what each rollout worker needs of the cluster; "" for none."""
+    wanted = roles(RECIPE)
+    wanted["trainer"] = Role(1, cpus=0.5, resources={"near": 1.0})
+    if resource:
+        wanted["rollout"] = Role(2, cpus=0.5, resources={resource: 1.0})
+    say = partial(tell, kind="said")
+    with (
+        connect_cluster(address, wanted, lambda text: say(text=text)),
+        launch_flow(builders(RECIPE), wanted, QUICK, NUM_ENVS, lambda text: say(text=text), spread=True, iterations=iterations) as flow,
+    ):
+        subject = algorithm(RECIPE.config)
+        while len(flow.rollouts.introduced) < RECIPE.rollout_workers:
+            time.sleep(0.1)
+        for iteration in range(iterations):
+            started = time.monotonic()
+            flow.begin(iteration)
+            subject.iteration(flow)
+            nodes = sorted({each.node for each in flow.rollouts.introduced.values()})
+            tell(kind="iteration", number=iteration, seconds=time.monotonic() - started, nodes=nodes)
+        tell(kind="weights", digest=digest(trained(flow)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,137 @@
+"""An on-policy update where the trainer is: what it clips around, and which demonstrations it shows beside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.on_policy import Batch
+from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.core.protocols import Noise
+from rlinf_vla.core.types import Inputs, Trajectory
+from rlinf_vla.rollout.actor import Actor, Settings
+from rlinf_vla.rollout.collector import collect
+from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.trainer import OptimizerConfig, Trainer
+from tests.rollout.fake_env import groups
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+
+SETTINGS = Settings(0, 1.0, 2)
+CONFIG = PPOConfig(epochs=1, minibatch_size=1000, target_kl=None)
+
+
+class Watched(LinearPolicy):
+    """Remembers what it was asked to imitate, and with which random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(LinearOptions(chunk=2))
+        self.asked: list[list[int]] = []
+        self.noise: list[list[float]] = []
+
+    def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
+        self.asked.append(inputs["number"].tolist())
+        self.noise.append(noise.uniform(1)[:, 0].tolist())
+        return super().supervised_loss(inputs, actions, noise)
+
+
+def learning(policy: LinearPolicy | None = None, run_seed: int = 0) -> OnPolicyUpdater:
+    found = policy or LinearPolicy(LinearOptions(chunk=2))
+    return OnPolicyUpdater(Trainer(found, OptimizerConfig(0.05, 0.05, 10.0), 100, keep_reference=True), run_seed, 1.0, reuse_frozen=True)
+
+
+def calls(policy: LinearPolicy) -> Trajectory:
+    return collect(Actor(policy, SETTINGS), groups(4, 2), 0, 0, 6, Timeline()).flatten()
+
+
+def batch(rollouts: Trajectory, config: PPOConfig = CONFIG) -> Batch:
+    advantage = torch.linspace(-1, 1, len(rollouts))
+    return replace(PPO(config, 1.0).weighted(rollouts, advantage), target=torch.zeros(len(rollouts)))
+
+
+def update(subject: OnPolicyUpdater, rollouts: Trajectory, config: PPOConfig, iteration: int = 0, version: int = 1) -> dict[str, float]:
+    return subject.update(batch(rollouts, config), PPO(config, 1.0), False, iteration, version)
+
+
+def test_a_decoupled_update_is_clipped_around_the_policy_as_it_begins() -> None:
+    """Another policy acted. In one step on everything the present one has not moved from itself, and every gain is weighted by how much
+    more often it would have done what was done; clipped around the one that acted, part of it would be held back."""
+    subject = learning()
+    rollouts = calls(subject.policy)  # type: ignore[arg-type]
+    noise = torch.randn(rollouts.log_prob.shape, generator=torch.Generator().manual_seed(0))
+    stale = replace(rollouts, log_prob=rollouts.log_prob + 0.3 * noise)
+    metrics = update(subject, stale, replace(CONFIG, decoupled=True))
+    assert metrics["actor/approx_kl"] == pytest.approx(0, abs=1e-6) and metrics["actor/clip_fraction"] == 0
+    counts, advantage = stale.valid.any(-1), torch.linspace(-1, 1, len(stale))
+    present, acted = (torch.where(stale.valid[..., None], each, 0).sum((1, 2)) for each in (rollouts.log_prob, stale.log_prob))
+    expected = -((present - acted).exp() * advantage)[counts].mean()
+    assert metrics["actor/pg_loss"] == pytest.approx(float(expected), abs=1e-5)
+    coupled = update(learning(), stale, CONFIG)
+    assert coupled["actor/approx_kl"] > 0.01 and coupled["actor/clip_fraction"] > 0.1
+
+
+def test_the_reference_is_the_policy_before_the_first_update() -> None:
+    subject = learning()
+    rollouts = calls(subject.policy)  # type: ignore[arg-type]
+    for iteration in range(2):
+        update(subject, rollouts, CONFIG, iteration, version=iteration)
+    assert (subject.log_prob(rollouts) - rollouts.log_prob).abs().max() > 0.01
+    torch.testing.assert_close(subject.reference(rollouts), rollouts.log_prob, atol=1e-5, rtol=0)
+
+
+def taught(updates: list[int], run_seed: int = 0, epochs: int = 2) -> Watched:
+    """``updates``: the iteration of each, three optimiser steps per epoch."""
+    policy = Watched()
+    subject, size = learning(policy, run_seed), 10_000
+    image = torch.zeros(size, 8, 8, 3, dtype=torch.uint8)
+    subject.shown = Demonstrations({"image": image, "number": torch.arange(size)}, torch.zeros(size, 2, 4), torch.arange(size))
+    rollouts = calls(policy)[:12]
+    config = replace(CONFIG, epochs=epochs, minibatch_size=4, sft_coef=0.1, sft_batch_size=5)
+    for iteration in updates:
+        update(subject, rollouts, config, iteration)
+    return policy
+
+
+def test_every_optimiser_step_of_a_run_imitates_states_and_noise_of_its_own() -> None:
+    """Two updates in one iteration, and one in the next."""
+    found = taught([0, 0, 1])
+    assert len(found.asked) == 3 * 6
+    assert len({tuple(each) for each in found.asked}) == 18, "18 times other states"
+    drawn = [each for step in found.noise for each in step]
+    assert len(set(drawn)) == len(drawn) == 18 * 5
+
+
+def test_what_is_imitated_depends_on_run_and_place_alone() -> None:
+    whole, resumed, other = taught([0, 0, 1]), taught([1]), taught([1], run_seed=1)
+    assert resumed.asked == whole.asked[12:] and resumed.noise == whole.noise[12:], "a resumed run draws the same"
+    assert other.asked != resumed.asked and not set(other.noise[0]) & set(resumed.noise[0])
+
+
+@pytest.mark.parametrize(("off", "passes"), [(5e-5, True), (2e-4, False)])
+def test_a_policy_that_contradicts_its_rollout_is_refused(off: float, passes: bool) -> None:
+    subject = learning()
+    rollouts = calls(subject.policy)  # type: ignore[arg-type]
+    log_prob = rollouts.log_prob.clone()
+    log_prob[0, 0, 0] -= off
+    wrong = replace(rollouts, log_prob=log_prob)
+    if passes:
+        update(subject, wrong, CONFIG, version=0)
+        assert subject.parity == pytest.approx(off, abs=1e-5)
+    else:
+        with pytest.raises(RuntimeError, match="does not reproduce the rollout's log-probabilities"):
+            update(subject, wrong, CONFIG, version=0)
+        update(learning(), wrong, CONFIG, version=1)  # of another version nothing can be said
+
+
+def test_updates_of_the_critic_alone_imitate_nothing() -> None:
+    policy = Watched()
+    subject, rollouts = learning(policy), calls(policy)
+    before = {name: value.clone() for name, value in policy.backbone.state_dict().items()}
+    algorithm: Any = PPO(replace(CONFIG, sft_coef=0.1), 1.0)
+    subject.update(batch(rollouts), algorithm, True, 0, 0)
+    assert not policy.asked and all(torch.equal(value, before[name]) for name, value in policy.backbone.state_dict().items())

@@ -1,0 +1,75 @@
+"""The plan never changes the maths: three iterations end in the same weights, wherever and in whatever pieces they ran."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.runtime.ray.counting import GRPO_CONFIG, PPO_CONFIG, Recipe, in_process, iterate, on_ray, trained, with_staleness
+
+PLANS = {
+    "in process, serial": (False, {}),
+    "in process, pipelined": (False, {"depth": 2}),
+    "ray, 1 rollout worker": (True, {}),
+    "ray, 2 pipelined rollout workers": (True, {"rollout_workers": 2, "depth": 2}),
+    "ray, 2 rollout workers, no streaming": (True, {"rollout_workers": 2, "streaming": False}),
+    "ray, reference worker, taking turns": (True, {"reference_workers": 1, "offload": True}),
+    "ray, split policy": (True, {"feature_workers": 1}),
+    "ray, 2 trainer ranks": (True, {"ranks": 2}),
+    "ray, 2 trainer ranks, sharded": (True, {"ranks": 2, "sharded": True}),
+    "ray, reward worker": (True, {"reward_workers": 1}),
+}
+RECIPES = {
+    "ppo": Recipe(PPO_CONFIG),
+    "ppo, adapters": Recipe(PPO_CONFIG, adapters=True),
+    "grpo": Recipe(GRPO_CONFIG),
+    "ppo, its own reward": Recipe(PPO_CONFIG, shaped=True),
+    "grpo, its own reward": Recipe(GRPO_CONFIG, shaped=True),
+    "ppo, stale by one": with_staleness(Recipe(PPO_CONFIG), 1),
+    "grpo, stale by two": with_staleness(Recipe(GRPO_CONFIG), 2),
+}
+
+
+@cache
+def expected(name: str) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    flow = in_process(RECIPES[name])
+    metrics = iterate(flow, RECIPES[name])
+    return trained(flow), metrics
+
+
+TABLE = [("ppo", plan) for plan in PLANS if plan != "ray, reward worker"]
+TABLE += [("ppo, adapters", "ray, split policy")]
+TABLE += [("ppo, its own reward", "ray, reward worker"), ("grpo, its own reward", "ray, reward worker")]
+TABLE += [("grpo", plan) for plan in ("in process, pipelined", "ray, 2 pipelined rollout workers")]
+TABLE += [("ppo, stale by one", "ray, 2 pipelined rollout workers"), ("grpo, stale by two", "ray, 2 rollout workers, no streaming")]
+"""Each line starts processes: what a plan has in common with another one is not shown twice."""
+AGAIN = [("ppo", f"ray, {plan}") for plan in ("1 rollout worker", "2 pipelined rollout workers", "split policy", "2 trainer ranks")]
+AGAIN += [("ppo, its own reward", "ray, reward worker"), ("grpo", "ray, 2 pipelined rollout workers")]
+AGAIN += [("ppo", "ray, reference worker, taking turns")]
+"""Of the table, what others show but for one thing."""
+
+
+@pytest.mark.parametrize(("recipe", "plan"), [pytest.param(*each, marks=[pytest.mark.slow] * (each in AGAIN)) for each in TABLE])
+def test_the_plan_never_changes_the_maths(recipe: str, plan: str, cluster: None) -> None:
+    on_a_cluster, changes = PLANS[plan]
+    subject = replace(RECIPES[recipe], **changes)
+    if on_a_cluster:
+        with on_ray(subject) as flow:
+            metrics, found = iterate(flow, subject), trained(flow)
+    else:
+        local = in_process(subject)
+        metrics, found = iterate(local, subject), trained(local)
+    weights, known = expected(recipe)
+    assert found.keys() == weights.keys()
+    for name, value in weights.items():
+        if subject.ranks == 1:
+            assert torch.equal(found[name], value), name
+        else:  # sums over ranks are made in another order
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
+    for mine, theirs in zip(metrics, known, strict=True):
+        same = {name for name in theirs if not name.startswith(("timing_s", "throughput"))}
+        assert {name: mine[name] for name in same} == pytest.approx({name: theirs[name] for name in same}, rel=1e-4, abs=1e-5, nan_ok=True)

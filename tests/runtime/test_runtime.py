@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.algorithms.sft import DemonstrationConfig
+from rlinf_vla.core.types import Inputs, gather
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.runtime.local import InProcessFlow
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.trainer import OptimizerConfig, Trainer
+from tests.rollout.fake_env import groups
+from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from tests.runtime.ray.counting import PPO_CONFIG, Recipe, algorithm, in_process, trained, with_staleness
+
+CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None)
+
+
+def flow(policy: LinearPolicy | None = None, **options: Any) -> InProcessFlow:
+    policy = policy or LinearPolicy(LinearOptions(chunk=2))
+    return InProcessFlow(
+        policy, groups(4, 2), Trainer(policy, OptimizerConfig(0.05, 0.01, 0.5), 100), Settings(0, 1.0, 2), Timeline(), **options
+    )
+
+
+def iterate(subject: InProcessFlow, count: int, config: PPOConfig = CONFIG) -> list[dict[str, float]]:
+    found = []
+    for iteration in range(subject.iteration, subject.iteration + count):
+        subject.begin(iteration)
+        PPO(config, 1.0).iteration(subject)
+        found.append(subject.metrics)
+    return found
+
+
+def test_an_iteration_collects_updates_and_publishes() -> None:
+    subject = flow()
+    before = {name: value.clone() for name, value in subject.policy.state_dict().items()}
+    (metrics,) = iterate(subject, 1)
+    assert subject.policy_version == 1 and subject.parity is not None and subject.parity < 1e-5
+    assert any(not torch.equal(value, before[name]) for name, value in subject.policy.state_dict().items())
+    # six calls of two steps in four environments; two epochs of 24 calls in minibatches of ten
+    assert 24 < metrics["rollout/steps"] <= 48 and metrics["actor/updates"] == 6
+    assert 0 <= metrics["actor/clip_fraction"] <= 1
+    assert {"rollout/reward_mean", "critic/explained_variance", "actor/entropy", "timing_s/rollout", "timing_s/update"} <= metrics.keys()
+
+
+class HalfFrozen(LinearPolicy):
+    """Its features are frozen: ``precompute`` computes them."""
+
+    fixed_rows = 0
+
+    def precompute(self, inputs: Inputs) -> Inputs:
+        assert not torch.is_grad_enabled()
+        self.fixed_rows += len(inputs["image"])
+        return {"features": super().encode(inputs)}
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        return inputs["features"] if "features" in inputs else super().encode(inputs)
+
+
+def test_what_is_frozen_is_computed_once_per_update_and_changes_nothing() -> None:
+    found = []
+    for policy, options in ((LinearPolicy, {}), (HalfFrozen, {}), (HalfFrozen, {"reuse_frozen": False})):
+        subject = flow(policy(LinearOptions(chunk=2)), **options)
+        iterate(subject, 2)
+        found.append((getattr(subject.policy, "fixed_rows", 0), subject.policy.state_dict()))
+    assert [rows for rows, _ in found] == [0, 48, 0], "twice 24 calls, whatever the epochs"
+    for _, state in found[1:]:
+        assert all(torch.equal(value, found[0][1][name]) for name, value in state.items())
+
+
+def test_one_epoch_has_nothing_to_reuse() -> None:
+    policy = HalfFrozen(LinearOptions(chunk=2))
+    iterate(flow(policy), 1, replace(CONFIG, epochs=1))
+    assert policy.fixed_rows == 0
+
+
+def test_demonstrations_beside_the_rollouts() -> None:
+    """The imitation loss falls, faster the more it weighs, and a run that goes on draws the same states."""
+    config = replace(CONFIG, demonstrations=DemonstrationConfig(episodes=8), sft_batch_size=12)
+    plain = iterate(flow(), 3, config)
+    taught = iterate(flow(), 3, replace(config, sft_coef=5.0))
+    assert "sft/loss" not in plain[-1] and taught[0]["sft/expert_success"] > 0
+    assert taught[-1]["sft/loss"] < taught[0]["sft/loss"] - 0.05
+    straight, again = flow(), flow()
+    iterate(straight, 2, replace(config, sft_coef=5.0))
+    iterate(again, 1, replace(config, sft_coef=5.0))
+    again._demonstrations = None
+    again.iteration = 1
+    iterate(again, 1, replace(config, sft_coef=5.0))
+    for name, value in straight.policy.state_dict().items():
+        assert torch.equal(value, again.policy.state_dict()[name])
+
+
+def test_what_is_collected_carries_its_version() -> None:
+    subject = flow()
+    subject.policy_version = 7
+    assert (gather(subject.collect(12)).policy_version == 7).all()
+
+
+def test_a_large_step_ends_the_updates_of_its_iteration() -> None:
+    assert iterate(flow(), 1, replace(CONFIG, target_kl=1e-9))[0]["actor/updates"] < 6
+
+
+def test_each_iteration_has_its_own_episodes_and_order() -> None:
+    subject, seeds, orders = flow(), [], []
+    update = subject.trainer.update
+
+    def watching(batch: Any, *arguments: Any, **named: Any) -> dict[str, float]:
+        seeds.append(batch.calls.seed.unique().tolist())
+        orders.append(named["shuffle_seed"])
+        return update(batch, *arguments, **named)
+
+    subject.trainer.update = watching  # type: ignore[method-assign]
+    iterate(subject, 3)
+    assert len(set(orders)) == 3 and len({seed for each in seeds for seed in each}) == sum(map(len, seeds))
+
+
+def test_the_update_has_its_own_threads_and_progress() -> None:
+    entered, stages = [0], []
+
+    @contextmanager
+    def threads() -> Iterator[None]:
+        entered[0] += 1
+        yield
+
+    iterate(flow(update_threads=threads, progress=lambda stage, fraction: stages.append((stage, fraction))), 1)
+    assert entered == [1]
+    for stage in ("rollout", "update"):
+        fractions = [fraction for name, fraction in stages if name == stage]
+        assert fractions == sorted(fractions) and fractions[-1] == 1
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_stale_rollouts_are_what_an_older_policy_played_and_a_resumed_run_plays_them_again(staleness: int) -> None:
+    recipe = with_staleness(Recipe(PPO_CONFIG), staleness)
+    straight = in_process(recipe)
+    metrics = counted(straight, recipe, range(5))
+    assert [each["rollout/staleness"] for each in metrics] == [min(i, staleness) for i in range(5)]
+    first = in_process(recipe)
+    counted(first, recipe, range(3))
+    earlier_weights, again = first.earlier_weights(), in_process(recipe)
+    assert sorted(earlier_weights) == list(range(3 - staleness, 3))
+    again.trainer.load_state(first.trainer.state())
+    again.policy.load_state_dict(first.policy.state_dict())
+    again.restore_earlier_weights(earlier_weights)
+    again.policy_version = 3
+    counted(again, recipe, range(3, 5))
+    assert all(torch.equal(value, trained(straight)[name]) for name, value in trained(again).items())
+    none = in_process(Recipe(PPO_CONFIG))
+    counted(none, Recipe(PPO_CONFIG), range(5))
+    assert any(not torch.equal(value, trained(straight)[name]) for name, value in trained(none).items())
+
+
+def counted(subject: InProcessFlow, recipe: Recipe, iterations: range) -> list[dict[str, float]]:
+    subject.iterations, found = None, []
+    for iteration in iterations:
+        subject.begin(iteration)
+        algorithm(recipe.config).iteration(subject)
+        found.append(subject.metrics)
+    return found

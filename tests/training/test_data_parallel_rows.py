@@ -1,0 +1,95 @@
+"""Who computes what, where several ranks train together."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rlinf_vla.training import data_parallel
+from rlinf_vla.training.data_parallel import LEAST, Rows, map_rows, micro_batches, rows_of_rank, sum_gradients, summed
+from rlinf_vla.training.trainer import minibatches
+from tests.training.processes import on_ranks
+from tests.training.test_trainer import rows
+
+
+def as_rank(rank: int, world: int) -> mock._patch:
+    return mock.patch.multiple(data_parallel, rank=lambda: rank, world_size=lambda: world)
+
+
+@given(st.integers(1, 30), st.integers(1, 9), st.integers(1, 8))
+def test_ranks_share_every_row_once_and_make_the_same_passes(count: int, size: int, world: int) -> None:
+    found, passes = [], set()
+    for rank in range(world):
+        with as_rank(rank, world):
+            parts = micro_batches(torch.arange(count), size)
+        found += [row for part, counted in parts if counted for row in part.tolist()]
+        passes.add(len(parts))
+        assert all(0 < len(part) <= size for part, _ in parts)
+    assert sorted(found) == list(range(count))
+    assert passes == {math.ceil(math.ceil(count / world) / size)}
+
+
+@given(st.integers(1, 20), st.integers(1, 7), st.integers(1, 4), st.integers(1, 5))
+def test_what_a_rank_touches_is_all_that_it_computes(count: int, minibatch: int, size: int, world: int) -> None:
+    parts = minibatches(count, 2, minibatch, seed=3)
+    for rank in range(world):
+        with as_rank(rank, world):
+            computed = {row for order in parts for part, _ in micro_batches(order, size) for row in part.tolist()}
+            assert rows_of_rank(parts, size).tolist() == sorted(computed)
+    with as_rank(0, 1):
+        assert rows_of_rank(parts, size).tolist() == list(range(count))
+
+
+def test_rows_are_a_batch() -> None:
+    batch, index = rows(9), torch.tensor([5, 1, 7, 1])
+    chosen = Rows(batch, index)
+    assert len(chosen) == 4
+    assert torch.equal(chosen.counts, batch[index].counts)
+    assert torch.equal(chosen[1::2].x, batch[index].x[1::2])
+
+
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_three_ranks_find_what_one_does(tmp_path: Path, count: int) -> None:
+    """Of one row, two ranks have none."""
+    numbers = torch.randn(count, 2, generator=torch.Generator().manual_seed(0))
+    calls: list[int] = []
+
+    def square(part: Tensor) -> Tensor:
+        calls.append(len(part))
+        return part**2
+
+    def work(rank: int) -> dict[str, object]:
+        full, half, still = (nn.Parameter(torch.zeros(3, 2, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float32))
+        for parameter in (full, half):
+            parameter.grad = torch.full_like(parameter, rank + 1)
+        sum_gradients([full, half, still])
+        found = {"rows": map_rows(square, numbers, 2), "calls": len(calls), "still": still.grad is None}
+        found |= summed({"number": torch.tensor(1.5 + rank), "nothing": torch.tensor(0)})
+        return found | {"full": full.grad, "half": half.grad}
+
+    for found in on_ranks(work, tmp_path, 3):
+        assert torch.equal(found["rows"], numbers**2)
+        assert found["calls"] == math.ceil(math.ceil(count / 3) / 2) and found["still"]
+        assert found["number"] == 7.5 and found["nothing"] == 0
+        for name, dtype in (("full", torch.float32), ("half", torch.bfloat16)):
+            assert torch.equal(found[name], torch.full((3, 2), 6, dtype=dtype))
+    assert torch.equal(map_rows(square, numbers, 2), numbers**2)
+
+
+@pytest.mark.parametrize(("count", "size"), [(13, 6), (2, 8), (3, 1), (8, 4)])
+def test_what_is_left_over_is_computed_in_no_fewer_rows(count: int, size: int) -> None:
+    numbers, seen = torch.arange(float(count)), list[int]()
+
+    def square(part: Tensor) -> Tensor:
+        seen.append(len(part))
+        return part**2
+
+    assert torch.equal(map_rows(square, numbers, size), numbers**2)
+    assert min(seen) >= LEAST and max(seen) <= max(size, LEAST)
