@@ -39,7 +39,7 @@ class ChildProcess:
         self._name = name
         self.channel, theirs = Channel.pair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (unnamed, and open as long as the process)
-        program = child_process.command([bootstrap, str(Path(robot.__file__).parent), module, str(theirs.fileno())], python)
+        program = child_process.command([bootstrap, str(Path(robot.__file__).parents[1]), module, str(theirs.fileno())], python)
         try:
             with theirs:
                 self._popen = subprocess.Popen(

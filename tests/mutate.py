@@ -29,7 +29,7 @@ from queue import Queue
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix("").with_name("mutants")
-CODE = ("rlinf_vla", "models", "envs", "rewards", "robots")
+CODE = ("rlinf_vla", "benchmarks", "models", "envs", "rewards", "robots")
 """What is copied; of these, all but the first are installed inside it."""
 LINKED = ("recipes", "assets", "docs", "README.md", "Makefile", "constraints.txt")
 KILLED, SURVIVED, ELSEWHERE, LATE = 1, 0, 99, 98

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("rlinf_vla", "models", "envs", "rewards", "robots", "recipes", "assets")
+SOURCES = ("rlinf_vla", "benchmarks", "models", "envs", "rewards", "robots", "recipes", "assets")
 
 
 @pytest.fixture(scope="module")

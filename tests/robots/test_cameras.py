@@ -144,7 +144,7 @@ def test_a_camera_is_started_first() -> None:
 
 
 def test_an_unknown_driver_is_one_line() -> None:
-    with pytest.raises(CameraError, match=r"robot.cameras.front.driver=gopro: one of opencv, realsense"):
+    with pytest.raises(CameraError, match=r"robot.cameras.front.driver=gopro: must be one of opencv, realsense"):
         device("front", CameraConfig(driver="gopro"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,6 +20,7 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
 from rlinf_vla.rollout.split import strip_to_head
 from rlinf_vla.runtime.base import OnPolicyFlow
+from rlinf_vla.runtime.builders import threads
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.runtime.ray.cluster import Role
 from rlinf_vla.runtime.ray.flow import RayFlow
@@ -114,8 +115,8 @@ def builders(recipe: Recipe) -> dict[str, Builders]:
         rewards_apart=recipe.reward_workers > 0,
         settings=SETTINGS,
         reuse_frozen=True,
-        rollout_threads=nullcontext,
-        update_threads=nullcontext,
+        rollout_threads=one_thread,
+        update_threads=one_thread,
     )
     return dict.fromkeys(roles(recipe), found)
 
@@ -145,12 +146,18 @@ def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, timeo
         yield flow
 
 
+def one_thread() -> AbstractContextManager[None]:
+    """Recipes say how many threads compute; Ray's workers begin with one, whatever OMP_NUM_THREADS says here."""
+    return threads(1)
+
+
 def iterate(flow: OnPolicyFlow, recipe: Recipe, iterations: int = 3) -> list[dict[str, float]]:
     found, subject = [], algorithm(recipe.config)
-    for iteration in range(iterations):
-        flow.begin(iteration)
-        subject.iteration(flow)
-        found.append(flow.metrics)
+    with one_thread():
+        for iteration in range(iterations):
+            flow.begin(iteration)
+            subject.iteration(flow)
+            found.append(flow.metrics)
     return found
 
 
