@@ -1,1 +1,1 @@
-"""Reward plug-ins: each implements ``rlinf_vla.core.protocols.RewardPlugin``; found by entry point."""
+"""Reward plug-ins: each implements ``core.protocols.RewardPlugin`` as an entry point."""

@@ -16,7 +16,7 @@ import torch
 
 from rlinf_vla.telemetry.environment import fingerprint
 
-FOLDERS = ("algorithms", "evaluation", "flow", "models", "parity", "rollout", "training", "test_images.py", "test_rotations.py")
+FOLDERS = ("algorithms", "core", "evaluation", "models", "parity", "planner", "rollout", "runtime", "training")
 """What computes; simulators, robots and the command line do not depend on how PyTorch rounds."""
 
 ATEN, MKL, ONEDNN, THREADS = "ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import io
+import subprocess
+import sys
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +142,41 @@ def test_models_and_simulators_do_not_know_each_other(path: Path) -> None:
 @each(SHIPPED)
 def test_a_module_is_read_in_one_sitting(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 300
+
+
+def prose(path: Path) -> Iterator[int]:
+    """Numbers of the lines of docstrings and of comments that stand alone."""
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
+            yield token.start[0]
+
+
+@each(SHIPPED)
+def test_prose_is_at_most_100_characters_wide(path: Path) -> None:
+    lines = path.read_text().split("\n")
+    assert [number for number in sorted(set(prose(path))) if len(lines[number - 1]) > 100] == []
+
+
+MAIN_JOB = """
+import sys
+from rlinf_vla.cli.main import run
+assert run(["train", "recipe=maniskill_ppo", "--cfg", "job"]) == 0
+import rlinf_vla.cli.train, rlinf_vla.runtime.local
+print("LOADED", *(name for name, module in sys.modules.items() if name.startswith("rlinf_vla") and getattr(module, "__file__", None)))
+"""
+
+
+def test_the_main_job_imports_no_feature_and_no_plugin_that_it_does_not_name() -> None:
+    """A budget: what a newcomer would have to read of `rlinf-vla train recipe=maniskill_ppo`."""
+    said = subprocess.run([sys.executable, "-c", MAIN_JOB], capture_output=True, text=True, check=True).stdout
+    loaded = said.rpartition("LOADED ")[2].split()
+    others = ("planner", "realworld", "robots", "benchmarks", "envs.libero", "envs.genesis", "models.pi0", "models.compact")
+    assert [name for name in loaded if name.startswith(tuple(f"rlinf_vla.{each}" for each in others))] == []
+    assert len(loaded) <= 130
 
 
 @each(SHIPPED)

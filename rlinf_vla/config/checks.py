@@ -1,4 +1,4 @@
-"""Check recipe values against each other; annotations check single keys (``rlinf_vla.config.ranges``)."""
+"""Check recipe values against each other; ``ranges`` checks single keys."""
 
 from __future__ import annotations
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import EnvPlugin, Policy, RewardPlugin
-from rlinf_vla.core.robot import OperatorPlugin, RobotPlugin
+
+if TYPE_CHECKING:  # PyTorch takes a second to import, and `rlinf-vla list` needs none
+    from rlinf_vla.core.protocols import EnvPlugin, Policy, RewardPlugin
+    from rlinf_vla.core.robot import OperatorPlugin, RobotPlugin
 
 
 def models() -> Mapping[str, type[Policy]]:

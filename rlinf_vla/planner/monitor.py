@@ -62,7 +62,7 @@ class PlanMonitor:
             raise Replanned(best.plan)
 
     def under(self, plan: Plan) -> tuple[Recipe, PlanMonitor]:
-        """Return recipe and monitor for the rest of the run under ``plan``, which is not planned again."""
+        """Return recipe and monitor for the rest of the run under ``plan``; it plans no more."""
         recipe = with_plan(self._recipe, plan)
         once = replace(recipe, cluster=replace(recipe.cluster, replan_after=0))
         return recipe, PlanMonitor(once, self._found, self._found.predict(plan), self._say)

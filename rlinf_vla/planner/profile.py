@@ -22,7 +22,7 @@ CPU, GPU = "cpu", "gpu"
 POLICY = ("act", "value", "encode", "merge", "reference", "precompute", "update", "optimise", "publish")
 SIMULATOR = ("simulate", "reset")
 OPERATIONS = (*POLICY, *SIMULATOR, "reward")
-"""Items are policy calls for act, value, encode, reference, precompute, reward and update (forward and
+"""Items are policy calls for act, value, encode, reference, precompute, reward, update (forward and
 backward pass of a micro-batch), and environments of one simulator process for simulate (one chunk)
 and reset. merge (adapters, once per rollout), optimise (one step) and publish (copying the trained
 weights, once on either side) have a fixed cost only."""

@@ -145,8 +145,8 @@ def open_cell(
 ) -> Iterator[RobotCell]:
     """Connect the robot, start its cameras and load the policy; close everything at the end.
 
-    ``staged``: wraps or replaces the robot's scene. ``journal_path``: file of the running episode, see
-    :class:`RobotPlayer`. Raises UserError, CellError and RobotError.
+    ``staged``: wraps or replaces the robot's scene. ``journal_path``: file of the running episode,
+    see :class:`RobotPlayer`. Raises UserError, CellError and RobotError.
     """
     plugin, settings = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.session
     check(recipe)

@@ -21,7 +21,7 @@ from rlinf_vla.runtime.run_directory import EPISODES
 
 
 class RobotClient:
-    """Implement ``realworld.flow.EpisodeRunner``. On exit the robot process ends and the arm stands."""
+    """Implement ``flow.EpisodeRunner``. On exit the robot process ends and the arm stands."""
 
     def __init__(self, directory: Path, connect: Callable[[], RobotLink], say: Callable[[str], None]) -> None:
         """``connect``: starts a robot process, which loads the weights in the run ``directory``."""

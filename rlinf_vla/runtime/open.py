@@ -23,7 +23,7 @@ from rlinf_vla.training.sac_trainer import SACTrainer
 
 
 def open_runtime(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> AbstractContextManager[Runtime]:
-    """Open the runtime of a simulator recipe and restore ``checkpoint``. Raises UserError, early where possible."""
+    """Open a simulator recipe's runtime and restore ``checkpoint``. Raises UserError early."""
     if recipe.cluster.runtime == "ray":
         from rlinf_vla.runtime.ray.open import open_on_ray
 

@@ -1,4 +1,4 @@
-"""Register the schemas of recipes and plug-ins with Hydra, and read a composed recipe into dataclasses."""
+"""Register the schemas with Hydra, and read a composed recipe into dataclasses."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _store_lazily(group: str, name: str, make: Callable[[str], Any]) -> None:
 
 
 class _Configs(Mapping[str, Any]):
-    """The config dataclass of each plug-in of a kind; a plug-in is imported when its value is read."""
+    """The config dataclass of each plug-in of a kind, imported when it is read."""
 
     def __init__(self, installed: Mapping[str, Any], others: Mapping[str, Any]) -> None:
         self._installed, self._others = installed, others

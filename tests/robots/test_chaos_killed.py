@@ -54,7 +54,7 @@ class Killed:
     def beside(self) -> int | None:
         """The process beside the robot."""
         children = Path(f"/proc/{self.learner.pid}/task/{self.learner.pid}/children").read_text().split()
-        return next((int(each) for each in children if b"robot_process" in _cmdline(int(each))), None)
+        return next((int(each) for each in children if b"realworld.process" in _cmdline(int(each))), None)
 
     def wait_moving(self) -> None:
         """In an episode."""

@@ -69,7 +69,7 @@ class Policy(nn.Module):
     head_rows: dict[str, slice] | None = None
     """Weights of the head of which only these rows are used, unless they have adapters."""
     noise_dim: int | None = None
-    """Dimension of the noise that ``act_from_noise`` turns into actions; None: ``act_from_noise`` is unsupported."""
+    """Dimension of the noise that ``act_from_noise`` takes; None: it is unsupported."""
 
     spec: PolicySpec
     backbone: nn.Module

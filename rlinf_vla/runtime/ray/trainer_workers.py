@@ -73,7 +73,7 @@ class TrainerWorker(Worker):
     def weights(self, earlier_weights: Packed | None = None) -> tuple[int, Packed, Packed]:
         """Return the bytes of all trained weights, these weights, and those of the action head.
 
-        The last is empty if the policy cannot be split. ``earlier_weights``: replaces the current weights.
+        The last is empty for a policy without split. ``earlier_weights`` replaces the current ones.
         """
         everything = self.trainer.weights() if earlier_weights is None else earlier_weights.tensors()
         if self.builders.settings.rounded:
