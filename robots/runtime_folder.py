@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.core import user_dirs
-from rlinf_vla.core.io import replacing
+from rlinf_vla.core.io import write_text
 from rlinf_vla.core.robot import RobotError
 
 from .background_writer import Disk, at_once
@@ -132,11 +132,7 @@ class Latch:
 
     def write(self, fault: str) -> None:
         text = json.dumps({"fault": fault, "time": time.time()})
-        self._disk(lambda: self._write(text))
-
-    def _write(self, text: str) -> None:
-        with replacing(self._path) as aside:
-            aside.write_text(text)
+        self._disk(lambda: write_text(self._path, text))
 
     def clear(self) -> None:
         self._disk(lambda: self._path.unlink(missing_ok=True))

@@ -89,15 +89,9 @@ def imports_of_files() -> dict[str, set[str]]:
     }
     found = {}
     for name, path in names.items():
-        said = {f"{each}.{alias}" for each, alias in imported_names(path)} | set(imported(path))
+        said = {each for node in ast.walk(ast.parse(path.read_text())) for each in absolute_names(node)} | set(imported(path))
         found[name] = {each for each in said if each in names and each != name and names[each].name != "__init__.py"}
     return found
-
-
-def imported_names(path: Path) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            yield from ((node.module, alias.name) for alias in node.names)
 
 
 def test_no_two_files_import_each_other() -> None:

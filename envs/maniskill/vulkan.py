@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import child_process
-from rlinf_vla.core.io import replacing
+from rlinf_vla.core.io import write_text
 
 _CHECK = "import sys, sapien; sapien.render.RenderSystem(sys.argv[1])"
 _ICD_DIRS = ("/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d")
@@ -175,5 +175,5 @@ def _run(command: list[str]) -> None:
 
 def _write_quietly(path: Path, text: str) -> None:
     """Write a cache file; if that fails, the check runs again next time."""
-    with contextlib.suppress(OSError), replacing(path) as aside:
-        aside.write_text(text)
+    with contextlib.suppress(OSError):
+        write_text(path, text)

@@ -184,9 +184,7 @@ class _Run:
             if done > saved:
                 self.save(done)
         except Restart as restart:
-            if restart.plan is None:
-                raise
-            if done > saved:
+            if restart.plan is not None and done > saved:
                 self.save(done)
             raise
         except Interrupted as interruption:

@@ -61,7 +61,12 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_text(path: Path, text: str, errors: str = "strict") -> None:
+    """Write ``text`` atomically as UTF-8; ``errors`` as in ``str.encode``."""
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8", errors=errors)
+
+
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write ``document`` atomically as JSON."""
-    with replacing(path) as aside:
-        aside.write_text(json.dumps(document, indent=1) + "\n")
+    write_text(path, json.dumps(document, indent=1) + "\n")

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.io import replacing
+from rlinf_vla.core.io import write_text
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_files import DataFiles, VideoFiles
 from rlinf_vla.data.lerobot_format import Column, Feature, Frame
@@ -107,8 +107,7 @@ class LeRobotWriter:
         pq.write_table(pa.Table.from_pylist(self._rows), episodes)
         pq.write_table(form.tasks_table(list(self._tasks)), self.directory / form.TASKS)
         (self.directory / form.STATS).write_text(json.dumps(statistics, indent=4))
-        with replacing(self.directory / form.INFO) as aside:
-            aside.write_text(json.dumps(self._info(), indent=4))
+        write_text(self.directory / form.INFO, json.dumps(self._info(), indent=4))
 
     def _info(self) -> dict[str, Any]:
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from importlib.resources import files
@@ -117,12 +117,17 @@ def _control_steps(episodes: int, *, _root_: DictConfig) -> int:
 
 def keys() -> list[str]:
     """Return every key that any recipe can have, sorted."""
-    nodes = [("", Recipe), *(("algorithm.", config) for config in ALGORITHMS.values())]
+    nodes: list[tuple[str, Any]] = [("", Recipe), *(("algorithm.", config) for config in ALGORITHMS.values())]
     nodes += [("env.", env) for env in env_configs().values()]
     nodes += [("robot.", robot.Config) for robot in plugins.robots().values()]
     nodes += [("reward.options.", reward.Config) for reward in plugins.rewards().values()]
     nodes += [("model.options.", model.Config) for model in plugins.models().values()]
-    return sorted({prefix + key for prefix, node in nodes for key in _keys(OmegaConf.structured(node))})
+    return sorted(_keys_below(nodes))
+
+
+def _keys_below(nodes: Sequence[tuple[str, Any]]) -> set[str]:
+    """Return the keys of ``nodes``, which are (prefix of the node's keys, its dataclass)."""
+    return {prefix + key for prefix, node in nodes for key in _keys(OmegaConf.structured(node))}
 
 
 def unknown_key_hint(key: str) -> str:
@@ -168,7 +173,7 @@ def _keys_of(config: DictConfig) -> set[str]:
         node = OmegaConf.select(config, name)
         if isinstance(node, DictConfig) and is_dataclass(schema := OmegaConf.get_type(node)):
             nodes.append((f"{name}.", schema))
-    return {prefix + key for prefix, node in nodes for key in _keys(OmegaConf.structured(node))}
+    return _keys_below(nodes)
 
 
 def read(config: DictConfig) -> Recipe:

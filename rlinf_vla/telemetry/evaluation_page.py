@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from av.error import FFmpegError
 
-from rlinf_vla.core.io import replacing
+from rlinf_vla.core.io import write_text
 from rlinf_vla.telemetry.evaluation_table import difference, p_value, rows
 from rlinf_vla.telemetry.page import collapsible_table, page, paragraph, section
 from rlinf_vla.telemetry.report import VIDEO_BYTES, flat_rows, machine_line
@@ -29,8 +29,7 @@ def write_page(directory: Path, document: dict[str, Any], films: Sequence[Film])
     """Write ``directory/report.html`` atomically; ``document`` has the contents of result.json."""
     body = _header(document) + _success(document) + _heat_map(document) + _differences(document) + _films(films) + _details(document)
     path = directory / "report.html"
-    with replacing(path) as aside:
-        aside.write_text(page(f"{document['name']}: evaluation", body), encoding="utf-8", errors="replace")
+    write_text(path, page(f"{document['name']}: evaluation", body), errors="replace")
     return path
 
 

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.core.io import replacing
+from rlinf_vla.core.io import write_text
 from rlinf_vla.telemetry import charts
 from rlinf_vla.telemetry.console import duration
 from rlinf_vla.telemetry.control_panel import control_panel
@@ -45,8 +45,7 @@ def write_report(run_dir: Path) -> Path:
     videos = _videos(run)
     body = _header(run) + success_panel(run) + control_panel(run.control) + _curves(run) + _timeline(run) + videos + _details(run)
     path = run_dir / "report.html"
-    with replacing(path) as aside:
-        aside.write_text(page(f"{run.name}: training report", body), encoding="utf-8", errors="replace")
+    write_text(path, page(f"{run.name}: training report", body), errors="replace")
     return path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from rlinf_vla.core.io import replacing
+from rlinf_vla.core.io import write_text
 
 KEPT_ITERATIONS = 2
 """The current iteration and the one before; bounds the memory of long runs."""
@@ -88,5 +88,4 @@ class Timeline:
             }
             for iteration, span in spans
         ]
-        with replacing(path) as aside:
-            aside.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+        write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
