@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlinf_vla.algorithms.ppo import PPOConfig
-from rlinf_vla.config.checks import ON_POLICY
+from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
@@ -52,8 +52,8 @@ class PlanTiming:
 def run(config: DictConfig) -> None:
     """Predict and measure each plan, print a table and write bench_throughput.json."""
     recipe = recipes.read(config)
-    if recipe.algorithm.name not in ON_POLICY:
-        raise UserError(f"bench throughput runs {' and '.join(ON_POLICY)}, not algorithm={recipe.algorithm.name}")
+    if recipe.algorithm.family != ON_POLICY:
+        raise UserError(f"bench throughput runs on-policy algorithms, not algorithm={recipe.algorithm.name}")
     if isinstance(recipe.algorithm, PPOConfig):  # iterations that warm up the critic are cheaper than predicted
         recipe = replace(recipe, algorithm=replace(recipe.algorithm, value_warmup=0))
     directory, console = run_directory.for_evaluation(config, None), Console(highlight=False)

@@ -6,9 +6,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from rlinf_vla.algorithms.sac_policy import SACPolicy
+from rlinf_vla.algorithms.on_policy import OnPolicy
+from rlinf_vla.algorithms.sac import SAC, SACPolicy
 from rlinf_vla.benchmarks import update_on_policy, update_soft
 from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements
+from rlinf_vla.config.algorithm import NO_ALGORITHM
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import write_json
 from rlinf_vla.runtime import builders, recipes, run_directory
@@ -18,9 +20,9 @@ from rlinf_vla.telemetry.environment import fingerprint
 def run(config: DictConfig) -> None:
     """Measure the update of the recipe's algorithm, print it and write bench_update.json."""
     recipe = recipes.read(config)
-    if recipe.algorithm.name not in builders.ALGORITHMS:
-        raise UserError(f"recipe={recipe.name}: bench update measures {', '.join(builders.ALGORITHMS)}, not {recipe.algorithm.name}")
-    builders.build_algorithm(recipe)  # checks the settings
+    algorithm = None if recipe.algorithm.name == NO_ALGORITHM else builders.build_algorithm(recipe)
+    if not isinstance(algorithm, OnPolicy | SAC):
+        raise UserError(f"recipe={recipe.name}: bench update measures on-policy algorithms and sac, not {recipe.algorithm.name}")
     policy = builders.build_policy(recipe)
     directory = run_directory.for_evaluation(config, None)
     directory.mkdir(parents=True, exist_ok=True)

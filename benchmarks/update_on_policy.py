@@ -21,7 +21,6 @@ from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.runtime.on_policy_updater import precompute_frozen
 from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.trainer import Trainer
 
 REPEATS = 3
 MINIBATCHES = 2
@@ -47,7 +46,7 @@ def measure(recipe: Recipe, policy: Policy, say: Callable[[str], None]) -> Updat
         say(f"memory of {name}")
         plan = replace(recipe, cluster=cluster)
         settings = builders.actor_settings(plan, recipe.rollout.temperature)
-        flow = InProcessFlow(policy, [], _trainer(plan, policy), settings, Timeline(), reuse_frozen=cluster.reuse_frozen)
+        flow = InProcessFlow(policy, [], builders.build_trainer(plan, policy), settings, Timeline(), reuse_frozen=cluster.reuse_frozen)
         update = partial(flow.update, batch, algorithm)
         found.memory[name] = _memory(plan, algorithm, batch, flow, update, again and cluster.reuse_frozen)
         flows[name], kinds[name] = flow, Work(update, len(batch) * config.epochs, "policy calls")
@@ -89,12 +88,6 @@ def _memory(recipe: Recipe, algorithm: OnPolicy, batch: Batch, flow: InProcessFl
         return algorithm.loss(policy, part, False)
 
     besides = [*weights, *tensors_of(part)]
-    activations = saved_for_backward(lambda: _trainer(recipe, policy).step(part, loss), besides)
+    activations = saved_for_backward(lambda: builders.build_trainer(recipe, policy).step(part, loss), besides)
     reference = nbytes(trained) if config.kl_coef > 0 else 0
     return measured_memory(update, weights, trained, tensors_of(batch), reference, activations, computed)
-
-
-def _trainer(recipe: Recipe, policy: Policy) -> Trainer:
-    trainer = builders.build_trainer(recipe, policy)
-    assert isinstance(trainer, Trainer)
-    return trainer

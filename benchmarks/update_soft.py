@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from rlinf_vla.algorithms.sac import ACTION, SACConfig, critic_loss
-from rlinf_vla.algorithms.sac_policy import Critics, SACPolicy
+from rlinf_vla.algorithms.feature_policy import Critics
+from rlinf_vla.algorithms.off_policy import critic_loss
+from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements, Work, measured_memory
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.types import Tensors
+from rlinf_vla.core.types import ACTION, Tensors, Transitions
 from rlinf_vla.planner import synthetic
 from rlinf_vla.runtime import builders
 from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
-from rlinf_vla.training.replay import Replay, Transitions
-from rlinf_vla.training.sac_trainer import SACTrainer
+from rlinf_vla.training.replay import Replay
+from rlinf_vla.training.trainer import Trainer
 
 WARMUP, CALLS = 2, 30
 SECONDS = 60.0
@@ -66,21 +68,31 @@ def filled(directory: Path, block: Tensors, capacity: int) -> Replay:
     return store
 
 
+def _trainer(policy: SACPolicy, config: SACConfig) -> Trainer:
+    return Trainer(policy, SAC(replace(config, actor_every=2)), config.batch_size)
+
+
+def _step(trainer: Trainer, batch: Transitions, with_actor: bool) -> Callable[[], dict[str, float]]:
+    algorithm = trainer.settings
+    assert isinstance(algorithm, SAC)
+    return partial(algorithm.step, trainer, batch, torch.Generator(), 0 if with_actor else 1, lambda: batch)
+
+
 def _memory(policy: SACPolicy, config: SACConfig, batch: Transitions, found: UpdateMeasurements) -> None:
     """A separate trainer measures the activations: the measured one must not have made a step."""
     weights, records = [*policy.parameters(), *policy.buffers()], [*batch.now.values(), *batch.following.values()]
-    first, trainer = SACTrainer(policy, config), SACTrainer(policy, config)
+    first, trainer = _trainer(policy, config), _trainer(policy, config)
     besides = [*weights, *records, *first.target.parameters()]
-    activations = saved_for_backward(partial(first.step, batch, torch.Generator(), True), besides)
+    activations = saved_for_backward(_step(first, batch, True), besides)
     del first
     trained, target = list(trainer.parameters.values()), nbytes(trainer.target.parameters())
-    update = partial(trainer.step, batch, torch.Generator(), True)
+    update = _step(trainer, batch, True)
     found.memory[STEP] = measured_memory(update, weights, trained, records, target, activations)
 
 
 def _steps(policy: SACPolicy, config: SACConfig, batch: Transitions, device: torch.device, found: UpdateMeasurements) -> None:
-    trainer, size = SACTrainer(policy, config), config.batch_size
-    steps = {name: partial(trainer.step, batch, torch.Generator(), actor) for name, actor in ((STEP, True), (CRITICS_STEP, False))}
+    trainer, size = _trainer(policy, config), config.batch_size
+    steps = {name: _step(trainer, batch, actor) for name, actor in ((STEP, True), (CRITICS_STEP, False))}
     found.time({name: Work(step, size, "transitions") for name, step in steps.items()}, device, CALLS, WARMUP, SECONDS)
 
 

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "training": BASE | {"algorithms"},
     "rollout": BASE | {"algorithms", "data"},
     "runtime": BASE | {"algorithms", "data"} | PLAYING,
-    "evaluation": BASE | {"runtime"} | PLAYING,
+    "evaluation": BASE | {"algorithms", "runtime"} | PLAYING,
     "planner": BASE | {"algorithms", "runtime"} | PLAYING,
     "realworld": BASE | {"algorithms", "data", "evaluation", "runtime"} | PLAYING,
     "cli": BASE | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime"} | PLAYING,

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rlinf_vla.algorithms.augmentation import shift_images
-from rlinf_vla.algorithms.sft import DemonstrationConfig, StepFlow, warmup_cosine
+from rlinf_vla.algorithms.sft import DemonstrationConfig, StepFlow, Supervised, warmup_cosine
+from rlinf_vla.config.algorithm import SUPERVISED, AlgorithmConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import CountOrZero, LearningRate, Name, Positive, Probability, Range, Size
 from rlinf_vla.core.types import Inputs
 
 
 @dataclass
-class ClassifierConfig:
+class ClassifierConfig(AlgorithmConfig):
     """Recipe node ``algorithm``."""
+
+    family: ClassVar[str] = SUPERVISED
+    trains_reward: ClassVar[bool] = True
 
     name: Name = "classifier"
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
@@ -67,11 +71,11 @@ class Flow(StepFlow, Protocol):
         """Take one optimiser step with ``rate`` times the learning rate."""
 
 
-class ClassifierTraining:
+class ClassifierTraining(Supervised):
     """Classifier training: each iteration is one optimiser step on a balanced batch of frames."""
 
-    def __init__(self, config: ClassifierConfig, iterations: int) -> None:
-        self.config, self.iterations = config, iterations
+    Config = ClassifierConfig
+    config: ClassifierConfig
 
     def iteration(self, flow: Flow) -> None:
         frames, generator = flow.label(self.config.demonstrations), flow.generator()

@@ -2,7 +2,7 @@
 
 An episode's advantage is relative to the returns of other attempts at the same episode. Other
 settings give DAPO (arXiv 2503.14476), Dr. GRPO (2503.20783), RLOO (2402.14740) or REINFORCE++
-(2501.03262): see ``PRESETS``.
+(2501.03262): see ``recipes/algorithm/``.
 """
 
 from __future__ import annotations
@@ -49,21 +49,14 @@ class GRPOConfig(OnPolicyConfig):
     gamma: Probability = 1.0
 
 
-PRESETS = {
-    "dapo": GRPOConfig(clip_high=0.28, aggregation="token_mean", granularity="token", resample=3),
-    "dr_grpo": GRPOConfig(scale="none", aggregation="token_mean"),
-    "rloo": GRPOConfig(baseline="leave_one_out", scale="none"),
-    "reinforce_pp": GRPOConfig(group_size=1, baseline="batch_mean", scale="batch_std", aggregation="token_mean", kl_coef=0.01),
-}
-
-
 class GRPO(OnPolicy):
     """The GRPO algorithm and its relatives, as configured."""
 
+    Config = GRPOConfig
     config: GRPOConfig
 
-    def __init__(self, config: GRPOConfig, temperature: float) -> None:
-        super().__init__(config, temperature)
+    def __init__(self, config: GRPOConfig, temperature: float = 1.0, iterations: int = 0) -> None:
+        super().__init__(config, temperature, iterations)
         size, episodes = config.group_size, config.episodes
         if episodes % size:
             near = max(1, round(episodes / size)) * size

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
+from rlinf_vla.algorithms.base import Algorithm
 from rlinf_vla.algorithms.losses import (
     AGGREGATIONS,
     GRANULARITIES,
@@ -23,15 +24,18 @@ from rlinf_vla.algorithms.losses import (
     value_loss,
 )
 from rlinf_vla.algorithms.sft import DemonstrationConfig
+from rlinf_vla.config.algorithm import ON_POLICY, AlgorithmConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
-from rlinf_vla.core.protocols import EnvSpec, Policy
+from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Rollouts, Trajectory
 
 
 @dataclass
-class OnPolicyConfig:
-    """Recipe node ``algorithm``: keys shared by PPO and GRPO."""
+class OnPolicyConfig(AlgorithmConfig):
+    """Recipe node ``algorithm``: keys shared by on-policy algorithms."""
+
+    family: ClassVar[str] = ON_POLICY
 
     gamma: Probability = 0.99
     """Discount factor per gamma_unit."""
@@ -148,24 +152,22 @@ class Flow(Protocol):
     def log(self, metrics: dict[str, float]) -> None: ...
 
 
-class OnPolicy:
+class OnPolicy(Algorithm):
     """Base class of on-policy algorithms: the loss. Subclasses implement ``iteration``."""
 
     value_coef = 0.0
     value_clip: float | None = None
     value_huber: float | None = None
 
-    def __init__(self, config: Any, temperature: float) -> None:
-        self.config, self.temperature = config, temperature
+    def __init__(self, config: Any, temperature: float = 1.0, iterations: int = 0) -> None:
+        super().__init__(config, temperature, iterations)
         self.clip = Clip(config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit)
         if config.staleness and not config.decoupled:
             raise UserError(f"algorithm.staleness={config.staleness} needs the decoupled objective: set algorithm.decoupled=true")
 
-    def check(self, env: EnvSpec) -> None:
-        """Raise UserError if the recipe does not fit the environment."""
-
-    def iteration(self, flow: Flow) -> None:
-        raise NotImplementedError
+    @property
+    def keeps_reference(self) -> bool:
+        return self.config.kl_coef > 0
 
     def prepared(self, flow: Flow, rollouts: Rollouts) -> Rollouts:
         """Add the reward to each shard, and with ``kl_coef`` also the ``reference``."""

@@ -38,10 +38,11 @@ class PPOConfig(OnPolicyConfig):
 class PPO(OnPolicy):
     """The PPO algorithm, with a critic and GAE."""
 
+    Config = PPOConfig
     config: PPOConfig
 
-    def __init__(self, config: PPOConfig, temperature: float) -> None:
-        super().__init__(config, temperature)
+    def __init__(self, config: PPOConfig, temperature: float = 1.0, iterations: int = 0) -> None:
+        super().__init__(config, temperature, iterations)
         self.value_coef, self.value_clip, self.value_huber = config.value_coef, config.value_clip, config.value_huber
 
     def check(self, env: EnvSpec) -> None:

@@ -6,59 +6,33 @@ In the noise space of a frozen flow policy it is DSRL (Wagenmaker et al. 2025, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
 
-from rlinf_vla.algorithms.advantages import GAMMA_UNITS
+from rlinf_vla.algorithms.base import Trainable
+from rlinf_vla.algorithms.feature_policy import Critics, FeaturePolicy, Features, with_fresh_heads
+from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig, critic_loss
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import Count, CountOrZero, Label, LearningRate, Name, NonNegative, OneOf, Positive, Probability, Range, Size
-from rlinf_vla.core.protocols import EnvSpec
-from rlinf_vla.core.types import Episodes
+from rlinf_vla.config.ranges import Count, Name, OneOf, Range
+from rlinf_vla.core.protocols import Noise, Policy
+from rlinf_vla.core.types import ACTION, DISCOUNT, REWARD, ActionEval, ActionSample, Inputs, Transitions
 
 AGGREGATES = ("mean", "min")
-ACTION, REWARD, DISCOUNT, ACTED = "action", "reward", "discount", "acted"
-"""Fields of a replay record beside the policy's inputs; see ``rollout/transitions.py``."""
+LOG_STD_RANGE = (-5.0, 2.0)
 
 
 @dataclass
-class SACConfig:
+class SACConfig(OffPolicyConfig):
     """Recipe node ``algorithm``."""
 
     name: Name = "sac"
-    episodes: Count = 16
-    """Number of episodes collected per iteration, before its updates."""
-    updates_per_step: Annotated[float, Range(0, 1000)] = 0.5
-    """Critic updates per collected control step."""
-    batch_size: Size = 128
-    replay_capacity: Count = 100_000
-    """Maximum number of stored observations; the oldest ones are dropped."""
-    demonstrations: CountOrZero = 0
-    """Episodes of the scripted expert, run before the first iteration and kept throughout."""
-    dataset: str | None = None
-    """LeRobotDataset (v3.0) with rewards, used as demonstrations instead of a scripted expert."""
-    dataset_cameras: list[Label] = field(default_factory=list)
-    """Camera names that differ, as policy:dataset pairs: [base:front]."""
-    demonstration_share: Annotated[float, Range(0, 1, below=True)] = 0.5
-    """Fraction of every batch drawn from the demonstrations, if there are any."""
-    sft_coef: NonNegative = 0.0
-    """Coefficient of the actor's additional imitation loss on demonstrations (co-training)."""
-    gamma: Probability = 0.97
-    """Discount factor per gamma_unit."""
-    gamma_unit: Annotated[str, OneOf(*GAMMA_UNITS)] = "step"
-    """Discount per control step (step) or per policy call (chunk).
-
-    With chunk, rewards within a chunk are not discounted, as in RLinf's chunk_level.
-    """
-    frozen_backbone: bool = False
-    """Train only actor and critics; features are computed once and stored instead of images."""
-    noise_bound: Positive | None = None
-    """Let the actor output the initial noise of a frozen flow policy (DSRL) instead of actions.
-
-    Each noise dimension is at most this large in magnitude. null: the actor outputs actions.
-    """
     critics: Annotated[int, Range(1, 1000)] = 10
     """Number of critics in the ensemble."""
     critic_subset: Annotated[int, Range(1, 1000)] = 2
@@ -67,73 +41,81 @@ class SACConfig:
     """Which statistic of the critics the actor maximises: mean or min."""
     actor_every: Count = 2
     """Critic updates per update of the actor and of alpha."""
-    hidden: Size = 256
-    """Width of the hidden layers of actor and critics."""
-    target_rate: Annotated[float, Range(0, 1, above=True)] = 0.005
-    """Rate of the moving average that updates the target critics (tau)."""
     initial_alpha: Annotated[float, Range(1e-9, 1e6)] = 0.1
     """Initial entropy temperature alpha, which is learnt."""
     target_entropy: Annotated[float, Range(-1e6, 1e6)] | None = None
     """Target entropy per policy call in nats; null: minus the dimension of the actor's output."""
     backup_entropy: bool = False
     """Include the entropy term in the critics' targets."""
-    shift: Annotated[int, Range(0, 1024)] = 4
-    """Shift images at random by up to this many pixels (DrQ, Kostrikov et al. 2021); 0: off."""
-    learning_rate: LearningRate = 3e-4
-    value_learning_rate: LearningRate = 3e-4
-    max_grad_norm: Positive = 10.0
 
 
-class Flow(Protocol):
-    """The operations from which an iteration of SAC is composed; a runtime implements them."""
+class SAC(OffPolicy):
+    """The SAC algorithm."""
 
-    iteration: int
+    Config = SACConfig
+    averaged = ("critics",)
+    config: SACConfig
 
-    def demonstrate(self, episodes: int) -> None:
-        """Store the dataset's episodes, or ``episodes`` of the expert, unless already stored."""
-
-    def training_episodes(self, count: int, draw: int) -> Episodes: ...
-    def collect_transitions(self, episodes: Episodes) -> int:
-        """Run the episodes and store their transitions; return the number of control steps."""
-
-    def update_from_replay(self, updates: int) -> None:
-        """Run ``updates`` gradient steps on replay batches."""
-
-    def publish(self) -> None: ...
-    def log(self, metrics: dict[str, float]) -> None: ...
-
-
-class SAC:
-    """The SAC algorithm: collect episodes, then update from the replay."""
-
-    def __init__(self, config: SACConfig, temperature: float) -> None:
-        self.config, self.temperature = config, temperature
+    def __init__(self, config: SACConfig, temperature: float = 1.0, iterations: int = 0) -> None:
         if config.critic_subset > config.critics:
             raise UserError(f"algorithm.critic_subset={config.critic_subset} is more than algorithm.critics={config.critics}: lower it")
-        if config.demonstrations and config.dataset is not None:
-            raise UserError("algorithm.dataset and algorithm.demonstrations exclude each other: set only one of them")
-        if self._shown and not config.demonstration_share:
-            raise UserError("algorithm.demonstration_share=0 disables the demonstrations: raise it, or remove the demonstrations")
-        if config.sft_coef and not self._shown:
-            raise UserError(f"algorithm.sft_coef={config.sft_coef} needs demonstrations: set algorithm.demonstrations or algorithm.dataset")
-        if config.noise_bound is not None and not config.frozen_backbone:
-            raise UserError("algorithm.noise_bound needs a frozen policy: set algorithm.frozen_backbone=true")
-        if config.noise_bound is not None and self._shown:
-            raise UserError("algorithm.noise_bound cannot use demonstrations, which are actions and not noise: remove one of them")
+        super().__init__(config, temperature, iterations)
 
-    @property
-    def _shown(self) -> bool:
-        return self.config.demonstrations > 0 or self.config.dataset is not None
+    def wrap(self, policy: Policy, seed: int) -> SACPolicy:
+        found = with_fresh_heads(policy, self.config.frozen_backbone, seed, lambda features: SACPolicy(policy, features, self.config))
+        assert isinstance(found, SACPolicy)
+        return found
 
-    def check(self, env: EnvSpec) -> None:
-        """Accept every environment."""
+    def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
+        """Return those of the actor, of alpha and of all else: critics and encoder."""
+        groups: dict[str, list[Tensor]] = {"critic": [], "actor": [], "alpha": []}
+        for name, value in parameters.items():
+            groups["alpha" if name == "log_alpha" else "actor" if name.startswith("actor.") else "critic"].append(value)
+        rates = {"critic": self.config.value_learning_rate}
+        return {name: Adam(found, lr=rates.get(name, self.config.learning_rate), fused=True) for name, found in groups.items()}
 
-    def iteration(self, flow: Flow) -> None:
-        if self._shown:
-            flow.demonstrate(self.config.demonstrations)
-        steps = flow.collect_transitions(flow.training_episodes(self.config.episodes, 0))
-        flow.update_from_replay(round(steps * self.config.updates_per_step))
-        flow.publish()
+    def target_entropy(self, policy: SACPolicy) -> float:
+        """Return the target entropy per policy call in nats."""
+        return -float(math.prod(policy.size)) if self.config.target_entropy is None else self.config.target_entropy
+
+    def step(
+        self, trainer: Trainable, batch: Transitions, generator: torch.Generator, index: int, shown: Callable[[], Transitions]
+    ) -> dict[str, float]:
+        """Update the critics and, every ``actor_every`` updates, actor and alpha."""
+        policy, config = trainer.policy, self.config
+        device, with_actor = policy.log_alpha.device, index % config.actor_every == 0
+        imitated = shown() if config.sft_coef and with_actor else None
+        now, following = (self.inputs(records, generator, device) for records in (batch.now, batch.following))
+        action, reward, discount = (batch.now[name].to(device) for name in (ACTION, REWARD, DISCOUNT))
+        size = (len(reward), *policy.size)
+        chosen = torch.randperm(config.critics, generator=generator)[: config.critic_subset].to(device)
+        alpha = policy.log_alpha.exp().detach()
+        with torch.no_grad():
+            next_features = policy.encode(following).pooled
+            next_action, next_log_prob = policy.draw(next_features, torch.randn(size, generator=generator).to(device))
+            values = trainer.target.critics(next_features, next_action, chosen)
+            target = soft_target(reward, discount, values, next_log_prob, alpha, config.backup_entropy)
+        features = policy.encode(now).pooled
+        found = policy.critics(features, action)
+        loss = critic_loss(found, target)
+        trainer.descend("critic", loss)
+        trainer.average(config.target_rate)
+        metrics = {"critic/vf_loss": loss, "critic/value_mean": found.mean(), "critic/target_mean": target.mean()}
+        if with_actor:
+            drawn, log_prob = policy.draw(features.detach(), torch.randn(size, generator=generator).to(device))
+            policy.critics.requires_grad_(False)  # the actor's loss does not train them, and their gradient would double its cost
+            climbing = actor_loss(policy.critics(features.detach(), drawn), log_prob, alpha, config.actor_aggregate)
+            total = climbing
+            if imitated is not None:
+                with torch.no_grad():
+                    features = policy.encode(self.inputs(imitated.now, generator, device)).pooled
+                metrics["sft/loss"] = policy.imitation(features, imitated.now[ACTION].to(device)).mean()
+                total = total + config.sft_coef * metrics["sft/loss"]
+            trainer.descend("actor", total)
+            policy.critics.requires_grad_(True)
+            trainer.descend("alpha", alpha_loss(policy.log_alpha, log_prob.detach(), self.target_entropy(policy)))
+            metrics |= {"actor/pg_loss": climbing, "actor/entropy": -log_prob.mean(), "actor/alpha": alpha}
+        return {name: float(value.detach()) for name, value in metrics.items()}
 
 
 def soft_target(
@@ -151,12 +133,6 @@ def soft_target(
     return reward + discount * torch.where(discount > 0, value, 0)
 
 
-def critic_loss(values: Tensor, target: Tensor) -> Tensor:
-    """Return half the squared error of ``values`` ``[K, B]`` to ``target`` ``[B]``.
-    The mean over the batch is summed over the critics, which share no weights."""
-    return 0.5 * ((values - target) ** 2).mean(dim=1).sum()
-
-
 def actor_loss(values: Tensor, log_prob: Tensor, alpha: Tensor, aggregate: str) -> Tensor:
     """Return ``mean(alpha log pi - Q)``, Q being the mean or min of ``values`` ``[K, B]``."""
     value = values.mean(dim=0) if aggregate == "mean" else values.min(dim=0).values
@@ -166,3 +142,59 @@ def actor_loss(values: Tensor, log_prob: Tensor, alpha: Tensor, aggregate: str) 
 def alpha_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
     """Return the loss that adapts alpha to the target entropy (Haarnoja et al. 2018b, eq. 18)."""
     return -(log_alpha.exp() * (log_prob + target_entropy).mean())
+
+
+def squash(pre: Tensor, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``tanh(pre)`` and its elementwise log-density for normally distributed ``pre``.
+
+    Haarnoja et al. 2018, appendix C. ``log(1 - tanh(x)**2)`` is computed as
+    ``2 (log 2 - x - softplus(-2 x))``, which stays accurate in the tails.
+    """
+    log_prob = -0.5 * ((pre - mean) * (-log_std).exp()) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
+    return pre.tanh(), log_prob - 2 * (math.log(2) - pre - F.softplus(-2 * pre))
+
+
+class SACPolicy(FeaturePolicy):
+    """A squashed Gaussian actor and an ensemble of critics on the features of another policy."""
+
+    name: ClassVar[str] = "sac"
+    critics: Critics
+
+    def __init__(self, base: Policy, features: int, config: SACConfig) -> None:
+        super().__init__(base, features, config.hidden, 2, config.noise_bound)
+        self.value_head = self.critics = Critics(config.critics, features + math.prod(self.size), config.hidden)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_alpha)))
+
+    def mode(self, features: Tensor) -> Tensor:
+        return self.distribution(features)[0].tanh()
+
+    def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log standard deviation ``[B, *size]``, both before squashing."""
+        mean, free = self.actor(features).unbind(1)
+        low, high = LOG_STD_RANGE
+        return mean, low + 0.5 * (high - low) * (free.tanh() + 1)
+
+    def draw(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample outputs ``[B, *size]`` and log-probabilities ``[B]`` by reparameterisation.
+
+        ``noise``: standard normal ``[B, *size]``.
+        """
+        mean, log_std = self.distribution(features)
+        chosen, log_prob = squash(mean + log_std.exp() * noise, mean, log_std)
+        return chosen, log_prob.flatten(1).sum(dim=1)
+
+    def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
+        mean, log_std = self.distribution(features.pooled)
+        spread = log_std + math.log(temperature or 1.0)
+        pre = mean if noise is None or temperature == 0 else mean + spread.exp() * noise.normal(*mean.shape[1:])
+        chosen, log_prob = squash(pre, mean, spread)
+        latent = {"pre": pre} | self.latent(features, chosen)
+        return ActionSample(self.actions_of(features, chosen), latent, self.per_action(log_prob), self.value(features))
+
+    def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
+        features = self.encode(inputs)
+        mean, log_std = self.distribution(features.pooled)
+        spread = log_std + math.log(temperature or 1.0)
+        entropy = spread + 0.5 * math.log(2 * math.pi * math.e)  # before the squashing
+        log_prob = squash(latent["pre"], mean, spread)[1]
+        return ActionEval(self.per_action(log_prob), self.per_action(entropy), self.value(features))

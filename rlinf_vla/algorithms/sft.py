@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.base import Algorithm
+from rlinf_vla.config.algorithm import SUPERVISED, AlgorithmConfig
 from rlinf_vla.config.ranges import Count, CountOrZero, Label, LearningRate, Name, NonEmpty, Positive, Probability, Range, Size
 from rlinf_vla.core.protocols import Noise, Policy
 from rlinf_vla.core.types import Inputs
@@ -40,8 +42,10 @@ class DemonstrationConfig:
 
 
 @dataclass
-class SFTConfig:
+class SFTConfig(AlgorithmConfig):
     """Recipe node ``algorithm``."""
+
+    family: ClassVar[str] = SUPERVISED
 
     name: Name = "sft"
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
@@ -106,6 +110,8 @@ class StepFlow(Protocol):
     def generator(self) -> torch.Generator:
         """Return this iteration's random number generator, identical in a resumed run."""
 
+    def log(self, metrics: dict[str, float]) -> None: ...
+
 
 class Flow(StepFlow, Protocol):
     """The operations of behaviour cloning; a runtime implements them."""
@@ -117,17 +123,23 @@ class Flow(StepFlow, Protocol):
         """Take one optimiser step with ``rate`` times the learning rate."""
 
 
-class SFT:
+class Supervised(Algorithm):
+    """Base class of algorithms in which an iteration is one optimiser step on labelled data."""
+
+
+class SFT(Supervised):
     """Behaviour cloning: each iteration is one optimiser step on random demonstrations."""
 
-    def __init__(self, config: SFTConfig, iterations: int) -> None:
-        self.config, self.decay_steps = config, config.decay_steps or iterations
+    Config = SFTConfig
+    config: SFTConfig
 
     def iteration(self, flow: Flow) -> None:
         shown, size = flow.demonstrate(self.config.demonstrations), self.config.batch_size
         batch = shown[torch.randint(len(shown), (size,), generator=flow.generator())]
         batch = replace(batch, draws=flow.iteration * size + torch.arange(size))
-        flow.imitate(batch, warmup_cosine(flow.iteration, self.config.warmup_steps, self.decay_steps))
+        rate = warmup_cosine(flow.iteration, self.config.warmup_steps, self.config.decay_steps or self.iterations)
+        flow.imitate(batch, rate)
+        flow.log({"sft/learning_rate": rate * self.config.learning_rate})
 
 
 def warmup_cosine(step: int, warmup: int, total: int) -> float:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from rlinf_vla.cli import train_supervised
+from rlinf_vla.algorithms.base import Algorithm
+from rlinf_vla.cli.training_run import TrainingRun
+from rlinf_vla.config.algorithm import NO_ALGORITHM, SUPERVISED
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.evaluation import NO_ALGORITHM
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import ROBOT
-from rlinf_vla.core.interrupt import Interrupt, Interrupted, deferred_signals
+from rlinf_vla.core.interrupt import deferred_signals
 from rlinf_vla.core.io import write_json
-from rlinf_vla.evaluation.evaluate import evaluate, headline
-from rlinf_vla.evaluation.statistics import compare
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.runtime.base import Restart, Runtime, Say
 from rlinf_vla.runtime.open import open_runtime
@@ -27,7 +25,7 @@ from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.report import write_report
-from rlinf_vla.training.checkpoint import STATE, complete_checkpoints
+from rlinf_vla.training.checkpoint import complete_checkpoints
 
 if TYPE_CHECKING:
     from rlinf_vla.planner.monitor import PlanMonitor
@@ -38,10 +36,9 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     if recipe.algorithm.name == NO_ALGORITHM:
         raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
-    learn = train_supervised.learn if recipe.algorithm.name in builders.SUPERVISED else _train
     directory, checkpoint = run_directory.resolve_run(config)
     with run_directory.locked(directory, config, checkpoint):
-        learn(recipe, directory, checkpoint)
+        _train(recipe, directory, checkpoint)
 
 
 def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
@@ -51,7 +48,8 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {builders.relative(directory)}")
     with ExitStack() as stack:
         stack.callback(_report, directory)
-        console = stack.enter_context(TrainingConsole(recipe.iterations, 60 * (recipe.session.minutes or math.inf)))
+        steps = recipe.iterations if recipe.algorithm.family == SUPERVISED else 0
+        console = stack.enter_context(TrainingConsole(recipe.iterations, 60 * (recipe.session.minutes or math.inf), steps))
         recipe, monitor = _planned(recipe, console.say)
         losses_left = recipe.cluster.trainer_restarts
         while True:
@@ -96,8 +94,8 @@ def _open_runtime(recipe: Recipe, directory: Path, checkpoint: Path | None, say:
 
 
 def _attempt(
-    recipe: Recipe, algorithm: Any, directory: Path, checkpoint: Path | None, console: TrainingConsole, monitor: PlanMonitor | None
-) -> _Run:
+    recipe: Recipe, algorithm: Algorithm, directory: Path, checkpoint: Path | None, console: TrainingConsole, monitor: PlanMonitor | None
+) -> TrainingRun:
     """Train from ``checkpoint`` to the end. Raises Restart."""
     with ExitStack() as stack:
         runtime = stack.enter_context(_open_runtime(recipe, directory, checkpoint, console.say))
@@ -105,14 +103,18 @@ def _attempt(
         if checkpoint is not None:
             console.resume(done)
             console.say(f"continuing after iteration {done} from {builders.relative(checkpoint)}")
-        algorithm.check(runtime.env)
+        if runtime.env is not None:
+            algorithm.check(runtime.env)
         metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
-        run = _Run(recipe, directory, runtime, console, metrics, monitor)
-        if recipe.evaluation.before_and_after and done == 0 and not run.evaluated("before", 0):
+        run = TrainingRun(recipe, algorithm, directory, runtime, console, metrics, monitor)
+        supervised, evaluates = recipe.algorithm.family == SUPERVISED, recipe.evaluation.before_and_after
+        if evaluates and not supervised and done == 0 and not run.evaluated("before", 0):
             run.evaluate("before", 0)
         with deferred_signals() as interrupt:
-            done = run.train(algorithm, done, interrupt)
-        if recipe.evaluation.before_and_after:
+            done = run.train(done, interrupt)
+        if supervised:
+            run.export()
+        if evaluates:
             if not run.evaluated("after", done):
                 run.evaluate("after", done)
             run.compare()
@@ -125,113 +127,3 @@ def _report(directory: Path) -> None:
         write_report(directory)
     except OSError as error:
         print(f"the report could not be written: {error.strerror}")
-
-
-class _Run:
-    def __init__(
-        self,
-        recipe: Recipe,
-        directory: Path,
-        runtime: Runtime,
-        console: TrainingConsole,
-        metrics: MetricsLog,
-        monitor: PlanMonitor | None,
-    ) -> None:
-        self.recipe, self.directory, self.runtime, self.console, self.metrics = recipe, directory, runtime, console, metrics
-        self.flow, self.monitor = runtime.flow, monitor
-
-    def train(self, algorithm: Any, done: int, interrupt: Interrupt) -> int:
-        """Train from iteration ``done`` on; return the number of finished iterations."""
-        saved = done
-        flow = self.flow
-        unsaid = True
-        flow.policy_version = done
-
-        def progress(stage: str, fraction: float) -> None:
-            self.console.stage(stage, fraction)
-            if stage == "rollout" and not flow.changed:
-                interrupt.check()
-            interrupt.check_at_once()
-
-        flow.progress = progress
-        try:
-            for iteration in range(done, self.recipe.iterations):
-                interrupt.check()
-                started = time.perf_counter()
-                flow.begin(iteration)
-                algorithm.iteration(flow)
-                done = iteration + 1
-                if unsaid and flow.parity is not None:
-                    unsaid = False
-                    self.console.say(f"first rollout: recomputed log-probabilities equal the stored ones to {flow.parity:.1e}")
-                seconds = time.perf_counter() - started
-                flow.log({"timing_s/iteration": seconds, "throughput/steps_per_s": flow.metrics["rollout/steps"] / seconds})
-                if self.monitor is not None:
-                    flow.log(self.monitor.watch(flow.metrics, done - 1))
-                self.metrics.write(done, flow.metrics)
-                self.console.update(done, flow.metrics)
-                flow.timeline.write(self.directory / "timeline.json")
-                every = self.recipe.evaluation.every
-                if every and done % every == 0 and done < self.recipe.iterations:
-                    self.evaluate(f"step_{done:06d}", done)
-                if done % self.recipe.checkpoints.every == 0 or done == self.recipe.iterations:
-                    self.save(done)
-                    saved = done
-                if self.monitor is not None and done < self.recipe.iterations:
-                    self.monitor.replan_if_due()
-                if flow.enough():
-                    break
-            if done > saved:
-                self.save(done)
-        except Restart as restart:
-            if restart.plan is not None and done > saved:
-                self.save(done)
-            raise
-        except Interrupted as interruption:
-            name, half_made = interruption.args[0], flow.changed and flow.iteration == done
-            if not half_made and (done > saved or done == 0):
-                self.save(done)
-            where = f"in iteration {done + 1}" if half_made else f"after iteration {done}"
-            self.console.say(f"{name}: stopped {where}; continue with run_dir={builders.relative(self.directory)} resume=auto")
-            raise
-        return done
-
-    def save(self, iteration: int) -> None:
-        directory = self.directory / run_directory.CHECKPOINTS
-        state = {"iteration": iteration, "seed": self.recipe.seed} | self.flow.save()
-        self.runtime.save(state)
-        self.flow.saved([_read_json(each / STATE) for each in complete_checkpoints(directory)])
-
-    def evaluate(self, name: str, iteration: int) -> None:
-        label, version = f"iteration {iteration}", self.flow.policy_version
-        runtime, stage = self.runtime, self.console.stage
-        document = evaluate(self.recipe, runtime.play, runtime.calls_per_s, name, label, version, self.directory, stage)
-        self.console.say(f"{name}: success {headline(document)}")
-        rates = {"sampled": "eval/success_once", "greedy": "eval/success_once_greedy"}
-        self.metrics.write(iteration, {rates[mode]: document[mode]["pc_success"] / 100 for mode in rates if mode in document})
-
-    def evaluated(self, name: str, version: int) -> bool:
-        path = self.directory / "evaluation" / f"{name}.json"
-        return path.exists() and _read_json(path).get("policy_version") == version
-
-    def compare(self) -> None:
-        """Compare with the evaluation before training, if the run made one."""
-        before, after = (self.directory / "evaluation" / f"{name}.json" for name in ("before", "after"))
-        if before.exists():
-            write_json(self.directory / "evaluation" / "comparison.json", compare(_read_json(before), _read_json(after)))
-
-    def summary(self) -> list[str]:
-        """Return one line of success each, before and after, of the evaluations that exist."""
-        paths = [self.directory / "evaluation" / f"{name}.json" for name in ("before", "after")]
-        return [f"success {path.stem:6s}: {headline(_read_json(path))}" for path in paths if path.exists()]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises UserError if the file is damaged."""
-    try:
-        document = json.loads(path.read_text())
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        raise UserError(f"{path} is damaged (not a JSON object): delete it, then continue with resume=auto")
-    return document

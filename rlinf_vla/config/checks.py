@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rlinf_vla.config.algorithm import NO_ALGORITHM, OFF_POLICY, ON_POLICY, SUPERVISED
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.evaluation import NO_ALGORITHM
 from rlinf_vla.config.robot import ROBOT
 
 if TYPE_CHECKING:
     from rlinf_vla.config.recipe import Recipe
 
-ON_POLICY = ("ppo", "grpo")
-"""Algorithms that can run on a cluster; only these can be planned."""
 NO_MODEL = "none"
 """Model name of a recipe that trains no policy but a reward classifier."""
 
@@ -35,9 +33,14 @@ def check(recipe: Recipe) -> None:
     depth, batch = recipe.rollout.pipeline_depth, recipe.rollout.batch_size
     num_envs = recipe.env.num_envs
     cluster = recipe.cluster
-    plannable = recipe.algorithm.name in ON_POLICY or (cluster.plan == "given" and recipe.profile is None)
-    require(plannable, f"cluster.plan and profile are for ppo and grpo: algorithm={recipe.algorithm.name} runs in one process")
+    algorithm = recipe.algorithm
+    family = f"algorithm={algorithm.name} is {algorithm.family}"
+    plannable = algorithm.family == ON_POLICY or (cluster.plan == "given" and recipe.profile is None)
+    require(plannable, f"cluster.plan and profile are for on-policy algorithms: {family}")
     require(recipe.rollout.split == "none" or cluster.runtime == "ray", "rollout.split=head needs cluster.runtime=ray")
+    require(algorithm.family != SUPERVISED or cluster.runtime != "ray", f"{family} and runs in one process: use cluster.runtime=in_process")
+    one_learner = cluster.trainer_ranks == 1 and recipe.rollout.split == "none" and cluster.trainer_sharding == "none"
+    require(algorithm.family != OFF_POLICY or one_learner, f"{family}: its learner is one process (trainer_ranks=1, no split or sharding)")
     for name in ("rollout_workers", "trainer_ranks", "feature_workers"):
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
         require(in_one, f"cluster.{name}={getattr(cluster, name)} needs cluster.runtime=ray")
@@ -52,7 +55,7 @@ def check(recipe: Recipe) -> None:
         f"rollout.batch_size={batch} does not divide a group's {per_worker // depth} environments ({each}, / rollout.pipeline_depth)",
     )
     require(
-        recipe.algorithm.name == NO_ALGORITHM or (recipe.algorithm.name == "classifier") == (recipe.model.name == NO_MODEL),
+        algorithm.name == NO_ALGORITHM or algorithm.trains_reward == (recipe.model.name == NO_MODEL),
         f"algorithm={recipe.algorithm.name} with model={recipe.model.name}: a reward classifier, and only it, has model={NO_MODEL}",
     )
 
@@ -69,7 +72,8 @@ def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
         return
     require(recipe.robot is not None, "env=robot needs a robot: give robot=NAME (`rlinf-vla list robots` names them)")
     require(
-        recipe.algorithm.name == "sac", f"algorithm={recipe.algorithm.name} cannot learn at a robot, in single episodes: set algorithm=sac"
+        recipe.algorithm.family == OFF_POLICY,
+        f"algorithm={recipe.algorithm.name} cannot learn at a robot, in single episodes: set algorithm=sac",
     )
     require(recipe.cluster.trainer_ranks == 1, f"cluster.trainer_ranks={recipe.cluster.trainer_ranks}: a robot's learner is one process")
     require(not recipe.sweep.policies, "sweep.policies is for simulators: at a robot evaluate one checkpoint at a time")

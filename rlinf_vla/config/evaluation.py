@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from rlinf_vla.config.ranges import Count, CountOrZero, Name, OneOf, Size
+from rlinf_vla.config.ranges import Count, CountOrZero, OneOf, Size
 
 MODES = ("sampled", "greedy")
-NO_ALGORITHM = "none"
-"""Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
 
 
 @dataclass
@@ -37,10 +35,3 @@ class SweepConfig:
     """Episodes of a task that run and are saved together; a kill loses only unfinished blocks."""
     parallel: Size = 1
     """Processes that run blocks, each with its own environments; 1: this process."""
-
-
-@dataclass
-class NoAlgorithmConfig:
-    """``algorithm=none``: the recipe is for evaluation only."""
-
-    name: Name = NO_ALGORITHM

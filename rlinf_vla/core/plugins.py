@@ -33,6 +33,11 @@ def robots() -> Mapping[str, RobotPlugin]:
     return Installed("rlinf_vla.robots")
 
 
+def algorithms() -> Mapping[str, Any]:
+    """Return name -> ``algorithms.base.Algorithm`` subclass."""
+    return Installed("rlinf_vla.algorithms")
+
+
 def operators() -> Mapping[str, OperatorPlugin]:
     return Installed("rlinf_vla.operators")
 

@@ -243,6 +243,10 @@ def flattened(shard: Trajectory) -> Trajectory:
     return shard.flatten() if shard.value.ndim == 2 else shard
 
 
+ACTION, REWARD, DISCOUNT, ACTED = "action", "reward", "discount", "acted"
+"""Fields of a replay record beside the policy's inputs: see ``EpisodeRecords``."""
+
+
 @dataclass
 class EpisodeRecords:
     """Replay records of one episode.
@@ -255,3 +259,21 @@ class EpisodeRecords:
     records: Tensors
     success: bool
     steps: int
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """``B`` sampled transitions: fields ``[B, ...]`` of the records, and of the following records.
+
+    Where an episode terminated, ``following`` is arbitrary; the discount there is 0.
+    """
+
+    now: Tensors
+    following: Tensors
+
+    @staticmethod
+    def cat(parts: Sequence[Transitions]) -> Transitions:
+        def joined(parts: Sequence[Tensors]) -> Tensors:
+            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+        return Transitions(joined([part.now for part in parts]), joined([part.following for part in parts]))

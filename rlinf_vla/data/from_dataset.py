@@ -12,11 +12,11 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.classifier import Frames
-from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
+from rlinf_vla.algorithms.off_policy import OffPolicyConfig
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel
-from rlinf_vla.core.types import EpisodeRecords, Inputs, Observation
+from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_reader import Episode, LeRobotReader
 
@@ -76,7 +76,7 @@ def dataset_frames(model: RewardModel, config: DemonstrationConfig, progress: Ca
 
 
 @torch.no_grad()
-def dataset_transitions(policy: Policy, config: SACConfig) -> Iterator[EpisodeRecords]:
+def dataset_transitions(policy: Policy, config: OffPolicyConfig) -> Iterator[EpisodeRecords]:
     """Yield episodes as replay records, one per action chunk.
 
     A dataset does not contain the observation after an episode's last action. If the episode
@@ -105,7 +105,7 @@ def _terminated(episode: Episode) -> bool:
     return last.get(form.SUCCESS, False)
 
 
-def _records(policy: Policy, source: _Source, episode: Episode, steps: int, terminated: bool, config: SACConfig) -> dict[str, Tensor]:
+def _records(policy: Policy, source: _Source, episode: Episode, steps: int, terminated: bool, config: OffPolicyConfig) -> dict[str, Tensor]:
     """See :class:`EpisodeRecords`; ``steps``: number of actions whose outcome is known."""
     actions = source.actions(episode)
     if float(actions.abs().max()) > _UNITS:

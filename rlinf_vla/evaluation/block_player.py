@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rlinf_vla.config.algorithm import NO_ALGORITHM
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.evaluation import NO_ALGORITHM
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.io import write_json

@@ -154,7 +154,7 @@ class _Tracer:
     def training_episodes(self, count: int, draw: int) -> Episodes:
         return Episodes.first_attempts(torch.zeros(count, dtype=torch.int64), torch.arange(count))
 
-    def update_from_replay(self, updates: int) -> None:
+    def update_from_replay(self, updates: int, algorithm: Any) -> None:
         self._sequel("update_from_replay")
 
     def imitate(self, batch: Any, rate: float) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
-from rlinf_vla.config.checks import ON_POLICY
+from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy
@@ -42,9 +42,9 @@ CALLS, SECONDS = 3, 3.0
 def measure_profile(recipe: Recipe, policy: Policy, say: Callable[[str], None] = lambda text: None) -> Profile:
     """Measure a profile with the recipe's policy and environments, which run an episode each.
 
-    Raises UserError unless the algorithm is PPO or GRPO.
+    Raises UserError unless the algorithm is on-policy.
     """
-    if recipe.algorithm.name not in ON_POLICY:
+    if recipe.algorithm.family != ON_POLICY:
         raise UserError(f"algorithm={recipe.algorithm.name} has one plan, in process: there is nothing to measure for it")
     device = torch.device(recipe.cluster.device)
     with builders.threads(recipe.cluster.rollout_threads):
@@ -157,7 +157,7 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
 
     def optimise() -> None:
         nn.utils.clip_grad_norm_(trainer.parameters.values(), config.max_grad_norm)
-        trainer.optimizer.step()
+        trainer.optimizers["policy"].step()
 
     def publish() -> None:
         copies = {name: parameter.detach().cpu().clone() for name, parameter in trainer.parameters.items()}

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rlinf_vla.config.checks import ON_POLICY
+from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
@@ -89,7 +89,7 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     graph = traced(recipe)
     print(graph.render())
-    if recipe.algorithm.name not in ON_POLICY:
+    if recipe.algorithm.family != ON_POLICY:
         print(f"\nalgorithm={recipe.algorithm.name} runs in one process: there is one plan, and nothing to choose")
         return
     cluster = describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")
@@ -120,7 +120,7 @@ def workload(recipe: Recipe, profile: Profile) -> Workload:
     horizon = getattr(config, "horizon", limit)
     if horizon < 1 or horizon % limit:
         raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps")
-    attempts = getattr(config, "group_size", 1)
+    attempts, slots = getattr(config, "group_size", 1), "collect" in traced(recipe)
     return Workload(
         envs=recipe.env.num_envs,
         batch_size=recipe.rollout.batch_size,
@@ -128,7 +128,7 @@ def workload(recipe: Recipe, profile: Profile) -> Workload:
         epochs=config.epochs,
         episode_calls=-(-limit // profile.chunk),
         chunk=profile.chunk,
-        calls=rollout_calls(horizon, limit, profile.chunk) if config.name == "ppo" else None,
+        calls=rollout_calls(horizon, limit, profile.chunk) if slots else None,
         listed=getattr(config, "episodes", 0),
         lengths=profile.episodes,
         groups_per_step=getattr(config, "groups_per_step", None),
@@ -137,7 +137,7 @@ def workload(recipe: Recipe, profile: Profile) -> Workload:
         reference=config.kl_coef > 0,
         proximal=config.decoupled,
         fixes=recipe.cluster.reuse_frozen and config.epochs > 1,
-        critic=config.name == "ppo",
+        critic=slots,
         processes=getattr(recipe.env, "processes", None),
     )
 

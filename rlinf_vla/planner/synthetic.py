@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
-from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
-from rlinf_vla.algorithms.sac_policy import ACTOR_OUTPUT
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy, PolicySpec
-from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Trajectory
+from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, ActionSample, Episodes, Inputs, Observation, Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.runtime import builders
 

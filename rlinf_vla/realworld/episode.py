@@ -13,10 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import replacing
-from rlinf_vla.core.types import EpisodeRecords, Inputs, Observation, Tensors
+from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Inputs, Observation, Tensors
 
 TRAINING, EVALUATION, DEMONSTRATION = "training", "evaluation", "demonstration"
 IMAGE = "image."

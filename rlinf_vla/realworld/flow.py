@@ -1,4 +1,4 @@
-"""Flow of SAC at a robot: updates run while the robot plays the next episodes."""
+"""Off-policy flow at a robot: updates run while the robot plays the next episodes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from rlinf_vla.algorithms.base import CRITIC
+from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
 from rlinf_vla.data.from_dataset import dataset_transitions
@@ -19,7 +21,7 @@ from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpiso
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.transitions import transition_metrics
 from rlinf_vla.runtime.local import drawn_episodes
-from rlinf_vla.runtime.off_policy import OffPolicyFlow
+from rlinf_vla.runtime.off_policy import ReplayFlow
 
 
 class EpisodeRunner(Protocol):
@@ -38,8 +40,8 @@ class EpisodeRunner(Protocol):
         """Delete an episode that will not be requested again."""
 
 
-class OnlineFlow(OffPolicyFlow):
-    """Flow of SAC at a robot.
+class OnlineFlow(ReplayFlow):
+    """Off-policy flow at a robot.
 
     During an iteration's updates the robot plays the next one's episodes, with weights that are one
     iteration old.
@@ -51,7 +53,7 @@ class OnlineFlow(OffPolicyFlow):
         """iterations: number of iterations in the run. seconds: after which no iteration begins.
         nice: added to the nice value of updates, because a control loop runs at the same time.
         scripted: the scene's scripted expert demonstrates, not an operator."""
-        super().__init__(groups=(), **options)
+        super().__init__(**options)
         self.player, self.iterations, self._scripted = player, iterations, scripted
         self._published = -1
         self._begun: dict[int, list[Job]] = {}
@@ -73,7 +75,7 @@ class OnlineFlow(OffPolicyFlow):
     def share(self) -> int:
         """Send the current weights to the robot process if it lacks them; return their version."""
         if self._published != self.policy_version:
-            acting = {name: value for name, value in self.trainer.parameters.items() if not name.startswith(_NOT_ACTING)}
+            acting = {name: value for name, value in self.trainer.parameters.items() if not name.startswith(CRITIC)}
             self.player.publish(acting, self.policy_version)
             self._published = self.policy_version
         return self.policy_version
@@ -108,9 +110,9 @@ class OnlineFlow(OffPolicyFlow):
         self.log_rollout(time.perf_counter() - started, steps)
         return steps
 
-    def update_from_replay(self, updates: int) -> None:
+    def update_from_replay(self, updates: int, algorithm: OffPolicy) -> None:
         if len(self.replay):
-            self._updates.submit(super().update_from_replay, updates).result()
+            self._updates.submit(super().update_from_replay, updates, algorithm).result()
 
     def saved(self, states: Sequence[dict[str, Any]]) -> None:
         """Delete episode files that no resumed run would need: they are in the replay buffer."""
@@ -167,9 +169,6 @@ class OnlineFlow(OffPolicyFlow):
     def _inputs(self, episode: RobotEpisode) -> Inputs:
         device = next(self.policy.parameters()).device
         return prepared(episode, lambda seen: self.policy.precompute(self.policy.prepare(seen)), device)
-
-
-_NOT_ACTING = ("value_head.", "log_alpha")
 
 
 def _metrics(played: Sequence[RobotEpisode]) -> dict[str, float]:

@@ -29,7 +29,6 @@ from rlinf_vla.runtime.base import PlayEpisodes, Runtime
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
-from rlinf_vla.training.sac_trainer import SACTrainer
 
 FILM_PIXELS = 256
 """Minimum side of a video in pixels, whatever the policy's image size."""
@@ -47,7 +46,6 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
         if recipe.checkpoint is not None:
             load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
         trainer = builders.build_trainer(recipe, policy)
-        assert isinstance(trainer, SACTrainer)
         state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
         say(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights; robot {recipe.robot.name}")
         spec = spec_of(recipe, policy)
@@ -59,7 +57,6 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
             recipe.session.learner_nice,
             60 * (recipe.session.minutes or math.inf),
             recipe.session.operator == NO_OPERATOR,
-            policy=trainer.policy,
             trainer=trainer,
             settings=builders.actor_settings(recipe, recipe.rollout.temperature),
             timeline=Timeline(),
@@ -93,6 +90,7 @@ def evaluate_at_robot(recipe: Recipe, config: DictConfig) -> None:
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder, stages() as progress:
         run_directory.save_recipe(Path(folder), config)
         with at_robot(recipe, Path(folder), None, print) as runtime:
+            assert runtime.play is not None
             told = str(checkpoint or recipe.model.checkpoint)
             document = evaluate(recipe, runtime.play, runtime.calls_per_s, name, told, 0, directory, progress)
     print(f"success of {name} in {recipe.episodes} episodes at {recipe.robot.name}: {headline(document)}")

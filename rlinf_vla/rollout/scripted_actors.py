@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.sac_policy import ACTOR_OUTPUT
+from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation
 from rlinf_vla.rollout.noise import CounterNoise

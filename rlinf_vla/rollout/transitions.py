@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
-from rlinf_vla.algorithms.sac_policy import ACTOR_OUTPUT, FEATURES
+from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FEATURES
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs, Tensors
+from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Episodes, Inputs, Tensors
+from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episode_list import play_episodes
 from rlinf_vla.rollout.player import ActorProtocol, Call, Spans
+from rlinf_vla.rollout.scripted_actors import ExpertActor
+
+ChunkRewards = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps rewards and validity ``[B, C]`` of chunks to their reward and discount ``[B]``."""
+
+
+def record_transitions(
+    policy: Policy,
+    actor: Actor,
+    groups: Sequence[VectorEnv],
+    episodes: Episodes,
+    rewards: ChunkRewards,
+    expert: bool,
+    spans: Spans,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> list[EpisodeRecords]:
+    """Run ``episodes`` in ``groups`` by ``actor`` or by the scripted expert. Raises UserError."""
+    if expert and policy.spec.chunk != 1:
+        raise UserError(f"expert demonstrations are single actions, not chunks of {policy.spec.chunk}: use a policy with chunk 1")
+    played = partial(ExpertActor, policy) if expert else lambda env: actor
+    return collect_transitions(played, policy, groups, episodes, rewards, spans, progress)
 
 
 def collect_transitions(
@@ -20,7 +43,7 @@ def collect_transitions(
     policy: Policy,
     groups: Sequence[VectorEnv],
     episodes: Episodes,
-    chunk_rewards: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    chunk_rewards: ChunkRewards,
     spans: Spans,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> list[EpisodeRecords]:

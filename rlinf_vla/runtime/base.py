@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,9 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import episode_metrics, rollout_metrics
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.telemetry.timeline import Timeline
+
+Threads = Callable[[], AbstractContextManager[None]]
+"""Context in which PyTorch uses another number of threads."""
 
 
 class Restart(Exception):
@@ -23,6 +27,8 @@ class Restart(Exception):
 class BaseFlow:
     """Base of flows; per iteration: ``begin(i)``, ``algorithm.iteration(flow)``, ``metrics``."""
 
+    metrics_every = 1
+    """Number of iterations per written line of metrics."""
     parity: float | None = None
     """Largest error of ``evaluate`` on the first rollout's log-probabilities; None: unchecked."""
 
@@ -68,6 +74,10 @@ class BaseFlow:
 
     def saved(self, states: Sequence[dict[str, Any]]) -> None:
         """Receive the states of all checkpoints that can still be resumed."""
+
+    def earlier_weights(self) -> dict[int, Tensors]:
+        """Return version -> trained weights of earlier versions that still have rollouts to run."""
+        return {}
 
     def _rolling(self, fraction: float) -> None:
         self.progress("rollout", fraction)
@@ -122,10 +132,6 @@ class OnPolicyFlow(BaseFlow):
         """Whether ``version`` is an earlier one with rollouts that are yet to be trained on."""
         return self.policy_version - self.staleness <= version < self.policy_version
 
-    def earlier_weights(self) -> dict[int, Tensors]:
-        """Return version -> trained weights of earlier versions that still have rollouts to run."""
-        return {}
-
     def restore_earlier_weights(self, earlier_weights: dict[int, Tensors]) -> None:
         """Restore what ``earlier_weights`` returned when the checkpoint to resume was written."""
 
@@ -159,11 +165,12 @@ class Runtime:
     """A running training flow with its evaluation and checkpoints."""
 
     flow: BaseFlow
-    env: EnvSpec
-    """Spec of one environment group."""
+    env: EnvSpec | None
+    """Spec of one environment group; None: there is no environment."""
     calls_per_s: float
     """Policy calls per second of simulated (at a robot: real) time."""
-    play: PlayEpisodes
+    play: PlayEpisodes | None
+    """Runs the recipe's evaluation episodes; None: there is no policy or no environment."""
     save: Callable[[dict[str, Any]], None]
     """Write a checkpoint with this state."""
     state: dict[str, Any]

@@ -10,17 +10,11 @@ from typing import Any
 
 import torch
 
-from rlinf_vla.algorithms.classifier import ClassifierTraining
-from rlinf_vla.algorithms.grpo import GRPO
-from rlinf_vla.algorithms.ppo import PPO
-from rlinf_vla.algorithms.sac import SAC, SACConfig
-from rlinf_vla.algorithms.sac_policy import SACPolicy
-from rlinf_vla.algorithms.sft import SFT
+from rlinf_vla.config.algorithm import NO_ALGORITHM
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe, RewardConfig
 from rlinf_vla.core import plugins
-from rlinf_vla.core.protocols import EnvSpec, Policy, RewardModel, VectorEnv
-from rlinf_vla.core.types import Observation
+from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper, env_reward
 from rlinf_vla.rollout.split import require_separable, strip_to_head
@@ -28,19 +22,13 @@ from rlinf_vla.runtime.recipes import asset_path
 from rlinf_vla.training.checkpoint import load_heads
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
-from rlinf_vla.training.sac_trainer import SACTrainer
-from rlinf_vla.training.trainer import OptimizerConfig, Trainer
-
-ALGORITHMS: dict[str, Any] = {"ppo": PPO, "grpo": GRPO, "sac": SAC}
-SUPERVISED: dict[str, Any] = {"sft": SFT, "classifier": ClassifierTraining}
+from rlinf_vla.training.trainer import Trainer
 
 
 def build_algorithm(recipe: Recipe) -> Any:
-    """Return the recipe's algorithm. Raises UserError if its settings are wrong."""
-    config = recipe.algorithm
-    if config.name in SUPERVISED:
-        return SUPERVISED[config.name](config, recipe.iterations)
-    return ALGORITHMS[config.name](config, recipe.rollout.temperature)
+    """Return the recipe's ``Algorithm``. Raises UserError if its settings are wrong."""
+    plugin = plugins.choose("algorithm", recipe.algorithm.name, plugins.algorithms())
+    return plugin(recipe.algorithm, recipe.rollout.temperature, recipe.iterations)
 
 
 def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
@@ -60,8 +48,8 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
         policy: Policy = model.load(directory, recipe.model.options)
     if lora:
         add_lora(policy, recipe.model.lora, recipe.seed)
-    if isinstance(recipe.algorithm, SACConfig):
-        policy = add_sac_heads(policy, recipe.algorithm, recipe.seed)
+    if recipe.algorithm.name != NO_ALGORITHM:
+        policy = build_algorithm(recipe).wrap(policy, recipe.seed)
     load_heads(policy, directory)
     if recipe.cluster.gradient_checkpointing:
         checkpoint_blocks(policy)
@@ -92,29 +80,10 @@ def build_reward_model(recipe: Recipe) -> RewardModel:
         return plugin.learner(recipe.reward.options).to(recipe.cluster.device)
 
 
-def add_sac_heads(policy: Policy, config: SACConfig, seed: int) -> SACPolicy:
-    """Return the policy with fresh SAC heads on its features; the heads depend only on the seed."""
-    nothing = Observation(
-        {name: torch.zeros(1, *size, 3, dtype=torch.uint8) for name, size in policy.spec.images.items()},
-        torch.zeros(1, policy.spec.state_dim),
-        ["nothing"],
-    )
-    if config.frozen_backbone:
-        policy.backbone.requires_grad_(False)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        features = policy.pooled(policy.encode(policy.prepare(nothing))).shape[1]
-        torch.manual_seed(seed)
-        return SACPolicy(policy, features, config)
-
-
-def build_trainer(recipe: Recipe, policy: Policy) -> Trainer | SACTrainer:
+def build_trainer(recipe: Recipe, network: Learner) -> Trainer:
     """Return the trainer of the recipe's algorithm, with a reference policy if ``kl_coef`` > 0."""
-    config = recipe.algorithm
-    if isinstance(policy, SACPolicy):
-        return SACTrainer(policy, config)
-    rate = config.learning_rate
-    settings = OptimizerConfig(rate, getattr(config, "value_learning_rate", rate), config.max_grad_norm, betas=(0.9, config.adam_beta2))
-    return Trainer(policy, settings, recipe.cluster.micro_batch_size, keep_reference=config.kl_coef > 0)
+    algorithm = build_algorithm(recipe)
+    return Trainer(network, algorithm, recipe.cluster.micro_batch_size, algorithm.keeps_reference)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,37 +17,14 @@ from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect, collect_episodes, rollout_calls
 from rlinf_vla.rollout.demonstrations import collect_demonstrations
 from rlinf_vla.rollout.episodes import training_episodes
-from rlinf_vla.runtime.base import BaseFlow, OnPolicyFlow
+from rlinf_vla.runtime.base import OnPolicyFlow, Threads
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import acting
 from rlinf_vla.training.trainer import Trainer
 
-Threads = Callable[[], AbstractContextManager[None]]
 
-
-class LocalFlow(BaseFlow):
-    """Base class of flows whose policy and environments belong to this process."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        groups: Sequence[VectorEnv],
-        settings: Settings,
-        timeline: Timeline,
-        update_threads: Threads = nullcontext,
-        **options: Any,
-    ) -> None:
-        """``update_threads``: context of updates, during which the simulators are idle."""
-        super().__init__(settings, timeline, **options)
-        self.policy, self.groups = policy, groups
-        self.actor, self.update_threads = Actor(policy, settings), update_threads
-
-    def training_episodes(self, count: int, draw: int) -> Episodes:
-        return drawn_episodes(self.settings.run_seed, self.iteration, count, draw, len(self.groups[0].spec.tasks))
-
-
-class InProcessFlow(OnPolicyFlow, LocalFlow):
+class InProcessFlow(OnPolicyFlow):
     """Flow of on-policy algorithms in one process."""
 
     def __init__(
@@ -58,10 +35,15 @@ class InProcessFlow(OnPolicyFlow, LocalFlow):
         settings: Settings,
         timeline: Timeline,
         reuse_frozen: bool = True,
+        update_threads: Threads = nullcontext,
         **options: Any,
     ) -> None:
-        """``reuse_frozen``: see ``ClusterConfig``. ``options``: see the base classes."""
-        super().__init__(settings=settings, timeline=timeline, policy=policy, groups=groups, **options)
+        """``reuse_frozen``: see ``ClusterConfig``. ``options``: see the base class.
+
+        ``update_threads``: context of updates, during which the simulators are idle.
+        """
+        super().__init__(settings=settings, timeline=timeline, **options)
+        self.policy, self.groups, self.actor, self.update_threads = policy, groups, Actor(policy, settings), update_threads
         self.trainer, self._earlier = trainer, dict[int, Tensors]()
         self.learning = OnPolicyUpdater(trainer, settings.run_seed, settings.temperature, reuse_frozen)
 

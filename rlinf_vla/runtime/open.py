@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.config.algorithm import OFF_POLICY, SUPERVISED
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.actor import Actor
@@ -15,11 +16,9 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import BaseFlow, PlayEpisodes, Runtime, Say
 from rlinf_vla.runtime.local import InProcessFlow
-from rlinf_vla.runtime.off_policy import OffPolicyFlow
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier, save_checkpoint
 from rlinf_vla.training.lora import acting
-from rlinf_vla.training.sac_trainer import SACTrainer
 
 
 def open_runtime(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> AbstractContextManager[Runtime]:
@@ -33,44 +32,58 @@ def open_runtime(recipe: Recipe, directory: Path, checkpoint: Path | None, say: 
 
 @contextmanager
 def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
-    policy = builders.build_policy(recipe)
+    config, family = recipe.algorithm, recipe.algorithm.family
+    network = builders.build_reward_model(recipe) if config.trains_reward else builders.build_policy(recipe)
+    policy = network if isinstance(network, Policy) else None
     if recipe.checkpoint is not None:
-        load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
-    trainer = builders.build_trainer(recipe, policy)
-    state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
+        load_checkpoint(Path(recipe.checkpoint).expanduser(), network)
+    trainer = builders.build_trainer(recipe, network)
+    state = load_checkpoint(checkpoint, network, trainer) if checkpoint is not None else {}
     trainable = sum(parameter.numel() for parameter in trainer.parameters.values())
-    say(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights, {trainable:,} of them trained")
-    say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
+    name = "reward" if policy is None else f"policy {recipe.model.name}"
+    say(f"{name}: {sum(p.numel() for p in network.parameters()):,} weights, {trainable:,} of them trained")
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     threads = partial(builders.threads, recipe.cluster.update_threads)
-    with builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth) as groups, builders.threads(recipe.cluster.rollout_threads):
-        rewarded = builders.rewarded(recipe, groups)
+    with ExitStack() as stack:
+        groups: Sequence[VectorEnv] = ()
+        evaluates = policy is not None and recipe.evaluation.before_and_after
+        if family != SUPERVISED or config.demonstrations.dataset is None or evaluates:
+            say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
+            groups = stack.enter_context(builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
+        stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
         flow: BaseFlow
-        if isinstance(trainer, SACTrainer):
-            replay = directory / run_directory.REPLAY
-            flow = OffPolicyFlow(
-                trainer.policy, rewarded, trainer, settings, Timeline(), recipe.algorithm, replay, state, update_threads=threads
-            )
+        if policy is None or family == SUPERVISED:
+            from rlinf_vla.runtime.supervised import SupervisedFlow
+
+            flow = SupervisedFlow(network, groups, trainer, settings, threads, say)
+        elif family == OFF_POLICY:
+            from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
+
+            collector, replay = LocalCollector(policy, builders.rewarded(recipe, groups), settings), directory / run_directory.REPLAY
+            flow = OffPolicyFlow(collector, trainer, settings, Timeline(), config, replay, state, threads)
         else:
             flow = InProcessFlow(
                 policy,
-                rewarded,
+                builders.rewarded(recipe, groups),
                 trainer,
                 settings,
                 Timeline(),
                 reuse_frozen=recipe.cluster.reuse_frozen,
                 update_threads=threads,
-                staleness=recipe.algorithm.staleness,
+                staleness=config.staleness,
                 iterations=recipe.iterations,
             )
             flow.restore_earlier_weights(load_earlier(checkpoint) if checkpoint is not None else {})
 
         def save(state: dict[str, Any]) -> None:
-            earlier_weights = flow.earlier_weights() if isinstance(flow, InProcessFlow) else None
-            save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep, earlier_weights)
+            checkpoints = directory / run_directory.CHECKPOINTS
+            save_checkpoint(checkpoints, network, trainer, state, recipe.checkpoints.keep, flow.earlier_weights())
 
-        spec = groups[0].spec
-        yield Runtime(flow, spec, spec.control_hz / policy.spec.chunk, play_in_process(recipe, policy, groups), save, state)
+        if policy is None or not groups:
+            yield Runtime(flow, None, 0.0, None, save, state)
+        else:
+            spec = groups[0].spec
+            yield Runtime(flow, spec, spec.control_hz / policy.spec.chunk, play_in_process(recipe, policy, groups), save, state)
 
 
 def play_in_process(recipe: Recipe, policy: Policy, groups: Sequence[VectorEnv]) -> PlayEpisodes:

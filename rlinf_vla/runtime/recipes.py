@@ -14,36 +14,26 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from rlinf_vla.algorithms import grpo
-from rlinf_vla.algorithms.classifier import ClassifierConfig
-from rlinf_vla.algorithms.grpo import GRPOConfig
-from rlinf_vla.algorithms.ppo import PPOConfig
-from rlinf_vla.algorithms.sac import SACConfig
-from rlinf_vla.algorithms.sft import SFTConfig
+from rlinf_vla.config.algorithm import NO_ALGORITHM, NoAlgorithmConfig
 from rlinf_vla.config.checks import NO_MODEL, check
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.evaluation import NO_ALGORITHM, NoAlgorithmConfig
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.config.recipe import ModelConfig, Recipe, RewardConfig
 from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
 from rlinf_vla.config.suggestions import suggest_keys
 from rlinf_vla.core import plugins
 
-ALGORITHMS = {"ppo": PPOConfig, "grpo": GRPOConfig, "sac": SACConfig, "sft": SFTConfig, "classifier": ClassifierConfig}
-ALGORITHMS |= {NO_ALGORITHM: NoAlgorithmConfig}
 ASSET = "asset://"
 
 
 def register() -> None:
-    """Register the schemas with Hydra, one choice per algorithm, algorithm preset and plug-in."""
+    """Register the schemas with Hydra, one choice per plug-in."""
     OmegaConf.register_new_resolver("episodes", _control_steps, replace=True)
     _store(None, "schema", Recipe)
     _store("cluster", "schema", ClusterConfig)
-    for name, config in ALGORITHMS.items():
-        _store("algorithm", name, config)
-    for name, preset in grpo.PRESETS.items():
-        _store("algorithm", name, preset)
+    for name in algorithm_configs():
+        _store_lazily("algorithm", name, lambda name: algorithm_configs()[name])
     for name in env_configs():
         _store_lazily("env", name, lambda name: env_configs()[name])
     for name in plugins.robots():
@@ -108,6 +98,11 @@ def env_configs() -> Mapping[str, type]:
     return _Configs(plugins.envs(), {ROBOT: RobotEnvConfig})
 
 
+def algorithm_configs() -> Mapping[str, type]:
+    """Return the config dataclass of each value of ``algorithm.name``."""
+    return _Configs(plugins.algorithms(), {NO_ALGORITHM: NoAlgorithmConfig})
+
+
 def _control_steps(episodes: int, *, _root_: DictConfig) -> int:
     """Resolve ``${episodes:N}``: the control steps of N episodes at ``env.episode_limit``."""
     if (limit := _root_.env.episode_limit) is None:
@@ -117,7 +112,7 @@ def _control_steps(episodes: int, *, _root_: DictConfig) -> int:
 
 def keys() -> list[str]:
     """Return every key that any recipe can have, sorted."""
-    nodes: list[tuple[str, Any]] = [("", Recipe), *(("algorithm.", config) for config in ALGORITHMS.values())]
+    nodes: list[tuple[str, Any]] = [("", Recipe), *(("algorithm.", config) for config in algorithm_configs().values())]
     nodes += [("env.", env) for env in env_configs().values()]
     nodes += [("robot.", robot.Config) for robot in plugins.robots().values()]
     nodes += [("reward.options.", reward.Config) for reward in plugins.rewards().values()]
@@ -197,7 +192,7 @@ def read(config: DictConfig) -> Recipe:
 def _check_choices(recipe: Recipe) -> None:
     """Raise UserError unless each node has the name and keys that ``GROUP=NAME`` chose."""
     model, reward = recipe.model, recipe.reward
-    _check_choice("algorithm", recipe.algorithm, getattr(recipe.algorithm, "name", None), ALGORITHMS)
+    _check_choice("algorithm", recipe.algorithm, getattr(recipe.algorithm, "name", None), algorithm_configs())
     _check_choice("env", recipe.env, getattr(recipe.env, "name", None), env_configs())
     if recipe.robot is not None:
         _check_choice("robot", recipe.robot, getattr(recipe.robot, "name", None), _Configs(plugins.robots(), {}))

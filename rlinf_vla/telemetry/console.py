@@ -23,9 +23,15 @@ class TrainingConsole:
     A context manager, so that the cursor is restored however the run ends.
     """
 
-    def __init__(self, total_iterations: int, seconds: float = math.inf) -> None:
-        """``seconds``: time budget of the run, after which no further iteration begins."""
+    def __init__(self, total_iterations: int, seconds: float = math.inf, steps: int = 0) -> None:
+        """``seconds``: time budget of the run, after which no further iteration begins.
+
+        ``steps``: iterations are that many optimiser steps, so ten lines report on them in a log
+        file, and as many on a stage.
+        """
         self._total, self._limit, self._spent = total_iterations, seconds, 0.0
+        self._every, self._tenths = max(1, steps // PLAIN_STEPS), dict[str, int]()
+        self._stages = steps > 0
         self._seconds: deque[float] = deque(maxlen=10)
         self._live = _live_progress()
         if self._live is not None:
@@ -50,7 +56,8 @@ class TrainingConsole:
             left = sum(self._seconds) / len(self._seconds) * (self._total - iteration)
             status.append(f"{duration(min(left, max(0.0, self._limit - self._spent)))} left")
         if self._live is None:
-            say("  ".join([f"iteration {iteration}/{self._total}", *status]))
+            if iteration % self._every == 0 or iteration == self._total:
+                say("  ".join([f"iteration {iteration}/{self._total}", *status]))
         else:
             self._live.update(self._task, completed=iteration, status=" · ".join(status), stage="")
 
@@ -60,9 +67,11 @@ class TrainingConsole:
             self._live.update(self._task, completed=iteration)
 
     def stage(self, name: str, fraction: float) -> None:
-        """Show, on a terminal only, that ``fraction`` in [0, 1] of the stage ``name`` is done."""
+        """Show that ``fraction`` in [0, 1] of the stage ``name`` is done."""
         if self._live is not None:
             self._live.update(self._task, stage=f"{name} {fraction:.0%}")
+        elif self._stages:
+            say_tenths(self._tenths, name, fraction)
 
     def say(self, text: str) -> None:
         """Print a permanent line above the bar."""
@@ -87,12 +96,18 @@ def stages() -> Iterator[Callable[[str, float], None]]:
             if stage not in tasks:
                 tasks[stage] = live.add_task(stage, total=100, status="", stage="")
             live.update(tasks[stage], completed=100 * fraction)
-        elif int(fraction * PLAIN_STEPS) > tenths.get(stage, 0):
-            tenths[stage] = int(fraction * PLAIN_STEPS)
-            say(f"{stage} {fraction:.0%}")
+        else:
+            say_tenths(tenths, stage, fraction)
 
     with live or nullcontext():
         yield report
+
+
+def say_tenths(said: dict[str, int], stage: str, fraction: float) -> None:
+    """Print a line at every tenth of ``stage``; ``said``: the last tenth of each stage."""
+    if int(fraction * PLAIN_STEPS) > said.get(stage, 0):
+        said[stage] = int(fraction * PLAIN_STEPS)
+        say(f"{stage} {fraction:.0%}")
 
 
 def say(text: str) -> None:
@@ -138,6 +153,8 @@ def _status(metrics: Mapping[str, float]) -> list[str]:
         parts.append(f"success {100 * metrics['rollout/success_once']:.1f} %")
     if "rollout/reward_mean" in metrics:
         parts.append(f"reward {metrics['rollout/reward_mean']:.3g}")
+    if "sft/loss" in metrics and "rollout/steps" not in metrics:
+        parts.append(f"loss {metrics['sft/loss']:.3g}")
     if "throughput/steps_per_s" in metrics:
         parts.append(f"{metrics['throughput/steps_per_s']:,.0f} steps/s")
     return parts

@@ -26,7 +26,6 @@ from rlinf_vla.core.types import Tensors
 from rlinf_vla.training.data_parallel import rank
 from rlinf_vla.training.dtensors import gather_full
 from rlinf_vla.training.lora import adapter_state, copy_all, is_lora, load_adapter, read_tensors, save_adapter, write_tensors
-from rlinf_vla.training.sac_trainer import SACTrainer
 from rlinf_vla.training.trainer import Trainer
 
 ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
@@ -36,7 +35,7 @@ EARLIER = "version_{}.safetensors"
 def save_checkpoint(
     directory: Path,
     policy: Learner,
-    trainer: Trainer | SACTrainer,
+    trainer: Trainer,
     state: dict[str, Any],
     keep: int,
     earlier: Mapping[int, Tensors] | None = None,
@@ -74,7 +73,7 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return [found[number] for number in sorted(filter(str.isdigit, found), key=int)]
 
 
-def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | SACTrainer | None = None) -> dict[str, Any]:
+def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None = None) -> dict[str, Any]:
     """Load weights into ``policy`` and optimiser state into ``trainer``; return the ``state``.
 
     ``policy`` must be built with the same model.* settings. Raises UserError if the checkpoint is
@@ -91,7 +90,11 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | SACTra
         own = {name: p for name, p in policy.named_parameters() if p.requires_grad and not is_lora(name)}
         copy_all(load_file(checkpoint / HEADS), own, checkpoint)
     if trainer is not None:
-        trainer.load_state(load_file(checkpoint / OPTIMIZER))
+        try:
+            trainer.load_state(load_file(checkpoint / OPTIMIZER))
+        except (KeyError, RuntimeError):
+            message = "has the optimiser state of another algorithm or version: start again with resume=never"
+            raise UserError(f"{checkpoint} {message}") from None
     return json.loads((checkpoint / STATE).read_text())
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.types import Tensors
+from rlinf_vla.core.types import ACTED, Tensors, Transitions
 
 SEGMENT = 1024
 """Records per file."""
 LAYOUT = "layout.json"
-ACTED = "acted"
-"""Field of a record: whether it has an action. The last observation of a cut episode has none."""
-
-
-@dataclass(frozen=True)
-class Transitions:
-    """``B`` sampled transitions: fields ``[B, ...]`` of the records, and of the following records.
-
-    Where an episode terminated, ``following`` is arbitrary; the discount there is 0.
-    """
-
-    now: Tensors
-    following: Tensors
-
-    @staticmethod
-    def cat(parts: list[Transitions]) -> Transitions:
-        return Transitions(*({name: torch.cat([part[name] for part in each]) for name in each[0]} for each in _columns(parts)))
-
-
-def _columns(parts: list[Transitions]) -> tuple[list[Tensors], list[Tensors]]:
-    return [part.now for part in parts], [part.following for part in parts]
 
 
 class Replay:

@@ -6,21 +6,24 @@ sharded over the ranks (see ``sharding.py``).
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from rlinf_vla.algorithms.base import CRITIC
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.training.data_parallel import Learnable, Rows, micro_batches, require_alike, sum_gradients, summed
 from rlinf_vla.training.dtensors import clip_shards, gather_full, is_sharded, local_copy, local_gradient, local_shard, shard_like
 
-_CRITIC = "value_head."
 _STEP = "step"
+_TARGET = "target."
 
 LossFunction = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
 """Maps a network and a micro-batch to a summed loss and summed statistics. The trainer divides by
@@ -36,15 +39,14 @@ class ExtraLoss:
     coefficient: float
 
 
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """Settings of AdamW and of gradient clipping."""
+class OptimizerSettings(Protocol):
+    """What an ``Algorithm`` or an ``OptimizerConfig`` says about optimisation."""
 
-    learning_rate: float
-    value_learning_rate: float
-    max_grad_norm: float
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
+    @property
+    def max_grad_norm(self) -> float: ...
+    @property
+    def averaged(self) -> Sequence[str]: ...
+    def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]: ...
 
 
 def minibatches(count: int, epochs: int, size: int, seed: int) -> list[Tensor]:
@@ -55,10 +57,10 @@ def minibatches(count: int, epochs: int, size: int, seed: int) -> list[Tensor]:
 
 
 class Trainer:
-    """AdamW for the trainable weights of a policy, on one process or several trainer ranks."""
+    """Named optimisers of a network's trainable weights, in one process or on several ranks."""
 
-    def __init__(self, policy: nn.Module, settings: OptimizerConfig, micro_batch_size: int, keep_reference: bool = False) -> None:
-        """Create the optimiser for ``policy``; every trainer rank creates one.
+    def __init__(self, policy: nn.Module, settings: OptimizerSettings, micro_batch_size: int, keep_reference: bool = False) -> None:
+        """Create the optimisers for ``policy``; every trainer rank creates one.
 
         ``keep_reference``: copy the trainable weights now, for ``reference_weights``. Raises
         UserError if the policies of the ranks differ.
@@ -70,10 +72,9 @@ class Trainer:
             require_alike(dict(policy.named_parameters()))
         self._own = {name: local_shard(parameter) for name, parameter in self.parameters.items()}
         self._reference = self.copies() if keep_reference else None
-        actor = [p for name, p in self._own.items() if not name.startswith(_CRITIC)]
-        critic = [p for name, p in self._own.items() if name.startswith(_CRITIC)]
-        groups = [{"params": actor, "lr": settings.learning_rate}, {"params": critic, "lr": settings.value_learning_rate}]
-        self.optimizer = torch.optim.AdamW(groups, betas=settings.betas, eps=1e-8, weight_decay=settings.weight_decay)
+        self.optimizers = settings.optimizers(self._own)
+        self.target = nn.ModuleDict({name: copy.deepcopy(getattr(policy, name)) for name in settings.averaged}).requires_grad_(False)
+        """Moving averages of the modules that ``settings.averaged`` names."""
 
     @contextmanager
     def reference_weights(self) -> Iterator[None]:
@@ -120,13 +121,34 @@ class Trainer:
         norm = self._reduce()
         if not torch.isfinite(norm):
             raise FloatingPointError("the gradient is not finite: the step was not taken; lower algorithm.learning_rate")
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * learning_rate_scale
-        self.optimizer.step()
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        for optimizer in self.optimizers.values():
+            rates = [group["lr"] for group in optimizer.param_groups]
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * learning_rate_scale
+            optimizer.step()
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
         return metrics | {"actor/grad_norm": float(norm)}
+
+    def descend(self, name: str, loss: Tensor) -> None:
+        """Take a step of the optimiser ``name`` down the gradient of ``loss``, in one process.
+
+        Raises FloatingPointError, with unchanged weights, if the gradient is not finite.
+        """
+        optimizer = self.optimizers[name]
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.settings.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"the gradient of the {name} is not finite: the step was not taken; lower algorithm.learning_rate")
+        optimizer.step()
+
+    @torch.no_grad()
+    def average(self, rate: float) -> None:
+        """Move the averages in ``target`` towards the current weights by ``rate``."""
+        for name, slow in self.target.items():
+            for old, new in zip(slow.parameters(), getattr(self.policy, name).parameters(), strict=True):
+                old.lerp_(new, rate)
 
     def _accumulate(self, term: ExtraLoss) -> dict[str, float]:
         """Accumulate a term's gradient over micro-batches; return mean statistics of all ranks."""
@@ -180,7 +202,7 @@ class Trainer:
 
     @contextmanager
     def _frozen_actor(self) -> Iterator[None]:
-        frozen = [p for name, p in self.parameters.items() if not name.startswith(_CRITIC)]
+        frozen = [p for name, p in self.parameters.items() if not name.startswith(CRITIC)]
         for parameter in frozen:
             parameter.requires_grad_(False)
         try:
@@ -190,9 +212,11 @@ class Trainer:
                 parameter.requires_grad_(True)
 
     def move(self, device: torch.device | str) -> None:
-        """Move optimiser state and reference weights to ``device``, after the policy."""
-        for slots in self.optimizer.state.values():
-            slots |= {name: value if name == _STEP else value.to(device) for name, value in slots.items()}
+        """Move optimiser state, averages and reference weights to ``device``, after the policy."""
+        self.target.to(device)
+        for optimizer in self.optimizers.values():
+            for slots in optimizer.state.values():
+                slots |= {name: value if name == _STEP else value.to(device) for name, value in slots.items()}
         if self._reference is not None:
             self._reference = {name: value.to(device) for name, value in self._reference.items()}
 
@@ -205,18 +229,28 @@ class Trainer:
         return gather_full({name: parameter.detach() for name, parameter in self.parameters.items()})
 
     def state(self) -> Tensors:
-        """Return Adam's state as ``<parameter>.exp_avg`` and so on; if sharded, see ``weights``."""
-        slots = {name: self.optimizer.state[own] for name, own in self._own.items() if own in self.optimizer.state}
-        return gather_full(
-            {
-                f"{name}.{slot}": value if slot == _STEP else shard_like(self.parameters[name], value)
-                for name, found in slots.items()
-                for slot, value in found.items()
-            }
-        )
+        """Return Adam's state as ``<parameter>.exp_avg`` and so on, and the averages ``target.*``.
+
+        If sharded, see ``weights``.
+        """
+        slots = {
+            f"{name}.{slot}": value if slot == _STEP else shard_like(self.parameters[name], value)
+            for name, own in self._own.items()
+            for optimizer in self.optimizers.values()
+            for slot, value in optimizer.state.get(own, {}).items()
+        }
+        return gather_full(slots) | {_TARGET + name: value for name, value in self.target.state_dict().items()}
 
     def load_state(self, tensors: Tensors) -> None:
-        """Restore what ``state`` returned on rank 0; every rank gets the whole of it."""
+        """Restore what ``state`` returned on rank 0; every rank gets the whole of it.
+
+        Raises KeyError or RuntimeError if it belongs to another network or other optimisers.
+        """
+        averages = {key.removeprefix(_TARGET): value for key, value in tensors.items() if key.startswith(_TARGET)}
+        self.target.load_state_dict(averages)
+        owner = {own: optimizer for optimizer in self.optimizers.values() for group in optimizer.param_groups for own in group["params"]}
         for key, value in tensors.items():
-            name, slot = key.rsplit(".", 1)
-            self.optimizer.state[self._own[name]][slot] = value.clone() if slot == _STEP else local_copy(self.parameters[name], value)
+            if not key.startswith(_TARGET):
+                name, slot = key.rsplit(".", 1)
+                own, stored = self._own[name], value.clone() if slot == _STEP else local_copy(self.parameters[name], value)
+                owner[own].state[own][slot] = stored

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import gae
+from rlinf_vla.algorithms.off_policy import critic_loss
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
-from rlinf_vla.algorithms.sac import actor_loss, alpha_loss, critic_loss, soft_target
-from rlinf_vla.algorithms.sac_policy import LOG_STD_RANGE, squash
+from rlinf_vla.algorithms.sac import LOG_STD_RANGE, actor_loss, alpha_loss, soft_target, squash
 from rlinf_vla.core.types import Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect

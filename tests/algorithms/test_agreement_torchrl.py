@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlinf_vla.algorithms.advantages import gae
+from rlinf_vla.algorithms.feature_policy import Critics
 from rlinf_vla.algorithms.losses import Clip, policy_loss, value_loss
-from rlinf_vla.algorithms.sac import actor_loss, alpha_loss, critic_loss, soft_target
-from rlinf_vla.algorithms.sac_policy import Critics, squash
+from rlinf_vla.algorithms.off_policy import critic_loss
+from rlinf_vla.algorithms.sac import actor_loss, alpha_loss, soft_target, squash
 from rlinf_vla.benchmarks.update_soft import separate
 from rlinf_vla.core.types import Trajectory
 from tests.algorithms.trajectories import trajectories

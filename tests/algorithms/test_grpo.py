@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import BASELINES, SCALES, all_equal, episode_returns, relative_advantages
-from rlinf_vla.algorithms.grpo import GRPO, PRESETS, GRPOConfig
+from rlinf_vla.algorithms.base import OptimizerConfig
+from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Episodes, Trajectory, flattened
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -23,8 +24,9 @@ from rlinf_vla.rollout.collector import collect_episodes
 from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.trainer import OptimizerConfig, Trainer
+from rlinf_vla.training.trainer import Trainer
 from tests.algorithms.trajectories import trajectory
+from tests.algorithms.variants import VARIANTS
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
@@ -270,7 +272,7 @@ def test_a_range_of_success_rates() -> None:
 
 
 def test_reinforce_needs_no_groups() -> None:
-    config = replace(PRESETS["reinforce_pp"], episodes=6, target_kl=None)
+    config = replace(VARIANTS["reinforce_pp"], episodes=6, target_kl=None)
     _, (metrics,) = run(config)
     assert metrics["grpo/groups"] == 6 and metrics["actor/updates"] > 0
     assert metrics["actor/reference_kl"] == pytest.approx(0, abs=1e-5), "the first update begins at the reference"

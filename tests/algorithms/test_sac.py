@@ -15,18 +15,19 @@ from torch import Tensor, nn
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.algorithms.augmentation import random_shift
-from rlinf_vla.algorithms.sac import SAC, SACConfig, actor_loss, alpha_loss, critic_loss, soft_target
-from rlinf_vla.algorithms.sac_policy import Critics, SACPolicy, squash
+from rlinf_vla.algorithms.feature_policy import Critics
+from rlinf_vla.algorithms.off_policy import critic_loss
+from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy, actor_loss, alpha_loss, soft_target, squash
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core.types import Transitions
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.builders import add_sac_heads
-from rlinf_vla.runtime.off_policy import OffPolicyFlow
+from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import add_lora
-from rlinf_vla.training.replay import Transitions
-from rlinf_vla.training.sac_trainer import SACTrainer
+from rlinf_vla.training.trainer import Trainer
+from tests.algorithms.sac_step import sac_step
 from tests.conformance.policy import noise, observations
 from tests.models.tiny_openvla import tiny
 from tests.rollout.fake_env import groups
@@ -125,7 +126,7 @@ def test_random_shifts_against_a_loop() -> None:
 
 
 def policy(config: SACConfig = CONFIG, seed: int = 0) -> SACPolicy:
-    return add_sac_heads(LinearPolicy(LinearOptions(chunk=1)), config, seed)
+    return SAC(config).wrap(LinearPolicy(LinearOptions(chunk=1)), seed)
 
 
 def transitions(seed: int = 0, size: int = 8) -> Transitions:
@@ -140,21 +141,21 @@ def transitions(seed: int = 0, size: int = 8) -> Transitions:
     return Transitions(records(), records())
 
 
-def snapshot(trainer: SACTrainer) -> dict[str, Tensor]:
+def snapshot(trainer: Trainer) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
 
 
 def test_who_learns_from_what() -> None:
     subject = policy()
-    trainer = SACTrainer(subject, CONFIG)
+    trainer = Trainer(subject, SAC(CONFIG), 64)
     assert {name.split(".")[0] for name in trainer.parameters} == {"backbone", "actor", "value_head", "log_alpha"}
     before, target = snapshot(trainer), [p.clone() for p in trainer.target.parameters()]
-    trainer.step(transitions(), torch.Generator().manual_seed(0), with_actor=False)
+    sac_step(trainer, transitions(), torch.Generator().manual_seed(0), with_actor=False)
     changed = {name.split(".")[0] for name, value in snapshot(trainer).items() if not torch.equal(value, before[name])}
     assert changed == {"value_head"}, "the linear policy's features have no weights"
     for slow, old, name in zip(trainer.target.parameters(), target, [n for n in before if n.startswith("value_head")], strict=True):
         torch.testing.assert_close(slow, old + CONFIG.target_rate * (trainer.parameters[name].detach() - old))
-    metrics = trainer.step(transitions(), torch.Generator().manual_seed(0), with_actor=True)
+    metrics = sac_step(trainer, transitions(), torch.Generator().manual_seed(0), with_actor=True)
     changed = {name.split(".")[0] for name, value in snapshot(trainer).items() if not torch.equal(value, before[name])}
     assert changed == {"value_head", "actor", "log_alpha"} and metrics["actor/alpha"] == pytest.approx(0.1)
     assert all(parameter.requires_grad for parameter in subject.critics.parameters())
@@ -163,8 +164,8 @@ def test_who_learns_from_what() -> None:
 def test_a_vlas_adapters_learn_from_the_critics_alone() -> None:
     vla = tiny()
     add_lora(vla, LoraOptions(rank=2), 0)
-    subject = add_sac_heads(vla, CONFIG, 0)
-    trainer = SACTrainer(subject, CONFIG)
+    subject = SAC(CONFIG).wrap(vla, 0)
+    trainer = Trainer(subject, SAC(CONFIG), 64)
     shown = subject.prepare(observations(subject, 4))
     fields = transitions(size=4).now
     batch = Transitions(*({name: fields[name] for name in ("reward", "discount", "acted")} | shown for _ in range(2)))
@@ -172,13 +173,13 @@ def test_a_vlas_adapters_learn_from_the_critics_alone() -> None:
     adapters = [name for name in trainer.parameters if "lora_" in name]
     assert adapters and {name.split(".")[0] for name in trainer.parameters} == {"backbone", "actor", "value_head", "log_alpha"}
     before = snapshot(trainer)
-    trainer.step(batch, torch.Generator().manual_seed(0), with_actor=False)
+    sac_step(trainer, batch, torch.Generator().manual_seed(0), with_actor=False)
     learnt = [name for name in adapters if "lora_B" in name and not torch.equal(trainer.parameters[name].detach(), before[name])]
     assert any("vision" in name for name in learnt) and any("language" in name for name in learnt)
     trainer.optimizers["critic"].zero_grad(set_to_none=True)
     trainer.optimizers["critic"].step = lambda: None  # type: ignore[method-assign, assignment]
     kept = {name: trainer.parameters[name].detach().clone() for name in adapters}
-    trainer.step(batch, torch.Generator().manual_seed(0), with_actor=True)
+    sac_step(trainer, batch, torch.Generator().manual_seed(0), with_actor=True)
     assert all(torch.equal(trainer.parameters[name].detach(), kept[name]) for name in adapters)
 
 
@@ -186,7 +187,7 @@ def test_the_actor_climbs_the_critics() -> None:
     """With critics that like one action, the actor goes there, and alpha falls to the entropy that is asked for."""
     config = replace(CONFIG, learning_rate=1e-2, value_learning_rate=0.0, initial_alpha=0.01)
     subject = policy(config)
-    trainer = SACTrainer(subject, config)
+    trainer = Trainer(subject, SAC(config), 64)
 
     class Likes(nn.Module):
         def forward(self, features: Tensor, action: Tensor, chosen: Tensor | None = None) -> Tensor:
@@ -195,17 +196,21 @@ def test_the_actor_climbs_the_critics() -> None:
     batch = transitions(size=32)
     features = subject.encode(batch.now).pooled.detach()
     subject.critics.forward = Likes().forward  # type: ignore[method-assign]
-    trainer.target.forward = Likes().forward  # type: ignore[method-assign]
+    trainer.target.critics.forward = Likes().forward  # type: ignore[method-assign]
     subject.critics.layers[0].weight.requires_grad_(True)
     for i in range(150):
         draws = torch.randn(32, 1, 4, generator=torch.Generator().manual_seed(i))
         drawn, log_prob = subject.draw(features, draws)
-        trainer._descend("actor", actor_loss(subject.critics(features, drawn), log_prob, torch.tensor(0.01), "mean"))
+        trainer.descend("actor", actor_loss(subject.critics(features, drawn), log_prob, torch.tensor(0.01), "mean"))
     assert (subject.distribution(features)[0].tanh() - 0.5).abs().mean() < 0.1
 
 
-def flow(directory: Path, subject: SACPolicy, trainer: SACTrainer, config: SACConfig, state: dict[str, Any]) -> OffPolicyFlow:
-    return OffPolicyFlow(subject, groups(4, 2), trainer, Settings(0, 1.0, 2), Timeline(), config, directory / "replay", state)
+SETTINGS = Settings(0, 1.0, 2)
+
+
+def flow(directory: Path, subject: SACPolicy, trainer: Trainer, config: SACConfig, state: dict[str, Any]) -> OffPolicyFlow:
+    collector = LocalCollector(subject, groups(4, 2), SETTINGS)
+    return OffPolicyFlow(collector, trainer, SETTINGS, Timeline(), config, directory / "replay", state)
 
 
 def run(directory: Path, config: SACConfig, iterations: int, stop: int | None = None) -> tuple[SACPolicy, list[dict[str, float]]]:
@@ -215,7 +220,7 @@ def run(directory: Path, config: SACConfig, iterations: int, stop: int | None = 
     checkpoint = None
     for first, last in [(0, iterations)] if stop is None else [(0, stop + 1), (stop, iterations)]:
         subject = policy(config)
-        trainer = SACTrainer(subject, config)
+        trainer = Trainer(subject, SAC(config), 64)
         if checkpoint is not None:
             state = load_checkpoint(checkpoint, subject, trainer)
         running = flow(directory, subject, trainer, config, state)
@@ -239,8 +244,8 @@ def test_an_iteration_plays_remembers_and_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("unit", GAMMA_UNITS)
 def test_what_is_remembered_is_discounted_per_step_or_per_chunk(tmp_path: Path, unit: str) -> None:
     config = replace(CONFIG, gamma=0.5, gamma_unit=unit)
-    subject = add_sac_heads(LinearPolicy(LinearOptions(chunk=4)), config, 0)
-    running = flow(tmp_path, subject, SACTrainer(subject, config), config, {})
+    subject = SAC(config).wrap(LinearPolicy(LinearOptions(chunk=4)), 0)
+    running = flow(tmp_path, subject, Trainer(subject, SAC(config), 64), config, {})
     running.begin(0)
     running.collect_transitions(running.training_episodes(16, 0))
     now = running.replay.sample(64, torch.Generator().manual_seed(0)).now
@@ -272,8 +277,8 @@ def test_it_gets_better(tmp_path: Path) -> None:
 def test_co_training_draws_the_actor_to_what_was_shown() -> None:
     config = replace(CONFIG, sft_coef=100.0, demonstrations=1, learning_rate=1e-2)
     subject = policy(config)
-    trainer, shown = SACTrainer(subject, config), transitions(seed=5)
-    losses = [trainer.step(transitions(), torch.Generator().manual_seed(i), True, shown)["sft/loss"] for i in range(60)]
+    trainer, shown = Trainer(subject, SAC(config), 64), transitions(seed=5)
+    losses = [sac_step(trainer, transitions(), torch.Generator().manual_seed(i), True, shown)["sft/loss"] for i in range(60)]
     with torch.no_grad():
         features = subject.encode(shown.now).pooled
         expected = ((subject.distribution(features)[0].tanh() - shown.now["action"]) ** 2).mean()
@@ -294,10 +299,10 @@ STEERED = replace(CONFIG, noise_bound=1.6, frozen_backbone=True, episodes=8, upd
 
 def test_a_frozen_flow_is_steered_by_its_noise(tmp_path: Path) -> None:
     base = Flow(LinearOptions(chunk=2))
-    subject = add_sac_heads(base, STEERED, 0)
+    subject = SAC(STEERED).wrap(base, 0)
     assert {name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad} == {"actor", "value_head", "log_alpha"}
-    trainer = SACTrainer(subject, STEERED)
-    assert trainer.target_entropy == -4
+    trainer = Trainer(subject, SAC(STEERED), 64)
+    assert SAC(STEERED).target_entropy(subject) == -4
     running = flow(tmp_path, subject, trainer, STEERED, {})
     success = []
     for iteration in range(10):
@@ -311,7 +316,7 @@ def test_a_frozen_flow_is_steered_by_its_noise(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_steered_probabilities_are_the_choices(tmp_path: Path) -> None:
-    subject = add_sac_heads(Flow(LinearOptions(chunk=2)), STEERED, 0)
+    subject = SAC(STEERED).wrap(Flow(LinearOptions(chunk=2)), 0)
     inputs = subject.prepare(observations(subject, 5))
     sample = subject.act(subject.encode(inputs), noise(torch.arange(5)), 1.0)
     mean, log_std = subject.distribution(subject.encode(inputs).pooled)

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.sac import SACConfig
-from rlinf_vla.algorithms.sac_policy import LOG_STD_RANGE, SACPolicy, squash
+from rlinf_vla.algorithms.sac import LOG_STD_RANGE, SACConfig, SACPolicy, squash
 from rlinf_vla.core.protocols import PolicySpec
 from tests.rollout.walk import Places
 

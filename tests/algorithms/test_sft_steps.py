@@ -37,6 +37,9 @@ class Flow:
     def imitate(self, batch: Demonstrations, rate: float) -> None:
         self.batch, self.rate = batch, rate
 
+    def log(self, metrics: dict[str, float]) -> None:
+        assert metrics == {"sft/learning_rate": self.rate * SFTConfig().learning_rate}
+
 
 def test_no_two_rows_of_a_run_share_their_random_numbers() -> None:
     draws: list[int] = []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.sac_policy import Critics
+from rlinf_vla.algorithms.feature_policy import Critics
 from rlinf_vla.benchmarks import update_on_policy, update_soft
 from rlinf_vla.core.types import Inputs
 from tests.cli.conftest import CommandLine, Counting
@@ -108,6 +108,6 @@ def test_an_ensemble_that_says_something_else_is_a_failure(
 
 def test_imitation_is_not_measured(rlinf_vla: CommandLine, counting: Counting) -> None:
     _, *rest = counting.arguments("bench", "counting_sft", "run_dir=bench")
-    assert "bench update measures ppo, grpo, sac, not sft" in rlinf_vla("bench", "update", *rest).complaint
+    assert "bench update measures on-policy algorithms and sac, not sft" in rlinf_vla("bench", "update", *rest).complaint
     _, *rest = counting.arguments("bench", "counting_ppo", "algorithm.granularity=word")
     assert "algorithm.granularity=word is not known: use chunk, action or token" in rlinf_vla("bench", "update", *rest).complaint

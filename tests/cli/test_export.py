@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.cli import compose
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
@@ -19,7 +20,7 @@ from rlinf_vla.models.openvla.policy import OpenVLAOptions
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.training.checkpoint import save_checkpoint
 from rlinf_vla.training.lora import add_lora, is_lora
-from rlinf_vla.training.trainer import OptimizerConfig, Trainer
+from rlinf_vla.training.trainer import Trainer
 from tests.cli.conftest import CommandLine, Outcome
 from tests.conformance.policy import act, observations
 from tests.models.tiny_openvla import smaller_directory, tiny

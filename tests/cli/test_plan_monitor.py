@@ -59,4 +59,4 @@ def test_another_plan_in_the_middle_of_a_run_changes_nothing(
 
 def test_a_profile_is_no_use_to_what_has_one_plan(rlinf_vla: CommandLine, counting: Counting) -> None:
     found = rlinf_vla(*counting.arguments("train", "counting_sac", "cluster.plan=auto", "run_dir=run"))
-    assert "cluster.plan and profile are for ppo and grpo: algorithm=sac runs in one process" in found.complaint
+    assert "cluster.plan and profile are for on-policy algorithms: algorithm=sac is off-policy" in found.complaint

@@ -18,10 +18,10 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.robots.franka.config import CameraConfig
 from rlinf_vla.runtime import recipes
-from rlinf_vla.runtime.recipes import ALGORITHMS, env_configs
+from rlinf_vla.runtime.recipes import algorithm_configs, env_configs
 
 SCHEMAS: dict[str, type] = {"recipe": Recipe, "camera": CameraConfig}
-SCHEMAS |= {f"algorithm={name}": node for name, node in ALGORITHMS.items()}
+SCHEMAS |= {f"algorithm={name}": node for name, node in algorithm_configs().items()}
 SCHEMAS |= {f"env={name}": node for name, node in env_configs().items()}
 SCHEMAS |= {f"robot={name}": robot.Config for name, robot in plugins.robots().items()}
 SCHEMAS |= {f"reward={name}": reward.Config for name, reward in plugins.rewards().items()}

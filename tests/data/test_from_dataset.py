@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from rlinf_vla.algorithms.advantages import chunk_rewards
-from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
+from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.types import Inputs, Observation
+from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_format import Column, Feature

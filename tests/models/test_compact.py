@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_vla.algorithms.sac import SACConfig
-from rlinf_vla.algorithms.sac_policy import SACPolicy
+from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.compact import CompactPolicy
 from rlinf_vla.models.compact.policy import CompactOptions
-from rlinf_vla.runtime.builders import add_sac_heads
 from tests.conformance.policy import PolicyConformance, observations
 from tests.models.tiny_openvla import ASSETS
 
@@ -39,13 +37,13 @@ class TestSoftPolicy(PolicyConformance):
 
     @pytest.fixture
     def policy(self) -> Policy:
-        return add_sac_heads(compact(), SACConfig(), 0)
+        return SAC(SACConfig()).wrap(compact(), 0)
 
     def reload(self, policy: Policy, directory: Path) -> Policy:
         assert isinstance(policy, SACPolicy)
         directory.mkdir()
         policy.save(directory)
-        again = add_sac_heads(CompactPolicy.load(directory, CompactOptions()), SACConfig(), 0)
+        again = SAC(SACConfig()).wrap(CompactPolicy.load(directory, CompactOptions()), 0)
         heads = {name: value for name, value in policy.state_dict().items() if name.startswith(("actor", "critics", "value_head"))}
         again.load_state_dict(heads, strict=False)
         return again
@@ -68,7 +66,7 @@ def test_what_is_no_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_frozen_backbone_is_remembered_as_features() -> None:
-    policy = add_sac_heads(compact(), SACConfig(frozen_backbone=True), 0)
+    policy = SAC(SACConfig(frozen_backbone=True)).wrap(compact(), 0)
     learns = {name.split(".")[0] for name, parameter in policy.named_parameters() if parameter.requires_grad}
     assert policy.frozen and learns == {"value_head", "actor", "log_alpha"}
     inputs = policy.prepare(observations(policy, 3))

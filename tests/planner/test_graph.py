@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 
 from rlinf_vla.algorithms.classifier import ClassifierConfig, ClassifierTraining
-from rlinf_vla.algorithms.grpo import GRPO, PRESETS, GRPOConfig
+from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.on_policy import OnPolicyConfig
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.algorithms.sac import SAC, SACConfig
 from rlinf_vla.algorithms.sft import SFT, SFTConfig
 from rlinf_vla.core.types import gather
 from rlinf_vla.planner.graph import Edge, Graph, trace
+from tests.algorithms.variants import VARIANTS
 
 
 def edges(graph: Graph) -> dict[tuple[str, str], str]:
@@ -47,12 +48,12 @@ def test_new_weights_reach_the_rollouts_that_staleness_allows(staleness: int) ->
     assert Edge("publish", "collect", "barrier", staleness + 1) in graph.edges
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize("name", list(VARIANTS))
 def test_the_relatives_of_grpo(name: str) -> None:
-    graph = trace(GRPO(PRESETS[name], 1.0))
+    graph = trace(GRPO(VARIANTS[name], 1.0))
     assert edges(graph)["collect_groups", "score"] == "stream"
     assert not graph.streams_into("update")
-    assert ("reference" in graph) == (PRESETS[name].kl_coef > 0)
+    assert ("reference" in graph) == (VARIANTS[name].kl_coef > 0)
 
 
 def test_grpo_in_order_of_groups_updates_while_others_still_play() -> None:

@@ -9,16 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.sac import SAC, SACConfig
-from rlinf_vla.algorithms.sac_policy import SACPolicy
+from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.models.compact.policy import CompactOptions, CompactPolicy
 from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode
 from rlinf_vla.realworld.flow import OnlineFlow
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.builders import add_sac_heads
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.sac_trainer import SACTrainer
+from rlinf_vla.training.trainer import Trainer
 
 CONFIG = SACConfig(episodes=2, updates_per_step=0.2, batch_size=4, critics=2, hidden=8, shift=0, gamma=0.9, demonstrations=2)
 
@@ -78,7 +76,7 @@ def policy(tmp_path: Path) -> SACPolicy:
     config = {"image_sizes": [8, 8], "chunk": 1, "action_dim": 4, "state_dim": 8, "patch": 2, "channels": [4], "width": 8}
     config["state_range"] = {"low": [0] * 8, "high": [1] * 8}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    return add_sac_heads(CompactPolicy.load(tmp_path, CompactOptions(random_weights=True, images=["front"])), CONFIG, 0)
+    return SAC(CONFIG).wrap(CompactPolicy.load(tmp_path, CompactOptions(random_weights=True, images=["front"])), 0)
 
 
 def flow_of(
@@ -93,8 +91,7 @@ def flow_of(
         player,
         iterations=3,
         scripted=scripted,
-        policy=policy,
-        trainer=SACTrainer(policy, config),
+        trainer=Trainer(policy, SAC(config), 64),
         settings=Settings(0, 1.0, 1),
         timeline=Timeline(),
         config=config,

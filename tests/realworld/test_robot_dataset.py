@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD, SACConfig
+from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, RESUME
+from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_writer import LeRobotWriter

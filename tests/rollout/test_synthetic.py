@@ -11,13 +11,12 @@ import torch
 from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.on_policy import parity
-from rlinf_vla.algorithms.sac import SACConfig
+from rlinf_vla.algorithms.sac import SAC, SACConfig
 from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.rollout.transitions import collect_transitions
-from rlinf_vla.runtime.builders import add_sac_heads
 from rlinf_vla.telemetry.timeline import Timeline
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
@@ -55,7 +54,7 @@ def test_groups_are_attempts_at_one_episode() -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_records_look_like_collected_ones(frozen: bool) -> None:
-    policy = add_sac_heads(LinearPolicy(LinearOptions(chunk=2)), SACConfig(critics=3, hidden=8), 0)
+    policy = SAC(SACConfig(critics=3, hidden=8)).wrap(LinearPolicy(LinearOptions(chunk=2)), 0)
     if not frozen:  # the linear policy's features have no weights: something that learns keeps the images
         policy.backbone["logits"].weight.requires_grad_(True)
     else:

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlinf_vla.algorithms.sac import SACConfig
-from rlinf_vla.algorithms.sac_policy import LOG_STD_RANGE, SACPolicy
+from rlinf_vla.algorithms.sac import LOG_STD_RANGE, SACConfig, SACPolicy
 from rlinf_vla.core.protocols import EnvSpec, PolicySpec, VectorEnv
 from rlinf_vla.core.types import Episodes, Inputs, Observation, StepResult
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_vla.algorithms.sac import SACConfig
-from rlinf_vla.core.types import Episodes
+from rlinf_vla.algorithms.sac import SAC, SACConfig
+from rlinf_vla.core.types import Episodes, Transitions
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.off_policy import OffPolicyFlow
+from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.replay import Transitions
-from rlinf_vla.training.sac_trainer import SACTrainer
+from rlinf_vla.training.trainer import Trainer
 from tests.rollout.walk import Walk, tabular
 
 CONFIG = SACConfig(critics=2, hidden=8, shift=0, batch_size=8)
@@ -25,7 +24,8 @@ def flow(directory: Path, config: SACConfig = CONFIG, iteration: int = 0, run_se
     """With two episodes of four calls in the replay."""
     policy = tabular(3, 2, config)
     settings = Settings(run_seed, 1.0, 2)
-    found = OffPolicyFlow(policy, [Walk([1.0, 2.0, 3.0], 8)], SACTrainer(policy, config), settings, Timeline(), config, directory, {})
+    collector = LocalCollector(policy, [Walk([1.0, 2.0, 3.0], 8)], settings)
+    found = OffPolicyFlow(collector, Trainer(policy, SAC(config), 64), settings, Timeline(), config, directory, {})
     found.begin(iteration)
     seeds = torch.arange(2)
     found.collect_transitions(Episodes.first_attempts(torch.zeros_like(seeds), seeds))
@@ -35,32 +35,33 @@ def flow(directory: Path, config: SACConfig = CONFIG, iteration: int = 0, run_se
 @pytest.mark.parametrize(("every", "updates", "of_the_actor"), [(1, 5, 5), (2, 5, 3), (3, 7, 3), (4, 4, 1)])
 def test_the_actor_learns_in_the_first_of_every_so_many_updates(tmp_path: Path, every: int, updates: int, of_the_actor: int) -> None:
     subject = flow(tmp_path, replace(CONFIG, actor_every=every))
-    subject.update_from_replay(updates)
+    subject.update_from_replay(updates, SAC(replace(CONFIG, actor_every=every)))
     state = subject.trainer.state()
     assert state["actor.0.weight.step"] == state["log_alpha.step"] == of_the_actor
     assert {value.item() for name, value in state.items() if name.startswith("value_head.") and name.endswith(".step")} == {updates}
     assert subject.metrics["actor/updates"] == updates
 
 
-class Watched:
-    """A trainer that only remembers what it was given."""
+class Watched(SAC):
+    """An algorithm that only remembers what it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: SACConfig) -> None:
+        super().__init__(config)
         self.batches: list[Transitions] = []
         self.shown: list[Transitions | None] = []
         self.draws: list[float] = []
 
-    def step(self, batch: Transitions, generator: torch.Generator, with_actor: bool, shown: Any = None) -> dict[str, float]:
+    def step(self, trainer: Any, batch: Transitions, generator: torch.Generator, index: int, shown: Any) -> dict[str, float]:
+        with_actor = index % self.config.actor_every == 0
         self.batches.append(batch)
-        self.shown.append(shown)
+        self.shown.append(shown() if self.config.sft_coef and with_actor else None)
         self.draws.append(torch.rand(1, generator=generator).item())
         return {"loss": float(len(self.batches))} | ({"actor": 10.0 * len(self.batches)} if with_actor else {})
 
 
-def watched(subject: OffPolicyFlow, updates: int) -> Watched:
-    found = Watched()
-    subject.trainer = found  # type: ignore[assignment]
-    subject.update_from_replay(updates)
+def watched(subject: OffPolicyFlow, updates: int, config: SACConfig = CONFIG) -> Watched:
+    found = Watched(config)
+    subject.update_from_replay(updates, found)
     return found
 
 
@@ -77,7 +78,7 @@ def test_a_share_of_every_batch_is_demonstrations(tmp_path: Path, share: float) 
     subject = flow(tmp_path, config)
     records = subject.replay.sample(5, torch.Generator().manual_seed(0)).now
     subject.shown.append(records | {"reward": torch.full((5,), 50.0)})
-    found = watched(subject, 4)
+    found = watched(subject, 4, config)
     for batch in found.batches:
         assert int((batch.now["reward"] == 50).sum()) == round(share * 8) and len(batch.now["reward"]) == 8
     assert [each is not None for each in found.shown] == [True, False] * 2, "what the actor imitates comes with its own updates"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.algorithms.sft import Demonstrations
@@ -18,7 +19,7 @@ from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.trainer import OptimizerConfig, Trainer
+from rlinf_vla.training.trainer import Trainer
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.core.types import Inputs, gather
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.trainer import OptimizerConfig, Trainer
+from rlinf_vla.training.trainer import Trainer
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 from tests.runtime.ray.counting import PPO_CONFIG, Recipe, algorithm, in_process, trained, with_staleness

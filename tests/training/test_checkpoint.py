@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
@@ -25,7 +26,7 @@ from rlinf_vla.training import checkpoint as checkpoints
 from rlinf_vla.training import lora
 from rlinf_vla.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint, verify
 from rlinf_vla.training.lora import add_lora
-from rlinf_vla.training.trainer import OptimizerConfig, Trainer
+from rlinf_vla.training.trainer import Trainer
 from tests.conformance.policy import observations
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
 from tests.training.processes import in_process

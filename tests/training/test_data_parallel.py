@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.config.recipe import LoraOptions
@@ -22,7 +23,7 @@ from rlinf_vla.training.data_parallel import map_rows, rows_of_rank
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.sharding import shard
-from rlinf_vla.training.trainer import ExtraLoss, OptimizerConfig, Trainer, minibatches
+from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
 from tests.conformance.policy import with_critic
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0

@@ -10,6 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
@@ -18,7 +19,7 @@ from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import acting, adapter_state, add_lora, is_lora, load_adapter, merge_lora, merged_lora, save_adapter
-from rlinf_vla.training.trainer import OptimizerConfig, Trainer
+from rlinf_vla.training.trainer import Trainer
 from tests.conformance.policy import act, observations
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlinf_vla import training
+from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
@@ -27,7 +28,6 @@ from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.dtensors import local_shard
 from rlinf_vla.training.lora import add_lora, merged_lora
 from rlinf_vla.training.sharding import Footprint, footprint, shard
-from rlinf_vla.training.trainer import OptimizerConfig
 from tests.conformance.policy import with_critic
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.tiny_openvla import ASSET, smaller_directory
@@ -119,7 +119,7 @@ def test_the_footprint_is_what_a_rank_keeps(tmp_path: Path) -> None:
         trainer = make("sharded", 4, policy)
         trainer.step(rows(), loss)
         kept = [local_shard(parameter).nbytes for parameter in policy.parameters()]
-        moments = [value.nbytes for slots in trainer.optimizer.state.values() for slot, value in slots.items() if slot != "step"]
+        moments = [value.nbytes for slots in trainer.optimizers["policy"].state.values() for slot, value in slots.items() if slot != "step"]
         return [sum(kept), sum(moments)]
 
     expected = footprint(Toy(), 2, sharded=True)

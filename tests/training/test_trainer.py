@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rlinf_vla.training.trainer import ExtraLoss, OptimizerConfig, Trainer
+from rlinf_vla.algorithms.base import OptimizerConfig
+from rlinf_vla.training.trainer import ExtraLoss, Trainer
 
 SETTINGS = OptimizerConfig(learning_rate=1e-2, value_learning_rate=5e-2, max_grad_norm=0.7)
 
@@ -157,7 +158,7 @@ def test_the_learning_rate_scale_lasts_one_step() -> None:
     whole.step(batch, loss)
     for name, value in before.items():
         torch.testing.assert_close(weights(whole)[name] - value, 2 * (weights(half)[name] - value), rtol=1e-6, atol=1e-12)
-    assert [group["lr"] for group in half.optimizer.param_groups] == [1e-2, 5e-2]
+    assert [group["lr"] for group in half.optimizers["policy"].param_groups] == [1e-2, 5e-2]
 
 
 def test_critic_only_leaves_the_rest_alone() -> None:

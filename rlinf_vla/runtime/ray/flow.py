@@ -17,7 +17,7 @@ from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import OnPolicyFlow
 from rlinf_vla.runtime.local import drawn_episodes
-from rlinf_vla.runtime.ray.pool import Pool, ShardLost
+from rlinf_vla.runtime.ray.pool import Pool, ShardLost, slices
 from rlinf_vla.runtime.ray.rollout_workers import ShardDone, Weights
 from rlinf_vla.runtime.ray.serialization import Packed, light_trajectory, serial_of
 from rlinf_vla.runtime.ray.shards import Shards, Task
@@ -197,17 +197,8 @@ class RayFlow(OnPolicyFlow):
         if self.policy_version not in self._weights:
             self.send_weights()
         weights, size = self._weights[self.policy_version], max(1, self.num_envs // self.workers)
-        parts = [range(first, min(first + size, episodes)) for first in range(0, episodes, size)]
-
-        def play(part: range) -> list[EpisodeResult]:
-            return self.rollouts.call("play_evaluation", *weights, part, temperature, filmed)[0]
-
-        futures = [self._executor.submit(play, part) for part in parts]
-        results = []
-        for index, future in enumerate(futures):
-            results += future.result()
-            progress((index + 1) / len(futures))
-        return results
+        works = [(*weights, part, temperature, filmed) for part in slices(episodes, size)]
+        return list(itertools.chain.from_iterable(self.rollouts.map("play_evaluation", works, progress)))
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)

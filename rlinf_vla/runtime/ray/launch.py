@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlinf_vla.runtime.ray.cluster import Role, reserve_places
 from rlinf_vla.runtime.ray.flow import RayFlow
@@ -14,6 +14,16 @@ from rlinf_vla.runtime.ray.rollout_workers import FeatureWorker, RolloutWorker
 from rlinf_vla.runtime.ray.scoring_workers import ReferenceWorker, RewardWorker
 from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
 from rlinf_vla.runtime.ray.worker import HEALTH, Builders
+
+
+class Workers(NamedTuple):
+    """The workers of a run, by role; None: the run has none of the role."""
+
+    rollouts: Pool
+    rewards: Pool | None
+    references: Pool | None
+    features: list[Any]
+    trainers: Trainers | None
 
 
 @contextmanager
@@ -26,10 +36,23 @@ def launch_flow(
     spread: bool = False,
     **options: Any,
 ) -> Iterator[RayFlow]:
-    """Start workers in the connected cluster, yield their flow, and stop them at the end.
+    """Start the workers of an on-policy flow and yield the flow. ``options``: see ``RayFlow``."""
+    with launch_workers(builders, roles, timeouts, say, spread) as workers:
+        assert workers.trainers is not None
+        pools = (workers.rollouts, workers.rewards, workers.references)
+        flow = RayFlow(*pools, workers.trainers, num_envs, builders["trainer"].settings, split=bool(workers.features), **options)
+        flow.features = workers.features
+        try:
+            yield flow
+        finally:
+            flow.close()
 
-    ``builders``: by role. ``options``: see ``RayFlow``.
-    """
+
+@contextmanager
+def launch_workers(
+    builders: Mapping[str, Builders], roles: Mapping[str, Role], timeouts: Timeouts, say: Callable[[str], None], spread: bool
+) -> Iterator[Workers]:
+    """Start workers in the connected cluster and stop them at the end. ``builders``: by role."""
     import ray
 
     remote: Any = ray.remote
@@ -57,9 +80,8 @@ def launch_flow(
         rewards, references = (
             pool(kind, role) if roles[role].count else None for kind, role in ((RewardWorker, "reward"), (ReferenceWorker, "reference"))
         )
-        trainers = Trainers([spawn(TrainerWorker, "trainer", rank) for rank in range(roles["trainer"].count)], timeouts)
-        stack.callback(trainers.close)
-        flow = RayFlow(rollouts, rewards, references, trainers, num_envs, builders["trainer"].settings, split=bool(features), **options)
-        flow.features = features
-        stack.callback(flow.close)
-        yield flow
+        trainers = None
+        if ranks := roles["trainer"].count:
+            trainers = Trainers([spawn(TrainerWorker, "trainer", rank) for rank in range(ranks)], timeouts)
+            stack.callback(trainers.close)
+        yield Workers(rollouts, rewards, references, features, trainers)

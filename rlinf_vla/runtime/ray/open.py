@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.config.checks import ON_POLICY
+from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.cluster import RoleConfig
-from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy, VectorEnv
@@ -20,7 +19,8 @@ from rlinf_vla.rollout.split import require_separable
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Runtime, Say
 from rlinf_vla.runtime.ray.cluster import Role, connect_cluster
-from rlinf_vla.runtime.ray.launch import launch_flow
+from rlinf_vla.runtime.ray.launch import launch_flow, launch_workers
+from rlinf_vla.runtime.ray.off_policy import open_off_policy
 from rlinf_vla.runtime.ray.pool import Timeouts
 from rlinf_vla.runtime.ray.worker import Builders
 from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier
@@ -30,14 +30,12 @@ from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier
 def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
     """Start the recipe's workers and restore ``checkpoint``. Raises UserError."""
     cluster = recipe.cluster
-    if recipe.algorithm.name not in ON_POLICY:
-        raise UserError(f"cluster.runtime=ray runs {' and '.join(ON_POLICY)}, not algorithm={recipe.algorithm.name}: use in_process")
-    split = recipe.rollout.split == "head"
+    split, on_policy = recipe.rollout.split == "head", recipe.algorithm.family == ON_POLICY
     if split:
         require_separable(plugins.choose("model", recipe.model.name, plugins.models()))
-    references = cluster.reference_workers if recipe.algorithm.kl_coef else 0
+    references = cluster.reference_workers if on_policy and recipe.algorithm.kl_coef else 0
     roles = {
-        "trainer": _role(cluster.trainer_ranks, cluster.roles.trainer),
+        "trainer": _role(cluster.trainer_ranks if on_policy else 0, cluster.roles.trainer),
         "rollout": _role(cluster.rollout_workers, cluster.roles.rollout),
         "reference": _role(references, cluster.roles.reference),
         "reward": _role(_reward_workers(recipe), cluster.roles.reward),
@@ -45,12 +43,20 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
     }
     timeouts = Timeouts(cluster.heartbeat_s, cluster.call_timeout_s, cluster.start_timeout_s, cluster.max_restarts)
     builders = {role: _builders(recipe, role) for role in roles}
-    options: dict[str, Any] = {"spread": cluster.spread, "streaming": cluster.streaming, "offload": cluster.offload}
-    options |= {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
-    workers = cluster.rollout_workers
+    workers, spread, options = cluster.rollout_workers, cluster.spread, dict[str, Any]()
+    if on_policy:
+        options = {"streaming": cluster.streaming, "offload": cluster.offload}
+        options |= {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
     with connect_cluster(cluster.address, roles, say):
         say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
-        with launch_flow(builders, roles, timeouts, recipe.env.num_envs, say, **options) as flow:
+        if not on_policy:
+            with (
+                launch_workers(builders, roles, timeouts, say, spread) as launched,
+                open_off_policy(recipe, launched.rollouts, directory, checkpoint, say) as runtime,
+            ):
+                yield runtime
+            return
+        with launch_flow(builders, roles, timeouts, recipe.env.num_envs, say, spread, **options) as flow:
             trainer = flow.trainers.worker_info
             say(f"policy {recipe.model.name}: {trainer.weights:,} weights, {trainer.trained:,} of them trained")
             state = {}
@@ -73,7 +79,8 @@ def _role(count: int, config: RoleConfig) -> Role:
 
 def _reward_workers(recipe: Recipe) -> int:
     """Return the number of reward workers; 0 if the recipe uses the environments' own reward."""
-    return recipe.cluster.reward_workers if recipe.reward != RewardConfig() else 0
+    on_policy = recipe.algorithm.family == ON_POLICY  # otherwise the rollout workers compute it
+    return recipe.cluster.reward_workers if on_policy and recipe.reward != RewardConfig() else 0
 
 
 def _builders(recipe: Recipe, role: str) -> Builders:

@@ -9,6 +9,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +127,24 @@ class Pool:
             self._free.put((place, actor))
             return found
 
+    def map(self, method: str, works: Sequence[tuple[Any, ...]], progress: Callable[[float], None]) -> list[Any]:
+        """Call ``method`` with the arguments of each of ``works``; return the results in order.
+
+        ``progress`` gets the share that is done, several times a second; it may raise.
+        """
+        executor = ThreadPoolExecutor(max_workers=len(self.actors), thread_name_prefix=self.role)
+        try:
+            futures = [executor.submit(self.call, method, *arguments) for arguments in works]
+            waiting = set(futures)
+            while waiting:
+                done, waiting = wait_for(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                progress(1 - len(waiting) / len(futures))
+            return [future.result()[0] for future in futures]
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+
     def news(self) -> tuple[int, float]:
         """Workers lost since the last call, and the longest seconds from loss to replacement."""
         lost, longest = self.faults - self._told, self._recovery_s
@@ -189,3 +209,8 @@ class Pool:
             if self.faults:
                 self._recovery_s = max(self._recovery_s, time.monotonic() - began)
             self._free.put((place, actor))
+
+
+def slices(count: int, size: int) -> list[range]:
+    """Return ``range(count)`` in parts of at most ``size``."""
+    return [range(first, min(first + size, count)) for first in range(0, count, size)]

@@ -18,6 +18,7 @@ from rlinf_vla.rollout.demonstrations import collect_demonstrations
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.rollout.reward_shaping import seen
 from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head
+from rlinf_vla.rollout.transitions import ChunkRewards, record_transitions
 from rlinf_vla.runtime.ray.serialization import Packed, heavy_parts, light_part
 from rlinf_vla.runtime.ray.worker import (
     Builders,
@@ -206,6 +207,21 @@ class RolloutWorker(PolicyWorker):
             self.weights = weights
             self.load(weights.version, own)
             return play_evaluation(self.actor_at(temperature), self.groups, numbers, Timeline(), filmed)
+
+    def collect_transitions(
+        self, weights: Weights, own: Packed, episodes: Episodes, rewards: ChunkRewards, expert: bool
+    ) -> tuple[list[tuple[Packed, bool, int]], list[Span]]:
+        """Run ``episodes`` to their end, by the policy or by the scripted expert.
+
+        Returns the fields of ``EpisodeRecords`` of each, and the spans of the rollout.
+        """
+        timeline = Timeline()
+        with self.builders.rollout_threads():
+            self.weights = weights
+            self.load(weights.version, own)
+            found = record_transitions(self.policy, self.actor, self.rewarded, episodes, rewards, expert, timeline)
+        spans = [each._replace(track=f"rollout {self.place} {each.track}") for each in shifted(timeline.spans(), clock_offset())]
+        return [(Packed.of(each.records), each.success, each.steps) for each in found], spans
 
     def demonstrate(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
         with self.builders.rollout_threads():

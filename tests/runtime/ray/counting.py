@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
@@ -29,7 +30,7 @@ from rlinf_vla.runtime.ray.pool import Timeouts
 from rlinf_vla.runtime.ray.worker import Builders
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import add_lora
-from rlinf_vla.training.trainer import OptimizerConfig, Trainer
+from rlinf_vla.training.trainer import Trainer
 from tests.rollout.fake_env import groups
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 

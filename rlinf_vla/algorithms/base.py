@@ -1,0 +1,92 @@
+"""Base class of algorithms: what a recipe's ``algorithm=NAME`` names.
+
+A package registers an algorithm as an entry point of ``rlinf_vla.algorithms``. It derives from one
+of the families ``OnPolicy``, ``OffPolicy`` and ``Supervised``, whose flows every runtime has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rlinf_vla.config.algorithm import AlgorithmConfig
+from rlinf_vla.core.protocols import EnvSpec, Policy
+
+CRITIC = "value_head."
+"""Prefix of the names of a critic's parameters."""
+
+
+class Algorithm:
+    """An algorithm as configured: its networks beside the policy's, optimisers and iteration."""
+
+    Config: ClassVar[type[AlgorithmConfig]]
+    """Dataclass of a recipe's ``algorithm`` node."""
+    averaged: ClassVar[tuple[str, ...]] = ()
+    """Modules of the policy of which the trainer keeps a moving average."""
+
+    def __init__(self, config: Any, temperature: float = 1.0, iterations: int = 0) -> None:
+        """``temperature``: of the rollouts; ``iterations``: of the run. Raises UserError."""
+        self.config, self.temperature, self.iterations = config, temperature, iterations
+
+    def check(self, env: EnvSpec) -> None:
+        """Raise UserError if the recipe does not fit the environment."""
+
+    def wrap(self, policy: Policy, seed: int) -> Policy:
+        """Return the policy with fresh networks of the algorithm, which depend only on ``seed``."""
+        return policy
+
+    @property
+    def max_grad_norm(self) -> float:
+        return self.config.max_grad_norm
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the trainer keeps a copy of the initial weights."""
+        return False
+
+    def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
+        """Return the optimisers, by name, of the trainable ``parameters``: one AdamW by default."""
+        config, rate = self.config, self.config.learning_rate
+        rates, betas = (rate, getattr(config, "value_learning_rate", rate)), (0.9, getattr(config, "adam_beta2", 0.95))
+        return OptimizerConfig(*rates, self.max_grad_norm, getattr(config, "weight_decay", 0.0), betas).optimizers(parameters)
+
+    def iteration(self, flow: Any) -> None:
+        """Compose an iteration of the operations of the family's flow."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Settings of AdamW, with a learning rate for the critic, and of gradient clipping."""
+
+    learning_rate: float
+    value_learning_rate: float
+    max_grad_norm: float
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    averaged: ClassVar[tuple[str, ...]] = ()
+
+    def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
+        actor = [value for name, value in parameters.items() if not name.startswith(CRITIC)]
+        critic = [value for name, value in parameters.items() if name.startswith(CRITIC)]
+        groups = [{"params": actor, "lr": self.learning_rate}, {"params": critic, "lr": self.value_learning_rate}]
+        return {"policy": torch.optim.AdamW(groups, betas=self.betas, eps=1e-8, weight_decay=self.weight_decay)}
+
+
+class Trainable(Protocol):
+    """What an algorithm's own gradient step uses of the trainer; see ``training/trainer.py``."""
+
+    policy: Any
+    target: Any
+    """Moving averages of the modules that ``Algorithm.averaged`` names, as attributes."""
+
+    def descend(self, name: str, loss: Tensor) -> None:
+        """Take a step of the optimiser ``name``. Raises FloatingPointError, without a step."""
+
+    def average(self, rate: float) -> None:
+        """Move the moving averages towards the current weights by ``rate``."""

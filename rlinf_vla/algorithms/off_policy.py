@@ -1,0 +1,139 @@
+"""Shared parts of off-policy algorithms: recipe keys, replay batches and flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.advantages import GAMMA_UNITS
+from rlinf_vla.algorithms.augmentation import shift_images
+from rlinf_vla.algorithms.base import Algorithm, Trainable
+from rlinf_vla.config.algorithm import OFF_POLICY, AlgorithmConfig
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import Count, CountOrZero, Label, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
+from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Episodes, Tensors, Transitions
+
+
+@dataclass
+class OffPolicyConfig(AlgorithmConfig):
+    """Recipe node ``algorithm``: keys shared by off-policy algorithms."""
+
+    family: ClassVar[str] = OFF_POLICY
+
+    episodes: Count = 16
+    """Number of episodes collected per iteration, before its updates."""
+    updates_per_step: Annotated[float, Range(0, 1000)] = 0.5
+    """Critic updates per collected control step."""
+    batch_size: Size = 128
+    replay_capacity: Count = 100_000
+    """Maximum number of stored observations; the oldest ones are dropped."""
+    demonstrations: CountOrZero = 0
+    """Episodes of the scripted expert, run before the first iteration and kept throughout."""
+    dataset: str | None = None
+    """LeRobotDataset (v3.0) with rewards, used as demonstrations instead of a scripted expert."""
+    dataset_cameras: list[Label] = field(default_factory=list)
+    """Camera names that differ, as policy:dataset pairs: [base:front]."""
+    demonstration_share: Annotated[float, Range(0, 1, below=True)] = 0.5
+    """Fraction of every batch drawn from the demonstrations, if there are any."""
+    sft_coef: NonNegative = 0.0
+    """Coefficient of the actor's additional imitation loss on demonstrations (co-training)."""
+    gamma: Probability = 0.97
+    """Discount factor per gamma_unit."""
+    gamma_unit: Annotated[str, OneOf(*GAMMA_UNITS)] = "step"
+    """Discount per control step (step) or per policy call (chunk).
+
+    With chunk, rewards within a chunk are not discounted, as in RLinf's chunk_level.
+    """
+    frozen_backbone: bool = False
+    """Train only actor and critics; features are computed once and stored instead of images."""
+    noise_bound: Positive | None = None
+    """Let the actor output the initial noise of a frozen flow policy (DSRL) instead of actions.
+
+    Each noise dimension is at most this large in magnitude. null: the actor outputs actions.
+    """
+    hidden: Size = 256
+    """Width of the hidden layers of actor and critics."""
+    target_rate: Annotated[float, Range(0, 1, above=True)] = 0.005
+    """Rate of the moving average that updates the target networks (tau)."""
+    shift: Annotated[int, Range(0, 1024)] = 4
+    """Shift images at random by up to this many pixels (DrQ, Kostrikov et al. 2021); 0: off."""
+    learning_rate: LearningRate = 3e-4
+    value_learning_rate: LearningRate = 3e-4
+    max_grad_norm: Positive = 10.0
+
+
+class Flow(Protocol):
+    """The operations from which an iteration is composed; a runtime implements them."""
+
+    iteration: int
+
+    def demonstrate(self, episodes: int) -> None:
+        """Store the dataset's episodes, or ``episodes`` of the expert, unless already stored."""
+
+    def training_episodes(self, count: int, draw: int) -> Episodes: ...
+    def collect_transitions(self, episodes: Episodes) -> int:
+        """Run the episodes and store their transitions; return the number of control steps."""
+
+    def update_from_replay(self, updates: int, algorithm: OffPolicy) -> None:
+        """Run ``updates`` gradient steps on replay batches."""
+
+    def publish(self) -> None: ...
+    def log(self, metrics: dict[str, float]) -> None: ...
+
+
+class OffPolicy(Algorithm):
+    """Base class of off-policy algorithms: collect episodes, then update from the replay.
+
+    Subclasses implement ``wrap``, ``optimizers`` and ``step``.
+    """
+
+    config: OffPolicyConfig
+
+    def __init__(self, config: OffPolicyConfig, temperature: float = 1.0, iterations: int = 0) -> None:
+        super().__init__(config, temperature, iterations)
+        if config.demonstrations and config.dataset is not None:
+            raise UserError("algorithm.dataset and algorithm.demonstrations exclude each other: set only one of them")
+        if self._shown and not config.demonstration_share:
+            raise UserError("algorithm.demonstration_share=0 disables the demonstrations: raise it, or remove the demonstrations")
+        if config.sft_coef and not self._shown:
+            raise UserError(f"algorithm.sft_coef={config.sft_coef} needs demonstrations: set algorithm.demonstrations or algorithm.dataset")
+        if config.noise_bound is not None and not config.frozen_backbone:
+            raise UserError("algorithm.noise_bound needs a frozen policy: set algorithm.frozen_backbone=true")
+        if config.noise_bound is not None and self._shown:
+            raise UserError("algorithm.noise_bound cannot use demonstrations, which are actions and not noise: remove one of them")
+
+    @property
+    def _shown(self) -> bool:
+        return self.config.demonstrations > 0 or self.config.dataset is not None
+
+    def iteration(self, flow: Flow) -> None:
+        if self._shown:
+            flow.demonstrate(self.config.demonstrations)
+        steps = flow.collect_transitions(flow.training_episodes(self.config.episodes, 0))
+        flow.update_from_replay(round(steps * self.config.updates_per_step), self)
+        flow.publish()
+
+    def step(
+        self, trainer: Trainable, batch: Transitions, generator: torch.Generator, index: int, shown: Callable[[], Transitions]
+    ) -> dict[str, float]:
+        """Take the gradient steps of the iteration's update number ``index``; return statistics.
+
+        ``generator`` (on the CPU) is the only source of randomness. ``shown`` draws a batch of
+        demonstrations, for ``sft_coef``. Raises FloatingPointError if a gradient is not finite.
+        """
+        raise NotImplementedError
+
+    def inputs(self, records: Tensors, generator: torch.Generator, device: torch.device) -> Tensors:
+        """Return the inputs in ``records`` on ``device``, with images shifted at random."""
+        found = {name: value.to(device) for name, value in records.items() if name not in (ACTION, REWARD, DISCOUNT, ACTED)}
+        return shift_images(found, self.config.shift, generator)
+
+
+def critic_loss(values: Tensor, target: Tensor) -> Tensor:
+    """Return half the squared error of ``values`` ``[K, B]`` to ``target`` ``[B]``.
+    The mean over the batch is summed over the critics, which share no weights."""
+    return 0.5 * ((values - target) ** 2).mean(dim=1).sum()

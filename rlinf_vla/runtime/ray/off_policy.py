@@ -1,0 +1,110 @@
+"""Run off-policy algorithms on Ray: rollout workers fill the replay buffer of this process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.algorithms.base import CRITIC
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import EpisodeRecords, Episodes
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
+from rlinf_vla.rollout.transitions import ChunkRewards
+from rlinf_vla.runtime import builders, run_directory
+from rlinf_vla.runtime.base import Runtime, Say
+from rlinf_vla.runtime.off_policy import OffPolicyFlow
+from rlinf_vla.runtime.ray.pool import Pool, slices
+from rlinf_vla.runtime.ray.rollout_workers import Weights
+from rlinf_vla.runtime.ray.serialization import Packed
+from rlinf_vla.runtime.ray.worker import clock_offset, shifted
+from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.lora import network_dtype
+from rlinf_vla.training.trainer import Trainer
+
+
+class RayCollector:
+    """A ``TransitionCollector`` that runs episodes on the rollout workers of a cluster."""
+
+    def __init__(self, pool: Pool, policy: Policy, trainer: Trainer, settings: Settings, num_envs: int) -> None:
+        """``num_envs``: of all rollout workers."""
+        self.pool, self.policy, self.trainer, self.settings = pool, policy, trainer, settings
+        self.env = pool.call("worker_info")[0].env
+        self.share = max(1, num_envs // len(pool.actors))
+        """Episodes per call of a worker."""
+        self._version = 0
+        self._weights: tuple[Weights, Any] | None = None
+
+    def publish(self) -> None:
+        import ray
+
+        acting = {name: value.detach() for name, value in self.trainer.parameters.items() if not name.startswith(CRITIC)}
+        if self.settings.rounded:
+            dtype = network_dtype(self.policy)
+            acting = {name: value.to(dtype) for name, value in acting.items()}
+        self._version += 1
+        packed = ray.put(Packed.of(acting))
+        self._weights = (Weights(self._version, packed), packed)
+
+    @property
+    def weights(self) -> tuple[Weights, Any]:
+        """The published weights: version, and reference to the tensors."""
+        if self._weights is None:
+            self.publish()
+        assert self._weights is not None
+        return self._weights
+
+    def collect(
+        self, episodes: Episodes, rewards: ChunkRewards, expert: bool, timeline: Timeline, progress: Callable[[float], None]
+    ) -> list[EpisodeRecords]:
+        works = [(*self.weights, episodes[part], rewards, expert) for part in map(_slice, slices(len(episodes), self.share))]
+        found = []
+        for played, spans in self.pool.map("collect_transitions", works, progress):
+            found += [EpisodeRecords(packed.tensors(), success, steps) for packed, success, steps in played]
+            for span in shifted(spans, -clock_offset()):
+                timeline.add(*span)
+        return found
+
+    def evaluate(self, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
+        """Run the first ``episodes`` evaluation episodes; record frames of the first ``filmed``."""
+        works = [(*self.weights, part, temperature, filmed) for part in slices(episodes, self.share)]
+        return list(itertools.chain.from_iterable(self.pool.map("play_evaluation", works, progress)))
+
+    def metrics(self) -> dict[str, float]:
+        lost, recovery_s = self.pool.news()
+        return {"faults/rollout": float(lost), "faults/recovery_s": recovery_s}
+
+
+@contextmanager
+def open_off_policy(recipe: Recipe, pool: Pool, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
+    """Build the learner in this process and restore ``checkpoint``. Raises UserError."""
+    policy = builders.build_policy(recipe)
+    if recipe.checkpoint is not None:
+        load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
+    trainer = builders.build_trainer(recipe, policy)
+    state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
+    trainable = sum(parameter.numel() for parameter in trainer.parameters.values())
+    say(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights, {trainable:,} of them trained")
+    settings = builders.actor_settings(recipe, recipe.rollout.temperature)
+    collector, threads = (
+        RayCollector(pool, policy, trainer, settings, recipe.env.num_envs),
+        partial(builders.threads, recipe.cluster.update_threads),
+    )
+    flow = OffPolicyFlow(collector, trainer, settings, Timeline(), recipe.algorithm, directory / run_directory.REPLAY, state, threads)
+
+    def save(state: dict[str, Any]) -> None:
+        save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep)
+
+    yield Runtime(
+        flow, collector.env, collector.env.control_hz / policy.spec.chunk, partial(collector.evaluate, recipe.episodes), save, state
+    )
+
+
+def _slice(part: range) -> slice:
+    return slice(part.start, part.stop)

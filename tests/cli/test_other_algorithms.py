@@ -1,0 +1,87 @@
+"""Algorithms of other packages, A2C and TD3, do all that the engine's own do: no line of the engine knows them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import COUNTING, CommandLine, Counting
+from tests.cli.counting_plugins import announce
+from tests.cli.test_verbs import assert_same_files
+from tests.planner.made_up import profile
+
+ROOT = Path(__file__).parents[2]
+ENTRY_POINTS = "[rlinf_vla.algorithms]\na2c = tests.algorithms.a2c:A2C\ntd3 = tests.algorithms.td3:TD3\n"
+KEYS = {
+    "a2c": "  horizon: 12\n  minibatch_size: 10\n  learning_rate: 0.05\n  target_kl: null\n",
+    "td3": "  episodes: 4\n  updates_per_step: 0.2\n  batch_size: 8\n  hidden: 16\n",
+}
+QUICK = ("evaluation.before_and_after=false", "iterations=3", "checkpoints.keep=9", "rollout.pipeline_depth=1")
+
+
+@pytest.fixture
+def strangers(counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
+    """Recipes ``counting_a2c`` and ``counting_td3``, and the package with the algorithms on the import path."""
+    package = tmp_path / "package"
+    announce(package)
+    found = package / "algorithms-0.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: algorithms\nVersion: 0\n")
+    (found / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(str(package))
+    monkeypatch.setenv("PYTHONPATH", f"{package}:{ROOT}")
+    for name, keys in KEYS.items():
+        text = COUNTING.format(name=f"counting_{name}", algorithm=name, iterations=3, rank=0, checkpoint=counting.folder / "model")
+        (counting.folder / "recipe" / f"counting_{name}.yaml").write_text(text + keys)
+    return counting
+
+
+def train(rlinf_vla: CommandLine, arguments: list[str]) -> str:
+    found = rlinf_vla(*arguments)
+    assert found.code == 0, found.out + found.err
+    return found.out
+
+
+@pytest.mark.parametrize("name", list(KEYS))
+def test_it_trains_and_resumes(rlinf_vla: CommandLine, strangers: Counting, tmp_path: Path, name: str) -> None:
+    for folder in ("whole", "parts"):
+        train(rlinf_vla, strangers.arguments("train", f"counting_{name}", *QUICK, f"run_dir={folder}"))
+    for step in (2, 3):
+        (tmp_path / "parts" / "checkpoints" / f"step_{step:06d}").rename(tmp_path / f"lost_{step}")
+    assert "continuing after iteration 1" in train(rlinf_vla, ["train", "run=parts"])
+    assert_same_files(tmp_path / "whole", tmp_path / "parts", 3)
+
+
+def test_what_it_does_is_planned(rlinf_vla: CommandLine, strangers: Counting, tmp_path: Path) -> None:
+    profile(chunk=2, episode_limit=6).write(tmp_path / "known.json")
+    said = train(rlinf_vla, strangers.arguments("plan", "counting_a2c", "run_dir=plan", f"profile={tmp_path / 'known.json'}"))
+    assert "macro flow of a2c" in said and "chosen: " in said
+    said = train(rlinf_vla, strangers.arguments("plan", "counting_td3"))
+    assert "macro flow of td3" in said and "update_from_replay" in said and "there is one plan" in said
+
+
+def test_keys_and_names_of_it_are_checked(rlinf_vla: CommandLine, strangers: Counting) -> None:
+    unknown = rlinf_vla(*strangers.arguments("train", "counting_td3", "algorithm.smothing=0.1")).complaint
+    assert "algorithm.smothing is not a key; did you mean algorithm.smoothing?" in unknown
+    low = rlinf_vla(*strangers.arguments("train", "counting_td3", "algorithm.exploration=0")).complaint
+    assert low.startswith("algorithm.exploration=0")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [*KEYS, "sac"])
+def test_the_same_bits_on_ray(strangers: Counting, tmp_path: Path, name: str) -> None:
+    there = strangers.arguments(
+        "train", f"counting_{name}", *QUICK, "run_dir=there", "cluster.runtime=ray", "cluster.rollout_workers=2", "reward=success"
+    )
+    here = strangers.arguments("train", f"counting_{name}", *QUICK, "run_dir=shaped", "reward=success")
+    command = [sys.executable, "-m", "rlinf_vla.cli.main"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    for arguments in (here, there):
+        done = subprocess.run([*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_files(tmp_path / "shaped", tmp_path / "there", 3)
