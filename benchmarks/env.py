@@ -20,11 +20,12 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from rlinf_vla.benchmarks.baselines import Baseline
 from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import child_process, plugins
 from rlinf_vla.core.io import write_json
-from rlinf_vla.core.protocols import Baseline, HasBaselines, VectorEnv
+from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.runtime import builders, recipes, run_directory
@@ -107,10 +108,10 @@ def _simulator(env: Any, say: Callable[[str], None]) -> list[EnvThroughput]:
             found.append(_ours(group, chunk, images))
     finally:
         group.close()
-    if isinstance(plugin, HasBaselines):
-        for baseline in plugin.baselines(env, EPISODES):
-            say(f"{env.name}: {baseline.name}")
-            found.append(_stock(baseline, EPISODES * limit * env.num_envs))
+    others = plugins.Installed("rlinf_vla.baselines")
+    for baseline in others[env.name](env, EPISODES) if env.name in others else []:
+        say(f"{env.name}: {baseline.name}")
+        found.append(_stock(baseline, EPISODES * limit * env.num_envs))
     return found
 
 

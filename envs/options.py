@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -35,12 +35,23 @@ def processes_per_group(num_envs: int, processes: int | None, groups: int) -> in
 
     None takes one per CPU core, at least one per group. Raises UserError if they do not divide.
     """
-    per_group = num_envs // groups
+    per_group = divide(num_envs, groups, "env.num_envs")
     if processes is None:
         return min(per_group, max(1, len(os.sched_getaffinity(0)) // groups))
     own = divide(processes, groups, "env.processes")
     if own > per_group:
         raise UserError(f"env.processes={processes} is more than env.num_envs={num_envs}")
+    return own
+
+
+def batches_per_group(num_envs: int, processes: int | None, groups: int) -> int:
+    """The same for processes that step their environments as one batch, of equal size in all.
+
+    None takes one per group.
+    """
+    per_group = divide(num_envs, groups, "env.num_envs")
+    own = 1 if processes is None else divide(processes, groups, "env.processes")
+    divide(per_group, own, "the environments of a group, env.num_envs / groups")
     return own
 
 
@@ -56,3 +67,12 @@ def one_each(config: C) -> list[C]:
     if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
         raise UserError(f"env.tasks names {twice[0]} twice")
     return [replace(config, task=task, tasks=[]) for task in tasks]
+
+
+def visual_variants(config: C, visuals: Sequence[str]) -> dict[str, C]:
+    """``EnvPlugin.variants`` of a simulator whose images depend on ``env.robot_visuals``."""
+    return {
+        f"{look} robot, {size} x {size}": replace(config, robot_visuals=look, image_size=size, backend="cpu", processes=None)
+        for look in visuals
+        for size in (64, 224)
+    }

@@ -1,8 +1,7 @@
 """Baseline of ``rlinf-vla bench env``: Genesis' own loop on the same scene and batch.
 
 Sends joint targets and calls ``scene.step``; with images, also ``camera.render`` for all
-environments at every control step, with the robot's visual meshes. ``protocols.Baseline`` defines
-its output.
+environments at every control step, with the robot's visual meshes.
 """
 
 from __future__ import annotations
@@ -14,8 +13,26 @@ from typing import Any
 
 import torch
 
-from .loading import scene_from
-from .world import ARM, POSTURE_RAD, SUBSTEPS, add_camera, assemble, build, start
+from rlinf_vla.benchmarks.baselines import Baseline
+from rlinf_vla.benchmarks.baselines.timed import timed
+from rlinf_vla.envs.genesis.config import GenesisConfig
+from rlinf_vla.envs.genesis.kernels import cache_dir, compile_once, environment
+from rlinf_vla.envs.genesis.loading import scene_from
+from rlinf_vla.envs.genesis.plugin import episode_limit, simulator_options
+from rlinf_vla.envs.genesis.world import ARM, POSTURE_RAD, SUBSTEPS, add_camera, assemble, build, start
+
+
+def baselines(config: GenesisConfig, episodes: int) -> list[Baseline]:
+    """The same scene with random joint targets, with and without images."""
+    scene, options = simulator_options(config)
+    folder = cache_dir(config.cache_dir)
+    compile_once(options, config.num_envs, folder)
+    work = {"options": options, "num_envs": config.num_envs, "episode_limit": episode_limit(config, scene), "episodes": episodes}
+    return [
+        Baseline(name, images, ("-m", __name__, json.dumps(work | {"images": images})), environment(folder))
+        for name, images in (("scene.step, camera.render", True), ("scene.step", False))
+        if options["cameras"] or not images
+    ]
 
 
 def main(work: dict[str, Any]) -> None:
@@ -27,9 +44,8 @@ def main(work: dict[str, Any]) -> None:
     cameras = [add_camera(made, scene.cameras[name], (options["image_size"],) * 2) for name in seen]
     build(made, robot, count)
     posture, generator = torch.tensor(POSTURE_RAD).expand(count, 9), torch.Generator().manual_seed(0)
-    for episode in range(1 + work["episodes"]):  # the first one warms up
-        if episode == 1:
-            print("begin", flush=True)
+
+    def play(_: int) -> None:
         made.reset()
         robot.set_qpos(posture)
         for _ in range(work["episode_limit"]):
@@ -40,8 +56,8 @@ def main(work: dict[str, Any]) -> None:
                 made.step(update_visualizer=False)
             for camera in cameras:
                 camera.render(force_render=True)
-    print("end", flush=True)
-    sys.stdin.read()  # the benchmark inspects the processes first
+
+    timed(play, work["episodes"])
 
 
 if __name__ == "__main__":
