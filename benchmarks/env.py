@@ -19,8 +19,8 @@ import torch
 from omegaconf import OmegaConf
 
 from rlinf_vla.benchmarks import harness
-from rlinf_vla.benchmarks.baselines import Baseline
-from rlinf_vla.core import child_process, plugins
+from rlinf_vla.benchmarks.simulators import Baseline
+from rlinf_vla.core import child_process
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
@@ -81,8 +81,8 @@ def _simulator(env: Any, say: Callable[[str], None]) -> list[EnvThroughput]:
         for chunk, images in ((1, "every step"), (min(CHUNK, limit), f"every {min(CHUNK, limit)} steps"), (limit, "once an episode")):
             say(f"{env.name}: images {images}")
             found.append(_ours(group, chunk, images))
-    others = plugins.Installed("rlinf_vla.baselines")
-    for baseline in others[env.name](env, EPISODES) if env.name in others else []:
+    others = harness.comparisons(env)
+    for baseline in others.baselines(env, EPISODES) if others else []:
         say(f"{env.name}: {baseline.name}")
         found.append(_stock(baseline, EPISODES * limit * env.num_envs))
     return found

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from rlinf_vla.benchmarks.simulators import Comparisons
 from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import plugins
@@ -59,6 +60,11 @@ def simulators(arguments: Sequence[str], usage: str) -> dict[str, DictConfig]:
         raise UserError(f"say which simulators to measure: {usage}")
     others = [argument for argument in arguments if not argument.startswith("env=")]
     return {name: compose.load("bench_env", [f"env={name}", *others]) for name in names[0].split(",")}
+
+
+def comparisons(env: Any) -> Comparisons | None:
+    """What the simulator of the ``env`` node can be compared with; None: nothing."""
+    return plugins.Installed("rlinf_vla.benchmarks").get(env.name)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 
 from rlinf_vla.benchmarks import harness
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
@@ -88,9 +87,8 @@ def _rollout(recipe: Recipe, policy: Policy, depth: int, say: Callable[[str], No
 
 def _frames(recipe: Recipe, say: Callable[[str], None]) -> dict[str, float]:
     """Control steps per second, each with an image, in one environment of each variant."""
-    plugin = plugins.choose("env", recipe.env.name, plugins.envs())
-    rates = {}
-    for name, variant in plugin.variants(replace(recipe.env, num_envs=1)).items():
+    one, others, rates = replace(recipe.env, num_envs=1), harness.comparisons(recipe.env), {}
+    for name, variant in (others.variants(one) if others else {one.name: one}).items():
         say(f"frames of {name}")
         with harness.opened(variant) as env:
             rates[name] = _frame_rate(env)

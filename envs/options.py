@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -67,12 +67,3 @@ def one_each(config: C) -> list[C]:
     if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
         raise UserError(f"env.tasks names {twice[0]} twice")
     return [replace(config, task=task, tasks=[]) for task in tasks]
-
-
-def visual_variants(config: C, visuals: Sequence[str]) -> dict[str, C]:
-    """``EnvPlugin.variants`` of a simulator whose images depend on ``env.robot_visuals``."""
-    return {
-        f"{look} robot, {size} x {size}": replace(config, robot_visuals=look, image_size=size, backend="cpu", processes=None)
-        for look in visuals
-        for size in (64, 224)
-    }

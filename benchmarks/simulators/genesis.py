@@ -13,13 +13,17 @@ from typing import Any
 
 import torch
 
-from rlinf_vla.benchmarks.baselines import Baseline
-from rlinf_vla.benchmarks.baselines.timed import timed
-from rlinf_vla.envs.genesis.config import GenesisConfig
+from rlinf_vla.benchmarks.simulators import Baseline, visual_variants
+from rlinf_vla.benchmarks.simulators.timed import timed
+from rlinf_vla.envs.genesis.config import VISUALS, GenesisConfig
 from rlinf_vla.envs.genesis.kernels import cache_dir, compile_once, environment
 from rlinf_vla.envs.genesis.loading import scene_from
 from rlinf_vla.envs.genesis.plugin import episode_limit, simulator_options
 from rlinf_vla.envs.genesis.world import ARM, POSTURE_RAD, SUBSTEPS, add_camera, assemble, build, start
+
+
+def variants(config: GenesisConfig) -> dict[str, GenesisConfig]:
+    return visual_variants(config, VISUALS)
 
 
 def baselines(config: GenesisConfig, episodes: int) -> list[Baseline]:

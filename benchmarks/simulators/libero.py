@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf_vla.benchmarks.baselines.timed import timed
+from rlinf_vla.benchmarks.simulators.timed import timed
 from rlinf_vla.envs.libero.scene import WAIT, import_libero
 
 if TYPE_CHECKING:
-    from rlinf_vla.benchmarks.baselines import Baseline
+    from rlinf_vla.benchmarks.simulators import Baseline
     from rlinf_vla.envs.libero.config import LiberoConfig
+
+
+def variants(config: LiberoConfig) -> dict[str, LiberoConfig]:
+    return {
+        f"{rendering}, {size} x {size}": replace(config, rendering=rendering, image_size=size, processes=None)
+        for rendering in ("exact", "lazy", "fast")
+        for size in (128, 256)
+    } | {"no images": replace(config, cameras=[], processes=None)}
 
 
 def baselines(config: LiberoConfig, episodes: int) -> list[Baseline]:
     """LIBERO's SubprocVectorEnv, on the first of the tasks."""
-    from rlinf_vla.benchmarks.baselines import Baseline
+    from rlinf_vla.benchmarks.simulators import Baseline
     from rlinf_vla.envs import bootstrap
     from rlinf_vla.envs.libero import gl
     from rlinf_vla.envs.libero.plugin import episode_limit, files_of, simulator_options
@@ -37,7 +46,7 @@ def baselines(config: LiberoConfig, episodes: int) -> list[Baseline]:
         Baseline(
             name,
             images,
-            (str(bootstrap.__file__), "benchmarks.baselines.libero", json.dumps(work | {"images": images})),
+            (str(bootstrap.__file__), "benchmarks.simulators.libero", json.dumps(work | {"images": images})),
             gl.environment(renderer.backend if images else "none"),
             config.python,
         )

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from rlinf_vla.benchmarks.baselines import Baseline
-from rlinf_vla.benchmarks.baselines.timed import timed
+from rlinf_vla.benchmarks.simulators import Baseline, visual_variants
+from rlinf_vla.benchmarks.simulators.timed import timed
+from rlinf_vla.envs.maniskill.config import VISUALS, ManiSkillConfig
 
-if TYPE_CHECKING:
-    from rlinf_vla.envs.maniskill.config import ManiSkillConfig
+
+def variants(config: ManiSkillConfig) -> dict[str, ManiSkillConfig]:
+    return visual_variants(config, VISUALS)
 
 
 def baselines(config: ManiSkillConfig, episodes: int) -> list[Baseline]:

@@ -12,10 +12,10 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Diagnosis, Suite, Task, VectorEnv
 
 from ..batched import Batch, on_gpu, use_gpu, why_not_on_gpu
-from ..options import batches_per_group, one_each, one_of, refuse_several, visual_variants
+from ..options import batches_per_group, one_each, one_of, refuse_several
 from ..processes import SimulatorPool
 from ..vector_env import environments
-from .config import VISUALS, GenesisConfig
+from .config import GenesisConfig
 from .doctor import INSTALL, NO_GL, checks, gl
 from .experts import why_no_expert
 from .kernels import cache_dir, compile_once, environment
@@ -65,9 +65,6 @@ class Genesis:
             raise UserError("env.tasks and env.scene cannot be played in one sweep: give one of them")
         alone = one_each(config)
         return [Suite(self.name, (simulator_options(each)[0].name,), each) for each in alone]
-
-    def variants(self, config: GenesisConfig) -> dict[str, GenesisConfig]:
-        return visual_variants(config, VISUALS)
 
     def tasks(self) -> list[Task]:
         scenes = {name: read_scene(FOLDER / f"{file}.yaml")[0] for name, file in SCENES.items()}

@@ -41,9 +41,6 @@ class Gymnasium:
         )
         return environments(groups, pool, (config.id,), "env=gymnasium has no scripted expert")
 
-    def variants(self, config: GymnasiumConfig) -> dict[str, GymnasiumConfig]:
-        return {config.id: config}
-
     def tasks(self) -> list[Task]:
         return []
 

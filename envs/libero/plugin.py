@@ -53,13 +53,6 @@ class Libero:
             simulator_options(each)
         return [Suite(each.suite, tuple(task.name for task in selected_tasks(each)), each) for each in alone]
 
-    def variants(self, config: LiberoConfig) -> dict[str, LiberoConfig]:
-        return {
-            f"{rendering}, {size} x {size}": replace(config, rendering=rendering, image_size=size, processes=None)
-            for rendering in ("exact", "lazy", "fast")
-            for size in (128, 256)
-        } | {"no images": replace(config, cameras=[], processes=None)}
-
     def tasks(self) -> list[Task]:
         try:
             listed = [task for suite in SUITES for task in of_suite(suite)]

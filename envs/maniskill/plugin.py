@@ -11,12 +11,12 @@ from rlinf_vla.core.protocols import Diagnosis, Suite, Task, VectorEnv
 
 from .. import batched
 from ..batched import on_gpu, use_gpu
-from ..options import divide, one_each, one_of, processes_per_group, refuse_several, visual_variants
+from ..options import divide, one_each, one_of, processes_per_group, refuse_several
 from ..processes import SimulatorPool
 from ..vector_env import environments
 from . import vulkan
 from .batched import ManiSkillBatch
-from .config import VISUALS, ManiSkillConfig
+from .config import ManiSkillConfig
 from .doctor import BRIDGE_DOWNLOAD, INSTALL, NO_DRIVER, checks
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
 
@@ -55,9 +55,6 @@ class ManiSkill:
         for each in alone:
             simulator_options(each)
         return [Suite(self.name, (each.task,), each) for each in alone]
-
-    def variants(self, config: ManiSkillConfig) -> dict[str, ManiSkillConfig]:
-        return visual_variants(config, VISUALS)
 
     def tasks(self) -> list[Task]:
         return [

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlinf_vla.benchmarks.baselines import Baseline
+from rlinf_vla.benchmarks.simulators import Baseline
 from rlinf_vla.core import plugins
 from tests.cli.conftest import CommandLine, Counting
 
-STOCK = "import time; from rlinf_vla.benchmarks.baselines.timed import timed; print('hello'); timed(lambda _: time.sleep(0.1), 2)"
+STOCK = "import time; from rlinf_vla.benchmarks.simulators.timed import timed; print('hello'); timed(lambda _: time.sleep(0.1), 2)"
 
 
 @pytest.fixture
@@ -24,7 +25,8 @@ def stock(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return [Baseline(f"stock, {images}", images, ("-c", *code)) for images in (True, False)]
 
     installed = plugins.Installed
-    monkeypatch.setattr(plugins, "Installed", lambda group: {"counter": baselines} if group == "rlinf_vla.baselines" else installed(group))
+    module = SimpleNamespace(baselines=baselines)
+    monkeypatch.setattr(plugins, "Installed", lambda group: {"counter": module} if group == "rlinf_vla.benchmarks" else installed(group))
     return code
 
 

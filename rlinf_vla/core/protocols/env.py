@@ -148,9 +148,6 @@ class EnvPlugin(Protocol):
         They step independently. Raises UserError for mistakes of the user.
         """
 
-    def variants(self, config: Any) -> dict[str, Any]:
-        """Return configurations by name whose speed ``rlinf-vla bench rollout`` compares."""
-
     def tasks(self) -> list[Task]: ...
 
     def diagnose(self) -> list[Diagnosis]: ...
