@@ -120,20 +120,20 @@ sft-putonplate: install
 
 # All 130 tasks of LIBERO, made, begun in their first and last stored state, and stepped. Needs EXTRAS=libero,dev, as the next two.
 libero-all: install
-	$(BIN)/python -m rlinf_vla.envs.libero.tour docs/results/libero_all.md libero
+	$(BIN)/python tools/libero_tour.py docs/results/libero_all.md libero
 
 # The 160 tasks of LIBERO-PRO's 16 suites likewise; TASKS=1 takes the first of each.
 libero-pro: install
-	$(BIN)/python -m rlinf_vla.envs.libero.tour docs/results/libero_pro.md pro $(TASKS)
+	$(BIN)/python tools/libero_tour.py docs/results/libero_pro.md pro $(TASKS)
 
 libero-expert: install
-	$(BIN)/python -m rlinf_vla.envs.libero.expert_table docs/results/libero_expert.md libero_object libero_spatial
+	$(BIN)/python tools/libero_expert.py docs/results/libero_expert.md libero_object libero_spatial
 
 # LIBERO on the MuJoCo that checkpoints were published on, in an environment of its own, and beside this one: env.python=$(REFERENCE)/bin/python
 REFERENCE := .venv-libero-reference
 
 libero-reference: install $(REFERENCE)/.installed
-	$(BIN)/python -m rlinf_vla.envs.libero.reference $(REFERENCE)/bin/python docs/results/libero_reference.md docs/images
+	$(BIN)/python tools/libero_reference.py $(REFERENCE)/bin/python docs/results/libero_reference.md docs/images
 
 $(REFERENCE)/.installed: | install
 	$(PYTHON) -m venv $(REFERENCE)

@@ -16,12 +16,10 @@ from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.table import Table
 
+from rlinf_vla.benchmarks import harness
 from rlinf_vla.config.control import inference_budget, timing
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.planner.synthetic import INSTRUCTION
 from rlinf_vla.realworld.async_inference import ThreadedInference
@@ -33,9 +31,8 @@ from rlinf_vla.realworld.loop_statistics import LoopStatistics
 from rlinf_vla.realworld.sensing import Sensors
 from rlinf_vla.realworld.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.realworld.tool_target import TrackedTarget
-from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.control_panel import control_table
-from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training.lora import acting
 
 RATES = (10.0, 20.0, 50.0)
@@ -84,7 +81,8 @@ def run(config: DictConfig) -> None:
     require_fit(policy, policy.spec.images, recipe.control)
     for hz in RATES:
         timing(recipe.control, hz, policy.spec.chunk)
-    console = Console(highlight=False)
+    report = harness.Report(config, "bench_control")
+    console = report.console
     settings = builders.actor_settings(recipe, 0.0)
     kept: list[LoopTiming] = []
     budgets: list[dict[str, float]] = []
@@ -97,7 +95,7 @@ def run(config: DictConfig) -> None:
             kept += [ours, plain]
             documents[f"{hz:g}"] = account.document()
             budgets.append(budget(recipe, policy, hz, documents[f"{hz:g}"]))
-    _show(console, recipe, kept, budgets)
+    _show(report, recipe, kept, budgets)
     console.print(control_table(documents[f"{RATES[0]:g}"]))
     ratios = {f"{a.control_hz:g} Hz": _ratios(a, b) for a, b in zip(kept[::2], kept[1::2], strict=True)}
     for name, ratio in ratios.items():
@@ -109,10 +107,8 @@ def run(config: DictConfig) -> None:
         "control": documents,
     }
     document |= {"robot_s": ROBOT_S, "camera_s": CAMERA_S, "stall_every": STALL_EVERY, "stall_periods": STALL_PERIODS}
-    document |= {"model": recipe.model.name, "chunk": policy.spec.chunk, "environment": fingerprint()}
-    path = run_directory.for_evaluation(config, None) / "bench_control.json"
-    write_json(path, document)
-    console.print(f"numbers: {builders.relative(path)}")
+    document |= {"model": recipe.model.name, "chunk": policy.spec.chunk}
+    report.write(document)
 
 
 def _measure(recipe: Recipe, policy: Policy, actor: ControlActor, hz: float) -> tuple[LoopTiming, LoopTiming, LoopStatistics]:
@@ -194,18 +190,18 @@ def _ratios(ours: LoopTiming, plain: LoopTiming) -> dict[str, float]:
     }
 
 
-def _show(console: Console, recipe: Recipe, kept: list[LoopTiming], budgets: list[dict[str, float]]) -> None:
+def _show(report: harness.Report, recipe: Recipe, kept: list[LoopTiming], budgets: list[dict[str, float]]) -> None:
     stalls = f"every {STALL_EVERY}th inference stalls for {STALL_PERIODS:g} periods"
     columns = ("Hz", "loop", "steps / due", "commands / due", "jitter p50 ms", "p99 ms", "behind ms")
-    table = Table(*columns, title=f"{recipe.model.name}: {stalls}")
+    rows = []
     for each in kept:
         numbers = (each.jitter_p50_ms, each.jitter_p99_ms, each.behind_ms)
-        table.add_row(
-            f"{each.control_hz:g}", each.loop, f"{each.steps:.3f}", f"{each.commands:.3f}", *(f"{number:.2f}" for number in numbers)
-        )
-    console.print(table)
-    table = Table("Hz", "period", "sensors, commands", "left for inference", "inference p50", "p99", "", title="Budget (ms) without stalls")
+        shares = (f"{each.steps:.3f}", f"{each.commands:.3f}")
+        rows.append((f"{each.control_hz:g}", each.loop, *shares, *(f"{number:.2f}" for number in numbers)))
+    report.show(columns, rows, f"{recipe.model.name}: {stalls}")
+    columns = ("Hz", "period", "sensors, commands", "left for inference", "inference p50", "p99", "")
+    rows = []
     for row in budgets:
         cells = [f"{row[name]:.1f}" for name in ("period", "overhead", "left", "p50", "p99")]
-        table.add_row(f"{row['control_hz']:g}", *cells, "fits" if row["p99"] < row["left"] else "too slow")
-    console.print(table)
+        rows.append((f"{row['control_hz']:g}", *cells, "fits" if row["p99"] < row["left"] else "too slow"))
+    report.show(columns, rows, "Budget (ms) without stalls")

@@ -16,19 +16,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.table import Table
+from omegaconf import OmegaConf
 
-from rlinf_vla.cli import compose
-from rlinf_vla.config.errors import UserError
-from rlinf_vla.core import child_process, plugins
-from rlinf_vla.core.io import write_json
-from rlinf_vla.core.protocols import Baseline, HasBaselines, VectorEnv
+from rlinf_vla.benchmarks import harness
+from rlinf_vla.benchmarks.simulators import Baseline
+from rlinf_vla.core import child_process
+from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
-from rlinf_vla.runtime import builders, recipes, run_directory
-from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.runtime import recipes
 from rlinf_vla.telemetry.process_usage import usage
 
 EPISODES = 3
@@ -61,56 +57,34 @@ class EnvThroughput:
 
 def run(arguments: Sequence[str]) -> None:
     """Benchmark each simulator, print tables and write bench_env.json."""
-    configs = simulators(arguments, USAGE)
-    console, document = Console(highlight=False), dict[str, Any]()
-    for name, config in configs.items():
-        with console.status(f"starting {name}") as status:
-            found = _simulator(recipes.read_node(config, "env"), status.update)
-        console.print(_table(name, config, found))
-        document[name] = {"env": OmegaConf.to_container(config.env), "measured": [asdict(each) for each in found], "ratios": _ratios(found)}
-        for what, ratio in document[name]["ratios"].items():
-            console.print(f"{what}: {ratio:.2f}")
+    configs = harness.simulators(arguments, USAGE)
     if not configs:
         return
-    path = run_directory.for_evaluation(next(iter(configs.values())), None) / "bench_env.json"
-    write_json(path, document | {"environment": fingerprint()})
-    console.print(f"numbers: {builders.relative(path)}")
-
-
-def simulators(arguments: Sequence[str], usage: str) -> dict[str, DictConfig]:
-    """Return the recipe of each simulator in ``env=NAME,NAME``; empty if an option was answered.
-
-    Raises UserError unless there is exactly one ``env=`` and every name is known.
-    """
-    names = [argument.removeprefix("env=") for argument in arguments if argument.startswith("env=")]
-    if {"--help", "-h"} & set(arguments):
-        print(compose.usage("bench_env", [f"env={name}" for name in names[:1]], usage))
-        return {}
-    if any(argument.startswith("-") for argument in arguments):  # options of Hydra
-        compose.compose_and_run("bench_env", arguments, lambda config: None)
-        return {}
-    if len(names) != 1 or not names[0]:
-        raise UserError(f"say which simulators to measure: {usage}")
-    others = [argument for argument in arguments if not argument.startswith("env=")]
-    return {name: compose.load("bench_env", [f"env={name}", *others]) for name in names[0].split(",")}
+    report, document = harness.Report(next(iter(configs.values())), "bench_env"), dict[str, Any]()
+    for name, config in configs.items():
+        with report.console.status(f"starting {name}") as status:
+            found = _simulator(recipes.read_node(config, "env"), status.update)
+        rows = [(each.name, each.images, f"{each.steps_per_s:.1f}", f"{1000 * each.cpu_per_step:.1f}") for each in found]
+        title = f"{name}: {config.env.num_envs} environments, {EPISODES} episodes each"
+        report.show(("vector environment", "images", "steps/s", "CPU ms per step"), rows, title)
+        document[name] = {"env": OmegaConf.to_container(config.env), "measured": [asdict(each) for each in found], "ratios": _ratios(found)}
+        for what, ratio in document[name]["ratios"].items():
+            report.console.print(f"{what}: {ratio:.2f}")
+    report.write(document)
 
 
 def _simulator(env: Any, say: Callable[[str], None]) -> list[EnvThroughput]:
     """Measure ours at three image rates, then the simulator's own baselines."""
-    plugin = plugins.choose("env", env.name, plugins.envs())
-    (group,) = plugin.create(env, 1)
-    try:
+    with harness.opened(env) as group:
         limit = group.spec.episode_limit
         found = []
         for chunk, images in ((1, "every step"), (min(CHUNK, limit), f"every {min(CHUNK, limit)} steps"), (limit, "once an episode")):
             say(f"{env.name}: images {images}")
             found.append(_ours(group, chunk, images))
-    finally:
-        group.close()
-    if isinstance(plugin, HasBaselines):
-        for baseline in plugin.baselines(env, EPISODES):
-            say(f"{env.name}: {baseline.name}")
-            found.append(_stock(baseline, EPISODES * limit * env.num_envs))
+    others = harness.comparisons(env)
+    for baseline in others.baselines(env, EPISODES) if others else []:
+        say(f"{env.name}: {baseline.name}")
+        found.append(_stock(baseline, EPISODES * limit * env.num_envs))
     return found
 
 
@@ -130,8 +104,7 @@ def _episode(env: VectorEnv, chunk: int, number: int, generator: torch.Generator
     episodes = numbered_episodes(EVALUATION_SEEDS, number * size, size, 1)  # the first task, as in the baselines
     env.reset(episodes)
     for first in range(0, limit, chunk):
-        actions = 2 * torch.rand(size, min(chunk, limit - first), env.spec.action_dim, generator=generator) - 1
-        result = env.step(actions.to(env.spec.device))
+        result = env.step(harness.random_actions(env.spec, min(chunk, limit - first), generator))
         done += int(result.valid.sum())
         if result.done.any() and first + chunk < limit:
             env.reset(Episodes(episodes.task_id, episodes.seed, episodes.attempt), result.done.cpu())
@@ -186,11 +159,3 @@ def _ratios(found: Sequence[EnvThroughput]) -> dict[str, float]:
                 ratios[f"steps/s, image {ours.images} / {stock.name}"] = ours.steps_per_s / stock.steps_per_s
                 ratios[f"CPU per step, {stock.name} / image {ours.images}"] = stock.cpu_per_step / ours.cpu_per_step
     return ratios
-
-
-def _table(name: str, config: DictConfig, found: Sequence[EnvThroughput]) -> Table:
-    title = f"{name}: {config.env.num_envs} environments, {EPISODES} episodes each"
-    table = Table("vector environment", "images", "steps/s", "CPU ms per step", title=title, title_justify="left")
-    for each in found:
-        table.add_row(each.name, each.images, f"{each.steps_per_s:.1f}", f"{1000 * each.cpu_per_step:.1f}")
-    return table

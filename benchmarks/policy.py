@@ -12,18 +12,15 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from rlinf_vla.benchmarks import harness
 from rlinf_vla.benchmarks.roofline import Limits, measured_limits, work
-from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Episodes, Observation
 from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.runtime import builders, recipes, run_directory
-from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.stopwatch import time_interleaved
 
 WARMUP, CALLS = 3, 100
@@ -54,7 +51,8 @@ def run(config: DictConfig) -> None:
     """Measure batch sizes 1 and ``rollout.batch_size``; print a table, write bench_policy.json."""
     recipe = recipes.read(config)
     policy = builders.build_policy(recipe)
-    console = Console(highlight=False)
+    report = harness.Report(config, "bench_policy")
+    console = report.console
     measured: list[Latency] = []
     ratios: dict[str, dict[str, float]] = {}
     agreement: dict[str, float] = {}
@@ -69,12 +67,12 @@ def run(config: DictConfig) -> None:
                 plain, act = (next(each for each in found if each.kind == kind) for kind in ("plain", "act"))
                 ratios[f"batch {batch}"] = {"best": plain.best_ms / act.best_ms, "p50": plain.p50_ms / act.p50_ms}
                 agreement[f"batch {batch}"] = same
-    title = f"{recipe.model.name} on {recipe.cluster.device}"
-    table = Table("batch", "call", "best ms", "p50 ms", "p99 ms", "actions/s", "of limit", title=title)
+    rows = []
     for each in measured:
         numbers = (each.best_ms, each.p50_ms, each.p99_ms, each.actions_per_s)
-        table.add_row(str(each.batch), each.kind, *(f"{number:.1f}" for number in numbers), f"{100 * each.of_limit:.0f} %")
-    console.print(table)
+        rows.append((str(each.batch), each.kind, *(f"{number:.1f}" for number in numbers), f"{100 * each.of_limit:.0f} %"))
+    columns = ("batch", "call", "best ms", "p50 ms", "p99 ms", "actions/s", "of limit")
+    report.show(columns, rows, f"{recipe.model.name} on {recipe.cluster.device}")
     for name, ratio in ratios.items():
         same_share = f"the same actions in {100 * agreement[name]:.0f} %"
         console.print(f"{name}: plain / act = {ratio['p50']:.2f} (p50), {ratio['best']:.2f} (best); {same_share}")
@@ -83,10 +81,8 @@ def run(config: DictConfig) -> None:
     document: dict[str, Any] = {"latencies": [asdict(each) for each in measured], "plain_over_act": ratios, "same_actions": agreement}
     weights = sum(parameter.numel() for parameter in policy.parameters())
     document |= {"limits": asdict(limits), "cuda_graphs": recipe.cluster.cuda_graphs}
-    document |= {"model": recipe.model.name, "weights": weights, "threads": recipe.cluster.rollout_threads, "environment": fingerprint()}
-    directory = run_directory.for_evaluation(config, None)
-    write_json(directory / "bench_policy.json", document)
-    console.print(f"numbers: {builders.relative(directory / 'bench_policy.json')}")
+    document |= {"model": recipe.model.name, "weights": weights, "threads": recipe.cluster.rollout_threads}
+    report.write(document)
 
 
 def dtype_of(policy: Policy) -> torch.dtype:

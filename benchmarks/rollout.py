@@ -5,22 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.table import Table
 
+from rlinf_vla.benchmarks import harness
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core import plugins
-from rlinf_vla.core.io import write_json
-from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
-from rlinf_vla.runtime import builders, recipes, run_directory
-from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import merged_lora
 
@@ -51,24 +46,23 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     policy = builders.build_policy(recipe)
     depth = max(2, recipe.rollout.pipeline_depth)
-    console = Console(highlight=False)
+    report = harness.Report(config, "bench_rollout")
+    console = report.console
     with builders.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
         serial, pipelined = (_rollout(recipe, policy, each, status.update) for each in (1, depth))
         frames = _frames(recipe, status.update)
     ratio = pipelined.steps_per_s / serial.steps_per_s
     bound = serial.seconds / max(serial.policy_seconds, serial.simulator_seconds)
-    table = Table("rollout", "steps/s", "policy s", "simulator s", "wall s", title=f"{recipe.env.num_envs} environments")
-    for name, each in (("serial", serial), (f"pipelined, depth {depth}", pipelined)):
-        numbers = (each.steps_per_s, each.policy_seconds, each.simulator_seconds, each.seconds)
-        table.add_row(name, *(f"{number:.2f}" for number in numbers))
-    console.print(table)
+    rows = [
+        (name, *(f"{number:.2f}" for number in (each.steps_per_s, each.policy_seconds, each.simulator_seconds, each.seconds)))
+        for name, each in (("serial", serial), (f"pipelined, depth {depth}", pipelined))
+    ]
+    report.show(("rollout", "steps/s", "policy s", "simulator s", "wall s"), rows, f"{recipe.env.num_envs} environments")
     console.print(f"pipelined / serial: {ratio:.2f}; the bound (time of the slower stage alone): {bound:.2f}")
     for name, rate in frames.items():
         console.print(f"frames/s in one simulator process, {name}: {rate:.1f}")
-    directory = run_directory.for_evaluation(config, None)
     document = {"serial": asdict(serial), "pipelined": asdict(pipelined), "ratio": ratio, "bound": bound, "frames_per_s": frames}
-    write_json(directory / "bench_rollout.json", document | {"environment": fingerprint()})
-    console.print(f"numbers: {builders.relative(directory / 'bench_rollout.json')}")
+    report.write(document)
 
 
 def _rollout(recipe: Recipe, policy: Policy, depth: int, say: Callable[[str], None]) -> Rollout:
@@ -93,25 +87,20 @@ def _rollout(recipe: Recipe, policy: Policy, depth: int, say: Callable[[str], No
 
 def _frames(recipe: Recipe, say: Callable[[str], None]) -> dict[str, float]:
     """Control steps per second, each with an image, in one environment of each variant."""
-    plugin = plugins.choose("env", recipe.env.name, plugins.envs())
-    rates = {}
-    for name, variant in plugin.variants(replace(recipe.env, num_envs=1)).items():
+    one, others, rates = replace(recipe.env, num_envs=1), harness.comparisons(recipe.env), {}
+    for name, variant in (others.variants(one) if others else {one.name: one}).items():
         say(f"frames of {name}")
-        rates[name] = _frame_rate(plugin.create(variant, 1)[0])
+        with harness.opened(variant) as env:
+            rates[name] = _frame_rate(env)
     return rates
 
 
-def _frame_rate(env: Any) -> float:
-    try:
-        episodes = numbered_episodes(EVALUATION_SEEDS, 0, 1, len(env.spec.tasks))
-        env.reset(episodes)
-        generator = torch.Generator().manual_seed(0)
-        started, steps = time.perf_counter(), 0
-        while steps < FRAMES:
-            actions = torch.rand(1, 1, env.spec.action_dim, generator=generator) * 2 - 1
-            steps += 1
-            if env.step(actions).done.any():
-                env.reset(episodes)
-        return steps / (time.perf_counter() - started)
-    finally:
-        env.close()
+def _frame_rate(env: VectorEnv) -> float:
+    episodes = numbered_episodes(EVALUATION_SEEDS, 0, 1, len(env.spec.tasks))
+    env.reset(episodes)
+    generator = torch.Generator().manual_seed(0)
+    started = time.perf_counter()
+    for _ in range(FRAMES):
+        if env.step(harness.random_actions(env.spec, 1, generator)).done.any():
+            env.reset(episodes)
+    return FRAMES / (time.perf_counter() - started)

@@ -18,16 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from rlinf_vla.benchmarks.env import CHUNK, simulators
+from rlinf_vla.benchmarks import harness
+from rlinf_vla.benchmarks.env import CHUNK
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core import plugins
-from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
-from rlinf_vla.runtime import builders, recipes, run_directory
-from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.runtime import recipes
 from rlinf_vla.telemetry.memory import resident
 from rlinf_vla.telemetry.process_usage import usage
 
@@ -74,27 +71,22 @@ class SoakResult:
 def run(arguments: Sequence[str]) -> int:
     """Test each simulator and write bench_soak.json. Returns 1 if the memory of any grew."""
     own = dict(argument.split("=", 1) for argument in arguments if argument.startswith(("seconds=", "page=")))
-    configs = simulators([each for each in arguments if each.partition("=")[0] not in own], USAGE)
+    configs = harness.simulators([each for each in arguments if each.partition("=")[0] not in own], USAGE)
     seconds = _seconds(own.get("seconds", "3600"))
-    console, document, grown = Console(highlight=False), dict[str, Any](), []
+    if not configs:
+        return 0
+    report = harness.Report(next(iter(configs.values())), "bench_soak")
+    console, document, grown = report.console, dict[str, Any](), []
     for name, config in configs.items():
-        env = recipes.read_node(config, "env")
-        with console.status(f"starting {name}") as status:
-            (group,) = plugins.choose("env", env.name, plugins.envs()).create(env, 1)
-            try:
-                found = soak(group, seconds, status.update)
-            finally:
-                group.close()
+        with console.status(f"starting {name}") as status, harness.opened(recipes.read_node(config, "env")) as group:
+            found = soak(group, seconds, status.update)
         document[name] = {"growth": found.growth, **asdict(found), "stack": group.spec.stack}
         console.print(f"{name}: {found.growth:+.2%} in {seconds / 60:.0f} minutes, {found.episodes} episodes")
         if "page" in own:
             _write(Path(own["page"]), _line(name, group, found))
         if found.growth >= ALLOWED:
             grown.append(name)
-    if configs:
-        path = run_directory.for_evaluation(next(iter(configs.values())), None) / "bench_soak.json"
-        write_json(path, document | {"environment": fingerprint()})
-        console.print(f"numbers: {builders.relative(path)}")
+    report.write(document)
     if grown:
         console.print(f"memory grew by {ALLOWED:.0%} or more: {', '.join(grown)}")
     return int(bool(grown))
@@ -113,7 +105,7 @@ def soak(env: VectorEnv, seconds: float, say: Callable[[str], None]) -> SoakResu
         if over.any():
             env.reset(drawn, over)
             episodes += int(over.sum())
-        result = env.step((2 * torch.rand(spec.num_envs, CHUNK, spec.action_dim, generator=noise) - 1).to(spec.device))
+        result = env.step(harness.random_actions(spec, CHUNK, noise))
         steps += int(result.valid.sum())
         left = [count - CHUNK for count in left]
         over = result.done.cpu() | (torch.tensor(left) <= 0)

@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.table import Table
 
 from rlinf_vla.algorithms.ppo import PPOConfig
+from rlinf_vla.benchmarks import harness
 from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.io import write_json
 from rlinf_vla.planner import search as planning
 from rlinf_vla.planner.choice import TIE_TOLERANCE
 from rlinf_vla.planner.plan import Plan
-from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime import open as runtimes
 from rlinf_vla.runtime.base import OnPolicyFlow
-from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.timeline import Timeline
 
 ITERATIONS = 3
@@ -56,7 +53,8 @@ def run(config: DictConfig) -> None:
         raise UserError(f"bench throughput runs on-policy algorithms, not algorithm={recipe.algorithm.name}")
     if isinstance(recipe.algorithm, PPOConfig):  # iterations that warm up the critic are cheaper than predicted
         recipe = replace(recipe, algorithm=replace(recipe.algorithm, value_warmup=0))
-    directory, console = run_directory.for_evaluation(config, None), Console(highlight=False)
+    report = harness.Report(config, "bench_throughput")
+    console = report.console
     wanted = plans(recipe)
     found: dict[str, PlanTiming] = {}
     with console.status("profiling this machine") as status:
@@ -66,14 +64,15 @@ def run(config: DictConfig) -> None:
             status.update(name)
             found[name] = _measure(planning.with_plan(recipe, plan), status.update)
             console.print(f"{name}: {found[name].seconds:.1f} s, predicted {predicted[name]:.1f} s")
-    table = Table("plan", "s", "predicted", "rollout s", "update s", "steps/s", "samples/s", "busy", "MB rollouts", "MB weights")
+    columns = ("plan", "s", "predicted", "rollout s", "update s", "steps/s", "samples/s", "busy", "MB rollouts", "MB weights")
+    rows = []
     for name, each in found.items():
         busy = ", ".join(f"{role} {share:.0%}" for role, share in each.busy.items())
         numbers = (each.rollout_seconds, each.update_seconds, each.steps_per_s, each.samples_per_s)
         moved = (f"{each.rollout_bytes / 1e6:.1f}", f"{each.weights_bytes / 1e6:.1f}")
         share = f"{predicted[name]:.1f} ({predicted[name] / each.seconds:.2f})"
-        table.add_row(name, f"{each.seconds:.1f}", share, *(f"{number:.1f}" for number in numbers), busy, *moved)
-    console.print(table)
+        rows.append((name, f"{each.seconds:.1f}", share, *(f"{number:.1f}" for number in numbers), busy, *moved))
+    report.show(columns, rows)
     serial = found[SERIAL]
     ratios = {name: serial.seconds / each.seconds for name, each in found.items() if name != SERIAL}
     for name, ratio in ratios.items():
@@ -87,10 +86,9 @@ def run(config: DictConfig) -> None:
     regret = found[chosen].seconds / found[best].seconds
     console.print(f"fastest: {best}; predicted to be: {chosen}, which took {regret:.2f} times as long")
     document: dict[str, Any] = {name: asdict(each) | {"predicted_seconds": predicted[name]} for name, each in found.items()}
-    document |= {"ratios": ratios, "rollout_ratio": reached, "rollout_bound": bound, "regret": regret, "environment": fingerprint()}
-    write_json(directory / "bench_throughput.json", document)
-    outlook.write(directory)
-    console.print(f"numbers: {builders.relative(directory / 'bench_throughput.json')}")
+    document |= {"ratios": ratios, "rollout_ratio": reached, "rollout_bound": bound, "regret": regret}
+    outlook.write(report.directory)
+    report.write(document)
 
 
 SERIAL, PIPELINED = "in process, serial", "in process, pipelined"

@@ -6,6 +6,7 @@ implements :class:`Batch`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -16,6 +17,7 @@ from rlinf_vla.core.protocols import EnvSpec, ToolUnits, VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 
 from .checks import checked_actions, checked_episodes
+from .serving import SimulatorUnavailable
 
 WORTH_A_GPU = 64
 """Smallest number of environments for which ``backend=auto`` chooses the GPU."""
@@ -38,6 +40,14 @@ def use_gpu(backend: str, num_envs: int, refusal: str | None) -> bool:
     if backend == "gpu" and refusal is not None:
         raise UserError(refusal)
     return backend == "gpu" or (backend == "auto" and refusal is None and num_envs >= WORTH_A_GPU)
+
+
+def on_gpu(make: Callable[[], Batch], episode_limit: int, tasks: tuple[str, ...], no_expert: str | None) -> list[VectorEnv]:
+    """Make the vector environment of one batch. Raises UserError if the simulator cannot run."""
+    try:
+        return [BatchedVectorEnv(make(), episode_limit, tasks, no_expert)]
+    except SimulatorUnavailable as error:
+        raise UserError(str(error)) from error
 
 
 class Batch(Protocol):

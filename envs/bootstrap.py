@@ -1,9 +1,8 @@
 """Start a simulator process in a Python environment that lacks ``rlinf_vla`` and PyTorch.
 
 Usage: ``python bootstrap.py MODULE ...``, in an environment with the simulator and numpy.
-``MODULE`` is relative to this folder, ``libero.simulator`` for example. Empty packages replace its
-parent packages, so that their ``__init__`` (which need PyTorch) do not run. This folder is kept off
-``sys.path``, where ``types.py`` or ``genesis/`` would shadow other modules of that name.
+``MODULE`` is relative to the folder above, ``envs.libero.simulator`` for example. This folder is
+kept off ``sys.path``, where ``genesis/`` would shadow another module of that name.
 """
 
 from __future__ import annotations
@@ -14,31 +13,17 @@ import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PACKAGE = "rlinf_vla.envs"
 
 
-def run(module: str) -> None:
-    """Run ``module`` as ``__main__``; ``sys.argv`` must already be the one it expects."""
-    stand_in_for(module)
-    runpy.run_module(f"{PACKAGE}.{module}", run_name="__main__", alter_sys=True)
-
-
-def stand_in_for(module: str) -> None:
-    """Register empty packages in place of the parent packages of ``module``."""
-    _stand_in("rlinf_vla", None)
-    _stand_in(PACKAGE, HERE)
-    *parents, _ = module.split(".")
-    for depth in range(len(parents)):
-        _stand_in(".".join([PACKAGE, *parents[: depth + 1]]), HERE.joinpath(*parents[: depth + 1]))
-
-
-def _stand_in(name: str, folder: Path | None) -> None:
-    package = types.ModuleType(name)
-    package.__path__ = [] if folder is None else [str(folder)]
-    sys.modules[name] = package
+def stand_in() -> None:
+    """Register an empty package ``rlinf_vla`` whose modules are found in the folder above."""
+    package = types.ModuleType("rlinf_vla")
+    package.__path__ = [str(HERE.parent)]
+    sys.modules[package.__name__] = package
 
 
 if __name__ == "__main__":
     sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
+    stand_in()
     del sys.argv[0]
-    run(sys.argv[0])
+    runpy.run_module(f"rlinf_vla.{sys.argv[0]}", run_name="__main__", alter_sys=True)

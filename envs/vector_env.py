@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,13 +16,14 @@ from .checks import checked_actions, checked_episodes
 from .processes import SimulatorPool
 
 
-def environments(pools: Sequence[SimulatorPool], tasks: tuple[str, ...], no_expert: str | None) -> list[VectorEnv]:
-    """Make one vector environment per pool. Closes all pools if one of them cannot start."""
+def environments(groups: int, pool: Callable[[], SimulatorPool], tasks: tuple[str, ...], no_expert: str | None) -> list[VectorEnv]:
+    """Make ``groups`` vector environments. Closes all pools if one of them cannot start."""
+    pools = [pool() for _ in range(groups)]
     try:
-        return [ProcessVectorEnv(pool, tasks, no_expert) for pool in pools]
+        return [ProcessVectorEnv(each, tasks, no_expert) for each in pools]
     except BaseException:
-        for pool in pools:
-            pool.close()
+        for each in pools:
+            each.close()
         raise
 
 

@@ -71,6 +71,15 @@ def read_tokenizer(directory: Path) -> Tokenizer:
         raise UserError(f"{directory / TOKENIZER} cannot be read ({error}): copy the checkpoint again") from None
 
 
+def check_prompt(instruction: str, tokens: int, length: int) -> None:
+    """Raise UserError if the prompt of ``instruction`` takes more than ``length`` token ids."""
+    if tokens > length:
+        raise UserError(
+            f"instruction {instruction!r} takes {tokens} tokens, model.options.prompt_length is {length}: "
+            f"set model.options.prompt_length={tokens} or more"
+        )
+
+
 def read_weights(directory: Path) -> dict[str, Stored]:
     """Return the tensors of one safetensors file or of its shards, unread. Raises UserError."""
     if (directory / INDEX).exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Diagnosis, Task, VectorEnv
 
-from ..options import divide
+from ..options import batches_per_group
 from ..processes import SimulatorPool
 from ..vector_env import environments
 from .config import GymnasiumConfig
@@ -26,26 +27,19 @@ class Gymnasium:
 
     def create(self, config: GymnasiumConfig, groups: int) -> list[VectorEnv]:
         options = simulator_options(config)
-        per_group = divide(config.num_envs, groups, "env.num_envs")
-        processes = 1 if config.processes is None else divide(config.processes, groups, "env.processes")
-        divide(per_group, processes, "the environments of a group, env.num_envs / groups")
+        processes = batches_per_group(config.num_envs, config.processes, groups)
         if find_spec("gymnasium") is None:
             raise UserError(f"gymnasium is not installed: {INSTALL}")
-        pools = [
-            SimulatorPool(
-                ["-m", "rlinf_vla.envs.gymnasium.simulator"],
-                options,
-                slots=per_group,
-                processes=processes,
-                episode_limit=config.episode_limit,
-                step_timeout=config.step_timeout_s,
-            )
-            for _ in range(groups)
-        ]
-        return environments(pools, (config.id,), "env=gymnasium has no scripted expert")
-
-    def variants(self, config: GymnasiumConfig) -> dict[str, GymnasiumConfig]:
-        return {config.id: config}
+        pool = partial(
+            SimulatorPool,
+            ["-m", "rlinf_vla.envs.gymnasium.simulator"],
+            options,
+            slots=config.num_envs // groups,
+            processes=processes,
+            episode_limit=config.episode_limit,
+            step_timeout=config.step_timeout_s,
+        )
+        return environments(groups, pool, (config.id,), "env=gymnasium has no scripted expert")
 
     def tasks(self) -> list[Task]:
         return []
@@ -61,3 +55,6 @@ def simulator_options(config: GymnasiumConfig) -> dict[str, Any]:
     if not config.instruction.strip():
         raise UserError("env.instruction is empty: set it to the task of the policy")
     return asdict(config)
+
+
+plugin = Gymnasium()

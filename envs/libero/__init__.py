@@ -1,10 +1,1 @@
-"""LIBERO plug-in; the entry point names ``plugin``. Imports neither LIBERO nor MuJoCo."""
-
-from __future__ import annotations
-
-from .config import LiberoConfig
-from .plugin import Libero
-
-__all__ = ["Libero", "LiberoConfig", "plugin"]
-
-plugin = Libero()
+"""LIBERO plug-in. The entry point names ``plugin.plugin``."""

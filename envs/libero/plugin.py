@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import Baseline, Diagnosis, Suite, Task, VectorEnv
+from rlinf_vla.core.protocols import Diagnosis, Suite, Task, VectorEnv
 
 from .. import bootstrap
-from ..options import divide, one_of, processes_per_group
+from ..options import one_of, processes_per_group
 from ..processes import SimulatorPool
 from ..vector_env import environments
 from . import gl
@@ -29,23 +29,20 @@ class Libero:
     def create(self, config: LiberoConfig, groups: int) -> list[VectorEnv]:
         options = simulator_options(config)
         tasks = selected_tasks(config)
-        per_group = divide(config.num_envs, groups, "env.num_envs")
         processes = processes_per_group(config.num_envs, config.processes, groups)
         renderer = gl.find(config.renderer, config.python, bool(config.cameras))
-        pools = [
-            SimulatorPool(
-                [str(bootstrap.__file__), "libero.simulator"],
-                {**options, "tasks": [_of_simulator(task) for task in tasks], "renderer": f"{renderer.backend}: {renderer.name}"},
-                slots=per_group,
-                processes=processes,
-                episode_limit=episode_limit(config),
-                environment=gl.environment(renderer.backend),
-                python=config.python,
-                step_timeout=config.step_timeout_s,
-            )
-            for _ in range(groups)
-        ]
-        return environments(pools, tuple(task.name for task in tasks), why_no_expert(tasks))
+        pool = partial(
+            SimulatorPool,
+            [str(bootstrap.__file__), "envs.libero.simulator"],
+            {**options, "tasks": [files_of(task) for task in tasks], "renderer": f"{renderer.backend}: {renderer.name}"},
+            slots=config.num_envs // groups,
+            processes=processes,
+            episode_limit=episode_limit(config),
+            environment=gl.environment(renderer.backend),
+            python=config.python,
+            step_timeout=config.step_timeout_s,
+        )
+        return environments(groups, pool, tuple(task.name for task in tasks), why_no_expert(tasks))
 
     def suites(self, config: LiberoConfig) -> list[Suite]:
         """One entry per suite, because their episodes differ in length."""
@@ -55,32 +52,6 @@ class Libero:
         for each in alone:
             simulator_options(each)
         return [Suite(each.suite, tuple(task.name for task in selected_tasks(each)), each) for each in alone]
-
-    def baselines(self, config: LiberoConfig, episodes: int) -> list[Baseline]:
-        """LIBERO's own SubprocVectorEnv, on the first of the tasks."""
-        options = simulator_options(config)
-        work = {name: options[name] for name in ("image_size", "wait_steps", "seed")} | _of_simulator(selected_tasks(config)[0])
-        work |= {"num_envs": config.num_envs, "episode_limit": episode_limit(config), "episodes": episodes}
-        work |= {"cameras": list(options["cameras"].values())}
-        renderer = gl.find(config.renderer, config.python)
-        return [
-            Baseline(
-                name,
-                images,
-                (str(bootstrap.__file__), "libero.stock", json.dumps(work | {"images": images})),
-                gl.environment(renderer.backend if images else "none"),
-                config.python,
-            )
-            for name, images in (("SubprocVectorEnv, images", True), ("SubprocVectorEnv, state", False))
-            if config.cameras or not images
-        ]
-
-    def variants(self, config: LiberoConfig) -> dict[str, LiberoConfig]:
-        return {
-            f"{rendering}, {size} x {size}": replace(config, rendering=rendering, image_size=size, processes=None)
-            for rendering in ("exact", "lazy", "fast")
-            for size in (128, 256)
-        } | {"no images": replace(config, cameras=[], processes=None)}
 
     def tasks(self) -> list[Task]:
         try:
@@ -137,5 +108,9 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
     }
 
 
-def _of_simulator(task: LiberoTask) -> dict[str, str]:
+def files_of(task: LiberoTask) -> dict[str, str]:
+    """What a simulator needs to know of a task, JSON values only."""
     return {"bddl": str(task.bddl), "init_states": str(task.init_states), "instruction": task.instruction}
+
+
+plugin = Libero()

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import Baseline, Diagnosis, Suite, Task, VectorEnv
+from rlinf_vla.core.protocols import Diagnosis, Suite, Task, VectorEnv
 
 from .. import batched
-from ..batched import BatchedVectorEnv, use_gpu
+from ..batched import on_gpu, use_gpu
 from ..options import divide, one_each, one_of, processes_per_group, refuse_several
 from ..processes import SimulatorPool
-from ..serving import SimulatorUnavailable
 from ..vector_env import environments
 from . import vulkan
 from .batched import ManiSkillBatch
-from .config import VISUALS, ManiSkillConfig
+from .config import ManiSkillConfig
 from .doctor import BRIDGE_DOWNLOAD, INSTALL, NO_DRIVER, checks
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
 
@@ -35,60 +33,28 @@ class ManiSkill:
         per_group = divide(config.num_envs, groups, "env.num_envs")
         if find_spec("mani_skill") is None:
             raise UserError(f"ManiSkill is not installed: {INSTALL}")
-        limit = _limit(config)
-        refusal = why_not_on_gpu(config, groups)
-        if use_gpu(config.backend, config.num_envs, refusal):
-            try:
-                batch = ManiSkillBatch(options, config.num_envs, "physx_cuda", "gpu")
-            except SimulatorUnavailable as error:
-                raise UserError(str(error)) from error
-            return [BatchedVectorEnv(batch, limit, (config.task,), why_no_expert(config))]
-        return self._create_on_cpu(config, options, groups, per_group, limit)
-
-    def _create_on_cpu(self, config: ManiSkillConfig, options: dict[str, Any], groups: int, per_group: int, limit: int) -> list[VectorEnv]:
+        limit, tasks, no_expert = episode_limit(config), (config.task,), why_no_expert(config)
+        if use_gpu(config.backend, config.num_envs, why_not_on_gpu(config, groups)):
+            return on_gpu(partial(ManiSkillBatch, options, config.num_envs, "physx_cuda", "gpu"), limit, tasks, no_expert)
         processes = processes_per_group(config.num_envs, config.processes, groups)
-        driver = vulkan.find()
-        if driver is None:
-            raise UserError(NO_DRIVER)
-        environment = {**driver.environment, "MS_ASSET_DIR": str(asset_dir(config.asset_dir))}
-        pools = [
-            SimulatorPool(
-                ["-m", "rlinf_vla.envs.maniskill.simulator"],
-                {**options, "render_backend": driver.render_backend},
-                slots=per_group,
-                processes=processes,
-                episode_limit=limit,
-                environment=environment,
-                step_timeout=config.step_timeout_s,
-            )
-            for _ in range(groups)
-        ]
-        return environments(pools, (config.task,), why_no_expert(config))
+        render_backend, environment = cpu_driver(config)
+        pool = partial(
+            SimulatorPool,
+            ["-m", "rlinf_vla.envs.maniskill.simulator"],
+            {**options, "render_backend": render_backend},
+            slots=per_group,
+            processes=processes,
+            episode_limit=limit,
+            environment=environment,
+            step_timeout=config.step_timeout_s,
+        )
+        return environments(groups, pool, tasks, no_expert)
 
     def suites(self, config: ManiSkillConfig) -> list[Suite]:
         alone = one_each(config)
         for each in alone:
             simulator_options(each)
         return [Suite(self.name, (each.task,), each) for each in alone]
-
-    def baselines(self, config: ManiSkillConfig, episodes: int) -> list[Baseline]:
-        driver = vulkan.find()
-        if driver is None:
-            raise UserError(NO_DRIVER)
-        options = simulator_options(config) | {"render_backend": driver.render_backend}
-        work = {"options": options, "num_envs": config.num_envs, "episode_limit": _limit(config), "episodes": episodes}
-        environment = {**driver.environment, "MS_ASSET_DIR": str(asset_dir(config.asset_dir))}
-        return [
-            Baseline(name, images, ("-m", "rlinf_vla.envs.maniskill.stock", json.dumps(work | {"images": images})), environment)
-            for name, images in (("AsyncVectorEnv, rgb", True), ("AsyncVectorEnv, state", False))
-        ]
-
-    def variants(self, config: ManiSkillConfig) -> dict[str, ManiSkillConfig]:
-        return {
-            f"{visuals} robot, {size} x {size}": replace(config, robot_visuals=visuals, image_size=size, backend="cpu", processes=None)
-            for visuals in VISUALS
-            for size in (64, 224)
-        }
 
     def tasks(self) -> list[Task]:
         return [
@@ -143,5 +109,16 @@ def why_not_on_gpu(config: ManiSkillConfig, groups: int) -> str | None:
     return None
 
 
-def _limit(config: ManiSkillConfig) -> int:
+def episode_limit(config: ManiSkillConfig) -> int:
     return TASKS[config.task].limit if config.episode_limit is None else config.episode_limit
+
+
+def cpu_driver(config: ManiSkillConfig) -> tuple[str, dict[str, str]]:
+    """``render_backend`` and environment variables of a simulator process. Raises UserError."""
+    driver = vulkan.find()
+    if driver is None:
+        raise UserError(NO_DRIVER)
+    return driver.render_backend, {**driver.environment, "MS_ASSET_DIR": str(asset_dir(config.asset_dir))}
+
+
+plugin = ManiSkill()

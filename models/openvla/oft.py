@@ -138,14 +138,17 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             self.config, proprio_dim=self.proprio_dim, num_images=len(options.images), film=bool(options.film), bidirectional=True
         )
 
-    def load_weights(self, checkpoint: Path) -> None:
+    def read_state(self, checkpoint: Path) -> files.State:
         weights: dict[str, Tensor | files.Stored] = dict(files.read_weights(checkpoint))
         for name, used in (("proprio_projector", self.options.proprio), ("vision_backbone", self.options.film)):
             component = read_component(checkpoint, name) if used else None
             if component is not None:
                 weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.")}
                 weights |= {f"{name}.{key}": value for key, value in component.items()}
-        self.stored_dtypes = files.load_weights(self.backbone, weights, checkpoint, self.dtype)
+        return weights
+
+    def load_weights(self, checkpoint: Path) -> None:
+        super().load_weights(checkpoint)
         if self.action_head is not None:
             component = read_component(checkpoint, "action_head")
             if component is None:

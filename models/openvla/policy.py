@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,17 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.config.ranges import Label, Name, Size
-from rlinf_vla.core.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
+from rlinf_vla.core.protocols import Noise, PolicySpec
+from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
-from ..config_file import building_errors, read_config
+from ..config_file import read_config
+from ..pretrained import PretrainedPolicy
 from .actions import ActionTokenizer, ProprioNormalizer
 from .checkpoint import STATISTICS, read_conventions, read_statistics
-from .decoding import Decoder, StaticCache
+from .decoding import Decoder, StaticCache, generate_reference_tokens
 from .prismatic import PrismaticVLA
 from .processor import PromptEncoder, center_crop, normalise, resize, rlds_resize
-from .reference import generate_reference_tokens
 
 COMPANIONS = (
     *(STATISTICS, files.TOKENIZER, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -94,11 +94,12 @@ def gumbel(noise: Noise, *shape: int) -> Tensor:
     return -torch.log(-torch.log(noise.uniform(*shape)))
 
 
-class OpenVLAPolicy(Policy):
+class OpenVLAPolicy(PretrainedPolicy):
     """OpenVLA with a value head; actions are sampled token by token. Features are a Prefix."""
 
     name: ClassVar[str] = "openvla"
     Config: ClassVar[type] = OpenVLAOptions
+    built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, STATISTICS, files.TOKENIZER)
     # the modules that the official fine-tuning script ("all-linear") stores, less the output layer
     lora_targets: ClassVar[tuple[str, ...]] = (
         *("q", "kv", "qkv", "proj", "fc1", "fc2", "fc3"),
@@ -109,14 +110,11 @@ class OpenVLAPolicy(Policy):
     split_unsupported: ClassVar[str | None] = "passes every action token through its whole language model: it has no separate action head"
 
     def __init__(self, directory: Path, options: Any) -> None:
-        super().__init__()
-        self.directory, self.options = directory, options
+        super().__init__(directory, options)
         self.config = config = read_config(directory)
         self.statistics = read_statistics(directory, config, options.unnorm_key)
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
-        self.dtype = DTYPES[options.dtype]
-        self.stored_dtypes: dict[str, torch.dtype] = {}
         with files.build_device(options.random_weights):
             self.backbone: PrismaticVLA = self.build()
         self.value_head = ValueHead(self.backbone.hidden_size)
@@ -154,27 +152,6 @@ class OpenVLAPolicy(Policy):
     def proprio_dim(self) -> int:
         """Dimensions of proprioception; 0 if the policy does not read it."""
         return 0
-
-    @classmethod
-    def _build(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
-        with building_errors(checkpoint, files.CONFIG, STATISTICS, files.TOKENIZER):
-            return cls(checkpoint, config)
-
-    @classmethod
-    def without_weights(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
-        return cls._build(checkpoint, replace(config, random_weights=False))
-
-    @classmethod
-    def load(cls, checkpoint: Path, config: Any) -> OpenVLAPolicy:
-        policy = cls._build(checkpoint, config)
-        if config.random_weights:
-            files.cast(policy.backbone, policy.dtype)
-        else:
-            policy.load_weights(checkpoint)
-        return policy
-
-    def load_weights(self, checkpoint: Path) -> None:
-        self.stored_dtypes = files.load_weights(self.backbone, files.read_weights(checkpoint), checkpoint, self.dtype)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         for name in COMPANIONS:

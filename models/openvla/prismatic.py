@@ -97,7 +97,7 @@ class PrismaticVLA(nn.Module):
         self.language_model = LlamaForCausalLM(llama)
         with torch.device("cpu"):  # computed, not loaded: must not be on meta while the weights are
             self.language_model.model.rotary_emb = LlamaRotaryEmbedding(llama)
-        if "embedding_std" in config:  # for random weights; see tiny.py
+        if "embedding_std" in config:  # for random weights; see tools/tiny_checkpoints.py
             nn.init.normal_(self.language_model.model.embed_tokens.weight, std=config["embedding_std"])
         if proprio_dim:
             self.proprio_projector = ProprioProjector(proprio_dim, llama.hidden_size)

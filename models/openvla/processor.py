@@ -17,6 +17,8 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 
+from ..files import check_prompt
+
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 
 # The released preprocessor_config.json holds these bf16-rounded values.
@@ -137,12 +139,8 @@ class PromptEncoder:
         rows, masks = [], []
         for instruction in instructions:
             ids = self.ids(instruction)
+            check_prompt(instruction, len(ids), self.length)
             padding = self.length - len(ids)
-            if padding < 0:
-                raise UserError(
-                    f"instruction {instruction!r} takes {len(ids)} tokens, model.options.prompt_length is {self.length}: "
-                    f"set model.options.prompt_length={len(ids)} or more"
-                )
             rows.append([self.bos_id] + [self.pad_id] * padding + ids[1:])
             masks.append([True] + [False] * padding + [True] * (len(ids) - 1))
         return torch.tensor(rows), torch.tensor(masks)

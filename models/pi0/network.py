@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlinf_vla.core.types import Tensors
+
 from .gemma import Gemma, GemmaConfig, KeysAndValues
 
 SIGLIP = {
@@ -28,6 +30,7 @@ SIGLIP = {
     "patch_size": 14,
 }
 PALIGEMMA_VOCABULARY = 257152
+_STATES, _KEYS, _VALUES, _MASK = "prefix.states", "prefix.keys", "prefix.values", "prefix.mask"
 
 
 def time_embedding(time: Tensor, dim: int, min_period: float = 4e-3, max_period: float = 4.0) -> Tensor:
@@ -45,8 +48,19 @@ class Prefix:
     keys_and_values: KeysAndValues
     mask: Tensor
 
-    def detach(self) -> Prefix:
-        return Prefix(self.states.detach(), [(k.detach(), v.detach()) for k, v in self.keys_and_values], self.mask)
+    def pack(self, states: bool) -> Tensors:
+        """Keys and values ``[B, layers, kv_heads, P, head_dim]``, mask; states with ``states``."""
+        keys, values = (torch.stack(each, dim=1) for each in zip(*self.keys_and_values, strict=True))
+        return {_KEYS: keys, _VALUES: values, _MASK: self.mask} | ({_STATES: self.states} if states else {})
+
+    @classmethod
+    def unpack(cls, tensors: Tensors) -> Prefix | None:
+        """Invert ``pack``; None if ``tensors`` hold no prefix. States not packed have width 0."""
+        if _KEYS not in tensors:
+            return None
+        keys, values, mask = tensors[_KEYS], tensors[_VALUES], tensors[_MASK]
+        states = tensors.get(_STATES, keys.new_empty(*mask.shape, 0))
+        return cls(states, list(zip(keys.unbind(1), values.unbind(1), strict=True)), mask)
 
 
 class VisionTower(nn.Module):
@@ -182,3 +196,27 @@ class Pi0Network(nn.Module):
         states, _ = expert(embeds, positions, visible, prefix.keys_and_values, condition)
         states = states[:, -self.config.horizon :]
         return self.action_out_proj(states.to(self.action_out_proj.weight.dtype)).float(), states
+
+
+def mlp(input_dim: int, *sizes: int, activation: type[nn.Module]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in zip((input_dim, *sizes), sizes, strict=False):
+        layers += [nn.Linear(before, after), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+class NoiseHead(nn.Module):
+    """Standard deviations of flow_noise from the expert's states, between ``low`` and ``high``.
+
+    Source: RLinf's ``explore_noise_net``.
+    """
+
+    def __init__(self, width: int, action_dim: int, low: float, high: float) -> None:
+        super().__init__()
+        self.mlp = mlp(width, 128, 64, action_dim, activation=nn.Tanh)
+        self.low, self.high = 2 * math.log(low), 2 * math.log(high)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return standard deviations ``[B, H, action_dim]``."""
+        log_variance = self.low + (self.high - self.low) * (self.mlp(states.float()).tanh() + 1) / 2
+        return (0.5 * log_variance).exp()

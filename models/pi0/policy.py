@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,25 +19,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import Noise, Policy, PolicySpec
-from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors
+from rlinf_vla.core.protocols import Noise, PolicySpec
+from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .. import files
-from ..config_file import building_errors, read_config
+from ..config_file import read_config
+from ..pretrained import PretrainedPolicy
 from . import flow, real_time
 from .checkpoint import NORM_STATS, network_config, read_norm_stats, read_state
-from .features import Features, is_kept, keep, kept
-from .heads import NoiseHead, mlp
-from .network import Pi0Network, Prefix
+from .network import NoiseHead, Pi0Network, Prefix, mlp
 from .options import Pi0Options
 from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
 
 
-class Pi0Policy(Policy):
+@dataclass
+class Features:
+    """Inputs of the action expert."""
+
+    prefix: Prefix
+    state: Tensor
+    critic: Tensor
+    """Input of the value head, ``[B, width]``."""
+
+
+class Pi0Policy(PretrainedPolicy):
     """π₀ or π₀.₅ with a value head and, for flow_noise, a noise head."""
 
     name: ClassVar[str] = "pi0"
     Config: ClassVar[type] = Pi0Options
+    built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, NORM_STATS, files.TOKENIZER)
     lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     vision_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.vision_tower",)
     language_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.language_model",)
@@ -49,8 +59,7 @@ class Pi0Policy(Policy):
     head_modules: tuple[str, ...] = ("paligemma_with_expert.gemma_expert.model", *full_modules)
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
-        super().__init__()
-        self.directory, self.options = directory, options
+        super().__init__(directory, options)
         document = self.document = read_config(directory)
         config = self.config = network_config(document)
         statistics = read_norm_stats(directory, options.asset_id)
@@ -61,8 +70,6 @@ class Pi0Policy(Policy):
             document["delta_mask"] = list(options.delta_mask)
         self.delta = delta_dimensions(document.get("delta_mask", []), len(self.action_normalizer), len(self.state_normalizer))
         self.prompts = PromptEncoder(files.read_tokenizer(directory), options.prompt_length, document.get("bos_token_id", 2), with_state)
-        self.dtype = DTYPES[options.dtype]
-        self.stored_dtypes: dict[str, torch.dtype] = {}
         with files.build_device(options.random_weights):
             self.backbone: Pi0Network = Pi0Network(config)
         width = config.expert.width if options.value_on == "expert" else config.paligemma.width
@@ -80,23 +87,8 @@ class Pi0Policy(Policy):
         if options.frozen_vlm:
             self.backbone.paligemma_with_expert.paligemma.requires_grad_(False)
 
-    @classmethod
-    def _build(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
-        with building_errors(checkpoint, files.CONFIG, NORM_STATS, files.TOKENIZER):
-            return cls(checkpoint, config)
-
-    @classmethod
-    def without_weights(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
-        return cls._build(checkpoint, replace(config, random_weights=False))
-
-    @classmethod
-    def load(cls, checkpoint: Path, config: Pi0Options) -> Pi0Policy:
-        policy = cls._build(checkpoint, config)
-        if config.random_weights:
-            files.cast(policy.backbone, policy.dtype)
-        else:
-            policy.stored_dtypes = files.load_weights(policy.backbone, read_state(checkpoint), checkpoint, policy.dtype)
-        return policy
+    def read_state(self, checkpoint: Path) -> files.State:
+        return read_state(checkpoint)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         (checkpoint / files.CONFIG).write_text(json.dumps(self.document, indent=1) + "\n")
@@ -117,11 +109,11 @@ class Pi0Policy(Policy):
     def precompute(self, inputs: Inputs) -> Inputs:
         if not self.options.frozen_vlm:
             return inputs
-        return keep(self._prefix(inputs), states=True) | {"state": inputs["state"]}
+        return self._prefix(inputs).pack(states=True) | {"state": inputs["state"]}
 
     def _prefix(self, inputs: Inputs) -> Prefix:
-        if is_kept(inputs):
-            return kept(inputs)
+        if (stored := Prefix.unpack(inputs)) is not None:
+            return stored
         images = to_unit_range(torch.stack([inputs[f"image.{name}"] for name in self.spec.images], dim=1))
         everywhere = inputs["token_mask"].new_ones(images.shape[:2])
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.options.frozen_vlm):
@@ -142,10 +134,12 @@ class Pi0Policy(Policy):
         return features.critic.float()
 
     def pack(self, features: Features) -> Tensors:
-        return keep(features.prefix, states=False) | {"state": features.state, "critic": features.critic}
+        return features.prefix.pack(states=False) | {"state": features.state, "critic": features.critic}
 
     def unpack(self, tensors: Tensors) -> Features:
-        return Features(kept(tensors), tensors["state"], tensors["critic"])
+        prefix = Prefix.unpack(tensors)
+        assert prefix is not None
+        return Features(prefix, tensors["state"], tensors["critic"])
 
     def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
         return self._denoise(features, noise, temperature, self._flow(features))

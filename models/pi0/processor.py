@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
 
+from ..files import check_prompt
 from .checkpoint import NORM_STATS
 
 STATE_BINS = 256
@@ -127,10 +128,6 @@ class PromptEncoder:
         for row, (instruction, state) in enumerate(zip(instructions, states.cpu(), strict=True)):
             pieces = [self.tokenizer.encode(text, add_special_tokens=False).ids for text in self.texts(instruction, state)]
             tokens = [self.bos_id, *(token for piece in pieces for token in piece)]
-            if len(tokens) > self.length:
-                raise UserError(
-                    f"instruction {instruction!r} takes {len(tokens)} tokens, model.options.prompt_length is {self.length}: "
-                    f"set model.options.prompt_length={len(tokens)} or more"
-                )
+            check_prompt(instruction, len(tokens), self.length)
             ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), True
         return ids, mask

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rlinf_vla.benchmarks.simulators import Baseline
 from rlinf_vla.core import plugins
-from rlinf_vla.core.protocols import Baseline
 from tests.cli.conftest import CommandLine, Counting
-from tests.rollout.fake_env import CounterPlugin
 
-STOCK = "import sys, time; print('hello'); print('begin', flush=True); time.sleep(0.2); print('end', flush=True); sys.stdin.read()"
-
-
-class Compared(CounterPlugin):
-    stock = STOCK
-
-    def baselines(self, config: Any, episodes: int) -> list[Baseline]:
-        return [Baseline(f"stock, {images}", images, ("-c", self.stock)) for images in (True, False)]
+STOCK = "import time; from rlinf_vla.benchmarks.simulators.timed import timed; print('hello'); timed(lambda _: time.sleep(0.1), 2)"
 
 
 @pytest.fixture
-def compared(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> Compared:
-    plugin = Compared()
-    monkeypatch.setattr(plugins, "envs", lambda: {"counter": plugin})
-    return plugin
+def stock(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The program of the simulator's own vector environment, with and without images."""
+    code = [STOCK]
+
+    def baselines(config: Any, episodes: int) -> list[Baseline]:
+        return [Baseline(f"stock, {images}", images, ("-c", *code)) for images in (True, False)]
+
+    installed = plugins.Installed
+    module = SimpleNamespace(baselines=baselines)
+    monkeypatch.setattr(plugins, "Installed", lambda group: {"counter": module} if group == "rlinf_vla.benchmarks" else installed(group))
+    return code
 
 
-def test_ours_and_the_simulators_own(rlinf_vla: CommandLine, compared: Compared, tmp_path: Path) -> None:
+def test_ours_and_the_simulators_own(rlinf_vla: CommandLine, counting: Counting, stock: list[str], tmp_path: Path) -> None:
     found = rlinf_vla("bench", "env", "env=counter", "run_dir=out")
     assert found.code == 0, found.out + found.err
     document = json.loads((tmp_path / "out" / "bench_env.json").read_text())["counter"]
@@ -41,7 +41,7 @@ def test_ours_and_the_simulators_own(rlinf_vla: CommandLine, compared: Compared,
     ]
     assert all(each["steps"] > 0 and each["seconds"] > 0 for each in document["measured"])
     assert document["measured"][3]["steps"] == 3 * 6 * 4
-    assert len(document["ratios"]) == 6 and all(env.closed for env in compared.created)
+    assert len(document["ratios"]) == 6 and all(env.closed for env in counting.plugin.created)
 
 
 def test_without_a_baseline_ours_alone(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_without_a_baseline_ours_alone(rlinf_vla: CommandLine, counting: Countin
     assert json.loads((tmp_path / "out" / "bench_env.json").read_text())["counter"]["ratios"] == {}
 
 
-def test_a_baseline_that_fails_ends_it(rlinf_vla: CommandLine, compared: Compared) -> None:
-    compared.stock = "print('begin')"
+def test_a_baseline_that_fails_ends_it(rlinf_vla: CommandLine, stock: list[str]) -> None:
+    stock[0] = "print('begin')"
     found = rlinf_vla("bench", "env", "env=counter", "run_dir=out")
     assert found.code == 1 and "ended before it printed 'end'" in found.err

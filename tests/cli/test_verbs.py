@@ -301,7 +301,7 @@ def test_bench(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> No
     assert found.code == 0, found.out + found.err
     document = json.loads((tmp_path / "bench" / "bench_rollout.json").read_text())
     assert document["serial"]["steps"] == document["pipelined"]["steps"] > 0 and document["ratio"] > 0
-    assert set(document["frames_per_s"]) == {"fingers"} and all(env.closed for env in counting.plugin.created)
+    assert set(document["frames_per_s"]) == {"counter"} and all(env.closed for env in counting.plugin.created)
 
 
 # what must end a run

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_vla.envs.genesis import GenesisConfig, predicates
+from rlinf_vla.envs.genesis import predicates
 from rlinf_vla.envs.genesis.batch import GenesisBatch
+from rlinf_vla.envs.genesis.config import GenesisConfig
 from rlinf_vla.envs.genesis.kernels import environment
 from rlinf_vla.envs.genesis.plugin import simulator_options
 

@@ -22,7 +22,8 @@ from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.envs.genesis import batch as genesis_batch
 from rlinf_vla.envs.genesis import world as genesis_world
-from rlinf_vla.envs.libero import LiberoConfig, conventions, scene, simulator
+from rlinf_vla.envs.libero import conventions, scene, simulator
+from rlinf_vla.envs.libero.config import LiberoConfig
 from rlinf_vla.envs.libero.plugin import simulator_options
 from rlinf_vla.envs.libero.suites import LIMITS, limit
 from rlinf_vla.rollout.demonstrations import collect_demonstrations

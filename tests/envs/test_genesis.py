@@ -15,7 +15,8 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.envs.genesis import GenesisConfig, plugin
+from rlinf_vla.envs.genesis.config import GenesisConfig
+from rlinf_vla.envs.genesis.plugin import plugin
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 from tests.skips import needs
@@ -122,7 +123,7 @@ class TestPutOnPlate:
 
 
 def test_importing_the_plugin_imports_no_simulator() -> None:
-    code = "import sys, rlinf_vla.envs.genesis; sys.exit(bool({'genesis', 'quadrants', 'trimesh'} & set(sys.modules)))"
+    code = "import sys, rlinf_vla.envs.genesis.plugin; sys.exit(bool({'genesis', 'quadrants', 'trimesh'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -11,7 +11,8 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.envs.gymnasium import GymnasiumConfig, plugin
+from rlinf_vla.envs.gymnasium.config import GymnasiumConfig
+from rlinf_vla.envs.gymnasium.plugin import plugin
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, episodes
 from tests.skips import needs
 
@@ -131,5 +132,5 @@ def test_importing_the_plugin_imports_no_gymnasium() -> None:
     import subprocess
     import sys
 
-    code = "import sys, rlinf_vla.envs.gymnasium; sys.exit('gymnasium' in sys.modules)"
+    code = "import sys, rlinf_vla.envs.gymnasium.plugin; sys.exit('gymnasium' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -20,10 +20,9 @@ from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs import bootstrap
-from rlinf_vla.envs.libero import LiberoConfig, plugin
-from rlinf_vla.envs.libero.config import CONVENTIONS
+from rlinf_vla.envs.libero.config import CONVENTIONS, LiberoConfig
 from rlinf_vla.envs.libero.conventions import axis_angle, flipped, state_vector
-from rlinf_vla.envs.libero.plugin import episode_limit, simulator_options
+from rlinf_vla.envs.libero.plugin import episode_limit, plugin, simulator_options
 from rlinf_vla.envs.libero.suites import SUITES, limit, of_suite, selected_tasks
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, random_actions
@@ -298,7 +297,7 @@ import importlib.util, sys
 spec = importlib.util.spec_from_file_location("bootstrap", {str(bootstrap.__file__)!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-module.stand_in_for("libero.simulator")
+module.stand_in()
 import rlinf_vla.envs.libero.simulator, rlinf_vla.envs.libero.experts
 loaded = {{"torch", "libero", "mujoco", "rlinf_vla.core.types", "rlinf_vla.envs.libero.plugin"}} & set(sys.modules)
 assert not loaded, loaded
@@ -308,7 +307,7 @@ assert not loaded, loaded
 
 
 def test_importing_the_plugin_imports_no_simulator() -> None:
-    code = "import sys, rlinf_vla.envs.libero; sys.exit(bool({'libero', 'robosuite', 'mujoco'} & set(sys.modules)))"
+    code = "import sys, rlinf_vla.envs.libero.plugin; sys.exit(bool({'libero', 'robosuite', 'mujoco'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

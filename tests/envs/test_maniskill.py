@@ -16,8 +16,9 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.envs.maniskill import ManiSkillConfig, plugin, vulkan
-from rlinf_vla.envs.maniskill.plugin import simulator_options
+from rlinf_vla.envs.maniskill import vulkan
+from rlinf_vla.envs.maniskill.config import ManiSkillConfig
+from rlinf_vla.envs.maniskill.plugin import plugin, simulator_options
 from rlinf_vla.envs.maniskill.tasks import BRIDGE_MARKERS, TASKS
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
@@ -110,7 +111,7 @@ def test_put_on_plate_rewards_grasping_then_placing(facts: dict[str, Any]) -> No
 
 
 def test_importing_the_plugin_imports_no_simulator() -> None:
-    code = "import sys, rlinf_vla.envs.maniskill; sys.exit(bool({'mani_skill', 'sapien', 'gymnasium'} & set(sys.modules)))"
+    code = "import sys, rlinf_vla.envs.maniskill.plugin; sys.exit(bool({'mani_skill', 'sapien', 'gymnasium'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

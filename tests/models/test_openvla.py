@@ -21,9 +21,9 @@ from rlinf_vla.models.openvla.actions import ActionTokenizer
 from rlinf_vla.models.openvla.policy import OpenVLAOptions
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
-from rlinf_vla.models.openvla.tiny import main as write_tiny
 from tests.conformance.policy import DiscretePolicyConformance, PolicyConformance, act, gradients, noise, observations
 from tests.models.tiny_openvla import ASSET, OFT_PLUS, smaller_config, smaller_directory, tiny
+from tools.tiny_checkpoints import write_openvla
 
 
 class TestPackagedTinyOpenVLA(PolicyConformance):
@@ -215,7 +215,7 @@ def test_the_published_configuration_gives_the_published_sizes() -> None:
 
 @pytest.mark.parametrize(("asset", "oft_plus"), [(ASSET, False), (OFT_PLUS, True)])
 def test_the_packaged_assets_are_what_the_module_writes(tmp_path: Path, asset: Path, oft_plus: bool) -> None:
-    write_tiny(tmp_path, oft_plus)
+    write_openvla(tmp_path, oft_plus)
     for name in ("config.json", "tokenizer.json"):
         assert (tmp_path / name).read_text() == (asset / name).read_text()
     written, packaged = (json.loads((folder / "dataset_statistics.json").read_text()) for folder in (tmp_path, asset))

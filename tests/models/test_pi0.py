@@ -14,10 +14,10 @@ from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.types import ActionSample
 from rlinf_vla.models.pi0.network import Pi0Network
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
-from rlinf_vla.models.pi0.tiny import main as write_tiny
 from rlinf_vla.runtime.on_policy_updater import precompute_frozen
 from tests.conformance.policy import PolicyConformance, act, gradients, observations, with_critic
 from tests.models.tiny_openvla import ASSET, ASSETS
+from tools.tiny_checkpoints import write_pi0
 
 TINY = ASSETS / "pi0_tiny"
 
@@ -55,7 +55,7 @@ def directory(path: Path, pi05: bool = False) -> Path:
 
 
 def test_the_packaged_asset_is_what_the_module_writes(tmp_path: Path) -> None:
-    write_tiny(tmp_path)
+    write_pi0(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in TINY.iterdir()}
     for path in tmp_path.iterdir():
         assert path.read_text() == (TINY / path.name).read_text()

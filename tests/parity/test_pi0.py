@@ -8,8 +8,7 @@ from torch import Tensor
 
 from rlinf_vla.models.pi0 import flow
 from rlinf_vla.models.pi0.gemma import GemmaConfig
-from rlinf_vla.models.pi0.heads import NoiseHead
-from rlinf_vla.models.pi0.network import Pi0Config, Pi0Network, Prefix, time_embedding
+from rlinf_vla.models.pi0.network import NoiseHead, Pi0Config, Pi0Network, Prefix, time_embedding
 
 from .fixtures import Arrays, Fixture
 from .precision import Precision, agree, gradients_agree

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlinf_vla.benchmarks import robot_safety_trials as safety_trials
+from rlinf_vla.benchmarks.robot_safety_trials import Follower, usage
 from rlinf_vla.core import rotations
 from rlinf_vla.core.robot import RobotError, RobotState, ToolPose, ToolTarget
-from rlinf_vla.robots import cell_file, kinematics, safety_trials
+from rlinf_vla.robots import cell_file, kinematics
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.safety import SafetyFilter
-from rlinf_vla.robots.safety_trials import Follower, usage
 
 SHIPPED = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
 CELL = dataclasses.replace(SHIPPED, servo_hz=100.0)

@@ -8,12 +8,13 @@ import math
 import numpy as np
 import pytest
 
+from rlinf_vla.benchmarks import robot_safety_trials as safety_trials
+from rlinf_vla.benchmarks.robot_safety_trials import Follower
 from rlinf_vla.core import rotations
 from rlinf_vla.core.robot import RobotError, ToolPose, ToolTarget
-from rlinf_vla.robots import cell_file, safety_trials
+from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.command_gate import CommandGate
 from rlinf_vla.robots.safety import SafetyFilter
-from rlinf_vla.robots.safety_trials import Follower
 
 CELL = dataclasses.replace(cell_file.load(cell_file.CELLS / "franka_sim.yaml"), servo_hz=100.0)
 TICK = 1 / CELL.servo_hz

@@ -209,9 +209,6 @@ class CounterPlugin:
         self.created += envs
         return list(envs)
 
-    def variants(self, config: CounterConfig) -> dict[str, CounterConfig]:
-        return {"fingers": config}
-
     def tasks(self) -> list[Task]:
         return [Task(name, INSTRUCTIONS[name], available=True, has_expert=True) for name in GOALS]
 

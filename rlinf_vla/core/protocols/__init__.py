@@ -6,11 +6,9 @@ The engine knows plug-ins only through this module. A package registers them as 
 imports simulators and drivers on first use.
 """
 
-from .env import Baseline as Baseline
 from .env import Diagnosis as Diagnosis
 from .env import EnvPlugin as EnvPlugin
 from .env import EnvSpec as EnvSpec
-from .env import HasBaselines as HasBaselines
 from .env import HasSuites as HasSuites
 from .env import Suite as Suite
 from .env import Task as Task

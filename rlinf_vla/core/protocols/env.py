@@ -135,34 +135,6 @@ class HasSuites(Protocol):
         Raises UserError for mistakes of the user."""
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """A program that does what ``bench env`` does in the simulator's own vector environment.
-
-    It resets all environments and runs one episode of random actions in them as a warm-up, prints
-    ``begin``, does the same ``episodes`` times, prints ``end``, and waits until its standard input
-    is closed. All its processes are its descendants.
-    """
-
-    name: str
-    images: bool
-    """Whether every step renders images."""
-    program: tuple[str, ...]
-    """Command-line arguments after ``python``."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """Additional environment variables."""
-    python: str | None = None
-    """Interpreter of another Python environment; None: the current one."""
-
-
-@runtime_checkable
-class HasBaselines(Protocol):
-    """An ``EnvPlugin`` that can be compared with the usual way to run its simulator."""
-
-    def baselines(self, config: Any, episodes: int) -> list[Baseline]:
-        """Return baselines for ``config.num_envs`` environments. Raises UserError for mistakes."""
-
-
 class EnvPlugin(Protocol):
     """A simulator plug-in, registered as an entry point of ``rlinf_vla.envs``."""
 
@@ -175,9 +147,6 @@ class EnvPlugin(Protocol):
 
         They step independently. Raises UserError for mistakes of the user.
         """
-
-    def variants(self, config: Any) -> dict[str, Any]:
-        """Return configurations by name whose speed ``rlinf-vla bench rollout`` compares."""
 
     def tasks(self) -> list[Task]: ...
 

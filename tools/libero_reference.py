@@ -1,7 +1,7 @@
 """Compare LIBERO in this Python environment with another one on the same states.
 
 Writes a Markdown page and two images. ``make libero-reference`` runs:
-python -m rlinf_vla.envs.libero.reference OTHER_PYTHON PAGE.md PICTURE_FOLDER
+python tools/libero_reference.py OTHER_PYTHON PAGE.md PICTURE_FOLDER
 """
 
 from __future__ import annotations
@@ -18,34 +18,24 @@ import numpy as np
 from PIL import Image
 
 from rlinf_vla.core import child_process
-
-from .. import bootstrap
-from . import gl
-from .suites import LIMITS, of_suite
+from rlinf_vla.envs import bootstrap
+from rlinf_vla.envs.libero import gl
+from rlinf_vla.envs.libero.plugin import files_of
+from rlinf_vla.envs.libero.suites import LIMITS, of_suite
 
 TASKS_PER_SUITE = 3
 SHOWN = ("libero_object-0", "libero_spatial-0")
 
 
 def snapshots(python: str | None) -> dict[str, Any]:
-    """Arrays of ``snapshots.py``, made by that Python interpreter."""
+    """Arrays of ``libero_snapshots.py``, made by that Python interpreter."""
     every = [of_suite(suite, python) for suite in LIMITS]
     chosen = [tasks[number] for tasks in every for number in np.linspace(0, len(tasks) - 1, TASKS_PER_SUITE).astype(int)]
-    asked = json.dumps(
-        [
-            {
-                "name": task.name,
-                "bddl": str(task.bddl),
-                "init_states": str(task.init_states),
-                "chunk": task.number == 0,
-            }  # the first of each suite
-            for task in chosen
-        ]
-    )
+    asked = json.dumps([files_of(task) | {"name": task.name, "chunk": task.number == 0} for task in chosen])  # of each suite's first
     environment = child_process.environment(gl.environment(gl.find("auto", python).backend))
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "snapshots.npz")
-        command = child_process.command([str(bootstrap.__file__), "libero.snapshots", str(output)], python)
+        command = child_process.command([str(bootstrap.__file__), "tools.libero_snapshots", str(output)], python)
         subprocess.run(command, input=asked, text=True, env=environment, check=True)
         with np.load(output, allow_pickle=False) as stored:
             return dict(stored)

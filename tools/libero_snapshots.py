@@ -1,7 +1,7 @@
 """Save camera images of some tasks and whether lazy rendering is exact, to compare environments.
 
 Runs in any Python environment with LIBERO, by bootstrap:
-MUJOCO_GL=egl python envs/bootstrap.py libero.snapshots OUTPUT.npz < tasks.json
+MUJOCO_GL=egl python envs/bootstrap.py tools.libero_snapshots OUTPUT.npz < tasks.json
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from .scene import Scene
-from .simulator import stack
+from rlinf_vla.envs.libero.scene import Scene
+from rlinf_vla.envs.libero.simulator import stack
 
 SIZE = 256
 CHUNK = 8

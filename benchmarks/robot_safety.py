@@ -1,6 +1,6 @@
 """Stress-test the safety filter and report the use of each limit and the time per step.
 
-``python -m rlinf_vla.robots.safety_bench [--actions N] [--seed N] OUTPUT`` writes a Markdown page.
+``python -m rlinf_vla.benchmarks.robot_safety [--actions N] [--seed N] OUTPUT`` writes a page.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
+from rlinf_vla.benchmarks import robot_safety_trials as trials
+from rlinf_vla.benchmarks.robot_safety_trials import Follower, Trial
 from rlinf_vla.core.robot import ToolTarget
-
-from . import safety_trials
-from .cell import Cell
-from .cell_file import CELLS, load
-from .safety import SafetyFilter
-from .safety_trials import Follower, Trial
+from rlinf_vla.robots.cell import Cell
+from rlinf_vla.robots.cell_file import CELLS, load
+from rlinf_vla.robots.safety import SafetyFilter
 
 TRIAL = 2000
 """Actions per trial; each trial starts from rest at home."""
@@ -41,11 +40,11 @@ class Bench:
         self.actions = self.ticks = 0
 
     def trial(self, draw: np.random.Generator, actions: int) -> None:
-        played = safety_trials.run_trial(self.cell, self.filter, self._sent(draw, actions))
+        played = trials.run_trial(self.cell, self.filter, self._sent(draw, actions))
         self._add(played)
 
     def _sent(self, draw: np.random.Generator, actions: int) -> Iterator[tuple[ToolTarget | None, int]]:
-        for goal in itertools.islice(safety_trials.goals(draw, self.cell, lambda: self.filter.admitted), actions):
+        for goal in itertools.islice(trials.goals(draw, self.cell, lambda: self.filter.admitted), actions):
             self.actions += 1
             yield goal, int(draw.choice(TICKS))
         yield None, self.cell.windows.length + 1
@@ -54,7 +53,7 @@ class Bench:
         self.ticks += len(played.commands)
         if played.fault is not None:
             self.faults[played.fault.split(":")[0]] += 1
-        for key, value in safety_trials.usage(self.cell, played).items():
+        for key, value in trials.usage(self.cell, played).items():
             self.used[key] = max(self.used.get(key, 0.0), value)
 
 
@@ -69,7 +68,7 @@ def latency(cell: Cell, ticks: int = 20_000) -> dict[str, list[float]]:
     goal: ToolTarget | None = None
     for tick in range(ticks):
         if tick % cell.ticks_per_step == 0:
-            goal = safety_trials.policy(draw, cell, filter_.admitted, np.zeros(7), 0)
+            goal = trials.policy(draw, cell, filter_.admitted, np.zeros(7), 0)
         state = follower.state()
         begin = time.perf_counter()
         filtered = filter_.step(goal, state, 1 / cell.servo_hz)
@@ -125,9 +124,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     cell = load(CELLS / "franka_sim.yaml")
-    benches = {"franka_sim": Bench(cell), "franka_sim, widest workspace": Bench(safety_trials.roomy(cell))}
+    benches = {"franka_sim": Bench(cell), "franka_sim, widest workspace": Bench(trials.roomy(cell))}
     draw = np.random.default_rng(options.seed)
-    command = f"python -m rlinf_vla.robots.safety_bench --actions {options.actions} --seed {options.seed} {options.output}"
+    command = f"python -m rlinf_vla.benchmarks.robot_safety --actions {options.actions} --seed {options.seed} {options.output}"
     times = latency(cell)
     for begun in range(0, options.actions, TRIAL):
         bench = list(benches.values())[begun // TRIAL % len(benches)]

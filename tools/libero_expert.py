@@ -1,6 +1,6 @@
 """Measure the success rate of the scripted expert per task and write a Markdown table.
 
-Usage (``make libero-expert``): python -m rlinf_vla.envs.libero.expert_table OUTPUT SUITE ...
+Usage (``make libero-expert``): python tools/libero_expert.py OUTPUT SUITE ...
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import torch
 
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
-
-from .config import LiberoConfig
-from .plugin import Libero
+from rlinf_vla.envs.libero.config import LiberoConfig
+from rlinf_vla.envs.libero.plugin import plugin
 
 STATES = 6
 """Stored initial states per task, from the first on; half of them in each of two processes."""
@@ -46,7 +45,7 @@ def main(output: Path, suites: list[str]) -> None:
     lines = ["| task | instruction | successes | control steps |", "|---|---|---|---|"]
     summary = []
     for suite in suites:
-        (env,) = Libero().create(LiberoConfig(suite=suite, cameras=[], num_envs=STATES, processes=2, scenes=0), 1)
+        (env,) = plugin.create(LiberoConfig(suite=suite, cameras=[], num_envs=STATES, processes=2, scenes=0), 1)
         successes = 0
         for task, name in enumerate(env.spec.tasks):
             steps = play(env, task)

@@ -1,8 +1,8 @@
-"""Create a tiny OpenVLA: the official architecture at about a million parameters, with a tokenizer.
+"""Make tiny checkpoints: the official architectures at about a million parameters, no weights.
 
-``python -m rlinf_vla.models.openvla.tiny DIRECTORY [--oft-plus] [--action-dim N]`` writes
-config.json, tokenizer.json and dataset_statistics.json (no weights). ``--oft-plus``: write an
-OpenVLA-OFT+ (FiLM and proprioception) instead.
+``python tools/tiny_checkpoints.py {openvla,openvla_oft_plus,pi0} DIRECTORY [--action-dim N]``
+writes config.json, tokenizer.json and statistics. ``openvla_oft_plus`` is an OpenVLA-OFT+ (FiLM and
+proprioception).
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ..files import CONFIG, TOKENIZER
-from .checkpoint import STATISTICS
-from .processor import PROMPT
+from rlinf_vla.models.files import CONFIG, TOKENIZER
+from rlinf_vla.models.openvla.checkpoint import STATISTICS
+from rlinf_vla.models.openvla.processor import PROMPT
+from rlinf_vla.models.pi0.checkpoint import NORM_STATS
 
+STATE_LOW, STATE_HIGH = [-0.2, -0.3, 0.0, -1, -1, -1, -1, 0.0], [0.2, 0.3, 0.3, 1, 1, 1, 1, 0.04]
+"""Proprioception at a table: position (m), quaternion and the position of one finger (m)."""
 VOCABULARY, ACTION_BINS, IMAGE, CHUNK = 512, 32, 64, 2
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "\u2581")  # the last one stands for Llama's empty token 29871
 
@@ -38,7 +41,7 @@ OFT_PLUS: dict[str, Any] = {
 }
 
 
-def config() -> dict[str, Any]:
+def openvla_config() -> dict[str, Any]:
     tower = {"embed_dim": 96, "depth": 4, "num_heads": 4, "patch_size": 16, "img_size": IMAGE, "mlp_ratio": 3.0}
     return {
         "model_type": "openvla",
@@ -73,6 +76,26 @@ def config() -> dict[str, Any]:
     }
 
 
+def pi0_config() -> dict[str, Any]:
+    attention = {"depth": 3, "num_heads": 4, "num_kv_heads": 1, "head_dim": 32}
+    return {
+        "paligemma": attention | {"width": 128, "mlp_dim": 256},
+        "action_expert": attention | {"width": 96, "mlp_dim": 192},
+        "vision": {
+            "hidden_size": 96,
+            "intermediate_size": 288,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "image_size": IMAGE,
+            "patch_size": 16,
+        },
+        "vocab_size": VOCABULARY,
+        "action_dim": 8,
+        "action_horizon": 4,
+        "bos_token_id": SPECIAL.index("<s>"),
+    }
+
+
 def tokenizer() -> Tokenizer:
     """Train a BPE tokenizer over ASCII on the word list inside the prompt."""
     result = Tokenizer(models.BPE(unk_token=SPECIAL[0], fuse_unk=True))
@@ -88,26 +111,39 @@ def tokenizer() -> Tokenizer:
     return result
 
 
-def statistics(action_dim: int) -> dict[str, Any]:
-    """Return statistics: actions in [-1, 1] unchanged; proprioception of a table-top workspace.
-
-    Proprioception is position (m), quaternion and the position of one finger (m).
-    """
+def write_openvla(directory: Path, oft_plus: bool = False, action_dim: int = 4) -> None:
+    """Its statistics leave actions in [-1, 1] unchanged."""
     action = {"q01": [-1.0] * action_dim, "q99": [1.0] * action_dim, "mask": [True] * action_dim}
-    proprio = {"q01": [-0.2, -0.3, 0.0, -1, -1, -1, -1, 0.0], "q99": [0.2, 0.3, 0.3, 1, 1, 1, 1, 0.04]}
-    return {"maniskill": {"action": action, "proprio": proprio}}
+    statistics = {"maniskill": {"action": action, "proprio": {"q01": STATE_LOW, "q99": STATE_HIGH}}}
+    _write(directory, openvla_config() | (OFT_PLUS if oft_plus else {}), STATISTICS, statistics)
 
 
-def main(directory: Path, oft_plus: bool = False, action_dim: int = 4) -> None:
+def write_pi0(directory: Path, action_dim: int = 4) -> None:
+    """Its statistics leave actions unchanged."""
+    state = {
+        "mean": [(a + b) / 2 for a, b in zip(STATE_LOW, STATE_HIGH, strict=True)],
+        "std": [(b - a) / 2 for a, b in zip(STATE_LOW, STATE_HIGH, strict=True)],
+        "q01": STATE_LOW,
+        "q99": STATE_HIGH,
+    }
+    actions = {"mean": [0.0] * action_dim, "std": [1.0] * action_dim, "q01": [-1.0] * action_dim, "q99": [1.0] * action_dim}
+    _write(directory, pi0_config(), NORM_STATS, {"norm_stats": {"state": state, "actions": actions}})
+
+
+def _write(directory: Path, config: dict[str, Any], name: str, statistics: dict[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / CONFIG).write_text(json.dumps(config() | (OFT_PLUS if oft_plus else {}), indent=1) + "\n")
-    (directory / STATISTICS).write_text(json.dumps(statistics(action_dim), indent=1) + "\n")
+    for file, document in ((CONFIG, config), (name, statistics)):
+        (directory / file).write_text(json.dumps(document, indent=1) + "\n")
     tokenizer().save(str(directory / TOKENIZER), pretty=False)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=("openvla", "openvla_oft_plus", "pi0"))
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--oft-plus", action="store_true")
     parser.add_argument("--action-dim", type=int, default=4)
-    main(**vars(parser.parse_args()))
+    given = parser.parse_args()
+    if given.model == "pi0":
+        write_pi0(given.directory, given.action_dim)
+    else:
+        write_openvla(given.directory, given.model == "openvla_oft_plus", given.action_dim)

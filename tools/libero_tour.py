@@ -1,7 +1,7 @@
 """Reset and step every LIBERO or LIBERO-PRO task in two stored states, and write a table.
 
 ``make libero-all`` and ``make libero-pro`` run:
-python -m rlinf_vla.envs.libero.tour OUTPUT libero|pro [TASKS]
+python tools/libero_tour.py OUTPUT libero|pro [TASKS]
 TASKS limits the run to the first tasks of each suite.
 """
 
@@ -16,10 +16,9 @@ import torch
 
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
-
-from .config import LiberoConfig
-from .plugin import Libero
-from .suites import LIMITS, SUITES
+from rlinf_vla.envs.libero.config import LiberoConfig
+from rlinf_vla.envs.libero.plugin import plugin
+from rlinf_vla.envs.libero.suites import LIMITS, SUITES
 
 SUITES_OF = {"libero": tuple(LIMITS), "pro": tuple(suite for suite in SUITES if suite not in LIMITS)}
 HEADS = {"libero": "# All of LIBERO\n\n`make libero-all`", "pro": "# LIBERO-PRO\n\n`make libero-pro`"}
@@ -51,7 +50,7 @@ def tour(suites: Sequence[str], most: int | None) -> tuple[str, int]:
     failures: list[str] = []
     for suite in suites:
         begin = time.monotonic()
-        (env,) = Libero().create(LiberoConfig(suite=suite, cameras=[], num_envs=2, processes=2, scenes=0), 1)
+        (env,) = plugin.create(LiberoConfig(suite=suite, cameras=[], num_envs=2, processes=2, scenes=0), 1)
         names, wrong = env.spec.tasks[:most], 0
         for first in range(0, len(names), 2):
             tasks = [first, min(first + 1, len(names) - 1)]

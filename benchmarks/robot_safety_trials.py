@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from rlinf_vla.core import rotations
 from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget, Vector
-
-from . import kinematics
-from .cell import Cell
-from .safety import SafetyFilter
+from rlinf_vla.robots import kinematics
+from rlinf_vla.robots.cell import Cell
+from rlinf_vla.robots.safety import SafetyFilter
 
 Draw = np.random.Generator
 

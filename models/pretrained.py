@@ -1,0 +1,52 @@
+"""Load a policy from a published checkpoint, in the same way for every family of models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import DTYPES
+
+from . import files
+from .config_file import building_errors
+
+
+class PretrainedPolicy(Policy):
+    """A policy whose ``backbone`` is built without weights, unless it begins with random ones."""
+
+    built_from: ClassVar[tuple[str, ...]]
+    """Files from which the constructor builds the model; errors name them."""
+
+    def __init__(self, directory: Path, options: Any) -> None:
+        super().__init__()
+        self.directory, self.options, self.dtype = directory, options, DTYPES[options.dtype]
+        self.stored_dtypes: dict[str, torch.dtype] = {}
+
+    @classmethod
+    def _build(cls, checkpoint: Path, config: Any) -> Self:
+        with building_errors(checkpoint, *cls.built_from):
+            return cls(checkpoint, config)
+
+    @classmethod
+    def without_weights(cls, checkpoint: Path, config: Any) -> Self:
+        return cls._build(checkpoint, replace(config, random_weights=False))
+
+    @classmethod
+    def load(cls, checkpoint: Path, config: Any) -> Self:
+        policy = cls._build(checkpoint, config)
+        if config.random_weights:
+            files.cast(policy.backbone, policy.dtype)
+        else:
+            policy.load_weights(checkpoint)
+        return policy
+
+    def load_weights(self, checkpoint: Path) -> None:
+        self.stored_dtypes = files.load_weights(self.backbone, self.read_state(checkpoint), checkpoint, self.dtype)
+
+    def read_state(self, checkpoint: Path) -> files.State:
+        """Return the weights of the backbone under its own names."""
+        return files.read_weights(checkpoint)
