@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -29,6 +30,11 @@ class EpisodeResult:
     """Undiscounted sum of rewards."""
     frames: list[Tensor] = field(default_factory=list)
     """uint8 ``[H, W, 3]`` after every policy call; empty unless the episode was filmed."""
+
+    def row(self) -> dict[str, Any]:
+        """Return the outcome as JSON values, as every result file lists it."""
+        fields = ("task", "seed", "instruction", "success", "steps")
+        return {name: getattr(self, name) for name in fields} | {"return": self.episode_return}
 
 
 def play_evaluation(
