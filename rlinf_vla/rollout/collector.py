@@ -10,9 +10,8 @@ from torch import Tensor
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor
-from rlinf_vla.rollout.episode_list import play_episodes
 from rlinf_vla.rollout.episodes import training_episodes
-from rlinf_vla.rollout.player import Call, Spans, interleave, rollout_generator
+from rlinf_vla.rollout.player import Call, Spans, interleave, play_episodes, rollout_generator
 
 Beside = Callable[[Call], Tensors]
 
@@ -78,18 +77,14 @@ def collect_episodes(
     """
     parts: list[Trajectory] = []
     order: list[Tensor] = []
-    ended = 0
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
-        nonlocal ended
         wanted = index >= 0
         row = _row(call, policy_version, beside)
         parts.append(row[wanted.to(row.value.device)])
         order.append((index[wanted] << 32) + call.step[wanted])
-        ended += int((call.result.done.cpu() & wanted).sum())
-        progress(ended / len(episodes))
 
-    play_episodes(lambda _: actor, groups, episodes, on_call, spans)
+    play_episodes(lambda _: actor, groups, episodes, on_call, spans, progress)
     calls = Trajectory.cat(parts, dim=0)
     return calls[torch.cat(order).argsort().to(calls.value.device)]
 

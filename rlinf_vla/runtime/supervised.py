@@ -10,8 +10,7 @@ import torch
 from rlinf_vla.algorithms.classifier import Frames, success_loss
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations, imitation_loss
 from rlinf_vla.core.protocols import Learner, Policy, RewardModel, VectorEnv
-from rlinf_vla.rollout.demonstrations import collect_demonstrations, imitation_noise
-from rlinf_vla.rollout.frames import labelled_frames
+from rlinf_vla.rollout.demonstrations import collect_demonstrations, imitation_noise, labelled_frames
 from rlinf_vla.training.trainer import Trainer
 
 
