@@ -46,14 +46,20 @@ def collect(
     for index, env in enumerate(groups):
         slots = torch.arange(offset, offset + env.spec.num_envs)
         offset += env.spec.num_envs
-        source = _Episodes(actor.settings.run_seed, iteration, slots, len(env.spec.tasks))
+        ordinal = torch.zeros_like(slots)
+
+        def following(done: Tensor, env: VectorEnv = env, slots: Tensor = slots, ordinal: Tensor = ordinal) -> Episodes:
+            ordinal += done.long()
+            return training_episodes(actor.settings.run_seed, iteration, slots, ordinal, len(env.spec.tasks))
 
         def on_call(call: Call, part: list[Trajectory] = parts[index]) -> bool:
             part.append(_row(call, policy_version, beside))
             progress(sum(map(len, parts)) / total)
             return False
 
-        players.append(rollout_generator(actor, env, source.first(), source.next, on_call, spans, f"simulator {index}", calls))
+        players.append(
+            rollout_generator(actor, env, following(torch.zeros_like(slots)), following, on_call, spans, f"simulator {index}", calls)
+        )
     try:
         interleave(players)
     finally:
@@ -118,21 +124,6 @@ def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
         metrics["rollout/success_once"] = success[ended].float().mean().item()
         metrics["rollout/episode_len"] = lengths[ended].float().mean().item()
     return metrics
-
-
-class _Episodes:
-    """Episodes of some environments in one iteration, a separate sequence for each."""
-
-    def __init__(self, run_seed: int, iteration: int, slots: Tensor, num_tasks: int) -> None:
-        self._key, self._slots, self._num_tasks = (run_seed, iteration), slots, num_tasks
-        self._ordinal = torch.zeros_like(slots)
-
-    def first(self) -> Episodes:
-        return training_episodes(*self._key, self._slots, self._ordinal, self._num_tasks)
-
-    def next(self, done: Tensor) -> Episodes:
-        self._ordinal = self._ordinal + done.long()
-        return training_episodes(*self._key, self._slots, self._ordinal, self._num_tasks)
 
 
 def _row(call: Call, policy_version: int, beside: Beside) -> Trajectory:
