@@ -29,10 +29,6 @@ Progress = Callable[[float], None]
 VIDEOS = "videos"
 
 
-def video_name(block: Block, seed: int) -> str:
-    return f"{block.policy:02d}_{block.suite:03d}_{block.task:03d}_{seed:07d}.mp4"
-
-
 class BlockPlayer:
     """Play blocks; the policy and environments of the last block are kept for the next."""
 
@@ -43,7 +39,7 @@ class BlockPlayer:
         self._groups: Sequence[VectorEnv] = ()
         self._suite: int | None = None
 
-    def carry_out(self, job: Job, directory: Path, progress: Progress = lambda fraction: None) -> None:
+    def carry_out(self, job: Job, directory: Path, progress: Progress) -> None:
         """Play a job and write its result, or its videos, into the sweep's directory."""
         block = job.block
         if not job.filmed:
@@ -52,7 +48,7 @@ class BlockPlayer:
         policy = self._open(block)
         for each in self._results(block, policy, True, progress):
             fps = self._groups[0].spec.control_hz * len(each.frames) / each.steps  # real time
-            film(each, directory / VIDEOS / video_name(block, each.seed), fps)
+            film(each, directory / VIDEOS / f"{block.name_of(each.seed)}.mp4", fps)
 
     def play(self, block: Block, progress: Progress = lambda fraction: None) -> dict[str, Any]:
         """Return a block's ``episodes`` and facts on policy and environment, as JSON."""

@@ -53,7 +53,11 @@ class Block:
     @property
     def name(self) -> str:
         """Name of the block's file."""
-        return f"{self.policy:02d}_{self.suite:03d}_{self.task:03d}_{self.seeds[0]:07d}"
+        return self.name_of(self.seeds[0])
+
+    def name_of(self, seed: int) -> str:
+        """Name of an episode's video."""
+        return f"{self.policy:02d}_{self.suite:03d}_{self.task:03d}_{seed:07d}"
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,8 @@ def digest_of(directory: Path) -> str:
         raise UserError(f"{directory}: no such directory")
     total = hashlib.sha256()
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-        content = hashlib.sha256()
         with path.open("rb") as file:
-            while piece := file.read(1 << 20):
-                content.update(piece)
+            content = hashlib.file_digest(file, "sha256")
         total.update(f"{path.relative_to(directory).as_posix()}\0{content.hexdigest()}\n".encode())
     return total.hexdigest()
 

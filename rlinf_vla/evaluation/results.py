@@ -1,7 +1,6 @@
 """Aggregate a sweep's episodes into success tables and paired differences, as JSON values and CSV.
 
-An episode is ``{policy, suite, task, seed, instruction, success, steps, return}``; ``policy`` is an
-EvalPolicy's name.
+An episode has the values COLUMNS; ``policy`` is an EvalPolicy's name.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from typing import Any
 from rlinf_vla.evaluation.statistics import paired_episodes, summary
 
 FORMAT = "rlinf-vla evaluation 2"
-COLUMNS = ("policy", "suite", "task", "seed", "instruction", "success", "steps", "return")
+COLUMNS: dict[str, Any] = {"policy": str, "suite": str, "task": str, "seed": int, "instruction": str, "success": bool}
+COLUMNS |= {"steps": int, "return": float | int}
+"""Names and types of an episode's values."""
 
 Episode = dict[str, Any]
 
@@ -47,7 +48,7 @@ def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
 def as_csv(episodes: Sequence[Episode]) -> str:
     """Return one CSV line per episode below a header line; success is 1 or 0."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writeheader()
     writer.writerows(each | {"success": int(each["success"])} for each in episodes)
     return text.getvalue()

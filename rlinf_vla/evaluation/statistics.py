@@ -106,7 +106,7 @@ def summary(success: Sequence[bool], per_task: Sequence[str] | None = None) -> d
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return ``evaluation/comparison.json``: :func:`paired_episodes` of each mode in both documents."""
+    """Return ``evaluation/comparison.json``: :func:`paired_episodes` per mode in both documents."""
     both = [mode for mode in MODES if mode in before and mode in after]
     found = {mode: paired_episodes(before[mode]["episodes"], after[mode]["episodes"]) for mode in both}
     return {mode: block for mode, block in found.items() if block}

@@ -16,7 +16,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import Suite
-from rlinf_vla.evaluation.block_player import VIDEOS, BlockPlayer, video_name
+from rlinf_vla.evaluation.block_player import VIDEOS, BlockPlayer
 from rlinf_vla.evaluation.block_workers import BlockWorkers
 from rlinf_vla.evaluation.blocks import Block, Job, Sweep
 from rlinf_vla.evaluation.provenance import identities, same_provenance
@@ -124,7 +124,7 @@ class SweepRun:
         return chosen
 
     def _videos(self, block: Block) -> list[Path]:
-        return [self.directory / VIDEOS / video_name(block, seed) for seed in block.seeds]
+        return [self.directory / VIDEOS / f"{block.name_of(seed)}.mp4" for seed in block.seeds]
 
     def _films(self, block: Block) -> list[Film]:
         return [Film(*place[:3], path) for place, path in zip(self.sweep.places(block), self._videos(block), strict=True)]

@@ -27,8 +27,6 @@ OUTCOME = ("instruction", "success", "steps", "return")
 """Fields of a repeated episode that must be bit-identical on the same software and hardware."""
 SHOWN = 5
 """Differing episodes that are listed one by one."""
-NUMBERS: dict[str, Any] = {"seed": int, "success": bool, "steps": int, "return": float | int}
-"""Types of the episode columns that are not strings."""
 PLAYED = ("env.", "model.")
 """Recipe nodes that verify takes programs and paths from: it builds simulators and policies.
 It starts no reward, robot or cluster, and writes nothing."""
@@ -145,14 +143,11 @@ def _read(path: Path) -> dict[str, Any]:
             raise UserError(f"{path} is damaged ({name} is missing): take another copy of it")
     pieces = {"policy": document["provenance"].items(), "suite": enumerate(document["suites"]), "episode": enumerate(document["episodes"])}
     for what, of_them in pieces.items():
+        columns = COLUMNS if what == "episode" else {}
         for name, piece in of_them:
-            if not isinstance(piece, dict) or (what == "episode" and not _is_episode(piece)):
+            if not (isinstance(piece, dict) and all(isinstance(piece.get(column), kind) for column, kind in columns.items())):
                 raise UserError(f"{path} is damaged ({what} {name}): take another copy of it")
     return document
-
-
-def _is_episode(piece: dict[str, Any]) -> bool:
-    return all(isinstance(piece.get(column), NUMBERS.get(column, str)) for column in COLUMNS)
 
 
 class _Parser(argparse.ArgumentParser):

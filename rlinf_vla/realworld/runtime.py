@@ -84,7 +84,7 @@ def _robot_side(recipe: Recipe, directory: Path, say: Callable[[str], None]) -> 
 
 @contextmanager
 def evaluating_at_robot(recipe: Recipe, config: DictConfig) -> Iterator[tuple[PlayEpisodes, float]]:
-    """Yield what plays the recipe's evaluation episodes at the robot, and policy calls per second."""
+    """Yield what plays the recipe's evaluation episodes at the robot, and its calls per second."""
     recipe.algorithm.dataset = None  # evaluation needs no demonstrations
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
         run_directory.save_recipe(Path(folder), config)

@@ -167,13 +167,13 @@ class _Queue:
 
 
 class EpisodeRows:
-    """Collect rows of tensors for each of ``count`` episodes, while they are played in any order."""
+    """Collect rows of tensors for each of ``count`` episodes, which are played in any order."""
 
     def __init__(self, count: int) -> None:
         self._rows: list[list[Tensors]] = [[] for _ in range(count)]
 
     def add(self, index: Tensor, values: Tensors, where: Tensor | None = None) -> None:
-        """Copy a row of ``values`` ``[B, ...]`` for each episode in ``index``; see ``play_episodes``.
+        """Copy a row of ``values`` ``[B, ...]`` for each episode in ``index`` (of play_episodes).
 
         ``where`` bool ``[B]``: the rows to add; None: all.
         """
