@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,6 @@ from rlinf_vla.telemetry.evaluation_table import print_tables
 
 Documents = dict[Block, dict[str, Any]]
 """What ``BlockPlayer.play`` returned for each block."""
-Play = Callable[[Sequence[Job], Callable[[Job, float], None]], None]
-"""Carry out jobs and report the fraction that is done of each."""
 
 
 def run(recipe: Recipe, config: DictConfig) -> None:
@@ -62,15 +60,21 @@ class SweepRun:
         where, tasks = builders.relative(self.directory), sum(len(suite.tasks) for suite in suites)
         how = f"{total} episodes: {tasks} tasks, {len(self.sweep.policies)} policies, {self.recipe.episodes} episodes each"
         print(f"found {found} of {total} episodes in {where}" if found else f"{how}, into {where}")
-        with stages() as progress, self._opened() as play:
+        parallel = self.recipe.sweep.parallel
+        opened: AbstractContextManager[BlockPlayer | BlockWorkers] = (
+            closing(BlockPlayer(self.sweep))
+            if parallel == 1
+            else BlockWorkers(self.directory, parallel, self.recipe.cluster.call_timeout_s)
+        )
+        with stages() as progress, opened as player:
             for number, suite in enumerate(suites):
                 of_suite = [block for block in blocks if block.suite == number]
                 jobs = [Job(block) for block in of_suite if block not in played]
-                play(jobs, _overall(jobs, partial(progress, f"part {number + 1} of {len(suites)}, {_label(suite)}")))
+                self._play(player, jobs, partial(progress, f"part {number + 1} of {len(suites)}, {_label(suite)}"))
                 played |= self._read(of_suite)
                 chosen = self._chosen({block: played[block] for block in of_suite})
                 films = [Job(block, filmed=True) for block in chosen if not all(map(Path.exists, self._videos(block)))]
-                play(films, _overall(films, partial(progress, f"films of {_label(suite)}")))
+                self._play(player, films, partial(progress, f"films of {_label(suite)}"))
         played = {block: played[block] for block in blocks}
         document = self._document(played, policies, machine)
         (self.directory / "episodes.csv").write_text(as_csv(document["episodes"]))
@@ -78,26 +82,21 @@ class SweepRun:
         write_json(self.directory / run_directory.RESULT, document)  # last: it marks the sweep as finished
         return document
 
-    @contextmanager
-    def _opened(self) -> Iterator[Play]:
-        """Play in this process or in block workers."""
-        if self.recipe.sweep.parallel == 1:
-            with closing(BlockPlayer(self.sweep)) as player:
+    def _play(self, player: BlockPlayer | BlockWorkers, jobs: Sequence[Job], progress: Callable[[float], None]) -> None:
+        """Carry out jobs, in this process or in workers; report the fraction of all episodes."""
+        done = dict.fromkeys(jobs, 0.0)
 
-                def play_here(jobs: Sequence[Job], reached: Callable[[Job, float], None]) -> None:
-                    for job in jobs:
-                        player.carry_out(job, self.directory, partial(reached, job))
+        def reached(job: Job, fraction: float) -> None:
+            done[job] = fraction
+            progress(sum(len(each.block.seeds) * part for each, part in done.items()) / _episodes(each.block for each in done))
 
-                yield play_here
+        if isinstance(player, BlockPlayer):
+            for job in jobs:
+                player.carry_out(job, self.directory, partial(reached, job))
             return
-        with BlockWorkers(self.directory, self.recipe.sweep.parallel, self.recipe.cluster.call_timeout_s) as workers:
-
-            def play(jobs: Sequence[Job], reached: Callable[[Job, float], None]) -> None:
-                for job in workers.run(jobs):
-                    reached(job, 1.0)
-                self.lost_processes = workers.losses
-
-            yield play
+        for job in player.run(jobs):
+            reached(job, 1.0)
+        self.lost_processes = player.losses
 
     def _read(self, blocks: Sequence[Block]) -> Documents:
         """Return the results of ``blocks`` that need not be played: neither missing nor damaged."""
@@ -145,18 +144,6 @@ class SweepRun:
 
 def _episodes(blocks: Iterable[Block]) -> int:
     return sum(len(block.seeds) for block in blocks)
-
-
-def _overall(jobs: Sequence[Job], progress: Callable[[float], None]) -> Callable[[Job, float], None]:
-    """Return a callback that reports the fraction of a job as a fraction of all episodes."""
-    done = dict.fromkeys(jobs, 0.0)
-    total = _episodes(job.block for job in jobs)
-
-    def reached(job: Job, fraction: float) -> None:
-        done[job] = fraction
-        progress(sum(len(each.block.seeds) * part for each, part in done.items()) / total)
-
-    return reached
 
 
 def _label(suite: Suite) -> str:

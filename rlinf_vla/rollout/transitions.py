@@ -10,7 +10,7 @@ from torch import Tensor
 from rlinf_vla.algorithms.sac import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.algorithms.sac_policy import ACTOR_OUTPUT, FEATURES
 from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
+from rlinf_vla.core.types import EpisodeRecords, Episodes
 from rlinf_vla.rollout.player import ActorProtocol, Call, EpisodeRows, Spans, play_episodes
 
 
@@ -30,12 +30,13 @@ def collect_transitions(
     kept = EpisodeRows(len(episodes))
     found = [EpisodeRecords({}, False, 0) for _ in range(len(episodes))]
 
+    @torch.no_grad()
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
         result = call.result
         terminated, done = (result.terminated & result.valid).any(dim=1), result.done
         reward, discount = chunk_rewards(result.reward, result.valid)
         latent = call.sample.latent
-        seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else _inputs(policy, call.inputs)
+        seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else policy.precompute(call.inputs)
         outcome = {
             ACTION: latent[ACTOR_OUTPUT],
             REWARD: reward,
@@ -45,7 +46,7 @@ def collect_transitions(
         kept.add(index, seen | outcome)
         cut = done & ~terminated
         if bool(cut.any()):
-            last = _inputs(policy, policy.prepare(result.observation))
+            last = policy.precompute(policy.prepare(result.observation))
             kept.add(index, last | {name: torch.zeros_like(value) for name, value in outcome.items()}, cut)
         for slot, number in enumerate(index.tolist()):
             if number >= 0:
@@ -66,9 +67,3 @@ def transition_metrics(episodes: Sequence[EpisodeRecords]) -> dict[str, float]:
         "rollout/episode_len": sum(each.steps for each in episodes) / count,
         "rollout/reward_mean": sum(float(each.records[REWARD].sum()) for each in episodes) / sum(each.steps for each in episodes),
     }
-
-
-@torch.no_grad()
-def _inputs(policy: Policy, inputs: Inputs) -> Inputs:
-    """Return the inputs that an update needs."""
-    return policy.precompute(inputs)
