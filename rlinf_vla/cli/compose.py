@@ -152,8 +152,9 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
     causes = list(_causes(error))
     for cause in causes:
         if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in|Key not found: '([^']+)'", str(cause)):
-            key = getattr(cause, "full_key", None) or match[1] or match[2] or match[3]
-            if _is_key_elsewhere(key) and not any(re.match(rf"[+~]*([\w.]+\.)?{re.escape(key)}(=|$)", each) for each in arguments):
+            key, known = getattr(cause, "full_key", None) or match[1] or match[2] or match[3], recipes.keys()
+            elsewhere = any(f".{each}".endswith(f".{key}") for each in known)  # with another algorithm or model, so not misspelt
+            if elsewhere and not any(re.match(rf"[+~]*([\w.]+\.)?{re.escape(key)}(=|$)", each) for each in arguments):
                 if preset := _given("preset", arguments):
                     hint = "`rlinf-vla list presets` describes each"
                     return f"{preset} does not fit: it sets {key}, which this recipe's algorithm or model does not have ({hint})"
@@ -161,9 +162,9 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
                     if (chosen := _given(group, arguments)) and (base := _given("recipe", arguments)):
                         return f"{chosen} does not fit {base}, which sets {key}: choose another recipe, or write one (--config-dir DIR)"
             entry = re.search(r"Key '([^']+)' is not in struct", " ".join(map(str, causes)))
-            if entry and match[1] in set(recipes.keys()) and entry[1] != match[1].rpartition(".")[2]:
+            if entry and match[1] in known and entry[1] != match[1].rpartition(".")[2]:
                 return f"{match[1]} has no entry {entry[1]}: add it with +{match[1]}.{entry[1]}=VALUE"
-            if (run := _given("run", arguments)) and key in set(recipes.keys()):
+            if (run := _given("run", arguments)) and key in known:
                 return f"{key} is not a key of the recipe of {run}: its env, model or algorithm is one that does not have it"
             return f"{key} is not a key{recipes.unknown_key_hint(str(key))}"
     if match := re.search(r"Could not find '([\w/]+)/([^'/]+)'.*?Available options in '[^']+':\n((?:\t\w+\n?)*)", str(error), re.DOTALL):
@@ -186,12 +187,6 @@ def _stray(arguments: Sequence[str]) -> str | None:
 
 def _given(group: str, arguments: Sequence[str]) -> str | None:
     return next((argument for argument in arguments if argument.startswith(f"{group}=")), None)
-
-
-def _is_key_elsewhere(key: str) -> bool:
-    """Return whether the key is valid with another algorithm or model, and so not a misspelling."""
-    known = recipes.keys()
-    return any(f".{each}".endswith(f".{key}") for each in known)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

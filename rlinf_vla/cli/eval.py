@@ -25,25 +25,26 @@ def run(config: DictConfig) -> None:
     if checkpoint is not None:  # resolved once: a run in training may write newer ones
         recipe.checkpoint = config.checkpoint = str(checkpoint)
     if recipe.sweep.policies:
-        sweep.run(config)
-        return
-    if recipe.env.name == ROBOT:
-        from rlinf_vla.realworld.runtime import evaluate_at_robot
-
-        evaluate_at_robot(recipe, config)
+        sweep.run(recipe, config)
         return
     # without a checkpoint of a run, the recipe's initial model is evaluated
-    policy = builders.build_policy(recipe)
-    version = 0
-    if checkpoint:
-        version = load_checkpoint(checkpoint, policy)["policy_version"]
-    directory = run_directory.for_evaluation(config, checkpoint)
-    name = checkpoint.name if checkpoint else "start"
+    name, told, version = checkpoint.name if checkpoint else "start", str(checkpoint or recipe.model.checkpoint), 0
     with ExitStack() as stack:
         progress = stack.enter_context(stages())
-        groups = stack.enter_context(builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
-        stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
-        play, rate = play_in_process(recipe, policy, groups), groups[0].spec.control_hz / policy.spec.chunk
-        document = evaluate(recipe, play, rate, name, str(checkpoint or recipe.model.checkpoint), version, directory, progress)
-    print(f"success of {name} in {recipe.episodes} episodes of {recipe.env.name}: {headline(document)}")
+        if recipe.env.name == ROBOT:
+            from rlinf_vla.realworld.runtime import evaluating_at_robot
+
+            directory = run_directory.for_evaluation(config, checkpoint)
+            play, rate = stack.enter_context(evaluating_at_robot(recipe, config))
+            where = f"at {recipe.robot.name}"
+        else:
+            policy = builders.build_policy(recipe)
+            version = load_checkpoint(checkpoint, policy)["policy_version"] if checkpoint else 0
+            directory = run_directory.for_evaluation(config, checkpoint)
+            groups = stack.enter_context(builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
+            stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
+            play, rate = play_in_process(recipe, policy, groups), groups[0].spec.control_hz / policy.spec.chunk
+            where = f"of {recipe.env.name}"
+        document = evaluate(recipe, play, rate, name, told, version, directory, progress)
+    print(f"success of {name} in {recipe.episodes} episodes {where}: {headline(document)}")
     print(f"episodes, seeds and machine: {builders.relative(directory / 'evaluation' / f'{name}.json')}")

@@ -35,7 +35,7 @@ VERBS = {
 }
 PLAIN = ("doctor", "list", "verify", "bench_env", "bench_soak", "robot")
 """Verbs without a recipe."""
-ELSEWHERE = {"plan": "rlinf_vla.planner.search", "verify": "rlinf_vla.evaluation.verify"}
+ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify"}
 """Verbs whose module is in the room of the feature."""
 BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "env", "soak")
 
@@ -129,13 +129,13 @@ def _dispatch(arguments: Sequence[str]) -> int:
         from rlinf_vla.core.plugins import nearest
 
         raise UserError(f"{verb!r} is not a verb{nearest(verb, list(VERBS))} (verbs: {', '.join(VERBS)})")
-    module = verb
+    module = ELSEWHERE.get(verb, f"cli.{verb}")
     if verb == "bench":
         if not rest or rest[0] not in BENCHES:
             raise UserError(f"bench needs a benchmark ({', '.join(BENCHES)}): rlinf-vla bench rollout recipe=NAME")
-        module = f"bench_{rest.pop(0)}"
-    command: Callable[..., int | None] = import_module(_module_of(module)).run
-    if module in PLAIN:
+        verb, module = f"bench_{rest[0]}", f"benchmarks.{rest.pop(0)}"
+    command: Callable[..., int | None] = import_module(f"rlinf_vla.{module}").run
+    if verb in PLAIN:
         raise_at_once()
         return command(rest) or 0
     from rlinf_vla.cli.compose import compose_and_run
@@ -144,13 +144,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
         raise_at_once()
         return command(config)
 
-    return compose_and_run(module, rest, begin)
-
-
-def _module_of(verb: str) -> str:
-    if verb.startswith("bench_"):
-        return f"rlinf_vla.benchmarks.{verb.removeprefix('bench_')}"
-    return ELSEWHERE.get(verb, f"rlinf_vla.cli.{verb}")
+    return compose_and_run(verb, rest, begin)
 
 
 def _usage() -> str:

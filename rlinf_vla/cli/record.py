@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
-from rlinf_vla.rollout.expert_dataset import Played, expert_features, play_for_dataset
+from rlinf_vla.rollout.demonstrations import RecordedEpisode, expert_features, record_expert
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.console import stages
 
@@ -29,14 +29,14 @@ def run(config: DictConfig) -> None:
         spec = groups[0].spec
         with LeRobotWriter(output, spec.control_hz, expert_features(spec, recipe.record.video), recipe.env.name) as writer:
 
-            def finished(episode: Played) -> None:
+            def finished(episode: RecordedEpisode) -> None:
                 nonlocal played, successes
                 played, successes = played + 1, successes + episode.success
                 if episode.success or recipe.record.failures:
                     writer.add_episode(episode.frames, episode.instruction)
                 progress("episodes", played / shown.episodes)
 
-            play_for_dataset(groups, shown, recipe.seed, finished)
+            record_expert(groups, shown, recipe.seed, finished)
             if not writer.episodes:
                 raise UserError(
                     f"the expert succeeded in none of {played} episodes, and nothing was written: "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -15,7 +16,7 @@ from rich.table import Table
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core import plugins
-from rlinf_vla.core.robot import Finding, RobotError, RobotPlugin
+from rlinf_vla.core.robot import Robot, RobotError, RobotPlugin
 from rlinf_vla.realworld.operator_session import RECOVERY_S
 
 VERBS = ("check", "home", "stop", "acknowledge", "record", "replay")
@@ -45,17 +46,21 @@ def run(arguments: Sequence[str]) -> int:
     if verb in ORDERS:
         if verb == "acknowledge" and not operator:
             raise UserError("robot acknowledge needs operator=NAME: the person who has checked the arm and lets it move again")
-        _order(verb, operator or getpass.getuser(), chosen, console)
+        for line in _order(verb, operator or getpass.getuser(), chosen):
+            console.print(line)
         return 0
     plugin, config = _choose(chosen)
     if verb == "home":
-        _home(plugin, config)
+        with _connected(plugin, config) as robot:
+            robot.home(HOME_S)
         console.print("the arm is at its rest position")
         return 0
-    found = list[Finding]()
     with console.status("connecting"):
-        found.extend(plugin.check(config))
-    console.print(_table(found))
+        found = list(plugin.check(config))
+    table = Table("", "what", "found", show_edge=False)
+    for each in found:
+        table.add_row("ok" if each.ok else "WRONG", each.name, each.detail)
+    console.print(table)
     return 0 if all(each.ok for each in found) else 1
 
 
@@ -102,26 +107,32 @@ def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:
     return plugin, found
 
 
-def _order(order: str, operator: str, chosen: Sequence[str], console: Console) -> None:
-    if chosen:
-        plugin, config = _choose(chosen)
-        try:
-            lines = plugin.order(config, order, operator)
-        except RobotError as nobody:
-            if order == "stop":
-                raise
-            lines = [_acknowledge(plugin, config, operator, nobody)]
-    else:
-        lines = _order_all(order, operator)
-    for line in lines:
-        console.print(line)
+def _order(order: str, operator: str, chosen: Sequence[str]) -> list[str]:
+    """Give an order to the arm that ``chosen`` names, or to all; return what to print."""
+    if not chosen:
+        return _order_all(order, operator)
+    plugin, config = _choose(chosen)
+    try:
+        return plugin.order(config, order, operator)
+    except RobotError as nobody:
+        if order == "stop":
+            raise
+        return [_acknowledge(plugin, config, operator, nobody)]
+
+
+@contextmanager
+def _connected(plugin: RobotPlugin, config: Any) -> Iterator[Robot]:
+    robot = plugin.make(config)
+    try:
+        robot.connect(CONNECT_S)
+        yield robot
+    finally:
+        robot.close()
 
 
 def _acknowledge(plugin: RobotPlugin, config: Any, operator: str, nobody: RobotError) -> str:
     """Clear the fault that an ended process left latched. Raises ``nobody`` if there is none."""
-    robot = plugin.make(config)
-    try:
-        robot.connect(CONNECT_S)
+    with _connected(plugin, config) as robot:
         found = fault = robot.observe().fault
         if found is None:
             raise nobody
@@ -130,8 +141,6 @@ def _acknowledge(plugin: RobotPlugin, config: Any, operator: str, nobody: RobotE
         while fault is not None and time.monotonic() < until:
             time.sleep(0.1)
             fault = robot.observe().fault
-    finally:
-        robot.close()
     if fault is not None:
         raise RobotError(f"{fault}: still there {RECOVERY_S:g} s after the acknowledgement; fix its cause and acknowledge again")
     return f"{found}: acknowledged by {operator}"
@@ -149,21 +158,3 @@ def _order_all(order: str, operator: str) -> list[str]:
     if not lines:
         raise nothing or RobotError("no robot plug-in is installed")
     return sorted(set(lines))
-
-
-def _home(plugin: RobotPlugin, config: Any) -> None:
-    robot = plugin.make(config)
-    try:
-        robot.connect(CONNECT_S)
-        robot.home(HOME_S)
-    finally:
-        robot.close()
-
-
-def _table(found: Sequence[Finding]) -> Table:
-    table = Table(show_edge=False)
-    for column in ("", "what", "found"):
-        table.add_column(column)
-    for each in found:
-        table.add_row("ok" if each.ok else "WRONG", each.name, each.detail)
-    return table

@@ -29,7 +29,7 @@ from typing import IO, Any
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.core import child_process
 from rlinf_vla.core.child_process import ATTEMPTS, Losses
-from rlinf_vla.evaluation.blocks import Block, Job
+from rlinf_vla.evaluation.blocks import Block, Job, Sweep
 
 
 class BlockWorkers:
@@ -169,19 +169,18 @@ def main(directory: Path) -> None:
 
     os.dup2(2, 1)  # output of libraries goes to stderr
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    from rlinf_vla.evaluation.block_player import BlockPlayer, eval_policies_of, suites_of
+    from rlinf_vla.evaluation.block_player import BlockPlayer
     from rlinf_vla.runtime import recipes
     from rlinf_vla.runtime.saved_recipe import read_saved
 
     with ExitStack() as stack:
         try:
-            recipe = recipes.read(read_saved(directory))
-            player = BlockPlayer(recipe, eval_policies_of(recipe), suites_of(recipe))
+            player = BlockPlayer(Sweep.of(recipes.read(read_saved(directory))))
             stack.callback(player.close)
             for line in iter(sys.stdin.readline, ""):
                 said = json.loads(line)
                 block = Block(**{**said["block"], "seeds": tuple(said["block"]["seeds"])})
-                player.keep(Job(block, said["filmed"]), directory, lambda fraction: answer(reached=fraction))
+                player.carry_out(Job(block, said["filmed"]), directory, lambda fraction: answer(reached=fraction))
                 answer(done=block.name)
         except UserError as error:
             answer(mistake=str(error))

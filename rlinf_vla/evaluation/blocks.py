@@ -1,4 +1,4 @@
-"""Split a sweep into blocks of episodes that are played and saved one by one.
+"""What a sweep plays: policies, suites, and their episodes in blocks that are saved one by one.
 
 The split depends on the recipe alone, not on which worker plays a block or when. Any lost block can
 therefore be played again.
@@ -10,12 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlinf_vla.config.algorithm import NO_ALGORITHM
+from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import HasSuites, Suite
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
+from rlinf_vla.runtime import builders
+from rlinf_vla.runtime.recipes import asset_path
 
 START, EXPERT, RANDOM = "start", "expert", "random"
 SCRIPTED = (EXPERT, RANDOM)
 """Sources of actions that need no policy."""
+
+Place = tuple[str, str, str, int]
+"""(policy, suite, task, seed) of an episode."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,11 @@ class Block:
     @property
     def name(self) -> str:
         """Name of the block's file."""
-        return f"{self.policy:02d}_{self.suite:03d}_{self.task:03d}_{self.seeds[0]:07d}"
+        return self.name_of(self.seeds[0])
+
+    def name_of(self, seed: int) -> str:
+        """Name of an episode's video."""
+        return f"{self.policy:02d}_{self.suite:03d}_{self.task:03d}_{seed:07d}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,72 @@ class Job:
 
     block: Block
     filmed: bool = False
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All that a recipe evaluates."""
+
+    recipe: Recipe
+    policies: list[EvalPolicy]
+    suites: list[Suite]
+    blocks: list[Block]
+
+    @staticmethod
+    def of(recipe: Recipe) -> Sweep:
+        """Start a simulator only if its plug-in cannot list its suites.
+
+        Raises UserError if a policy needs a model and the recipe has none, or a directory is
+        missing.
+        """
+        policies, suites = _policies(recipe), _suites(recipe)
+        blocks = split_into_blocks(len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, recipe.sweep.block)
+        return Sweep(recipe, policies, suites, blocks)
+
+    def places(self, block: Block) -> list[Place]:
+        suite = self.suites[block.suite]
+        return [(self.policies[block.policy].name, suite.name, suite.tasks[block.task], seed) for seed in block.seeds]
+
+
+def directory_of(recipe: Recipe, source: str) -> Path:
+    """Return the directory that a policy is loaded from. Raises UserError for an unknown asset."""
+    return asset_path(recipe.model.checkpoint) if source == START else Path(source).expanduser()
+
+
+def _suites(recipe: Recipe) -> list[Suite]:
+    plugin = plugins.choose("env", recipe.env.name, plugins.envs())
+    if isinstance(plugin, HasSuites):
+        return plugin.suites(recipe.env)
+    with builders.open_envs(recipe, None, recipe.rollout.pipeline_depth) as groups:
+        return [Suite(recipe.env.name, groups[0].spec.tasks, recipe.env)]
+
+
+def _policies(recipe: Recipe) -> list[EvalPolicy]:
+    """Return the policies of ``sweep.policies``, preceded by one that another key names.
+
+    That is ``checkpoint``; or the model, if there is no algorithm and all listed policies are
+    scripted, because the model would otherwise have no effect.
+    """
+    model, listed = recipe.model, list(recipe.sweep.policies)
+    if recipe.checkpoint is not None:
+        if Path(recipe.checkpoint).resolve() not in [Path(each).expanduser().resolve() for each in listed]:
+            listed.insert(0, recipe.checkpoint)
+    elif recipe.algorithm.name == NO_ALGORITHM and model.name != NO_MODEL and set(listed) <= set(SCRIPTED):
+        listed.insert(0, START)
+    found = eval_policies(listed, recipe.evaluation.modes)
+    if model.name == NO_MODEL and model.checkpoint != NO_MODEL:
+        raise UserError(f"model.checkpoint={model.checkpoint} needs a model, and recipe={recipe.name} has none: set model=NAME, too")
+    for policy in listed:
+        if policy in SCRIPTED:
+            continue
+        if model.name == NO_MODEL:
+            raise UserError(f"sweep.policies names {policy}, but recipe={recipe.name} has no model: set model=NAME model.checkpoint=DIR")
+        if directory_of(recipe, policy).is_dir():
+            continue
+        if policy == START:
+            raise UserError(f"model.checkpoint={model.checkpoint}: no such directory")
+        raise UserError(f"sweep.policies names {policy}: no such directory (or {START}, {' or '.join(SCRIPTED)})")
+    return found
 
 
 def eval_policies(policies: Sequence[str], modes: Sequence[str]) -> list[EvalPolicy]:
@@ -73,6 +153,21 @@ def eval_policies(policies: Sequence[str], modes: Sequence[str]) -> list[EvalPol
     return found
 
 
+def _names(policies: Sequence[str]) -> list[str]:
+    """Return distinct names: of each directory, the fewest last path components that suffice."""
+    parts = [(each,) if each in (START, *SCRIPTED) else _telling(Path(each)) for each in policies]
+    count = 1
+    while True:
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names) or count > max(map(len, parts)):
+            return names
+        count += 1
+
+
+def _telling(path: Path) -> tuple[str, ...]:
+    return tuple(name for name in path.expanduser().absolute().parts[1:] if name != "checkpoints") or (str(path),)
+
+
 def split_into_blocks(policies: int, tasks: Sequence[int], episodes: int, size: int) -> list[Block]:
     """Return blocks of at most ``size`` episodes, ``episodes`` per task and policy.
 
@@ -89,18 +184,3 @@ def split_into_blocks(policies: int, tasks: Sequence[int], episodes: int, size: 
         for task in range(count)
         for first in range(0, episodes, size)
     ]
-
-
-def _names(policies: Sequence[str]) -> list[str]:
-    """Return distinct names: of each directory, the fewest last path components that suffice."""
-    parts = [(each,) if each in (START, *SCRIPTED) else _telling(Path(each)) for each in policies]
-    count = 1
-    while True:
-        names = ["/".join(each[-count:]) for each in parts]
-        if len(set(names)) == len(names) or count > max(map(len, parts)):
-            return names
-        count += 1
-
-
-def _telling(path: Path) -> tuple[str, ...]:
-    return tuple(name for name in path.expanduser().absolute().parts[1:] if name != "checkpoints") or (str(path),)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.config.evaluation import MODES
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation.statistics import summary
@@ -40,27 +40,18 @@ def evaluate(
             progress(f"{name} ({mode})", fraction)
 
         results = play(temperature, filmed, report)
-        document[mode] = block(results, temperature)
+        counts = summary([result.success for result in results], [result.task for result in results])
+        document[mode] = {"temperature": temperature} | counts | {"episodes": [result.row() for result in results]}
         for result in results[:filmed]:
             film(result, run_dir / "videos" / f"{name}_{result.task}_{result.seed}.mp4", calls_per_s)
     write_json(run_dir / "evaluation" / f"{name}.json", document)
     return document
 
 
-def block(results: Sequence[EpisodeResult], temperature: float) -> dict[str, Any]:
-    """Return the JSON block of one mode: temperature, success counts and episodes."""
-    episodes = []
-    for result in results:
-        episode = {name: value for name, value in asdict(result).items() if name not in ("frames", "episode_return")}
-        episodes.append(episode | {"return": result.episode_return})
-    counts = summary([result.success for result in results], [result.task for result in results])
-    return {"temperature": temperature} | counts | {"episodes": episodes}
-
-
 def headline(document: dict[str, Any]) -> str:
     """Return e.g. ``41.5 % sampled (95 % interval 34.9 to 48.4), 38.0 % greedy (...)``."""
     parts = []
-    for mode in ("sampled", "greedy"):
+    for mode in MODES:
         if mode in document:
             low, high = document[mode]["pc_success_ci95"]
             parts.append(f"{document[mode]['pc_success']:.1f} % {mode} (95 % interval {low:.1f} to {high:.1f})")

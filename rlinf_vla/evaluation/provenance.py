@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
-from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy
-from rlinf_vla.evaluation.verification import differing
-from rlinf_vla.runtime.recipes import asset_path
+from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy, directory_of
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training.checkpoint import COMPLETE, verify
 
@@ -24,23 +23,17 @@ SOFTWARE = ("python", "packages", "gpus")
 
 def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]:
     """Return policy name -> source, SHA-256 of the files it is loaded from, mode and unnorm_key."""
-    hashes: dict[Path, str] = {}
-
-    def digest(directory: Path) -> str:
-        if directory not in hashes:
-            hashes[directory] = digest_of(directory)
-        return hashes[directory]
-
+    digest = functools.cache(digest_of)
     found: dict[str, Any] = {}
     for policy in policies:
         if policy.source in SCRIPTED:
             found[policy.name] = {"policy": policy.source, "sha256": None, "mode": None}
             continue
-        directory = asset_path(recipe.model.checkpoint) if policy.source == START else Path(policy.source).expanduser()
+        directory = directory_of(recipe, policy.source)
         known: dict[str, Any] = {"policy": policy.source, "sha256": digest(directory), "mode": policy.mode, "model": recipe.model.name}
         if (directory / COMPLETE).exists():
             verify(directory)
-            known["model_sha256"] = digest(asset_path(recipe.model.checkpoint))
+            known["model_sha256"] = digest(directory_of(recipe, START))
         known["temperature"] = recipe.rollout.temperature if policy.mode == "sampled" else 0.0
         known["unnorm_key"] = getattr(recipe.model.options, "unnorm_key", None)
         found[policy.name] = known
@@ -56,10 +49,8 @@ def digest_of(directory: Path) -> str:
         raise UserError(f"{directory}: no such directory")
     total = hashlib.sha256()
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-        content = hashlib.sha256()
         with path.open("rb") as file:
-            while piece := file.read(1 << 20):
-                content.update(piece)
+            content = hashlib.file_digest(file, "sha256")
         total.update(f"{path.relative_to(directory).as_posix()}\0{content.hexdigest()}\n".encode())
     return total.hexdigest()
 
@@ -82,3 +73,18 @@ def same_provenance(directory: Path, policies: dict[str, Any]) -> dict[str, Any]
     if changes:
         raise UserError(f"run_dir={directory} was begun with other software or weights: {changes[0]}; restore them, or start a new run_dir")
     return {name: value for name, value in before.items() if name != "policies"}
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    """Return ``KEY was X, is Y`` for each changed value under ``keys``, nested ones included."""
+    found = []
+    for name in keys:
+        old, new = _flat(before.get(name), name), _flat(now.get(name), name)
+        found += [f"{each} was {old.get(each)}, is {new.get(each)}" for each in old | new if old.get(each) != new.get(each)]
+    return found
+
+
+def _flat(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {full: each for part, child in value.items() for full, each in _flat(child, f"{name}.{part}").items()}

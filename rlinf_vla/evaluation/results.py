@@ -1,7 +1,6 @@
 """Aggregate a sweep's episodes into success tables and paired differences, as JSON values and CSV.
 
-An episode is ``{policy, suite, task, seed, instruction, success, steps, return}``; ``policy`` is an
-EvalPolicy's name.
+An episode has the values COLUMNS; ``policy`` is an EvalPolicy's name.
 """
 
 from __future__ import annotations
@@ -12,22 +11,14 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from rlinf_vla.evaluation.statistics import paired, summary
-from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
+from rlinf_vla.evaluation.statistics import paired_episodes, summary
 
-COLUMNS = ("policy", "suite", "task", "seed", "instruction", "success", "steps", "return")
+FORMAT = "rlinf-vla evaluation 2"
+COLUMNS: dict[str, Any] = {"policy": str, "suite": str, "task": str, "seed": int, "instruction": str, "success": bool}
+COLUMNS |= {"steps": int, "return": float | int}
+"""Names and types of an episode's values."""
 
 Episode = dict[str, Any]
-
-
-def episode(policy: str, suite: str, result: EpisodeResult) -> Episode:
-    values = (policy, suite, result.task, result.seed, result.instruction, result.success, result.steps, result.episode_return)
-    return dict(zip(COLUMNS, values, strict=True))
-
-
-def key(episode: Episode) -> tuple[str, str, int]:
-    """Return (suite, task, seed), which pairs the episodes of two policies."""
-    return episode["suite"], episode["task"], episode["seed"]
 
 
 def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -49,7 +40,7 @@ def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
         {"before": before, "after": after, "suite": suite} | found
         for before, after in combinations(by_policy, 2)
         for suite in [None, *(suites if len(suites) > 1 else [])]
-        if (found := _difference(by_policy[before], by_policy[after], suite))
+        if (found := paired_episodes(*([e for e in by_policy[name] if suite in (None, e["suite"])] for name in (before, after))))
     ]
     return {"policies": policies, "differences": differences}
 
@@ -57,7 +48,7 @@ def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
 def as_csv(episodes: Sequence[Episode]) -> str:
     """Return one CSV line per episode below a header line; success is 1 or 0."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writeheader()
     writer.writerows(each | {"success": int(each["success"])} for each in episodes)
     return text.getvalue()
@@ -67,12 +58,6 @@ def _summary_of(episodes: Sequence[Episode]) -> dict[str, Any]:
     found = summary([each["success"] for each in episodes], [each["task"] for each in episodes])
     tasks = dict.fromkeys(each["task"] for each in episodes)
     return found | {"per_task": {task: found["per_task"][task] for task in tasks}}
-
-
-def _difference(before: Sequence[Episode], after: Sequence[Episode], suite: str | None) -> dict[str, Any] | None:
-    first, second = ({key(each): each["success"] for each in played if suite in (None, each["suite"])} for played in (before, after))
-    shared = [each for each in first if each in second]
-    return paired([first[each] for each in shared], [second[each] for each in shared]) if shared else None
 
 
 def _grouped(episodes: Sequence[Episode], by: str) -> dict[str, list[Episode]]:

@@ -11,8 +11,7 @@ from math import comb, sqrt
 from statistics import NormalDist
 from typing import Any
 
-MODES = ("greedy", "sampled")
-"""Evaluation modes; an evaluation document holds one block for each mode that was played."""
+from rlinf_vla.config.evaluation import MODES
 
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -107,39 +106,37 @@ def summary(success: Sequence[bool], per_task: Sequence[str] | None = None) -> d
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return ``evaluation/comparison.json``: two evaluation documents on their shared episodes.
+    """Return ``evaluation/comparison.json``: :func:`paired_episodes` per mode in both documents."""
+    both = [mode for mode in MODES if mode in before and mode in after]
+    found = {mode: paired_episodes(before[mode]["episodes"], after[mode]["episodes"]) for mode in both}
+    return {mode: block for mode, block in found.items() if block}
 
-    Per mode in both: n_pairs, n_gained (failed before, succeeds after), n_lost (the reverse),
-    pc_difference (percentage points, after - before), pc_difference_ci95, and p_value of "no
-    difference" (McNemar, exact).
+
+def paired_episodes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Compare two policies on the episodes that both played; empty if there are none.
+
+    Keys: n_pairs, n_gained (failed before, succeeds after), n_lost (the reverse), pc_difference
+    (percentage points, after - before), pc_difference_ci95, and p_value of "no difference"
+    (McNemar, exact).
     """
-    result: dict[str, Any] = {}
-    for mode in MODES:
-        if mode not in before or mode not in after:
-            continue
-        first, second = _outcomes(before[mode]), _outcomes(after[mode])
-        shared = [episode for episode in first if episode in second]
-        if shared:
-            result[mode] = paired([first[episode] for episode in shared], [second[episode] for episode in shared])
-    return result
-
-
-def paired(before: Sequence[bool], after: Sequence[bool]) -> dict[str, Any]:
-    """Return one block of :func:`compare`, for the same episodes in the same order."""
-    _, gained, lost, _ = _paired_counts(before, after)
-    difference, (low, high) = paired_difference(before, after)
+    first, second = (
+        {(episode.get("suite"), episode["task"], episode["seed"]): bool(episode["success"]) for episode in played}
+        for played in (before, after)
+    )
+    shared = [episode for episode in first if episode in second]
+    if not shared:
+        return {}
+    outcomes = [first[episode] for episode in shared], [second[episode] for episode in shared]
+    _, gained, lost, _ = _paired_counts(*outcomes)
+    difference, (low, high) = paired_difference(*outcomes)
     return {
-        "n_pairs": len(before),
+        "n_pairs": len(shared),
         "n_gained": gained,
         "n_lost": lost,
         "pc_difference": 100 * difference,
         "pc_difference_ci95": [100 * low, 100 * high],
-        "p_value": mcnemar_exact(before, after),
+        "p_value": mcnemar_exact(*outcomes),
     }
-
-
-def _outcomes(block: dict[str, Any]) -> dict[tuple[str, int], bool]:
-    return {(episode["task"], episode["seed"]): bool(episode["success"]) for episode in block["episodes"]}
 
 
 def _paired_counts(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int, int]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,114 +16,106 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import Suite
-from rlinf_vla.evaluation.block_player import VIDEOS, BlockPlayer, eval_policies_of, suites_of, video_name
+from rlinf_vla.evaluation.block_player import VIDEOS, BlockPlayer
 from rlinf_vla.evaluation.block_workers import BlockWorkers
-from rlinf_vla.evaluation.blocks import Block, EvalPolicy, Job, split_into_blocks
+from rlinf_vla.evaluation.blocks import Block, Job, Sweep
 from rlinf_vla.evaluation.provenance import identities, same_provenance
-from rlinf_vla.evaluation.results import Episode, as_csv, tables
-from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.evaluation.results import FORMAT, Episode, as_csv, tables
+from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.saved_recipe import to_plain
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.evaluation_page import Film, write_page
 from rlinf_vla.telemetry.evaluation_table import print_tables
 
-FORMAT = "rlinf-vla evaluation 2"
+Documents = dict[Block, dict[str, Any]]
+"""What ``BlockPlayer.play`` returned for each block."""
 
 
-def run(config: DictConfig) -> None:
+def run(recipe: Recipe, config: DictConfig) -> None:
     """Run the missing episodes; write result.json, episodes.csv, report.html and videos."""
-    recipe = recipes.read(config)
-    policies, suites = eval_policies_of(recipe), suites_of(recipe)
-    blocks = split_into_blocks(len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, recipe.sweep.block)
+    sweep = Sweep.of(recipe)
     directory = run_directory.for_sweep(config)
     with run_directory.opened_for_sweep(directory, config):
-        document = Sweep(recipe, to_plain(config), policies, suites, blocks, directory).carry_out()
+        document = SweepRun(sweep, directory, to_plain(config)).carry_out()
     print_tables(document)
     print(f"episodes: {builders.relative(directory / run_directory.RESULT)}, episodes.csv; report: report.html in the same directory")
     print(f"to check it: rlinf-vla verify {builders.relative(directory / run_directory.RESULT)} --episodes 20")
 
 
-class Sweep:
-    """An evaluation sweep in a run directory; resumes from the blocks that are already there."""
+class SweepRun:
+    """A sweep in a run directory; resumes from the blocks that are already there."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        kept: dict[str, Any],
-        policies: Sequence[EvalPolicy],
-        suites: Sequence[Suite],
-        blocks: Sequence[Block],
-        directory: Path,
-    ) -> None:
-        """``kept``: the recipe as JSON values."""
-        self.recipe, self.kept, self.policies, self.suites, self.blocks, self.directory = recipe, kept, policies, suites, blocks, directory
+    def __init__(self, sweep: Sweep, directory: Path, saved_recipe: dict[str, Any]) -> None:
+        """``saved_recipe``: the recipe as JSON values."""
+        self.sweep, self.recipe, self.directory, self.saved_recipe = sweep, sweep.recipe, directory, saved_recipe
         self.lost_processes = 0
 
     def carry_out(self) -> dict[str, Any]:
         """Run missing blocks, write all results and return the document of result.json."""
-        policies = identities(self.recipe, self.policies)
+        blocks, suites = self.sweep.blocks, self.sweep.suites
+        policies = identities(self.recipe, self.sweep.policies)
         machine = same_provenance(self.directory, policies)
-        total, found = (sum(len(block.seeds) for block in blocks) for blocks in (self.blocks, filter(self._read, self.blocks)))
-        where = builders.relative(self.directory)
-        tasks = sum(len(suite.tasks) for suite in self.suites)
-        how = f"{total} episodes: {tasks} tasks, {len(self.policies)} policies, {self.recipe.episodes} episodes each"
+        played = self._read(blocks)
+        total, found = _episodes(blocks), _episodes(played)
+        where, tasks = builders.relative(self.directory), sum(len(suite.tasks) for suite in suites)
+        how = f"{total} episodes: {tasks} tasks, {len(self.sweep.policies)} policies, {self.recipe.episodes} episodes each"
         print(f"found {found} of {total} episodes in {where}" if found else f"{how}, into {where}")
-        with stages() as progress, self._opened() as play:
-            for number, suite in enumerate(self.suites):
-                of_suite = [block for block in self.blocks if block.suite == number]
-                jobs = [Job(block) for block in of_suite if self._read(block) is None]
-                play(jobs, partial(progress, f"part {number + 1} of {len(self.suites)}, {_label(suite)}"))
-                films = [Job(block, filmed=True) for block in self._chosen(of_suite) if not all(map(Path.exists, self._videos(block)))]
-                play(films, partial(progress, f"films of {_label(suite)}"))
-        documents = [self._kept(block) for block in self.blocks]
-        document = self._document(documents, policies, machine)
+        parallel = self.recipe.sweep.parallel
+        opened: AbstractContextManager[BlockPlayer | BlockWorkers] = (
+            closing(BlockPlayer(self.sweep))
+            if parallel == 1
+            else BlockWorkers(self.directory, parallel, self.recipe.cluster.call_timeout_s)
+        )
+        with stages() as progress, opened as player:
+            for number, suite in enumerate(suites):
+                of_suite = [block for block in blocks if block.suite == number]
+                jobs = [Job(block) for block in of_suite if block not in played]
+                self._play(player, jobs, partial(progress, f"part {number + 1} of {len(suites)}, {_label(suite)}"))
+                played |= self._read(of_suite)
+                chosen = self._chosen({block: played[block] for block in of_suite})
+                films = [Job(block, filmed=True) for block in chosen if not all(map(Path.exists, self._videos(block)))]
+                self._play(player, films, partial(progress, f"films of {_label(suite)}"))
+        played = {block: played[block] for block in blocks}
+        document = self._document(played, policies, machine)
         (self.directory / "episodes.csv").write_text(as_csv(document["episodes"]))
-        write_page(self.directory, document, [film for block in self._chosen(self.blocks) for film in self._shown(block)])
+        write_page(self.directory, document, [film for block in self._chosen(played) for film in self._films(block)])
         write_json(self.directory / run_directory.RESULT, document)  # last: it marks the sweep as finished
         return document
 
-    @contextmanager
-    def _opened(self) -> Iterator[Callable[[Sequence[Job], Callable[[float], None]], None]]:
-        """Yield ``play(jobs, progress)``, which runs jobs in this process or in block workers."""
-        parallel = self.recipe.sweep.parallel
-        with ExitStack() as stack:
-            if parallel == 1:
-                player = stack.enter_context(closing(BlockPlayer(self.recipe, self.policies, self.suites)))
-            else:
-                workers = stack.enter_context(BlockWorkers(self.directory, parallel, self.recipe.cluster.call_timeout_s))
+    def _play(self, player: BlockPlayer | BlockWorkers, jobs: Sequence[Job], progress: Callable[[float], None]) -> None:
+        """Carry out jobs, in this process or in workers; report the fraction of all episodes."""
+        done = dict.fromkeys(jobs, 0.0)
 
-            def play(jobs: Sequence[Job], progress: Callable[[float], None]) -> None:
-                sizes = [len(job.block.seeds) for job in jobs]
-                if parallel == 1:
-                    for place, job in enumerate(jobs):
-                        player.keep(job, self.directory, partial(_tell, progress, sum(sizes[:place]), sizes[place], sum(sizes)))
-                    return
-                for done in accumulate(len(job.block.seeds) for job in workers.run(jobs)):
-                    progress(done / sum(sizes))
-                self.lost_processes = workers.losses
+        def reached(job: Job, fraction: float) -> None:
+            done[job] = fraction
+            progress(sum(len(each.block.seeds) * part for each, part in done.items()) / _episodes(each.block for each in done))
 
-            yield play
+        if isinstance(player, BlockPlayer):
+            for job in jobs:
+                player.carry_out(job, self.directory, partial(reached, job))
+            return
+        for job in player.run(jobs):
+            reached(job, 1.0)
+        self.lost_processes = player.losses
 
-    def _read(self, block: Block) -> dict[str, Any] | None:
-        """Return a block's result, or None if it is missing or damaged and must be run."""
-        try:
-            document = json.loads((self.directory / run_directory.BLOCKS / f"{block.name}.json").read_text())
-            whole = document["block"] == asdict(block) | {"seeds": list(block.seeds)}
-            return document if whole and len(document["episodes"]) == len(block.seeds) else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+    def _read(self, blocks: Sequence[Block]) -> Documents:
+        """Return the results of ``blocks`` that need not be played: neither missing nor damaged."""
+        found = {}
+        for block in blocks:
+            try:
+                document = json.loads((self.directory / run_directory.BLOCKS / f"{block.name}.json").read_text())
+                whole = document["block"] == asdict(block) | {"seeds": list(block.seeds)}
+                if whole and len(document["episodes"]) == len(block.seeds):
+                    found[block] = document
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return found
 
-    def _kept(self, block: Block) -> dict[str, Any]:
-        document = self._read(block)
-        if document is None:
-            raise RuntimeError(f"{block.name}.json is missing from {self.directory / run_directory.BLOCKS}")
-        return document
-
-    def _chosen(self, blocks: Sequence[Block]) -> list[Block]:
+    def _chosen(self, played: Documents) -> list[Block]:
         """Return ``evaluation.filmed`` episodes per policy and task to film, failures first."""
         outcomes: dict[tuple[int, int, int], list[Episode]] = {}
-        for block in blocks:
-            outcomes.setdefault((block.policy, block.suite, block.task), []).extend(self._kept(block)["episodes"])
+        for block, document in played.items():
+            outcomes.setdefault((block.policy, block.suite, block.task), []).extend(document["episodes"])
         chosen = []
         for place, episodes in outcomes.items():
             first = sorted(episodes, key=lambda episode: (episode["success"], episode["seed"]))[: self.recipe.evaluation.filmed]
@@ -132,30 +123,27 @@ class Sweep:
         return chosen
 
     def _videos(self, block: Block) -> list[Path]:
-        return [self.directory / VIDEOS / video_name(block, seed) for seed in block.seeds]
+        return [self.directory / VIDEOS / f"{block.name_of(seed)}.mp4" for seed in block.seeds]
 
-    def _shown(self, block: Block) -> list[Film]:
-        suite = self.suites[block.suite]
-        return [Film(self.policies[block.policy].name, suite.name, suite.tasks[block.task], path) for path in self._videos(block)]
+    def _films(self, block: Block) -> list[Film]:
+        return [Film(*place[:3], path) for place, path in zip(self.sweep.places(block), self._videos(block), strict=True)]
 
-    def _document(self, documents: Sequence[dict[str, Any]], policies: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
-        episodes = [episode for each in documents for episode in each["episodes"]]
+    def _document(self, played: Documents, policies: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
         environments: dict[int, dict[str, Any]] = {}
-        for block, document in zip(self.blocks, documents, strict=True):
+        for block, document in played.items():
             if environments.setdefault(block.suite, document["environment"]) != document["environment"]:
-                where = f"{self.suites[block.suite].name} in {self.directory} was played on different simulators"
+                where = f"{self.sweep.suites[block.suite].name} in {self.directory} was played on different simulators"
                 raise UserError(f"{where}: {environments[block.suite]} and {document['environment']}; start a new run_dir")
-            if document["policy"]:
-                policies[self.policies[block.policy].name].update(document["policy"])
-        suites = [{"suite": suite.name, "tasks": list(suite.tasks)} | environments[place] for place, suite in enumerate(self.suites)]
-        lost = {"simulators": sum(document["lost_simulators"] for document in documents), "processes": self.lost_processes}
+            policies[self.sweep.policies[block.policy].name].update(document["policy"] or {})
+        episodes = [episode for document in played.values() for episode in document["episodes"]]
+        suites = [{"suite": suite.name, "tasks": list(suite.tasks)} | environments[place] for place, suite in enumerate(self.sweep.suites)]
+        lost = {"simulators": sum(document["lost_simulators"] for document in played.values()), "processes": self.lost_processes}
         head = {"format": FORMAT, "name": self.recipe.name, "environment": machine, "suites": suites, "provenance": policies, "lost": lost}
-        return head | tables(episodes) | {"recipe": self.kept, "episodes": episodes}
+        return head | tables(episodes) | {"recipe": self.saved_recipe, "episodes": episodes}
 
 
-def _tell(progress: Callable[[float], None], before: int, size: int, total: int, fraction: float) -> None:
-    """Report ``fraction`` of a block as a fraction of all episodes."""
-    progress((before + fraction * size) / total)
+def _episodes(blocks: Iterable[Block]) -> int:
+    return sum(len(block.seeds) for block in blocks)
 
 
 def _label(suite: Suite) -> str:

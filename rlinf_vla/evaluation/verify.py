@@ -6,34 +6,30 @@ import argparse
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.trust import printable
-from rlinf_vla.core.protocols import Suite
-from rlinf_vla.evaluation.block_player import BlockPlayer, eval_policies_of, suites_of
-from rlinf_vla.evaluation.blocks import Block, EvalPolicy, split_into_blocks
-from rlinf_vla.evaluation.provenance import SOFTWARE, identities
-from rlinf_vla.evaluation.results import COLUMNS, Episode, tables
-from rlinf_vla.evaluation.sweep import FORMAT
-from rlinf_vla.evaluation.verification import OUTCOME, SIGNIFICANCE, Verdict, compare_outcomes, differing, sample
+from rlinf_vla.evaluation.block_player import BlockPlayer
+from rlinf_vla.evaluation.blocks import Block, Place, Sweep
+from rlinf_vla.evaluation.provenance import SOFTWARE, differing, identities
+from rlinf_vla.evaluation.results import COLUMNS, FORMAT, Episode, tables
+from rlinf_vla.evaluation.statistics import mcnemar_exact
 from rlinf_vla.runtime.saved_recipe import with_overrides
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.environment import fingerprint
 
+SIGNIFICANCE = 0.05
+"""A smaller p-value counts as a disagreement."""
+OUTCOME = ("instruction", "success", "steps", "return")
+"""Fields of a repeated episode that must be bit-identical on the same software and hardware."""
 SHOWN = 5
 """Differing episodes that are listed one by one."""
-
-NUMBERS: dict[str, Any] = {"seed": int, "success": bool, "steps": int, "return": float | int}
-"""Types of the episode columns that are not strings."""
-
 PLAYED = ("env.", "model.")
 """Recipe nodes that verify takes programs and paths from: it builds simulators and policies.
 It starts no reward, robot or cluster, and writes nothing."""
-
-Place = tuple[str, str, str, int]
-"""(policy, suite, task, seed)"""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -43,35 +39,67 @@ def run(arguments: Sequence[str]) -> int:
     """
     path, count, settings = _read_arguments(arguments)
     document = _read(path)
-    recipe = with_overrides(document["recipe"], settings, PLAYED, str(path))
-    policies, suites = eval_policies_of(recipe), suites_of(recipe)
-    places = _Places(policies, suites)
-    expected = split_into_blocks(len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, recipe.sweep.block)
-    whole = [place for block in expected for place in places.of(block)] == [_place(episode) for episode in document["episodes"]]
-    if not whole or len(document["suites"]) != len(suites):
+    sweep = Sweep.of(with_overrides(document["recipe"], settings, PLAYED, str(path)))
+    blocks = {place: block for block in sweep.blocks for place in sweep.places(block)}
+    if list(blocks) != list(map(_place, document["episodes"])) or len(document["suites"]) != len(sweep.suites):
         raise UserError(f"{path} does not hold the episodes of its recipe: it is damaged, or of another version")
-    now = identities(recipe, policies)
-    kept = {name: {key: document["provenance"].get(name, {}).get(key) for key in known} for name, known in now.items()}
+    now = identities(sweep.recipe, sweep.policies)
+    saved = {name: {key: document["provenance"].get(name, {}).get(key) for key in known} for name, known in now.items()}
     changes = differing(document["environment"], fingerprint(), (*SOFTWARE, "cpu")) + differing(
-        {"policy": kept}, {"policy": now}, ("policy",)
+        {"policy": saved}, {"policy": now}, ("policy",)
     )
 
     wanted = sample(document["episodes"], count)
+    seeds: dict[Block, list[int]] = {}  # of each policy and task
+    for episode in wanted:
+        seeds.setdefault(replace(blocks[_place(episode)], seeds=()), []).append(episode["seed"])
     again: dict[Place, Episode] = {}
-    with stages() as progress, closing(BlockPlayer(recipe, policies, suites)) as player:
-        for block in places.blocks(wanted):
-            played = player.play(block)
+    with stages() as progress, closing(BlockPlayer(sweep)) as player:
+        for block, chosen in seeds.items():
+            played = player.play(replace(block, seeds=tuple(chosen)))
             suite = document["suites"][block.suite]
             changes += [each for each in differing(suite, played["environment"], list(played["environment"])) if each not in changes]
             again |= {_place(episode): episode for episode in played["episodes"]}
             progress("episodes", len(again) / len(wanted))
-    exact = not changes and recipe.cluster.device == "cpu"
+    exact = not changes and sweep.recipe.cluster.device == "cpu"
     verdict = compare_outcomes(wanted, [again[_place(episode)] for episode in wanted], exact)
     sums = json.loads(json.dumps(tables(document["episodes"])))
     sound = all(document[name] == table for name, table in sums.items())
     for line in _says(path, verdict, changes, sound):
         print(printable(line))
     return 0 if verdict.agrees and sound else 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Comparison of saved and repeated episodes.
+
+    ``different``: (saved, repeated) pairs that differ. ``p_value``: of "both succeed equally
+    often".
+    """
+
+    played: int
+    different: list[tuple[Episode, Episode]]
+    p_value: float
+    exact: bool
+    """Whether every episode must be identical."""
+
+    @property
+    def agrees(self) -> bool:
+        return not self.different if self.exact else self.p_value >= SIGNIFICANCE
+
+
+def compare_outcomes(kept: Sequence[Episode], again: Sequence[Episode], exact: bool) -> Verdict:
+    """Compare the saved with the repeated outcomes of the same episodes in the same order."""
+    pairs = list(zip(kept, again, strict=True))
+    different = [(old, new) for old, new in pairs if any(old[name] != new[name] for name in OUTCOME)]
+    return Verdict(len(pairs), different, mcnemar_exact([old["success"] for old in kept], [new["success"] for new in again]), exact)
+
+
+def sample(episodes: Sequence[Episode], count: int) -> list[Episode]:
+    """Return ``count`` episodes (or all), evenly spaced in the list, so over policies and tasks."""
+    total = len(episodes)
+    return [episodes[index * total // count] for index in range(count)] if count < total else list(episodes)
 
 
 def _says(path: Path, verdict: Verdict, changes: Sequence[str], sound: bool) -> list[str]:
@@ -94,26 +122,6 @@ def _says(path: Path, verdict: Verdict, changes: Sequence[str], sound: bool) -> 
     return lines
 
 
-class _Places:
-    """Convert between episodes, which have names, and blocks, which have indices."""
-
-    def __init__(self, policies: Sequence[EvalPolicy], suites: Sequence[Suite]) -> None:
-        self._policies = [policy.name for policy in policies]
-        self._tasks = [[(suite.name, task) for task in suite.tasks] for suite in suites]
-        self._numbers = {name: (suite, task) for suite, names in enumerate(self._tasks) for task, name in enumerate(names)}
-
-    def of(self, block: Block) -> list[Place]:
-        return [(self._policies[block.policy], *self._tasks[block.suite][block.task], seed) for seed in block.seeds]
-
-    def blocks(self, episodes: Sequence[Episode]) -> list[Block]:
-        """Return one block per policy and task, with the seeds of all its episodes."""
-        seeds: dict[tuple[int, int, int], list[int]] = {}
-        for episode in episodes:
-            place = (self._policies.index(episode["policy"]), *self._numbers[episode["suite"], episode["task"]])
-            seeds.setdefault(place, []).append(episode["seed"])
-        return [Block(*place, tuple(chosen)) for place, chosen in seeds.items()]
-
-
 def _place(episode: Episode) -> Place:
     return episode["policy"], episode["suite"], episode["task"], episode["seed"]
 
@@ -128,28 +136,18 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged (no JSON): take another copy of it") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UserError(f"{path} is not a sweep's result.json ({FORMAT})")
-    kinds = {
-        "recipe": dict,
-        "environment": dict,
-        "provenance": dict,
-        "policies": dict,
-        "suites": list,
-        "differences": list,
-        "episodes": list,
-    }
+    kinds: dict[str, type] = dict.fromkeys(("recipe", "environment", "provenance", "policies"), dict)
+    kinds |= dict.fromkeys(("suites", "differences", "episodes"), list)
     for name, kind in kinds.items():
         if not isinstance(document.get(name), kind):
             raise UserError(f"{path} is damaged ({name} is missing): take another copy of it")
     pieces = {"policy": document["provenance"].items(), "suite": enumerate(document["suites"]), "episode": enumerate(document["episodes"])}
     for what, of_them in pieces.items():
+        columns = COLUMNS if what == "episode" else {}
         for name, piece in of_them:
-            if not isinstance(piece, dict) or (what == "episode" and not _is_episode(piece)):
+            if not (isinstance(piece, dict) and all(isinstance(piece.get(column), kind) for column, kind in columns.items())):
                 raise UserError(f"{path} is damaged ({what} {name}): take another copy of it")
     return document
-
-
-def _is_episode(piece: dict[str, Any]) -> bool:
-    return all(isinstance(piece.get(column), NUMBERS.get(column, str)) for column in COLUMNS)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -111,7 +111,7 @@ def listed_rounds(workload: Workload, share: range, size: int, depth: int) -> li
     """Rounds of a worker that runs each episode of ``share`` once, on the next free environment.
 
     An environment without an episode repeats the last one, and is ignored, until its group ends
-    (see ``rollout/episode_list.py``).
+    (see ``rollout/player.py``).
     """
     waiting = [workload.length(0, episode)[0] for episode in reversed(share)]
     spare = workload.length(0, share[-1])[0]

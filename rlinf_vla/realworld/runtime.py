@@ -16,7 +16,6 @@ from omegaconf import DictConfig
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
 from rlinf_vla.data.from_dataset import require_same_control_rate
-from rlinf_vla.evaluation.evaluate import evaluate, headline
 from rlinf_vla.realworld.cell import build_policy, check, spec_of
 from rlinf_vla.realworld.client import RobotClient
 from rlinf_vla.realworld.episode import EVALUATION, Job, RobotEpisode
@@ -26,7 +25,6 @@ from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import PlayEpisodes, Runtime
-from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 
@@ -81,20 +79,15 @@ def _robot_side(recipe: Recipe, directory: Path, say: Callable[[str], None]) -> 
     return RobotClient(directory, partial(LocalRobotLink, directory, recipe.session.silence_s), say)
 
 
-def evaluate_at_robot(recipe: Recipe, config: DictConfig) -> None:
-    """Run ``rlinf-vla eval`` at a robot for one checkpoint, or for the recipe's initial policy."""
-    checkpoint = Path(recipe.checkpoint).expanduser() if recipe.checkpoint else None
-    directory = run_directory.for_evaluation(config, checkpoint)
+@contextmanager
+def evaluating_at_robot(recipe: Recipe, config: DictConfig) -> Iterator[tuple[PlayEpisodes, float]]:
+    """Yield what plays the recipe's evaluation episodes at the robot, and its calls per second."""
     recipe.algorithm.dataset = None  # evaluation needs no demonstrations
-    name = checkpoint.name if checkpoint else "start"
-    with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder, stages() as progress:
+    with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
         run_directory.save_recipe(Path(folder), config)
         with at_robot(recipe, Path(folder), None, print) as runtime:
             assert runtime.play is not None
-            told = str(checkpoint or recipe.model.checkpoint)
-            document = evaluate(recipe, runtime.play, runtime.calls_per_s, name, told, 0, directory, progress)
-    print(f"success of {name} in {recipe.episodes} episodes at {recipe.robot.name}: {headline(document)}")
-    print(f"episodes, seeds and machine: {builders.relative(directory / 'evaluation' / f'{name}.json')}")
+            yield runtime.play, runtime.calls_per_s
 
 
 def _evaluation(episodes: int, flow: OnlineFlow, side: RobotClient) -> PlayEpisodes:

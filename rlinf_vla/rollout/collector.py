@@ -10,9 +10,8 @@ from torch import Tensor
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor
-from rlinf_vla.rollout.episode_list import play_episodes
 from rlinf_vla.rollout.episodes import training_episodes
-from rlinf_vla.rollout.player import Call, Spans, interleave, rollout_generator
+from rlinf_vla.rollout.player import Call, Spans, interleave, play_episodes, rollout_generator
 
 Beside = Callable[[Call], Tensors]
 
@@ -47,14 +46,20 @@ def collect(
     for index, env in enumerate(groups):
         slots = torch.arange(offset, offset + env.spec.num_envs)
         offset += env.spec.num_envs
-        source = _Episodes(actor.settings.run_seed, iteration, slots, len(env.spec.tasks))
+        ordinal = torch.zeros_like(slots)
+
+        def following(done: Tensor, env: VectorEnv = env, slots: Tensor = slots, ordinal: Tensor = ordinal) -> Episodes:
+            ordinal += done.long()
+            return training_episodes(actor.settings.run_seed, iteration, slots, ordinal, len(env.spec.tasks))
 
         def on_call(call: Call, part: list[Trajectory] = parts[index]) -> bool:
             part.append(_row(call, policy_version, beside))
             progress(sum(map(len, parts)) / total)
             return False
 
-        players.append(rollout_generator(actor, env, source.first(), source.next, on_call, spans, f"simulator {index}", calls))
+        players.append(
+            rollout_generator(actor, env, following(torch.zeros_like(slots)), following, on_call, spans, f"simulator {index}", calls)
+        )
     try:
         interleave(players)
     finally:
@@ -78,18 +83,14 @@ def collect_episodes(
     """
     parts: list[Trajectory] = []
     order: list[Tensor] = []
-    ended = 0
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
-        nonlocal ended
         wanted = index >= 0
         row = _row(call, policy_version, beside)
         parts.append(row[wanted.to(row.value.device)])
         order.append((index[wanted] << 32) + call.step[wanted])
-        ended += int((call.result.done.cpu() & wanted).sum())
-        progress(ended / len(episodes))
 
-    play_episodes(lambda _: actor, groups, episodes, on_call, spans)
+    play_episodes(lambda _: actor, groups, episodes, on_call, spans, progress)
     calls = Trajectory.cat(parts, dim=0)
     return calls[torch.cat(order).argsort().to(calls.value.device)]
 
@@ -123,21 +124,6 @@ def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
         metrics["rollout/success_once"] = success[ended].float().mean().item()
         metrics["rollout/episode_len"] = lengths[ended].float().mean().item()
     return metrics
-
-
-class _Episodes:
-    """Episodes of some environments in one iteration, a separate sequence for each."""
-
-    def __init__(self, run_seed: int, iteration: int, slots: Tensor, num_tasks: int) -> None:
-        self._key, self._slots, self._num_tasks = (run_seed, iteration), slots, num_tasks
-        self._ordinal = torch.zeros_like(slots)
-
-    def first(self) -> Episodes:
-        return training_episodes(*self._key, self._slots, self._ordinal, self._num_tasks)
-
-    def next(self, done: Tensor) -> Episodes:
-        self._ordinal = self._ordinal + done.long()
-        return training_episodes(*self._key, self._slots, self._ordinal, self._num_tasks)
 
 
 def _row(call: Call, policy_version: int, beside: Beside) -> Trajectory:

@@ -1,24 +1,30 @@
-"""Collect demonstrations from a simulator's scripted expert under noise, or read a dataset."""
+"""Play a simulator's scripted expert under noise: to imitate it, to label frames, to record it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
-from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.core.types import ActionSample, Episodes, Inputs
-from rlinf_vla.data.from_dataset import dataset_demonstrations, require_same_control_rate
-from rlinf_vla.rollout.episode_list import play_episodes
+from rlinf_vla.core.protocols import EnvSpec, Policy, RewardModel, VectorEnv
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
+from rlinf_vla.data import lerobot_format as form
+from rlinf_vla.data.from_dataset import dataset_demonstrations, dataset_frames, require_same_control_rate
+from rlinf_vla.data.lerobot_format import Column, Feature
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.rollout.player import Call, InputPreparer
-from rlinf_vla.rollout.scripted_actors import ExpertActor
+from rlinf_vla.rollout.player import Call, EpisodeRows, InputPreparer, play_episodes
+from rlinf_vla.rollout.scripted_actors import ExpertActor, Unprepared
 
 LABEL = "label"
+EXPERT_ACTION = "expert_action"
+"""Dataset feature of the expert's noise-free action; ``action`` is the executed one.
+LeRobot's policies learn features whose name begins with ``action``, so this one does not."""
 _EXPLORATION, _LEVEL, _IMITATION, _DETOUR = 1, 2, 3, 4  # noise streams; the policy uses 0
 _DETOUR_SPEED = 0.5
 """Largest component of a detour's action."""
@@ -39,26 +45,97 @@ def collect_demonstrations(
     if config.dataset is not None:
         require_same_control_rate(config.dataset, (env.spec for env in groups))
         return dataset_demonstrations(policy, config, progress)
-    inputs: list[list[Inputs]] = [[] for _ in range(config.episodes)]
-    labels: list[list[Tensor]] = [[] for _ in inputs]
-    ended: list[bool] = []
+    inputs, outcomes = EpisodeRows(config.episodes), EpisodeRows(config.episodes)
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
-        for slot, number in enumerate(index.tolist()):
-            if number < 0:
-                continue
-            inputs[number].append({name: value[slot] for name, value in call.inputs.items()})
-            labels[number].append(call.sample.latent[LABEL][slot])
-            if call.result.done[slot]:
-                ended.append(bool(call.result.success[slot].any()))
-                progress(len(ended) / config.episodes)
+        inputs.add(index, call.inputs)
+        outcomes.add(index, {LABEL: call.sample.latent[LABEL], form.SUCCESS: call.result.success.any(1)})
 
-    play_expert(policy, groups, config, run_seed, on_call)
-    episodes = [
-        ({name: torch.stack([each[name] for each in seen]) for name in seen[0]}, torch.stack(said))
-        for seen, said in zip(inputs, labels, strict=True)
-    ]
-    return Demonstrations.of(episodes, policy.spec.chunk), sum(ended) / len(ended)
+    play_expert(policy, groups, config, run_seed, on_call, progress)
+    ended = outcomes.all()
+    episodes = [(seen, each[LABEL]) for seen, each in zip(inputs.all(), ended, strict=True)]
+    return Demonstrations.of(episodes, policy.spec.chunk), sum(bool(each[form.SUCCESS][-1]) for each in ended) / len(ended)
+
+
+@torch.no_grad()
+def labelled_frames(
+    model: RewardModel,
+    groups: Sequence[VectorEnv],
+    config: DemonstrationConfig,
+    run_seed: int,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> Frames:
+    """Return the observation after every step of the demonstrations, labelled by success.
+
+    Raises UserError if ``config.dataset`` is unreadable, does not fit the model or lacks success.
+    """
+    if config.dataset is not None:
+        return dataset_frames(model, config, progress)
+    inputs, outcomes = EpisodeRows(config.episodes), EpisodeRows(config.episodes)
+
+    def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
+        inputs.add(index, model.prepare(call.result.observation))
+        outcomes.add(index, {form.SUCCESS: call.result.success.any(1)})
+
+    play_expert(model, groups, config, run_seed, on_call, progress)
+    seen, success = inputs.all(), [each[form.SUCCESS] for each in outcomes.all()]
+    numbers = torch.cat([torch.full((len(each),), number) for number, each in enumerate(success)])
+    return Frames({name: torch.cat([each[name] for each in seen]) for name in seen[0]}, torch.cat(success), numbers)
+
+
+@dataclass
+class RecordedEpisode:
+    """One episode. frames: every feature of :func:`expert_features` ``[L, *shape]``."""
+
+    frames: dict[str, Column]
+    instruction: str
+    success: bool
+
+
+def expert_features(spec: EnvSpec, video: bool) -> dict[str, Feature]:
+    """Return the dataset's features; ``video``: store cameras as video instead of images."""
+    action, scalar, flag = Feature("float32", (spec.action_dim,)), Feature("float32", (1,)), Feature("bool", (1,))
+    found = {form.STATE: Feature("float32", (spec.state_dim,)), form.ACTION: action, EXPERT_ACTION: action}
+    found |= {form.REWARD: scalar, form.DONE: flag, form.TRUNCATED: flag, form.SUCCESS: flag}
+    return found | {form.IMAGES + name: Feature.camera(size, video) for name, size in spec.images.items()}
+
+
+def record_expert(
+    groups: Sequence[VectorEnv], config: DemonstrationConfig, run_seed: int, finished: Callable[[RecordedEpisode], None]
+) -> None:
+    """Run the episodes of :func:`collect_demonstrations`; ``finished`` gets them by seed."""
+    rows, waiting = EpisodeRows(config.episodes), dict[int, RecordedEpisode]()
+    following = 0
+
+    def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
+        nonlocal following
+        rows.add(index, _frame(call))
+        done = call.result.done.tolist()
+        for slot, number in enumerate(index.tolist()):
+            if number >= 0 and done[slot]:
+                frames = {key: value.numpy() for key, value in rows.take(number).items()}
+                waiting[number] = RecordedEpisode(frames, call.observation.instruction[slot], bool(frames[form.SUCCESS][-1]))
+        while following in waiting:
+            finished(waiting.pop(following))
+            following += 1
+
+    play_expert(Unprepared(), groups, config, run_seed, on_call)
+
+
+def _frame(call: Call) -> Tensors:
+    """Return the frame of each environment, ``[B, *shape]``: observation, action and outcome."""
+    result = call.result
+    values = {
+        form.STATE: call.observation.state,
+        form.ACTION: call.sample.actions[:, 0],
+        EXPERT_ACTION: call.sample.latent[LABEL],
+        form.REWARD: result.reward[:, 0],
+        form.DONE: result.done,
+        form.TRUNCATED: (result.truncated & ~result.terminated)[:, 0],  # reaching the goal at the time limit is no truncation
+        form.SUCCESS: result.success[:, 0],
+    }
+    values |= {form.IMAGES + name: images for name, images in call.observation.images.items()}
+    return {key: value.cpu() for key, value in values.items()}
 
 
 def play_expert(
@@ -67,13 +144,14 @@ def play_expert(
     config: DemonstrationConfig,
     run_seed: int,
     on_call: Callable[[VectorEnv, Call, Tensor], None],
+    progress: Callable[[float], None] = lambda fraction: None,
 ) -> None:
     """Run the demonstration episodes, one control step per call; see :func:`play_episodes`.
 
     ``latent[LABEL]`` ``[B, D]`` is the expert's action, ``actions`` the executed one.
     """
     listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, config.episodes, len(groups[0].spec.tasks))
-    play_episodes(lambda env: _NoisyExpert(policy, env, config, run_seed), groups, listed, on_call, _Untimed())
+    play_episodes(lambda env: _NoisyExpert(policy, env, config, run_seed), groups, listed, on_call, _Untimed(), progress)
 
 
 def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:

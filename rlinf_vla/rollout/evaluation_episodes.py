@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Actor
-from rlinf_vla.rollout.episode_list import play_episodes
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
-from rlinf_vla.rollout.player import ActorProtocol, Call, Spans
+from rlinf_vla.rollout.player import ActorProtocol, Call, Spans, play_episodes
 
 
 @dataclass
@@ -29,6 +29,11 @@ class EpisodeResult:
     """Undiscounted sum of rewards."""
     frames: list[Tensor] = field(default_factory=list)
     """uint8 ``[H, W, 3]`` after every policy call; empty unless the episode was filmed."""
+
+    def row(self) -> dict[str, Any]:
+        """Return the outcome as JSON values, as every result file lists it."""
+        fields = ("task", "seed", "instruction", "success", "steps")
+        return {name: getattr(self, name) for name in fields} | {"return": self.episode_return}
 
 
 def play_evaluation(
@@ -55,11 +60,9 @@ def play_episode_list(
     """Play these episodes and return results in order; film index ``i`` where ``filmed(i)``."""
     names = groups[0].spec.tasks
     results = [EpisodeResult(names[task], seed) for task, seed in zip(listed.task_id.tolist(), listed.seed.tolist(), strict=True)]
-    ended = 0
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
-        nonlocal ended
-        result, done = call.result, call.result.done.tolist()
+        result = call.result
         steps, rewards, success = result.valid.sum(1).tolist(), result.reward.sum(1).tolist(), result.success.any(1).tolist()
         for slot, number in enumerate(index.tolist()):
             if number < 0:
@@ -71,8 +74,6 @@ def play_episode_list(
             running.instruction = result.observation.instruction[slot]
             if filmed(number):
                 running.frames.append(env.render(slot))
-            ended += done[slot]
-        progress(ended / len(results))
 
-    play_episodes(actor_of, groups, listed, on_call, spans)
+    play_episodes(actor_of, groups, listed, on_call, spans, progress)
     return results

@@ -1,4 +1,4 @@
-"""Run a policy in an environment group, as a generator that yields while the simulator works."""
+"""Run a policy in groups of environments: as long as asked, or over a list of episodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult, Tensors
 
 
 class Spans(Protocol):
@@ -65,7 +65,7 @@ def rollout_generator(
     track: str,
     calls: int | None = None,
 ) -> Generator[None, None, None]:
-    """Make ``calls`` policy calls, or continue until ``on_call`` returns true.
+    """Make ``calls`` policy calls in a group, or continue until ``on_call`` returns true.
 
     Yields while the simulator works. ``next_episodes(done)`` returns the next episodes of the
     environments in ``done`` (bool ``[B]``); its other rows are ignored. With ``calls``, the critic
@@ -113,3 +113,79 @@ def interleave(players: Sequence[Generator[None, None, None]]) -> None:
                 next(player)
             except StopIteration:
                 active.remove(player)
+
+
+def play_episodes(
+    actor_of: Callable[[VectorEnv], ActorProtocol],
+    groups: Sequence[VectorEnv],
+    episodes: Episodes,
+    on_call: Callable[[VectorEnv, Call, Tensor], None],
+    spans: Spans,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> None:
+    """Play each of ``episodes`` once, on the next free environment, and report every policy call.
+
+    ``actor_of(env)`` acts in ``env``; ``on_call(env, call, index)`` gets its calls. ``index`` int64
+    ``[B]``: list position of each environment's episode, or -1 for rows to be ignored, when the
+    list is exhausted.
+    """
+    queue, ended, players = _Queue(len(episodes)), 0, []
+    for number, env in enumerate(groups):
+        index = queue.take(env.spec.num_envs)
+
+        def report(call: Call, env: VectorEnv = env, index: Tensor = index) -> bool:
+            nonlocal ended
+            on_call(env, call, index)
+            done = call.result.done.cpu()
+            ended += int((done & (index >= 0)).sum())
+            progress(ended / len(episodes))
+            index[done] = -1
+            return queue.empty and bool((index < 0).all())
+
+        def following(done: Tensor, index: Tensor = index) -> Episodes:
+            index[done] = queue.take(int(done.sum()))
+            return episodes[index]
+
+        players.append(rollout_generator(actor_of(env), env, episodes[index], following, report, spans, f"simulator {number}"))
+    interleave(players)
+
+
+class _Queue:
+    """The numbers 0 ... count - 1 once each, then -1 forever (which indexes the last episode)."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._next = count, 0
+
+    @property
+    def empty(self) -> bool:
+        return self._next >= self._count
+
+    def take(self, count: int) -> Tensor:
+        index = torch.arange(self._next, self._next + count)
+        self._next += count
+        return torch.where(index < self._count, index, -1)
+
+
+class EpisodeRows:
+    """Collect rows of tensors for each of ``count`` episodes, which are played in any order."""
+
+    def __init__(self, count: int) -> None:
+        self._rows: list[list[Tensors]] = [[] for _ in range(count)]
+
+    def add(self, index: Tensor, values: Tensors, where: Tensor | None = None) -> None:
+        """Copy a row of ``values`` ``[B, ...]`` for each episode in ``index`` (of play_episodes).
+
+        ``where`` bool ``[B]``: the rows to add; None: all.
+        """
+        for slot, number in enumerate(index.tolist()):
+            if number >= 0 and (where is None or where[slot]):
+                self._rows[number].append({name: value[slot].clone() for name, value in values.items()})
+
+    def take(self, number: int) -> Tensors:
+        """Return an episode's rows, ``[L, ...]``, and forget them."""
+        rows, self._rows[number] = self._rows[number], []
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def all(self) -> list[Tensors]:
+        """Return the rows of all episodes, in their order, and forget them."""
+        return [self.take(number) for number in range(len(self._rows))]

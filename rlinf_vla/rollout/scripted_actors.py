@@ -19,7 +19,12 @@ class Unprepared:
         return {}
 
 
-class ExpertActor:
+class _ScriptedActor:
+    def value(self, inputs: Inputs) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} has no value function")
+
+
+class ExpertActor(_ScriptedActor):
     """Act as an environment's scripted expert, clamped to [-1, 1].
 
     The latent CHOSEN is the action itself, as of a policy without units of its own.
@@ -31,11 +36,8 @@ class ExpertActor:
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         return _sample(self._env.expert_actions()[:, None].clamp(-1, 1))
 
-    def value(self, inputs: Inputs) -> Tensor:
-        raise NotImplementedError("the scripted expert has no value function")
 
-
-class RandomActor:
+class RandomActor(_ScriptedActor):
     """Act uniformly in [-1, 1], one step per call, keyed by (run seed, episode, control step)."""
 
     def __init__(self, env: VectorEnv, run_seed: int) -> None:
@@ -45,9 +47,6 @@ class RandomActor:
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         noise = CounterNoise(self._run_seed, episodes.task_id, episodes.seed, step)
         return _sample((2 * noise.uniform(1, self._spec.action_dim) - 1).to(self._spec.device))
-
-    def value(self, inputs: Inputs) -> Tensor:
-        raise NotImplementedError("a random actor has no value function")
 
 
 def _sample(actions: Tensor) -> ActionSample:

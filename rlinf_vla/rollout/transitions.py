@@ -11,10 +11,9 @@ from torch import Tensor
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FEATURES
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Episodes, Inputs, Tensors
+from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Episodes
 from rlinf_vla.rollout.actor import Actor
-from rlinf_vla.rollout.episode_list import play_episodes
-from rlinf_vla.rollout.player import ActorProtocol, Call, Spans
+from rlinf_vla.rollout.player import ActorProtocol, Call, EpisodeRows, Spans, play_episodes
 from rlinf_vla.rollout.scripted_actors import ExpertActor
 
 ChunkRewards = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -51,40 +50,35 @@ def collect_transitions(
 
     ``chunk_rewards``: function of (reward, valid), see ``algorithms/advantages.py``.
     """
-    parts: list[list[Tensors]] = [[] for _ in range(len(episodes))]
-    found = [EpisodeRecords({}, False, 0) for _ in parts]
-    ended = 0
+    kept = EpisodeRows(len(episodes))
+    found = [EpisodeRecords({}, False, 0) for _ in range(len(episodes))]
 
+    @torch.no_grad()
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
-        nonlocal ended
         result = call.result
         terminated, done = (result.terminated & result.valid).any(dim=1), result.done
         reward, discount = chunk_rewards(result.reward, result.valid)
         latent = call.sample.latent
-        seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else _inputs(policy, call.inputs)
-        rows = seen | {
+        seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else policy.precompute(call.inputs)
+        outcome = {
             ACTION: latent[ACTOR_OUTPUT],
             REWARD: reward,
             DISCOUNT: torch.where(terminated, 0, discount),
             ACTED: torch.ones_like(terminated),
         }
+        kept.add(index, seen | outcome)
         cut = done & ~terminated
-        last = _inputs(policy, policy.prepare(result.observation)) if bool(cut.any()) else {}
-        nothing = {name: torch.zeros_like(rows[name]) for name in (ACTION, REWARD, DISCOUNT, ACTED)}
+        if bool(cut.any()):
+            last = policy.precompute(policy.prepare(result.observation))
+            kept.add(index, last | {name: torch.zeros_like(value) for name, value in outcome.items()}, cut)
         for slot, number in enumerate(index.tolist()):
-            if number < 0:
-                continue
-            parts[number].append({name: value[slot] for name, value in rows.items()})
-            if cut[slot]:
-                parts[number].append({name: value[slot] for name, value in (last | nothing).items()})
-            found[number].success |= bool((result.success & result.valid)[slot].any())
-            found[number].steps += int(result.valid[slot].sum())
-            ended += bool(done[slot])
-        progress(ended / len(episodes))
+            if number >= 0:
+                found[number].success |= bool((result.success & result.valid)[slot].any())
+                found[number].steps += int(result.valid[slot].sum())
 
-    play_episodes(actor_of, groups, episodes, on_call, spans)
-    for recorded, rows in zip(found, parts, strict=True):
-        recorded.records = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    play_episodes(actor_of, groups, episodes, on_call, spans, progress)
+    for recorded, rows in zip(found, kept.all(), strict=True):
+        recorded.records = rows
     return found
 
 
@@ -96,9 +90,3 @@ def transition_metrics(episodes: Sequence[EpisodeRecords]) -> dict[str, float]:
         "rollout/episode_len": sum(each.steps for each in episodes) / count,
         "rollout/reward_mean": sum(float(each.records[REWARD].sum()) for each in episodes) / sum(each.steps for each in episodes),
     }
-
-
-@torch.no_grad()
-def _inputs(policy: Policy, inputs: Inputs) -> Inputs:
-    """Return the inputs that an update needs."""
-    return policy.precompute(inputs)

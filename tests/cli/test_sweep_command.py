@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlinf_vla.core import plugins
 from rlinf_vla.evaluation.block_player import BlockPlayer
 from rlinf_vla.evaluation.results import COLUMNS
+from rlinf_vla.training import lora
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.counting_plugins import CountingInSuites, announce
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
@@ -75,7 +77,7 @@ def test_a_sweep_leaves_everything_in_its_directory(sweep: Eval) -> None:
     assert document["environment"]["packages"]["torch"] and document["recipe"]["sweep"]["policies"] == ["expert", "random"]
     with (directory / "episodes.csv").open() as file:
         lines = list(csv.DictReader(file))
-    assert tuple(lines[0]) == COLUMNS and len(lines) == len(places)
+    assert list(lines[0]) == list(COLUMNS) and len(lines) == len(places)
     assert [(line["policy"], line["suite"], line["task"], int(line["seed"])) for line in lines] == places
     assert [bool(int(line["success"])) for line in lines] == [each["success"] for each in document["episodes"]]
     page = (directory / "report.html").read_text()
@@ -118,6 +120,27 @@ def test_policies_of_every_kind_in_every_mode(sweep: Eval, rlinf_vla: CommandLin
     alone = result(sweep("alone", f"sweep.policies=[{runs[1]}]", "episodes=12", "evaluation.filmed=0"))
     with_others = [each | {"policy": ""} for each in document["episodes"] if each["policy"].startswith("step_000002")]
     assert [each | {"policy": ""} for each in alone["episodes"]] == with_others, "nothing of one policy is left in the next"
+
+
+def test_a_policy_acts_in_a_sweep_as_when_it_is_evaluated_alone(
+    sweep: Eval, rlinf_vla: CommandLine, suites: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rounded weights, too: to whole numbers here, which leaves nothing of what was learnt."""
+    trained = rlinf_vla(*suites.arguments("train", "counting_ppo", "run_dir=run", "evaluation.before_and_after=false"))
+    assert trained.code == 0, trained.err
+    monkeypatch.setattr(lora, "network_dtype", lambda policy: torch.int8)
+    path = "run/checkpoints/step_000002"
+    found = []
+    for rounded in ("false", "true"):
+        common = ("evaluation.modes=[sampled]", "evaluation.filmed=0", f"rollout.rounded_weights={rounded}")
+        alone = suites.arguments("eval", "counting_ppo", f"run_dir=alone_{rounded}", f"checkpoint={path}", "episodes=10", *common)
+        assert rlinf_vla(*alone).code == 0
+        document = json.loads(Path(f"alone_{rounded}/evaluation/step_000002.json").read_text())
+        swept = result(sweep(f"sweep_{rounded}", f"sweep.policies=[{path}]", "episodes=5", *common))["episodes"]
+        rows = [{name: each[name] for name in document["sampled"]["episodes"][0]} for each in swept if each["suite"] == "within 6"]
+        assert sorted(rows, key=lambda each: each["seed"]) == document["sampled"]["episodes"]
+        found.append(rows)
+    assert found[0] != found[1]
 
 
 def test_a_sweep_goes_on_where_it_was(sweep: Eval, rlinf_vla: CommandLine, suites: Counting, monkeypatch: pytest.MonkeyPatch) -> None:

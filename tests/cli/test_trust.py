@@ -16,7 +16,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.trust import outside, printable
 from rlinf_vla.core import plugins
-from rlinf_vla.evaluation.sweep import FORMAT
+from rlinf_vla.evaluation.results import FORMAT
 from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.saved_recipe import to_plain, with_overrides
 from tests.cli.conftest import CommandLine

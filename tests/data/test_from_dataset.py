@@ -20,9 +20,14 @@ from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_format import Column, Feature
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
-from rlinf_vla.rollout.demonstrations import collect_demonstrations
+from rlinf_vla.rollout.demonstrations import (
+    EXPERT_ACTION,
+    RecordedEpisode,
+    collect_demonstrations,
+    expert_features,
+    record_expert,
+)
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
-from rlinf_vla.rollout.expert_dataset import EXPERT_ACTION, Played, expert_features, play_for_dataset
 from rlinf_vla.rollout.scripted_actors import ExpertActor
 from rlinf_vla.rollout.transitions import collect_transitions
 from rlinf_vla.telemetry.timeline import Timeline
@@ -44,13 +49,13 @@ class Sees(LinearPolicy):
         return {"image": obs.images["base"].clone(), "state": obs.state.clone(), "words": lengths}
 
 
-def played(envs: list[CounterWorld] | None = None, config: DemonstrationConfig = NOISY) -> list[Played]:
-    found: list[Played] = []
-    play_for_dataset(envs or groups(4, 2), config, 0, found.append)
+def played(envs: list[CounterWorld] | None = None, config: DemonstrationConfig = NOISY) -> list[RecordedEpisode]:
+    found: list[RecordedEpisode] = []
+    record_expert(envs or groups(4, 2), config, 0, found.append)
     return found
 
 
-def write(directory: Path, episodes: list[Played], drop: tuple[str, ...] = ()) -> str:
+def write(directory: Path, episodes: list[RecordedEpisode], drop: tuple[str, ...] = ()) -> str:
     features = {key: each for key, each in expert_features(groups(1, 1)[0].spec, video=False).items() if key not in drop}
     with LeRobotWriter(directory, 10, features) as writer:
         for episode in episodes:

@@ -15,8 +15,7 @@ from torch import Tensor
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult
 from rlinf_vla.planner.workload import Round, Workload, listed_rounds, slot_rounds
-from rlinf_vla.rollout.episode_list import play_episodes
-from rlinf_vla.rollout.player import interleave, rollout_generator
+from rlinf_vla.rollout.player import interleave, play_episodes, rollout_generator
 from rlinf_vla.telemetry.timeline import Timeline
 
 

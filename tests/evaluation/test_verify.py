@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.evaluation.verification import compare_outcomes, differing, sample
+from rlinf_vla.evaluation.provenance import differing
+from rlinf_vla.evaluation.verify import compare_outcomes, sample
 
 trees = st.recursive(st.integers(0, 3) | st.none(), lambda each: st.dictionaries(st.sampled_from("abc"), each), max_leaves=6)
 
