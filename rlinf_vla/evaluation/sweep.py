@@ -25,8 +25,7 @@ from rlinf_vla.evaluation.results import Episode, as_csv, tables
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.runtime.saved_recipe import to_plain
 from rlinf_vla.telemetry.console import stages
-from rlinf_vla.telemetry.evaluation_page import Film, write_page
-from rlinf_vla.telemetry.evaluation_table import print_tables
+from rlinf_vla.telemetry.evaluation_report import Film, print_tables, write_report
 
 FORMAT = "rlinf-vla evaluation 2"
 
@@ -79,7 +78,7 @@ class Sweep:
         documents = [self._kept(block) for block in self.blocks]
         document = self._document(documents, policies, machine)
         (self.directory / "episodes.csv").write_text(as_csv(document["episodes"]))
-        write_page(self.directory, document, [film for block in self._chosen(self.blocks) for film in self._shown(block)])
+        write_report(self.directory, document, [film for block in self._chosen(self.blocks) for film in self._shown(block)])
         write_json(self.directory / run_directory.RESULT, document)  # last: it marks the sweep as finished
         return document
 

@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from rlinf_vla.telemetry.timeline import Span, busy_seconds
+
 Size = tuple[float, float]
 """(width, height) in inches of 72 CSS pixels; text is 9 pixels high at this size."""
 
@@ -62,15 +64,6 @@ class Evaluation(NamedTuple):
     rate: float
     low: float
     high: float
-
-
-class Bar(NamedTuple):
-    """One span of work on a timeline, in seconds since the timeline's start."""
-
-    name: str
-    track: str
-    start: float
-    end: float
 
 
 def curve(steps: Sequence[int], values: Sequence[float], label: str, size: Size) -> str:
@@ -124,17 +117,15 @@ def histogram(edges: Sequence[float], counts: Sequence[int], limit: float, label
         return _svg(figure, label)
 
 
-def timeline(bars: Sequence[Bar], colours: Mapping[str, str], label: str, width: float) -> str:
+def timeline(bars: Sequence[Span], colours: Mapping[str, str], label: str, width: float) -> str:
     """Plot one row per track, in order of first appearance, labelled with its busy share.
 
-    ``colours`` maps a name to one of ``SERIES``; other names get the last one. ``width`` in inches.
+    Times are seconds since the timeline's start, ``width`` is in inches. ``colours`` maps a name to
+    one of ``SERIES``; other names get the last one.
     """
     tracks = list(dict.fromkeys(bar.track for bar in bars))
     finish = max(1e-6, *(bar.end for bar in bars))
-    rows = []
-    for track in tracks:
-        busy = sum(length for _, length in _merged([(bar.start, bar.end) for bar in bars if bar.track == track], gap=0))
-        rows.append(f"{track}  {busy / finish:.0%}")
+    rows = [f"{track}  {busy_seconds(bars, track) / finish:.0%}" for track in tracks]
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes((width, 0.5 + 1.4 * _BAR / 72 * len(tracks)))
         # Long spans first, so that spans nested inside them are drawn on top.
@@ -183,7 +174,7 @@ def _trailing_mean(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-def _mean_length(bars: Sequence[Bar], pair: tuple[str, str]) -> float:
+def _mean_length(bars: Sequence[Span], pair: tuple[str, str]) -> float:
     return float(np.mean([bar.end - bar.start for bar in bars if (bar.name, bar.track) == pair]))
 
 
