@@ -29,7 +29,7 @@ from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.telemetry.environment import fingerprint
-from rlinf_vla.telemetry.process_usage import usage
+from rlinf_vla.telemetry.measurement import usage
 
 EPISODES = 3
 """Measured episodes per environment, after one warm-up episode."""

@@ -17,7 +17,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.planner import synthetic
 from rlinf_vla.runtime import builders
-from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
+from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward
 from rlinf_vla.training.replay import Replay, Transitions
 from rlinf_vla.training.sac_trainer import SACTrainer
 

@@ -14,8 +14,7 @@ from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult
 from rlinf_vla.planner.profile import Cost
 from rlinf_vla.rollout.actor import Actor
-from rlinf_vla.telemetry.process_usage import usage
-from rlinf_vla.telemetry.stopwatch import synchronise
+from rlinf_vla.telemetry.measurement import synchronise, usage
 
 Seen = TypeVar("Seen", StepResult, Observation)
 

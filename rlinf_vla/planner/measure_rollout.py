@@ -21,7 +21,7 @@ from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.runtime import builders
-from rlinf_vla.telemetry.process_usage import usage
+from rlinf_vla.telemetry.measurement import usage
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import merged_lora
 
