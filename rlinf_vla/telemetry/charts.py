@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rlinf_vla.telemetry.timeline import Span, busy_seconds
 
@@ -89,8 +89,7 @@ def success_curve(
         if evaluations:
             rate = np.array([each.rate for each in evaluations])
             reach = np.array([[each.rate - each.low, each.high - each.rate] for each in evaluations]).T
-            # Rounding can put a stored rate slightly outside its interval: matplotlib rejects that.
-            reach = np.maximum(reach, 0.0)
+            reach = np.maximum(reach, 0.0)  # rounding can put a stored rate slightly outside its interval
             axes.errorbar(
                 [each.step for each in evaluations], rate, reach,
                 fmt="o", color=_COLOUR["ink"], markersize=4.5, elinewidth=1.1, capsize=2.5, zorder=3, clip_on=False,
@@ -153,7 +152,7 @@ def _axes(size: Size) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _thin(steps: Sequence[int], values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _thin(steps: Sequence[int], values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Average equal blocks of iterations (the last may be shorter) to at most ``_MOST_POINTS``."""
     x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
     block = -(-len(x) // _MOST_POINTS)
@@ -164,14 +163,10 @@ def _thin(steps: Sequence[int], values: Sequence[float]) -> tuple[NDArray[np.flo
     return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
 
 
-def _trailing_mean(values: Sequence[float], window: int) -> list[float]:
-    array = np.asarray(values, np.float64)
-    means = []
-    for end in range(1, len(array) + 1):
-        latest = array[max(0, end - window) : end]
-        known = latest[np.isfinite(latest)]
-        means.append(float(known.mean()) if len(known) else float("nan"))
-    return means
+def _trailing_mean(values: Sequence[float], window: int) -> NDArray[np.float64]:
+    padded = np.concatenate([np.full(window - 1, np.nan), np.asarray(values, np.float64)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, window)
+    return np.ma.masked_invalid(windows).mean(axis=1).filled(np.nan)
 
 
 def _mean_length(bars: Sequence[Span], pair: tuple[str, str]) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,10 @@ MODES = ("greedy", "sampled")
 """Evaluation modes; the first that was evaluated both before and after training is the headline."""
 MOMENTS = ("before", "after")
 """Evaluations and videos of before and after training."""
+
+_EVALUATION_KEYS = ("n_episodes", "n_success", "pc_success", "pc_success_ci95")
+_COMPARISON_KEYS = ("n_pairs", "n_gained", "n_lost", "pc_difference", "pc_difference_ci95", "p_value")
+_CONTROL_KEYS = ("control_hz", "seconds", "steps", "missed", "chunks", "interventions", "sections_ms", "ages_ms", "left_per_tenth")
 
 Read = TypeVar("Read")
 
@@ -73,10 +78,10 @@ def read_run(run_dir: Path) -> Run:
     run.metrics = read(run_dir / METRICS_FILE, lambda path: read_metrics(path.parent), [])
     for path in sorted((run_dir / "evaluation").glob("*.json")):
         if path.stem == "comparison":
-            run.comparison = read(path, _read_comparison, {})
+            run.comparison = read(path, partial(_read_blocks, keys=_COMPARISON_KEYS), {})
         elif re.fullmatch(r"before|after|step_\d+", path.stem):
-            run.evaluations[path.stem] = read(path, _read_evaluation, {})
-    run.control = read(run_dir / CONTROL_FILE, _read_control, {})
+            run.evaluations[path.stem] = read(path, partial(_read_blocks, keys=_EVALUATION_KEYS), {})
+    run.control = read(run_dir / CONTROL_FILE, partial(_read_json, keys=_CONTROL_KEYS), {})
     no_timeline: tuple[int, list[Span]] = (0, [])
     run.iteration, run.timeline = read(run_dir / "timeline.json", _read_timeline, no_timeline)
     for path in sorted((run_dir / "videos").glob("*.mp4")):
@@ -99,38 +104,21 @@ def read_run(run_dir: Path) -> Run:
     return run
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    document = json.loads(path.read_text(encoding="utf-8"))
+def _read_json(path: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
+    return _checked(json.loads(path.read_text(encoding="utf-8")), "the file", keys)
+
+
+def _read_blocks(path: Path, keys: Iterable[str]) -> dict[str, Any]:
+    """Return mode -> block."""
+    return {mode: _checked(block, mode, keys) for mode, block in _read_json(path).items() if mode in MODES}
+
+
+def _checked(document: Any, name: str, keys: Iterable[str]) -> dict[str, Any]:
+    """Raises ValueError unless ``document`` is a dictionary with ``keys``."""
     if not isinstance(document, dict):
-        raise ValueError("not a JSON object")
-    return document
-
-
-def _read_evaluation(path: Path) -> dict[str, Any]:
-    return _blocks(path, "n_episodes", "n_success", "pc_success", "pc_success_ci95")
-
-
-def _read_comparison(path: Path) -> dict[str, Any]:
-    return _blocks(path, "n_pairs", "n_gained", "n_lost", "pc_difference", "pc_difference_ci95", "p_value")
-
-
-def _blocks(path: Path, *keys: str) -> dict[str, Any]:
-    """Return mode -> block. Raises ValueError if a block lacks one of ``keys``."""
-    blocks = {mode: block for mode, block in _read_json(path).items() if mode in MODES}
-    for mode, block in blocks.items():
-        for key in keys:
-            if key not in block:
-                raise ValueError(f"{mode} has no {key}")
-    return blocks
-
-
-def _read_control(path: Path) -> dict[str, Any]:
-    document = _read_json(path)
-    absent = {"control_hz", "seconds", "steps", "missed", "chunks", "interventions", "sections_ms", "ages_ms", "left_per_tenth"} - set(
-        document
-    )
-    if absent:
-        raise ValueError(f"no {min(absent)} in it")
+        raise ValueError(f"{name} is not a mapping")
+    if absent := sorted(set(keys) - set(document)):
+        raise ValueError(f"{name} has no {absent[0]}")
     return document
 
 
@@ -150,7 +138,4 @@ def _read_timeline(path: Path) -> tuple[int, list[Span]]:
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:
-    document = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    if not isinstance(document, dict):
-        raise ValueError("not a mapping")
-    return {str(key): value for key, value in document.items()}
+    return _checked(OmegaConf.to_container(OmegaConf.load(path), resolve=False), "the file", ())
