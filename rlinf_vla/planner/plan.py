@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from rlinf_vla.config.cluster import IN_PROCESS, RUNTIMES, SPLITS
 from rlinf_vla.config.errors import UserError, require_one_of
@@ -84,27 +82,6 @@ class Plan:
         parts += ["backbone with the trainer"] * (self.split == "head") + ["idle weights off-loaded"] * self.offload
         return ", ".join(parts)
 
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def of(document: Any) -> Plan:
-        """Return the plan from its ``document()``. Raises UserError if it is not one."""
-        names = [field.name for field in fields(Plan)]
-        if not isinstance(document, dict) or sorted(document) != sorted(names):
-            raise UserError(f"a plan must have the keys {', '.join(names)}")
-        return Plan(**document)
-
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number > 1)}"
-
-
-def read_json(path: Path, what: str) -> Any:
-    """Read a JSON file, called ``what`` in errors. Raises UserError if missing or not JSON."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{what} {path} cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise UserError(f"{what} {path} is not JSON ({error})") from None

@@ -13,8 +13,7 @@ from rlinf_vla.config.checks import ON_POLICY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
-from rlinf_vla.planner.bounds import least_rollout_seconds
-from rlinf_vla.planner.choice import Choice, choose
+from rlinf_vla.planner.choice import Choice, choose, least_rollout_seconds
 from rlinf_vla.planner.cluster import Cluster, describe
 from rlinf_vla.planner.graph import Graph, trace
 from rlinf_vla.planner.measure import measure_profile
@@ -198,19 +197,19 @@ def _show(choice: Choice, profiles: Mapping[str, Profile], say: Callable[[str], 
 
 
 def _write(directory: Path, recipe: Recipe, graph: Graph, choice: Choice, profiles: Mapping[str, Profile], cluster: Cluster) -> None:
-    others = [{"plan": each.plan.document(), "seconds": each.seconds, "played": each.prediction is not None} for each in choice.fitting]
+    others = [{"plan": asdict(each.plan), "seconds": each.seconds, "played": each.prediction is not None} for each in choice.fitting]
     document: dict[str, Any] = {
         "recipe": recipe.name,
         "cluster": {"name": cluster.name, "nodes": [asdict(node) for node in cluster.nodes]},
         "operations": [asdict(each) for each in graph.operations],
         "edges": [asdict(each) for each in graph.edges],
         "assumed": any(profile.assumed for profile in profiles.values()),
-        "profiles": {device: profile.document() for device, profile in profiles.items()},
+        "profiles": {device: asdict(profile) for device, profile in profiles.items()},
         "chosen": choice.best.document(),
         "overrides": choice.best.plan.overrides(),
         "explanation": choice.explain(),
         "plans": others,
-        "refused": [{"plan": plan.document(), "reason": reason} for plan, reason in choice.refused],
+        "refused": [{"plan": asdict(plan), "reason": reason} for plan, reason in choice.refused],
         "environment": fingerprint(),
     }
     write_json(directory / "plan.json", document)
