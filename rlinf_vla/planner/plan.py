@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from rlinf_vla.config.cluster import IN_PROCESS, RUNTIMES, SPLITS
-from rlinf_vla.config.errors import UserError, require_one_of
+from rlinf_vla.config.cluster import IN_PROCESS
 
 COLLOCATED, DISAGGREGATED, HYBRID = "collocated", "disaggregated", "hybrid"
-PLACEMENTS = (COLLOCATED, DISAGGREGATED, HYBRID)
 IN_CLUSTER = (
     *("runtime", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks"),
     *("streaming", "micro_batch_size", "offload"),
@@ -17,19 +15,11 @@ IN_CLUSTER = (
 """Fields of a plan that are keys of recipe node ``cluster``."""
 IN_ROLLOUT = ("pipeline_depth", "split")
 """Fields of a plan that are keys of recipe node ``rollout``."""
-_AT_LEAST = {
-    "rollout_workers": 1,
-    "reward_workers": 0,
-    "reference_workers": 0,
-    "trainer_ranks": 1,
-    "pipeline_depth": 1,
-    "micro_batch_size": 1,
-}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run executes its macro flow. Raises UserError if a value is not allowed."""
+    """How a run executes its macro flow. The recipe's keys are checked before a plan is made."""
 
     runtime: str = IN_PROCESS
     placement: str = COLLOCATED
@@ -51,19 +41,6 @@ class Plan:
     """head: the backbone runs next to the trainer, the action head in the rollout worker."""
     offload: bool = False
     """Move idle weights out of the memory of a device that roles share."""
-
-    def __post_init__(self) -> None:
-        for key, known in (("runtime", RUNTIMES), ("placement", PLACEMENTS), ("split", SPLITS)):
-            require_one_of(key, getattr(self, key), known)
-        for key, least in _AT_LEAST.items():
-            value = getattr(self, key)
-            if type(value) is not int or value < least:
-                raise UserError(f"{key}={value} must be a whole number of at least {least}")
-        for key in ("streaming", "offload"):
-            if type(getattr(self, key)) is not bool:
-                raise UserError(f"{key}={getattr(self, key)} must be true or false")
-        if self.runtime == IN_PROCESS and (self.rollout_workers, self.trainer_ranks, self.placement) != (1, 1, COLLOCATED):
-            raise UserError("runtime=in_process has one rollout worker and one trainer, collocated: use runtime=ray for more")
 
     def overrides(self) -> list[str]:
         """Return the recipe overrides (``key=value``) that make a run follow this plan."""
