@@ -76,18 +76,15 @@ class Choice:
         best, found = self.best.plan, dict[str, list[PlanCandidate]]()
         for each in self.fitting:
             plan = each.plan
-            if plan.runtime != best.runtime:
-                name = "in process" if plan.runtime == IN_PROCESS else "on Ray"
-            elif plan.placement != best.placement:
-                name = plan.placement
-            elif plan.pipeline_depth != best.pipeline_depth:
-                name = "another pipeline depth"
-            elif plan.split != best.split:
-                name = "another split of the policy"
-            else:
-                name = "other numbers of workers"
+            aspects = {
+                "runtime": "in process" if plan.runtime == IN_PROCESS else "on Ray",
+                "placement": plan.placement,
+                "pipeline_depth": "another pipeline depth",
+                "split": "another split of the policy",
+            }
+            differing = (name for key, name in aspects.items() if getattr(plan, key) != getattr(best, key))
             if plan != best:
-                found.setdefault(name, []).append(each)
+                found.setdefault(next(differing, "other numbers of workers"), []).append(each)
         return found
 
 

@@ -61,10 +61,6 @@ class TimedCommand(NamedTuple):
     wall: float
     processes: int = 0
 
-    def over(self, processes: int) -> TimedCommand:
-        """Return the same with the simulators used, ``processes`` at most."""
-        return self._replace(processes=min(processes, self.environments))
-
 
 @dataclass
 class InstrumentedEnv(VectorEnv):
@@ -157,7 +153,8 @@ def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], 
             episodes += first_episodes(rollouts)
         after = usage()
         processes = after.processes - before.processes
-        samples += [each.over(processes // len(groups)) for env in watched for each in env.commands]
+        most = processes // len(groups)
+        samples += [each._replace(processes=min(most, each.environments)) for env in watched for each in env.commands]
         pairs = [pair for both in zip(outer, watched, strict=True) for pair in zip(*(each.commands for each in both), strict=True)]
         say("measuring the policy beside busy simulators")
         crowding = _crowding(recipe, actor, policy, groups, processes) if processes else 0.0
