@@ -127,9 +127,12 @@ def timeline(bars: Sequence[Span], colours: Mapping[str, str], label: str, width
     rows = [f"{track}  {busy_seconds(bars, track) / finish:.0%}" for track in tracks]
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes((width, 0.5 + 1.4 * _BAR / 72 * len(tracks)))
-        # Long spans first, so that spans nested inside them are drawn on top.
-        for name, track in sorted({(bar.name, bar.track) for bar in bars}, key=lambda pair: (-_mean_length(bars, pair), pair)):
-            spans = _merged([(bar.start, bar.end) for bar in bars if (bar.name, bar.track) == (name, track)], finish / 500)
+        ranges: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for bar in bars:
+            ranges.setdefault((bar.name, bar.track), []).append((bar.start, bar.end))
+        # Long spans (least start - end) first, so that spans nested in them are drawn on top.
+        for name, track in sorted(ranges, key=lambda pair: (float(np.mean(np.subtract(*np.transpose(ranges[pair])))), pair)):
+            spans = _merged(ranges[name, track], finish / 500)
             # Thick strokes with gaps: one path holds all bars of a name on a track.
             x = [edge for start, length in spans for edge in (start, start + length, float("nan"))]
             colour = _COLOUR[colours.get(name, SERIES[-1])]
@@ -169,12 +172,8 @@ def _trailing_mean(values: Sequence[float], window: int) -> NDArray[np.float64]:
     return np.ma.masked_invalid(windows).mean(axis=1).filled(np.nan)
 
 
-def _mean_length(bars: Sequence[Span], pair: tuple[str, str]) -> float:
-    return float(np.mean([bar.end - bar.start for bar in bars if (bar.name, bar.track) == pair]))
-
-
 def _merged(ranges: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
-    """Return (start, length) of the ranges, joined where the distance is below ``gap``."""
+    """Return (start, length) of the ranges, joined where the distance is below ``gap`` > 0."""
     joined: list[list[float]] = []
     for start, end in sorted(ranges):
         if joined and start - joined[-1][1] < gap:

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-_PROC = Path("/proc/self")
-
 
 class Usage(NamedTuple):
     """processes: number alive; cpu: core-seconds so far; resident: bytes."""
@@ -70,7 +68,7 @@ def synchronise(device: torch.device) -> None:
 
 def resident(which: str) -> int:
     """Return this process's resident bytes: current (``VmRSS``) or peak so far (``VmHWM``)."""
-    found = re.search(rf"{which}:\s+(\d+) kB", (_PROC / "status").read_text())
+    found = re.search(rf"{which}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
@@ -84,7 +82,7 @@ def peak_growth(call: Callable[[], Any], device: torch.device) -> int:
         call()
         return torch.cuda.max_memory_allocated(device) - before
     ctypes.CDLL(None).malloc_trim(0)  # otherwise reuse of freed but still resident memory is not counted
-    (_PROC / "clear_refs").write_text("5")  # resets the high-water mark (proc(5))
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark (proc(5))
     before = resident("VmRSS")
     call()
     return resident("VmHWM") - before
