@@ -32,7 +32,7 @@ from rlinf_vla.realworld.sensing import Sensors
 from rlinf_vla.realworld.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.realworld.tool_target import TrackedTarget
 from rlinf_vla.runtime import builders, recipes
-from rlinf_vla.telemetry.control_panel import control_table
+from rlinf_vla.telemetry.control_timing import control_table
 from rlinf_vla.training.lora import acting
 
 RATES = (10.0, 20.0, 50.0)

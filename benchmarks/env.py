@@ -25,7 +25,7 @@ from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.runtime import recipes
-from rlinf_vla.telemetry.process_usage import usage
+from rlinf_vla.telemetry.measurement import usage
 
 EPISODES = 3
 """Measured episodes per environment, after one warm-up episode."""

@@ -24,7 +24,7 @@ from rlinf_vla.core import child_process, plugins
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.recipes import asset_path
-from rlinf_vla.telemetry.memory import resident
+from rlinf_vla.telemetry.measurement import resident
 
 SHARDS = 4
 TIMEOUT = 1800

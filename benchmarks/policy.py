@@ -21,7 +21,7 @@ from rlinf_vla.core.types import Episodes, Observation
 from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.runtime import builders, recipes
-from rlinf_vla.telemetry.stopwatch import time_interleaved
+from rlinf_vla.telemetry.measurement import time_interleaved
 
 WARMUP, CALLS = 3, 100
 SECONDS = 60.0

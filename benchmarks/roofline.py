@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from rlinf_vla.telemetry.stopwatch import time_interleaved
+from rlinf_vla.telemetry.measurement import time_interleaved
 
 REPEATS = 5
 _GATHERS = ("embedding", "index_select", "index")

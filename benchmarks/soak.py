@@ -25,8 +25,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.runtime import recipes
-from rlinf_vla.telemetry.memory import resident
-from rlinf_vla.telemetry.process_usage import usage
+from rlinf_vla.telemetry.measurement import resident, usage
 
 USAGE = "rlinf-vla bench soak env=maniskill[,NAME ...] [seconds=3600] [page=PAGE.md] [env.KEY=VALUE ...]"
 ALLOWED = 0.02

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_vla.telemetry.memory import nbytes, peak_growth
-from rlinf_vla.telemetry.stopwatch import time_interleaved
+from rlinf_vla.telemetry.measurement import nbytes, peak_growth, time_interleaved
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rlinf_vla.planner.synthetic import synthetic_batch, tensors_of, with_frozen
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.runtime.on_policy_updater import precompute_frozen
-from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
+from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward
 from rlinf_vla.telemetry.timeline import Timeline
 
 REPEATS = 3

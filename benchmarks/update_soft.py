@@ -19,7 +19,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.types import ACTION, Tensors, Transitions
 from rlinf_vla.planner import synthetic
 from rlinf_vla.runtime import builders
-from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
+from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward
 from rlinf_vla.training.replay import Replay
 from rlinf_vla.training.trainer import Trainer
 

@@ -49,11 +49,9 @@ def dataset_demonstrations(
     source = _Source(policy, config.dataset, config.action_key, config.cameras, "algorithm.demonstrations.cameras")
     said = [form.SUCCESS] if form.SUCCESS in source.reader.features else []
     episodes, successes = [], []
-    for number in range(len(source.reader)):
-        episode = source.episode(number, said)
+    for episode in source.episodes(said, progress):
         episodes.append((source.inputs(episode), source.actions(episode)))
         successes += [bool(episode.columns[key].any()) for key in said]
-        progress((number + 1) / len(source.reader))
     return Demonstrations.of(episodes, policy.spec.chunk), sum(successes) / len(successes) if successes else None
 
 
@@ -66,11 +64,9 @@ def dataset_frames(model: RewardModel, config: DemonstrationConfig, progress: Ca
     assert config.dataset is not None
     source = _Source(model, config.dataset, config.action_key, config.cameras, "algorithm.demonstrations.cameras")
     parts = []
-    for number in range(len(source.reader)):
-        episode = source.episode(number, [form.SUCCESS])
+    for episode in source.episodes([form.SUCCESS], progress):
         success = torch.from_numpy(episode.columns[form.SUCCESS]).bool()
-        parts.append((source.inputs(episode), success, torch.full_like(success, number, dtype=torch.int64)))
-        progress((number + 1) / len(source.reader))
+        parts.append((source.inputs(episode), success, torch.full_like(success, episode.number, dtype=torch.int64)))
     inputs, successes, numbers = zip(*parts, strict=True)
     return Frames({name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}, torch.cat(successes), torch.cat(numbers))
 
@@ -89,8 +85,7 @@ def dataset_transitions(policy: Policy, config: OffPolicyConfig) -> Iterator[Epi
     assert config.dataset is not None
     source = _Source(policy, config.dataset, form.ACTION, config.dataset_cameras, "algorithm.dataset_cameras")
     ends = [key for key in (form.DONE, form.TRUNCATED, form.SUCCESS) if key in source.reader.features]
-    for number in range(len(source.reader)):
-        episode = source.episode(number, [form.REWARD, *ends])
+    for episode in source.episodes([form.REWARD, *ends]):
         terminated = _terminated(episode)
         steps = len(episode) - (not terminated)
         if steps:
@@ -160,9 +155,11 @@ class _Source:
             )
         return found
 
-    def episode(self, number: int, columns: list[str]) -> Episode:
-        """Read actions, state if the policy uses it, and ``columns``."""
-        return self.reader.episode(number, [self._action_key, *self._state, *columns])
+    def episodes(self, columns: list[str], progress: Callable[[float], None] = lambda _: None) -> Iterator[Episode]:
+        """Yield every episode: actions, state if the policy uses it, and ``columns``."""
+        for number in range(len(self.reader)):
+            yield self.reader.episode(number, [self._action_key, *self._state, *columns])
+            progress((number + 1) / len(self.reader))
 
     def actions(self, episode: Episode) -> Tensor:
         """Return actions, float32 ``[L, D]``."""

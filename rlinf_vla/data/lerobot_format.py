@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rlinf_vla.core.protocols import ImageSize
+from rlinf_vla.core.protocols import EnvSpec, ImageSize
 
 VERSION = "v3.0"
 INFO, STATS, TASKS, EPISODES = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/episodes"
@@ -82,6 +82,14 @@ INDICES = {
     "task_index": Feature("int64", (1,)),
 }
 """Features of every dataset: seconds and frames since the episode's start; dataset-wide indices."""
+
+
+def recorded_features(spec: EnvSpec, video: bool, more: Mapping[str, Feature] | None = None) -> dict[str, Feature]:
+    """Return state, action, ``more``, outcome and cameras; ``video``: cameras are not images."""
+    scalar, flag = Feature("float32", (1,)), Feature("bool", (1,))
+    found = {STATE: Feature("float32", (spec.state_dim,)), ACTION: Feature("float32", (spec.action_dim,)), **(more or {})}
+    found |= {REWARD: scalar, DONE: flag, TRUNCATED: flag, SUCCESS: flag}
+    return found | {IMAGES + name: Feature.camera(size, video) for name, size in spec.images.items()}
 
 
 def first_not_finite(values: Column) -> int | None:

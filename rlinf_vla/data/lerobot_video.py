@@ -26,7 +26,6 @@ class VideoFile:
     """An mp4 to append frames to, readable once closed; ``frames`` and ``bytes`` written so far."""
 
     def __init__(self, path: Path, size: ImageSize, fps: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.frames = self.bytes = 0
         self._step = Fraction(1, fps)
         self._container = av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"})

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
@@ -22,10 +24,9 @@ from PIL import Image
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import write_text
 from rlinf_vla.data import lerobot_format as form
-from rlinf_vla.data.lerobot_files import DataFiles, VideoFiles
 from rlinf_vla.data.lerobot_format import Column, Feature, Frame
 from rlinf_vla.data.lerobot_statistics import Statistics, histogram, of_images, of_vectors
-from rlinf_vla.data.lerobot_video import video_info
+from rlinf_vla.data.lerobot_video import VideoFile, video_info
 
 
 class LeRobotWriter:
@@ -46,15 +47,21 @@ class LeRobotWriter:
         for key, feature in features.items():
             _check_feature(key, feature)
         self.directory, self.fps, self.episodes, self.frames = directory, int(fps), 0, 0
-        self._features = {key: self._described(feature) for key, feature in features.items()} | form.INDICES
+        videos = {key: feature for key, feature in features.items() if feature.dtype == "video"}
+        described = {key: replace(feature, info=video_info(feature.image_size, self.fps)) for key, feature in videos.items()}
+        self._features = {**features, **described, **form.INDICES}
         self._schema = form.data_schema(self._features)
         self._robot_type = robot_type
         self._tasks: dict[str, int] = {}
         self._rows: list[dict[str, Any]] = []
-        self._columns: dict[str, list[Column]] = {key: [] for key, feature in self._features.items() if not feature.is_camera}
+        numbers = [key for key, feature in self._features.items() if not feature.is_camera and feature.dtype != "string"]
+        self._columns: dict[str, list[Column]] = {key: [] for key in numbers}
         self._histograms = {key: np.zeros((3, 256), np.int64) for key, feature in features.items() if feature.is_camera}
-        self._data = DataFiles(directory, self._schema)
-        self._videos = {key: VideoFiles(directory, key, feature, self.fps) for key, feature in features.items() if feature.dtype == "video"}
+        self._data = _Files(directory, form.DATA_PATH, "", form.DATA_FILE_MB, partial(_DataFile, schema=self._schema))
+        self._videos = {
+            key: _Files(directory, form.VIDEO_PATH, key, form.VIDEO_FILE_MB, partial(VideoFile, size=feature.image_size, fps=self.fps))
+            for key, feature in videos.items()
+        }
         directory.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> LeRobotWriter:
@@ -84,10 +91,13 @@ class LeRobotWriter:
             "task_index": np.full(length, task_index),
         }
         row: dict[str, Any] = {"episode_index": self.episodes, "tasks": [task], "length": length}
-        row |= self._data.add(self._table(values))
+        place, _ = self._data.add(self._table(values))
+        row |= {f"data/{name}": value for name, value in place.items()}
         row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
         for key, files in self._videos.items():
-            row |= files.add(frames[key])
+            place, first = files.add(frames[key])
+            times = {"from_timestamp": first / self.fps, "to_timestamp": (first + length) / self.fps}
+            row |= {f"videos/{key}/{name}": value for name, value in (place | times).items()}
         for key, found in self._remember(values).items():
             row |= {f"stats/{key}/{name}": value for name, value in found.items()}
         self._rows.append(row | {f"{form.EPISODES}/{name}": value for name, value in form.place(0).items()})
@@ -100,7 +110,7 @@ class LeRobotWriter:
         if not self.episodes:
             shutil.rmtree(self.directory)
             raise UserError(f"{self.directory}: no episode was recorded, so there is no dataset to write")
-        statistics = {key: of_vectors(np.concatenate(parts)) for key, parts in self._columns.items() if self._is_number(key)}
+        statistics = {key: of_vectors(np.concatenate(parts)) for key, parts in self._columns.items()}
         statistics |= {key: of_images(counts, self.frames) for key, counts in self._histograms.items()}
         episodes = self.directory / form.EPISODES_PATH.format(**form.place(0))
         episodes.parent.mkdir(parents=True, exist_ok=True)
@@ -127,17 +137,8 @@ class LeRobotWriter:
         }
 
     def _close(self) -> None:
-        self._data.close()
-        for files in self._videos.values():
+        for files in (self._data, *self._videos.values()):
             files.close()
-
-    def _described(self, feature: Feature) -> Feature:
-        if feature.dtype != "video":
-            return feature
-        return Feature(feature.dtype, feature.shape, feature.names, video_info(feature.image_size, self.fps))
-
-    def _is_number(self, key: str) -> bool:
-        return self._features[key].dtype != "string"
 
     def _check(self, frames: Mapping[str, Column]) -> int:
         wanted = self._features.keys() - form.INDICES.keys()
@@ -178,10 +179,60 @@ class LeRobotWriter:
                 counts = histogram(value)
                 self._histograms[key] += counts
                 found[key] = of_images(counts, len(value))
-            elif self._is_number(key):
+            elif key in self._columns:
                 self._columns[key].append(value)
                 found[key] = of_vectors(value)
         return found
+
+
+class _Files:
+    """Numbered files of one kind, each filled with whole episodes up to a size limit."""
+
+    def __init__(self, directory: Path, template: str, key: str, limit: int, create: Callable[[Path], Any]) -> None:
+        """limit: in MB. create: opens a file with ``add``, ``close``, ``frames`` and ``bytes``."""
+        self._directory, self._template, self._key, self._limit, self._create = directory, template, key, limit, create
+        self._number = -1
+        self._file: Any = None
+
+    def add(self, episode: Any) -> tuple[dict[str, int], int]:
+        """Write an episode; return the place of its file, and its first frame in that file."""
+        file = self._file
+        # lerobot's rule: full if this many more frames of mean size would reach the limit
+        if file is None or file.bytes * (file.frames + len(episode)) >= self._limit * form.MEGABYTE * file.frames:
+            self.close()
+            self._number += 1
+            path = self._directory / self._template.format(video_key=self._key, **form.place(self._number))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = self._file = self._create(path)
+        first: int = file.frames
+        file.add(episode)
+        return form.place(self._number), first
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _DataFile:
+    """A parquet file with one row group per episode, so that an episode can be read alone."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.frames = 0
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pq.ParquetWriter(self._sink, schema, compression="snappy")
+
+    @property
+    def bytes(self) -> int:
+        return int(self._sink.tell())
+
+    def add(self, episode: pa.Table) -> None:
+        self._writer.write_table(episode, row_group_size=len(episode))
+        self.frames += len(episode)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._sink.close()
 
 
 def _check_feature(key: str, feature: Feature) -> None:

@@ -24,8 +24,7 @@ from rlinf_vla.evaluation.results import FORMAT, Episode, as_csv, tables
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.saved_recipe import to_plain
 from rlinf_vla.telemetry.console import stages
-from rlinf_vla.telemetry.evaluation_page import Film, write_page
-from rlinf_vla.telemetry.evaluation_table import print_tables
+from rlinf_vla.telemetry.evaluation_report import Film, print_tables, write_report
 
 Documents = dict[Block, dict[str, Any]]
 """What ``BlockPlayer.play`` returned for each block."""
@@ -78,7 +77,7 @@ class SweepRun:
         played = {block: played[block] for block in blocks}
         document = self._document(played, policies, machine)
         (self.directory / "episodes.csv").write_text(as_csv(document["episodes"]))
-        write_page(self.directory, document, [film for block in self._chosen(played) for film in self._films(block)])
+        write_report(self.directory, document, [film for block in self._chosen(played) for film in self._films(block)])
         write_json(self.directory / run_directory.RESULT, document)  # last: it marks the sweep as finished
         return document
 

@@ -1,4 +1,7 @@
-"""Choose the plan with the least simulated iteration time among those that fit the cluster."""
+"""Choose the plan with the least simulated iteration time among those that fit the cluster.
+
+Lower bounds on this time let the search skip simulations.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,12 @@ from dataclasses import dataclass, replace
 
 from rlinf_vla.config.cluster import IN_PROCESS, RAY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.bounds import least_seconds
-from rlinf_vla.planner.cluster import Cluster
+from rlinf_vla.planner.cluster import Cluster, Machine, check_memory, place, processes
 from rlinf_vla.planner.graph import Graph
-from rlinf_vla.planner.placement import check_memory, place
 from rlinf_vla.planner.plan import COLLOCATED, DISAGGREGATED, HYBRID, Plan
 from rlinf_vla.planner.prediction import Prediction
-from rlinf_vla.planner.profile import Profile
-from rlinf_vla.planner.simulate import simulate
+from rlinf_vla.planner.profile import CPU, Cost, Profile
+from rlinf_vla.planner.simulate import simulate, update_seconds
 from rlinf_vla.planner.workload import Workload
 
 DEPTHS = (1, 2, 4)
@@ -75,18 +76,15 @@ class Choice:
         best, found = self.best.plan, dict[str, list[PlanCandidate]]()
         for each in self.fitting:
             plan = each.plan
-            if plan.runtime != best.runtime:
-                name = "in process" if plan.runtime == IN_PROCESS else "on Ray"
-            elif plan.placement != best.placement:
-                name = plan.placement
-            elif plan.pipeline_depth != best.pipeline_depth:
-                name = "another pipeline depth"
-            elif plan.split != best.split:
-                name = "another split of the policy"
-            else:
-                name = "other numbers of workers"
+            aspects = {
+                "runtime": "in process" if plan.runtime == IN_PROCESS else "on Ray",
+                "placement": plan.placement,
+                "pipeline_depth": "another pipeline depth",
+                "split": "another split of the policy",
+            }
+            differing = (name for key, name in aspects.items() if getattr(plan, key) != getattr(best, key))
             if plan != best:
-                found.setdefault(name, []).append(each)
+                found.setdefault(next(differing, "other numbers of workers"), []).append(each)
         return found
 
 
@@ -196,3 +194,53 @@ def _fitted(plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[
             except UserError as error:
                 reason = error
     raise reason
+
+
+def least_seconds(graph: Graph, plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> float:
+    """Lower bound on the seconds of one iteration, whatever work overlaps.
+
+    It leaves out rewards, resets, values, transfers and waiting for turns.
+    """
+    rollout = least_rollout_seconds(plan, workload, cluster, profiles)
+    update = max(_update(plan, workload, machine, profiles[machine.node.device]) for machine in place(plan, cluster))
+    overlaps = plan.runtime != IN_PROCESS and any(edge.source == "publish" and edge.lag > 1 for edge in graph.edges)
+    streams = plan.runtime != IN_PROCESS and plan.streaming and graph.streams_into("update")
+    return max(rollout, update) if overlaps or streams else rollout + update
+
+
+def least_rollout_seconds(plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> float:
+    """Lower bound on the seconds of one iteration's rollout, on the slowest machine."""
+    return max(_rollout(plan, workload, machine, profiles[machine.node.device]) for machine in place(plan, cluster))
+
+
+def _rollout(plan: Plan, workload: Workload, machine: Machine, profile: Profile) -> float:
+    if not machine.rollout:
+        return 0.0
+    depth, size = plan.pipeline_depth, workload.envs // (plan.rollout_workers * plan.pipeline_depth)
+    calls = workload.calls or workload.rows // workload.envs
+    count = 1 if profile.cost("simulate").on != CPU else processes(plan, workload, machine.node)
+    act, play = profile.cost("act"), profile.cost("simulate")
+    step = _alone(profile, play, play.of(-(-size // count)))
+    acting = 0.0 if plan.split == "head" else _alone(profile, act, act.of(size))
+    taking_turns = max(depth * acting, acting + step) if not profile.inline else depth * (acting + step)
+    work = play.of(size / count) * count * (play.on == CPU) + act.of(size) * (act.on == CPU and plan.split == "none")
+    cores = len(machine.rollout) * depth * work / profile.crowded(max(act.cores, play.cores), profile.cores) / machine.node.cpus
+    return calls * max(taking_turns, cores)
+
+
+def _update(plan: Plan, workload: Workload, machine: Machine, profile: Profile) -> float:
+    if not machine.trainers:
+        return 0.0
+    cost = profile.cost("update")
+    work = update_seconds(profile, plan, workload, workload.rows, workload.groups_per_step is not None)
+    alone = _alone(profile, cost, work)
+    if cost.on != CPU:
+        return alone * max(machine.trainers.count(device) for device in machine.trainers)
+    return max(alone, alone * cost.cores * len(machine.trainers) / machine.node.cpus)
+
+
+def _alone(profile: Profile, cost: Cost, work: float) -> float:
+    """Seconds on an otherwise idle machine."""
+    if cost.on != CPU:
+        return work
+    return work / profile.crowded(cost.cores, profile.cores) / cost.cores

@@ -24,9 +24,6 @@ class Task(NamedTuple):
     work: float
     width: float = 1.0
     after: tuple[int, ...] = ()
-    iteration: int = 0
-    items: float = 0.0
-    """Number of items that the task processes, for statistics."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,6 @@ class TaskTimes:
     cause: list[int]
     busy: dict[str, float] = field(default_factory=dict)
     """Unit-seconds in use, at most the capacity times the end."""
-    done: dict[str, float] = field(default_factory=dict)
-    """Work done, in seconds of one unit."""
 
 
 class _Shared:
@@ -61,8 +56,7 @@ class _Shared:
 
     def __init__(self, resource: Resource) -> None:
         self.resource = resource
-        self.now = self.progress = self.width = 0.0
-        self.busy = self.done = 0.0
+        self.now = self.progress = self.width = self.busy = 0.0
         self.running: list[tuple[float, int, float]] = []
         """Heap of (progress at the task's end, task, width)."""
 
@@ -76,7 +70,6 @@ class _Shared:
             passed = now - self.now
             self.progress += passed * self.speed
             self.busy += passed * min(self.width, self.resource.capacity)
-            self.done += passed * self.speed * self.width
         self.now = now
 
     def begin(self, number: int, work: float, width: float) -> None:
@@ -147,5 +140,4 @@ def run_events(tasks: Sequence[Task], resources: Mapping[str, Resource]) -> Task
             plan_next(name)
         end(number, now)
     played.busy = {name: each.busy for name, each in shared.items()}
-    played.done = {name: each.done for name, each in shared.items()}
     return played

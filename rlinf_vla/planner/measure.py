@@ -30,8 +30,7 @@ from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater, precompute_frozen
-from rlinf_vla.telemetry.memory import nbytes, saved_for_backward
-from rlinf_vla.telemetry.stopwatch import synchronise
+from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward, synchronise
 from rlinf_vla.training.lora import merged_lora
 from rlinf_vla.training.trainer import Trainer
 

@@ -5,28 +5,31 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from rlinf_vla.config.recipe import Recipe, RewardConfig
 from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.core.types import Episodes, Trajectory
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult, Trajectory
 from rlinf_vla.planner import synthetic
 from rlinf_vla.planner.cluster import this_machine
-from rlinf_vla.planner.instrumented import InstrumentedActor, InstrumentedEnv, TimedCommand
 from rlinf_vla.planner.profile import CPU, GPU, Cost, fit
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.runtime import builders
-from rlinf_vla.telemetry.process_usage import usage
+from rlinf_vla.telemetry.measurement import synchronise, usage
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import merged_lora
 
 TURNS = 3
 """Repeats of a single environment's steps, and of policy calls alone and beside simulators."""
+
+Seen = TypeVar("Seen", StepResult, Observation)
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,98 @@ class RolloutMeasurements:
     inline: bool
 
 
+class TimedCommand(NamedTuple):
+    """One step or reset of ``environments`` environments.
+
+    ``simulators``, ``own``: core-seconds of the simulator processes and of this process.
+    ``wall``: elapsed seconds. ``processes``: simulators that it used; 0: it ran in this process.
+    """
+
+    name: str
+    environments: int
+    simulators: float
+    own: float
+    wall: float
+    processes: int = 0
+
+
+@dataclass
+class InstrumentedEnv(VectorEnv):
+    """Wrap an environment group and record each step and reset with its cost."""
+
+    env: VectorEnv
+    commands: list[TimedCommand] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.spec = self.env.spec
+
+    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
+        self._begin("reset", len(episodes) if mask is None else int(mask.sum()), partial(self.env.reset_async, episodes, mask))
+
+    def reset_wait(self) -> Observation:
+        return self._end(self.env.reset_wait)
+
+    def step_async(self, actions: Tensor) -> None:
+        self._begin("simulate", len(actions), partial(self.env.step_async, actions))
+
+    def step_wait(self) -> StepResult:
+        return self._end(self.env.step_wait)
+
+    def render(self, index: int) -> Tensor:
+        return self.env.render(index)
+
+    def expert_actions(self) -> Tensor:
+        return self.env.expert_actions()
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _begin(self, name: str, environments: int, call: Callable[[], None]) -> None:
+        synchronise(self.spec.device)
+        self._under_way = name, environments, usage().cpu, time.process_time(), time.perf_counter()
+        call()
+
+    def _end(self, call: Callable[[], Seen]) -> Seen:
+        result = call()
+        synchronise(self.spec.device)
+        name, environments, simulators, own, wall = self._under_way
+        wall, own = time.perf_counter() - wall, time.process_time() - own
+        self.commands.append(TimedCommand(name, environments, usage().cpu - simulators, own, wall))
+        return result
+
+
+class InstrumentedActor(Actor):
+    """Sum the core-seconds of policy calls in this process, and their expected core-seconds.
+
+    ``own``: measured. ``foreseen``: expected by the ``Cost`` of each operation.
+    """
+
+    def __init__(self, actor: Actor, expected: Mapping[str, Cost]) -> None:
+        super().__init__(actor.policy, actor.settings)
+        self._expected = expected
+        self.own = self.foreseen = 0.0
+
+    def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
+        started = time.process_time()
+        found = super().act(inputs, episodes, step)
+        self._note("act", len(step), started)
+        return found
+
+    def value(self, inputs: Inputs) -> Tensor:
+        started = time.process_time()
+        found = super().value(inputs)
+        self._note("value", len(found), started)
+        return found
+
+    def _note(self, name: str, rows: int, started: float) -> None:
+        self.own += time.process_time() - started
+        self.foreseen += self._expected[name].of(rows)
+
+
 def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], say: Callable[[str], None]) -> RolloutMeasurements:
     """Run an episode on one group after the other. ``acting``: act and value outside rollouts."""
     actor = InstrumentedActor(Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature)), acting)
-    samples: list[Sample] = []
+    samples: list[TimedCommand] = []
     episodes: list[tuple[int, bool]] = []
     before = usage()
     with builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth) as groups, merged_lora(policy):
@@ -62,24 +153,24 @@ def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], 
             episodes += first_episodes(rollouts)
         after = usage()
         processes = after.processes - before.processes
-        samples += [Sample.of(each, processes // len(groups)) for env in watched for each in env.commands]
-        steps = [(o, w) for out, env in zip(outer, watched, strict=True) for o, w in zip(out.commands, env.commands, strict=True)]
+        most = processes // len(groups)
+        samples += [each._replace(processes=min(most, each.environments)) for env in watched for each in env.commands]
+        pairs = [pair for both in zip(outer, watched, strict=True) for pair in zip(*(each.commands for each in both), strict=True)]
         say("measuring the policy beside busy simulators")
         crowding = _crowding(recipe, actor, policy, groups, processes) if processes else 0.0
-        own = [Sample(command.name, command.environments, 0, 0.0, outer_.own - command.own) for outer_, command in steps]
     if not processes:
         # a batched step may cost as much for many environments as for one: measure one alone, too
         with builders.open_envs(replace(recipe, env=replace(recipe.env, num_envs=1)), policy, 1) as groups:
             say("measuring a single environment")
             single = InstrumentedEnv(groups[0])
             _few_steps(single, policy.spec.chunk)
-            samples += [Sample.of(each, 0) for each in single.commands]
+            samples += single.commands
     on_gpu = outer[0].spec.device.type == "cuda"
     operations = {name: _fitted([each for each in samples if each.name == name], on_gpu) for name in ("simulate", "reset")}
-    stepped = [each for each in own if each.name == "simulate"]
-    rows = sum(each.environments for each in stepped)
     if recipe.reward != RewardConfig():
-        operations["reward"] = Cost(per_item=max(0.0, sum(each.own for each in stepped) / rows))
+        steps = [(rewarded, plain) for rewarded, plain in pairs if plain.name == "simulate"]
+        seconds = sum(rewarded.own - plain.own for rewarded, plain in steps)
+        operations["reward"] = Cost(per_item=max(0.0, seconds / sum(plain.environments for _, plain in steps)))
     if not on_gpu:
         # in rollouts caches are colder, and images are copied
         factor = max(1.0, actor.own / actor.foreseen)
@@ -96,28 +187,12 @@ def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], 
     )
 
 
-class Sample(NamedTuple):
-    """Cost of a command that used ``processes`` simulator processes (0: it ran in this process)."""
-
-    name: str
-    environments: int
-    processes: int
-    simulators: float
-    own: float
-    wall: float = 0.0
-
-    @staticmethod
-    def of(command: TimedCommand, processes: int) -> Sample:
-        busy = min(processes, command.environments)
-        return Sample(command.name, command.environments, busy, command.simulators, command.own, command.wall)
-
-
-def _fitted(samples: Sequence[Sample], on_gpu: bool) -> Cost:
+def _fitted(samples: Sequence[TimedCommand], on_gpu: bool) -> Cost:
     """Fit the cost of a command in one process to its number of environments.
 
     Commands of one size are averaged, because the system counts core-seconds in hundredths.
     """
-    alike: dict[tuple[int, int], list[Sample]] = {}
+    alike: dict[tuple[int, int], list[TimedCommand]] = {}
     for each in samples:
         alike.setdefault((each.environments, each.processes), []).append(each)
     sizes, costs, cores = [], [], 1.0

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from rlinf_vla.config.cluster import IN_PROCESS, RUNTIMES, SPLITS
-from rlinf_vla.config.errors import UserError, require_one_of
+from rlinf_vla.config.cluster import IN_PROCESS
 
 COLLOCATED, DISAGGREGATED, HYBRID = "collocated", "disaggregated", "hybrid"
-PLACEMENTS = (COLLOCATED, DISAGGREGATED, HYBRID)
 IN_CLUSTER = (
     *("runtime", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks"),
     *("streaming", "micro_batch_size", "offload"),
@@ -19,19 +15,11 @@ IN_CLUSTER = (
 """Fields of a plan that are keys of recipe node ``cluster``."""
 IN_ROLLOUT = ("pipeline_depth", "split")
 """Fields of a plan that are keys of recipe node ``rollout``."""
-_AT_LEAST = {
-    "rollout_workers": 1,
-    "reward_workers": 0,
-    "reference_workers": 0,
-    "trainer_ranks": 1,
-    "pipeline_depth": 1,
-    "micro_batch_size": 1,
-}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run executes its macro flow. Raises UserError if a value is not allowed."""
+    """How a run executes its macro flow. The recipe's keys are checked before a plan is made."""
 
     runtime: str = IN_PROCESS
     placement: str = COLLOCATED
@@ -54,19 +42,6 @@ class Plan:
     offload: bool = False
     """Move idle weights out of the memory of a device that roles share."""
 
-    def __post_init__(self) -> None:
-        for key, known in (("runtime", RUNTIMES), ("placement", PLACEMENTS), ("split", SPLITS)):
-            require_one_of(key, getattr(self, key), known)
-        for key, least in _AT_LEAST.items():
-            value = getattr(self, key)
-            if type(value) is not int or value < least:
-                raise UserError(f"{key}={value} must be a whole number of at least {least}")
-        for key in ("streaming", "offload"):
-            if type(getattr(self, key)) is not bool:
-                raise UserError(f"{key}={getattr(self, key)} must be true or false")
-        if self.runtime == IN_PROCESS and (self.rollout_workers, self.trainer_ranks, self.placement) != (1, 1, COLLOCATED):
-            raise UserError("runtime=in_process has one rollout worker and one trainer, collocated: use runtime=ray for more")
-
     def overrides(self) -> list[str]:
         """Return the recipe overrides (``key=value``) that make a run follow this plan."""
         keys = {f"cluster.{key}": getattr(self, key) for key in IN_CLUSTER if key != "offload" or self.offload}
@@ -84,27 +59,6 @@ class Plan:
         parts += ["backbone with the trainer"] * (self.split == "head") + ["idle weights off-loaded"] * self.offload
         return ", ".join(parts)
 
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def of(document: Any) -> Plan:
-        """Return the plan from its ``document()``. Raises UserError if it is not one."""
-        names = [field.name for field in fields(Plan)]
-        if not isinstance(document, dict) or sorted(document) != sorted(names):
-            raise UserError(f"a plan must have the keys {', '.join(names)}")
-        return Plan(**document)
-
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number > 1)}"
-
-
-def read_json(path: Path, what: str) -> Any:
-    """Read a JSON file, called ``what`` in errors. Raises UserError if missing or not JSON."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{what} {path} cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise UserError(f"{what} {path} is not JSON ({error})") from None

@@ -5,28 +5,33 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlinf_vla.planner.events import Task, TaskTimes
 from rlinf_vla.planner.plan import Plan
 from rlinf_vla.telemetry.timeline import Span, Timeline
 
-LETTERS = {"act": "a", "head": "a", "encode": "e", "value": "v", "simulate": "s", "reset": "r", "merge": "m", "reward": "w"}
-LETTERS |= {
-    "reference": "f",
-    "update": "U",
-    "all-reduce": "A",
-    "trajectories": "t",
-    "features": "t",
-    "publish": "p",
-    "load": "p",
-    "switch": "x",
+_POLICY = "the policy in rollouts"
+TASKS = {
+    "act": ("a", _POLICY),
+    "head": ("a", _POLICY),
+    "encode": ("e", _POLICY),
+    "value": ("v", _POLICY),
+    "simulate": ("s", "the simulators"),
+    "reset": ("r", "resets in the simulators"),
+    "merge": ("m", _POLICY),
+    "reward": ("w", "the reward"),
+    "reference": ("f", "the reference policy"),
+    "update": ("U", "the update"),
+    "all-reduce": ("A", "summing gradients over trainer ranks"),
+    "trajectories": ("t", "moving trajectories"),
+    "features": ("t", "moving features"),
+    "publish": ("p", "publishing weights"),
+    "load": ("p", "publishing weights"),
+    "switch": ("x", "off-loading"),
 }
-_PLACES = dict.fromkeys(("act", "head", "encode", "value", "merge"), "the policy in rollouts")
-_PLACES |= {"simulate": "the simulators", "reset": "resets in the simulators", "reward": "the reward", "reference": "the reference policy"}
-_PLACES |= {"update": "the update", "all-reduce": "summing gradients over trainer ranks", "switch": "off-loading"}
-_PLACES |= dict.fromkeys(("publish", "load"), "publishing weights") | {"trajectories": "moving trajectories", "features": "moving features"}
+"""Task -> its letter in a picture, and the part of the work that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Prediction:
 
     def document(self) -> dict[str, Any]:
         keys = ("seconds", "steps", "steps_per_s", "critical", "utilisation", "price", "bottleneck")
-        return {"plan": self.plan.document()} | {key: getattr(self, key) for key in keys}
+        return {"plan": asdict(self.plan)} | {key: getattr(self, key) for key in keys}
 
     def picture(self, width: int = 100, rows: int = 14) -> str:
         """Text timeline: a line per track, a column per time slice, a letter for its main task.
@@ -86,9 +91,9 @@ class Prediction:
         used = {span.name for span in self.spans if span.track in shown}
         lines.append(f"{'':>{label}}  0 s{f'{self.seconds:.3g} s':>{width - 3}}")
         legend: dict[str, list[str]] = defaultdict(list)
-        for name in LETTERS:
+        for name, (letter, _) in TASKS.items():
             if name in used:
-                legend[LETTERS[name]].append(name)
+                legend[letter].append(name)
         return "\n".join([*lines, "  ".join(f"{letter} {'/'.join(names)}" for letter, names in legend.items())])
 
 
@@ -103,7 +108,7 @@ def _row(spans: Sequence[Span], seconds: float, width: int) -> str:
     each = seconds / width
     for span in spans:
         for number in range(max(0, int(span.start / each)), min(width - 1, int(span.end / each)) + 1):
-            slices[number][LETTERS[span.name]] += max(0.0, min(span.end, (number + 1) * each) - max(span.start, number * each))
+            slices[number][TASKS[span.name][0]] += max(0.0, min(span.end, (number + 1) * each) - max(span.start, number * each))
     return "".join(max(took, key=took.__getitem__) if sum(took.values()) > each / 3 else "." for took in slices)
 
 
@@ -114,7 +119,7 @@ def critical_path(tasks: Sequence[Task], played: TaskTimes, last: int, begin: fl
     while number >= 0 and played.end[number] > begin:
         seconds = played.end[number] - max(begin, played.start[number])
         if seconds > 0:
-            found[_PLACES[tasks[number].name]] += seconds
+            found[TASKS[tasks[number].name][1]] += seconds
         number = played.cause[number]
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 

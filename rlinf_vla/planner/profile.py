@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.plan import read_json
+from rlinf_vla.core.io import write_json
 
 CPU, GPU = "cpu", "gpu"
 POLICY = ("act", "value", "encode", "merge", "reference", "precompute", "update", "optimise", "publish")
@@ -124,16 +124,12 @@ class Profile:
         note = f"ASSUMED, not measured: the policy {factor:g} times as fast as {self.note}"
         return replace(self, device=device, operations=operations, note=note, assumed=True)
 
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
-
     def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.document(), indent=2) + "\n", encoding="utf-8")
+        write_json(path, asdict(self))
 
     @staticmethod
     def of(document: Any) -> Profile:
-        """Return the profile from its ``document()``. Raises UserError if it is not one."""
+        """Return the profile whose ``asdict`` is ``document``. Raises UserError if it is none."""
         try:
             nodes = {name: Cost(**cost) for name, cost in document["operations"].items()}
             given = {**document, "operations": nodes, "bytes": Bytes(**document["bytes"])}
@@ -158,6 +154,10 @@ class Profile:
 def read_profile(path: Path) -> Profile:
     """Read a profile. Raises UserError if the file cannot be read or holds no profile."""
     try:
-        return Profile.of(read_json(path, "profile"))
+        return Profile.of(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UserError(f"profile {path} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise UserError(f"profile {path} is not JSON ({error})") from None
     except UserError as error:
-        raise UserError(str(error) if str(path) in str(error) else f"profile {path}: {error}") from None
+        raise UserError(f"profile {path}: {error}") from None

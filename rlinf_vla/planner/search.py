@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
-from rlinf_vla.planner.bounds import least_rollout_seconds
-from rlinf_vla.planner.choice import Choice, choose
+from rlinf_vla.planner.choice import Choice, choose, least_rollout_seconds
 from rlinf_vla.planner.cluster import Cluster, describe
 from rlinf_vla.planner.graph import Graph, trace
 from rlinf_vla.planner.measure import measure_profile
@@ -65,11 +64,15 @@ class PlanSearch:
 
 def plan_search(recipe: Recipe) -> PlanSearch:
     """Prepare the search. Profiles this machine if the recipe has no profile. Raises UserError."""
-    graph = traced(recipe)
-    cluster = describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")
+    graph = trace(builders.build_algorithm(recipe))
+    cluster = described(recipe)
     profiles, measured = profiles_for(recipe, cluster)
     work = workload(recipe, next(iter(profiles.values())))
     return PlanSearch(graph, work, cluster, profiles, measured, recipe.cluster.micro_batch_size)
+
+
+def described(recipe: Recipe) -> Cluster:
+    return describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")
 
 
 def plan_of(recipe: Recipe) -> Plan:
@@ -87,13 +90,11 @@ def with_plan(recipe: Recipe, plan: Plan) -> Recipe:
 def run(config: DictConfig) -> None:
     """Print the graph and the chosen plan; write plan.json, plan_trace.json and the profile."""
     recipe = recipes.read(config)
-    graph = traced(recipe)
-    print(graph.render())
+    print(trace(builders.build_algorithm(recipe)).render())
     if recipe.algorithm.family != ON_POLICY:
         print(f"\nalgorithm={recipe.algorithm.name} runs in one process: there is one plan, and nothing to choose")
         return
-    cluster = describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")
-    print(f"\ncluster {cluster.name}: {cluster}")
+    print(f"\ncluster {recipe.cluster.name}: {described(recipe)}")
     found = plan_search(recipe)
     choice = found.choose()
     _show(choice, found.profiles)
@@ -101,12 +102,7 @@ def run(config: DictConfig) -> None:
     found.write(directory)
     if found.measured is not None:
         print(f"profile: {builders.relative(directory / 'profile.json')}")
-    _write(directory, recipe, graph, choice, found.profiles, cluster)
-
-
-def traced(recipe: Recipe) -> Graph:
-    """Trace the algorithm's macro flow. Raises UserError if its settings are invalid."""
-    return trace(builders.build_algorithm(recipe))
+    _write(directory, recipe, found, choice)
 
 
 def workload(recipe: Recipe, profile: Profile) -> Workload:
@@ -120,7 +116,7 @@ def workload(recipe: Recipe, profile: Profile) -> Workload:
     horizon = getattr(config, "horizon", limit)
     if horizon < 1 or horizon % limit:
         raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps")
-    attempts, slots = getattr(config, "group_size", 1), "collect" in traced(recipe)
+    attempts, slots = getattr(config, "group_size", 1), "collect" in trace(builders.build_algorithm(recipe))
     return Workload(
         envs=recipe.env.num_envs,
         batch_size=recipe.rollout.batch_size,
@@ -153,7 +149,9 @@ def profiles_for(recipe: Recipe, cluster: Cluster) -> tuple[dict[str, Profile], 
     wanted, scale = {node.device for node in cluster.nodes}, recipe.profile_scale
     here, measured = not recipe.cluster.nodes, None
     if not known and (here or scale is not None):
-        measured = _measured(recipe if here else _for_here(recipe))
+        tried = recipe if here else _for_here(recipe)
+        with stages() as show:
+            measured = measure_profile(tried, builders.build_policy(tried), lambda text: show(text, 0.0))
         known = {measured.device: measured}
     for device in sorted(wanted - known.keys()):
         if scale is None:
@@ -167,12 +165,6 @@ def profiles_for(recipe: Recipe, cluster: Cluster) -> tuple[dict[str, Profile], 
     return {device: known[device] for device in sorted(wanted)}, measured
 
 
-def _measured(recipe: Recipe) -> Profile:
-    policy = builders.build_policy(recipe)
-    with stages() as show:
-        return measure_profile(recipe, policy, lambda text: show(text, 0.0))
-
-
 def _for_here(recipe: Recipe) -> Recipe:
     """Return the recipe for this machine's CPU, with ``MEASURED_GROUP`` environments per group."""
     depth, batch = recipe.rollout.pipeline_depth, min(recipe.rollout.batch_size, MEASURED_GROUP)
@@ -184,33 +176,33 @@ def _for_here(recipe: Recipe) -> Recipe:
     )
 
 
-def _show(choice: Choice, profiles: Mapping[str, Profile], say: Callable[[str], None] = print) -> None:
+def _show(choice: Choice, profiles: Mapping[str, Profile]) -> None:
     best = choice.best
     for profile in profiles.values():
-        say(f"costs: {profile.note}")
-    say(f"\n{choice.explain()}\n")
+        print(f"costs: {profile.note}")
+    print(f"\n{choice.explain()}\n")
     price = "" if best.price is None else f", {best.price:.4g} (in the currency of cluster.nodes) per iteration"
     kind = "SIMULATED from an assumption" if any(profile.assumed for profile in profiles.values()) else "predicted"
-    say(f"{kind}: {best.seconds:.4g} s per iteration, {best.steps_per_s:,.0f} control steps/s at most{price}")
-    say("busy: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in best.utilisation.items() if share >= 0.01))
-    say(f"\n{best.picture()}\n")
-    say(f"to run it: {' '.join(best.plan.overrides())}")
+    print(f"{kind}: {best.seconds:.4g} s per iteration, {best.steps_per_s:,.0f} control steps/s at most{price}")
+    print("busy: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in best.utilisation.items() if share >= 0.01))
+    print(f"\n{best.picture()}\n")
+    print(f"to run it: {' '.join(best.plan.overrides())}")
 
 
-def _write(directory: Path, recipe: Recipe, graph: Graph, choice: Choice, profiles: Mapping[str, Profile], cluster: Cluster) -> None:
-    others = [{"plan": each.plan.document(), "seconds": each.seconds, "played": each.prediction is not None} for each in choice.fitting]
+def _write(directory: Path, recipe: Recipe, found: PlanSearch, choice: Choice) -> None:
+    others = [{"plan": asdict(each.plan), "seconds": each.seconds, "played": each.prediction is not None} for each in choice.fitting]
     document: dict[str, Any] = {
         "recipe": recipe.name,
-        "cluster": {"name": cluster.name, "nodes": [asdict(node) for node in cluster.nodes]},
-        "operations": [asdict(each) for each in graph.operations],
-        "edges": [asdict(each) for each in graph.edges],
-        "assumed": any(profile.assumed for profile in profiles.values()),
-        "profiles": {device: profile.document() for device, profile in profiles.items()},
+        "cluster": asdict(found.cluster),
+        "operations": [asdict(each) for each in found.graph.operations],
+        "edges": [asdict(each) for each in found.graph.edges],
+        "assumed": any(profile.assumed for profile in found.profiles.values()),
+        "profiles": {device: asdict(profile) for device, profile in found.profiles.items()},
         "chosen": choice.best.document(),
         "overrides": choice.best.plan.overrides(),
         "explanation": choice.explain(),
         "plans": others,
-        "refused": [{"plan": plan.document(), "reason": reason} for plan, reason in choice.refused],
+        "refused": [{"plan": asdict(plan), "reason": reason} for plan, reason in choice.refused],
         "environment": fingerprint(),
     }
     write_json(directory / "plan.json", document)

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_vla.config.cluster import IN_PROCESS
-from rlinf_vla.planner.cluster import Cluster
+from rlinf_vla.planner.cluster import Cluster, place, processes, rollout_bytes
 from rlinf_vla.planner.events import run_events
 from rlinf_vla.planner.graph import Graph
-from rlinf_vla.planner.placement import place, processes, rollout_bytes
 from rlinf_vla.planner.plan import DISAGGREGATED, Plan
 from rlinf_vla.planner.prediction import Prediction, critical_path, spans_between
 from rlinf_vla.planner.profile import Profile
@@ -122,7 +121,6 @@ class _Simulation:
 
     def iteration(self, index: int) -> int:
         """Add the tasks of iteration ``index``; return the last of them."""
-        self.tasks.iteration = index
         shards = [shard for number, worker in enumerate(self.workers) for shard in self._collect(index, number, worker)]
         if self.workload.rewarded and self.plan.reward_workers:
             shards = self._stage("reward", shards, self.plan.reward_workers)
@@ -161,7 +159,7 @@ class _Simulation:
         size, head = shard.rows * host.profile.bytes.call, self.head
         ready = self.tasks.wait([shard.ready], host.latency + size / host.copies / STORE, "trajectories", "network")
         away = size * (1 - (host.index == head.index) / host.copies)
-        ready = self.tasks.add("trajectories", "network", head.link, head.transfer(away), [ready], items=shard.rows)
+        ready = self.tasks.add("trajectories", "network", head.link, head.transfer(away), [ready])
         return replace(shard, ready=ready)
 
     def _stage(self, operation: str, shards: list[_Shard], workers: int) -> list[_Shard]:
@@ -179,7 +177,7 @@ class _Simulation:
             for track, (host, device) in places:
                 before = [shard.ready, *everything, self.free.get(track, -1), self.thread]
                 rows = shard.rows / parts
-                ends.append(self.tasks.run(host, operation, track, device, host.profile.cost(operation).of(rows), before, items=rows))
+                ends.append(self.tasks.run(host, operation, track, device, host.profile.cost(operation).of(rows), before))
                 self.free[track] = ends[-1]
             ready = self.tasks.wait(ends)
             self.thread = ready if self.single else -1
@@ -197,7 +195,7 @@ class _Simulation:
         for track, (host, device) in self._tracks():
             begin = self._switched(host, [ready, self.free.get(track, -1)], track)
             seconds = update_seconds(host.profile, plan, self.workload, rows, whole)
-            end = tasks.run(host, "update", track, device, seconds, [begin], items=rows / plan.trainer_ranks)
+            end = tasks.run(host, "update", track, device, seconds, [begin])
             self.free[track] = self._switched(host, [end], track)
             ends.append(self.free[track])
         done = tasks.wait(ends, self._all_reduce(rows, whole), "all-reduce", "network")

@@ -48,25 +48,22 @@ class Host:
 
 @dataclass
 class Tasks:
-    """A growing list of tasks; ``iteration`` labels those that are added."""
+    """A growing list of tasks."""
 
     listed: list[Task] = field(default_factory=list)
-    iteration: int = 0
 
-    def add(self, name: str, track: str, resource: str, work: float, after: Sequence[int], width: float = 1.0, items: float = 0.0) -> int:
+    def add(self, name: str, track: str, resource: str, work: float, after: Sequence[int], width: float = 1.0) -> int:
         earlier = tuple(sorted({number for number in after if number >= 0}))
-        self.listed.append(Task(name, track, resource, work, width, earlier, self.iteration, items))
+        self.listed.append(Task(name, track, resource, work, width, earlier))
         return len(self.listed) - 1
 
-    def run(
-        self, host: Host, operation: str, track: str, device: int, seconds: float, after: Sequence[int], name: str = "", items: float = 0.0
-    ) -> int:
+    def run(self, host: Host, operation: str, track: str, device: int, seconds: float, after: Sequence[int], name: str = "") -> int:
         """Add ``seconds`` of ``operation`` on a GPU or on cores, as the profile specifies."""
         cost = host.profile.cost(operation)
         if cost.on == GPU:
-            return self.add(name or operation, track, host.gpu(device), seconds, after, items=items)
+            return self.add(name or operation, track, host.gpu(device), seconds, after)
         alone = seconds / host.profile.crowded(cost.cores, host.profile.cores)
-        return self.add(name or operation, track, host.cpu, alone, after, width=cost.cores, items=items)
+        return self.add(name or operation, track, host.cpu, alone, after, width=cost.cores)
 
     def wait(self, after: Sequence[int], seconds: float = 0.0, name: str = "wait", track: str = "") -> int:
         return self.add(name, track, "", seconds, after)
@@ -103,7 +100,7 @@ class Worker:
                 turn = next(players[group])
                 if turn.scored:
                     reward = self.host.profile.cost("reward").of(self.size)
-                    thread = tasks.run(self.host, "reward", policy, self.device, reward, [thread], items=self.size)
+                    thread = tasks.run(self.host, "reward", policy, self.device, reward, [thread])
                 if turn.valued:
                     thread = self._infer(tasks, "value", policy, thread)
                 if turn.resets is not None:
@@ -123,23 +120,23 @@ class Worker:
         cost, track = self.host.profile.cost(operation), f"{self.prefix}simulator {group}"
         count = len(environments)
         if cost.on == GPU:
-            return tasks.run(self.host, operation, track, self.device, cost.of(count), after, items=count)
+            return tasks.run(self.host, operation, track, self.device, cost.of(count), after)
         load = Counter(((slot + 1) * self.processes - 1) // self.size for slot in environments)
         total = len(load) * cost.fixed + count * cost.per_item
         width = total / cost.of(max(load.values())) * cost.cores if total else 1.0
         alone = total / self.host.profile.crowded(cost.cores, self.host.profile.cores)
-        return tasks.add(operation, track, self.host.cpu, alone, after, width, count)
+        return tasks.add(operation, track, self.host.cpu, alone, after, width)
 
     def _infer(self, tasks: Tasks, operation: str, track: str, thread: int) -> int:
         """Add one call (``act`` or ``value``) for all environments of a group."""
         profile, rows = self.host.profile, self.size
         cost = profile.cost(operation)
         if self.backbone is None:
-            return tasks.run(self.host, operation, track, self.device, cost.of(rows), [thread], items=rows)
+            return tasks.run(self.host, operation, track, self.device, cost.of(rows), [thread])
         there, device = self.backbone
         encode = there.profile.cost("encode").of(rows)
         thread = self._moved(tasks, there, rows * profile.bytes.inputs, track, thread)
-        thread = tasks.run(there, "encode", f"{track} backbone", device, self.host.copies / there.copies * encode, [thread], items=rows)
+        thread = tasks.run(there, "encode", f"{track} backbone", device, self.host.copies / there.copies * encode, [thread])
         thread = self._moved(tasks, there, rows * profile.bytes.features, track, thread)
         head = max(0.0, cost.of(rows) - profile.cost("encode").of(rows))
         return tasks.run(self.host, operation, track, self.device, head, [thread], name="head")

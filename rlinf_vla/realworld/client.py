@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,8 +17,10 @@ from rlinf_vla.core.io import replacing
 from rlinf_vla.core.robot import RobotError
 from rlinf_vla.realworld.episode import Job, RobotEpisode
 from rlinf_vla.realworld.link import RobotLink
+from rlinf_vla.realworld.loop_statistics import control_metrics
 from rlinf_vla.realworld.process import WEIGHTS
 from rlinf_vla.runtime.run_directory import EPISODES
+from rlinf_vla.telemetry.run_files import CONTROL_FILE
 
 
 class RobotClient:
@@ -67,6 +70,10 @@ class RobotClient:
 
     def forget(self, job: Job) -> None:
         self._path(job).unlink(missing_ok=True)
+
+    def control_metrics(self) -> dict[str, float]:
+        path = self._directory / CONTROL_FILE
+        return control_metrics(json.loads(path.read_text())) if path.exists() else {}
 
     def _path(self, job: Job) -> Path:
         return self._directory / EPISODES / job.file

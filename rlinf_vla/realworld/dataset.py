@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.core.robot import Action, RobotState, Scene
 from rlinf_vla.data import lerobot_format as form
-from rlinf_vla.data.lerobot_format import Column, Feature
+from rlinf_vla.data.lerobot_format import Column
 from rlinf_vla.realworld.episode import RobotEpisode
 
 
-def robot_features(spec: EnvSpec, video: bool) -> dict[str, Feature]:
-    """Return the dataset's features; ``video``: store cameras as video instead of images."""
-    scalar, flag = Feature("float32", (1,)), Feature("bool", (1,))
-    found = {form.STATE: Feature("float32", (spec.state_dim,)), form.ACTION: Feature("float32", (spec.action_dim,)), form.REWARD: scalar}
-    found |= {form.DONE: flag, form.TRUNCATED: flag, form.SUCCESS: flag}
-    return found | {form.IMAGES + name: Feature.camera(size, video) for name, size in spec.images.items()}
-
-
 def robot_frames(episode: RobotEpisode) -> dict[str, Column]:
-    """Return a frame per executed step, with every feature of :func:`robot_features`.
+    """Return a frame per executed step, with every feature of ``recorded_features``.
     A truncated episode also gets its last observation, with an action that moves nothing."""
     rows = len(episode) + (not episode.terminated)
     last = np.arange(rows) == rows - 1

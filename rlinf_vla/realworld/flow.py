@@ -39,6 +39,9 @@ class EpisodeRunner(Protocol):
     def forget(self, job: Job) -> None:
         """Delete an episode that will not be requested again."""
 
+    def control_metrics(self) -> dict[str, float]:
+        """Return the control loop's statistics since the beginning of the run, to be logged."""
+
 
 class OnlineFlow(ReplayFlow):
     """Off-policy flow at a robot.
@@ -106,7 +109,7 @@ class OnlineFlow(ReplayFlow):
                     self.shown.append(shown.records)
         steps = sum(each.steps for each in found)
         self.log(transition_metrics(found) if found else {})
-        self.log(_metrics(played) | {"rollout/steps": float(steps)})
+        self.log(_metrics(played) | self.player.control_metrics() | {"rollout/steps": float(steps)})
         self.log_rollout(time.perf_counter() - started, steps)
         return steps
 

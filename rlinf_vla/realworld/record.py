@@ -12,10 +12,10 @@ from omegaconf import DictConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
-from rlinf_vla.data.lerobot_format import Feature
+from rlinf_vla.data.lerobot_format import Feature, recorded_features
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
 from rlinf_vla.realworld.cell import open_cell, require_demonstrator, require_robot
-from rlinf_vla.realworld.dataset import robot_features, robot_frames
+from rlinf_vla.realworld.dataset import robot_frames
 from rlinf_vla.realworld.episode import DEMONSTRATION, Job, RobotEpisode
 from rlinf_vla.realworld.operator_session import OperatorLeft
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
@@ -56,7 +56,7 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
         print(f"episode {episode.job.number + 1}/{count}: {episode.ended}, {len(episode)} steps", flush=True)
 
     with open_cell(recipe, say) as cell:
-        features, hz = robot_features(cell.spec, recipe.record.video), cell.spec.control_hz
+        features, hz = recorded_features(cell.spec, recipe.record.video), cell.spec.control_hz
         try:
             for job in missing:
                 cell.inference.begin(job)

@@ -94,10 +94,7 @@ class RecordedEpisode:
 
 def expert_features(spec: EnvSpec, video: bool) -> dict[str, Feature]:
     """Return the dataset's features; ``video``: store cameras as video instead of images."""
-    action, scalar, flag = Feature("float32", (spec.action_dim,)), Feature("float32", (1,)), Feature("bool", (1,))
-    found = {form.STATE: Feature("float32", (spec.state_dim,)), form.ACTION: action, EXPERT_ACTION: action}
-    found |= {form.REWARD: scalar, form.DONE: flag, form.TRUNCATED: flag, form.SUCCESS: flag}
-    return found | {form.IMAGES + name: Feature.camera(size, video) for name, size in spec.images.items()}
+    return form.recorded_features(spec, video, {EXPERT_ACTION: Feature("float32", (spec.action_dim,))})
 
 
 def record_expert(

@@ -13,7 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from rlinf_vla.telemetry.timeline import Span, busy_seconds
 
 Size = tuple[float, float]
 """(width, height) in inches of 72 CSS pixels; text is 9 pixels high at this size."""
@@ -64,15 +66,6 @@ class Evaluation(NamedTuple):
     high: float
 
 
-class Bar(NamedTuple):
-    """One span of work on a timeline, in seconds since the timeline's start."""
-
-    name: str
-    track: str
-    start: float
-    end: float
-
-
 def curve(steps: Sequence[int], values: Sequence[float], label: str, size: Size) -> str:
     """Plot one metric over the iterations; NaN leaves a gap. ``label`` is the text alternative."""
     with matplotlib.rc_context(_STYLE):
@@ -96,8 +89,7 @@ def success_curve(
         if evaluations:
             rate = np.array([each.rate for each in evaluations])
             reach = np.array([[each.rate - each.low, each.high - each.rate] for each in evaluations]).T
-            # Rounding can put a stored rate slightly outside its interval: matplotlib rejects that.
-            reach = np.maximum(reach, 0.0)
+            reach = np.maximum(reach, 0.0)  # rounding can put a stored rate slightly outside its interval
             axes.errorbar(
                 [each.step for each in evaluations], rate, reach,
                 fmt="o", color=_COLOUR["ink"], markersize=4.5, elinewidth=1.1, capsize=2.5, zorder=3, clip_on=False,
@@ -124,22 +116,23 @@ def histogram(edges: Sequence[float], counts: Sequence[int], limit: float, label
         return _svg(figure, label)
 
 
-def timeline(bars: Sequence[Bar], colours: Mapping[str, str], label: str, width: float) -> str:
+def timeline(bars: Sequence[Span], colours: Mapping[str, str], label: str, width: float) -> str:
     """Plot one row per track, in order of first appearance, labelled with its busy share.
 
-    ``colours`` maps a name to one of ``SERIES``; other names get the last one. ``width`` in inches.
+    Times are seconds since the timeline's start, ``width`` is in inches. ``colours`` maps a name to
+    one of ``SERIES``; other names get the last one.
     """
     tracks = list(dict.fromkeys(bar.track for bar in bars))
     finish = max(1e-6, *(bar.end for bar in bars))
-    rows = []
-    for track in tracks:
-        busy = sum(length for _, length in _merged([(bar.start, bar.end) for bar in bars if bar.track == track], gap=0))
-        rows.append(f"{track}  {busy / finish:.0%}")
+    rows = [f"{track}  {busy_seconds(bars, track) / finish:.0%}" for track in tracks]
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes((width, 0.5 + 1.4 * _BAR / 72 * len(tracks)))
-        # Long spans first, so that spans nested inside them are drawn on top.
-        for name, track in sorted({(bar.name, bar.track) for bar in bars}, key=lambda pair: (-_mean_length(bars, pair), pair)):
-            spans = _merged([(bar.start, bar.end) for bar in bars if (bar.name, bar.track) == (name, track)], finish / 500)
+        ranges: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for bar in bars:
+            ranges.setdefault((bar.name, bar.track), []).append((bar.start, bar.end))
+        # Long spans (least start - end) first, so that spans nested in them are drawn on top.
+        for name, track in sorted(ranges, key=lambda pair: (float(np.mean(np.subtract(*np.transpose(ranges[pair])))), pair)):
+            spans = _merged(ranges[name, track], finish / 500)
             # Thick strokes with gaps: one path holds all bars of a name on a track.
             x = [edge for start, length in spans for edge in (start, start + length, float("nan"))]
             colour = _COLOUR[colours.get(name, SERIES[-1])]
@@ -162,7 +155,7 @@ def _axes(size: Size) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _thin(steps: Sequence[int], values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _thin(steps: Sequence[int], values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Average equal blocks of iterations (the last may be shorter) to at most ``_MOST_POINTS``."""
     x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
     block = -(-len(x) // _MOST_POINTS)
@@ -173,22 +166,14 @@ def _thin(steps: Sequence[int], values: Sequence[float]) -> tuple[NDArray[np.flo
     return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
 
 
-def _trailing_mean(values: Sequence[float], window: int) -> list[float]:
-    array = np.asarray(values, np.float64)
-    means = []
-    for end in range(1, len(array) + 1):
-        latest = array[max(0, end - window) : end]
-        known = latest[np.isfinite(latest)]
-        means.append(float(known.mean()) if len(known) else float("nan"))
-    return means
-
-
-def _mean_length(bars: Sequence[Bar], pair: tuple[str, str]) -> float:
-    return float(np.mean([bar.end - bar.start for bar in bars if (bar.name, bar.track) == pair]))
+def _trailing_mean(values: Sequence[float], window: int) -> NDArray[np.float64]:
+    padded = np.concatenate([np.full(window - 1, np.nan), np.asarray(values, np.float64)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, window)
+    return np.ma.masked_invalid(windows).mean(axis=1).filled(np.nan)
 
 
 def _merged(ranges: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
-    """Return (start, length) of the ranges, joined where the distance is below ``gap``."""
+    """Return (start, length) of the ranges, joined where the distance is below ``gap`` > 0."""
     joined: list[list[float]] = []
     for start, end in sorted(ranges):
         if joined and start - joined[-1][1] < gap:

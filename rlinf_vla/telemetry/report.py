@@ -1,20 +1,16 @@
-"""Write ``report.html``: one self-contained page about a run, finished or not."""
+"""Write ``report.html``: one self-contained page about a training run, finished or not."""
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
-from html import escape
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.core.io import write_text
-from rlinf_vla.telemetry import charts
+from rlinf_vla.telemetry import charts, control_timing
 from rlinf_vla.telemetry.console import duration
-from rlinf_vla.telemetry.control_panel import control_panel
-from rlinf_vla.telemetry.page import collapsible_table, page, panel, paragraph, section
-from rlinf_vla.telemetry.run_files import Run, read_run, read_video
-from rlinf_vla.telemetry.success_panel import success_panel
+from rlinf_vla.telemetry.page import VIDEO_BYTES, Video, machine_line, read_video, write_page
+from rlinf_vla.telemetry.run_files import MOMENTS, Run, read_run
 
 CURVES = {
     "sft/loss": "Imitation loss",
@@ -31,36 +27,42 @@ CURVES = {
 }
 """Metric -> title of its chart, in page order; a metric that was not logged has no chart."""
 
-VIDEO_BYTES = 1_900_000
-"""Limit on all videos together, before base64 adds a third; keeps the page under 3 MB."""
-
-_WIDE, _NARROW, _PANEL = (8.4, 3.0), (3.5, 2.6), (3.6, 1.85)
+_SUCCESS, _TIMING, _PANEL = ((8.4, 3.0), (3.5, 2.6)), ((8.4, 2.4), (3.5, 2.4)), (3.6, 1.85)
+"""Sizes of charts in inches; of two, the first is for wide screens and the second for phones."""
 _TIMELINE = (8.4, 3.5)
+"""Widths in inches."""
 
 
 def write_report(run_dir: Path) -> Path:
     """Write ``run_dir/report.html`` atomically from the files present so far; return its path."""
     run = read_run(run_dir)
-    # Videos first: _details lists those that cannot be read among the problems.
-    videos = _videos(run)
-    body = _header(run) + success_panel(run) + control_panel(run.control) + _curves(run) + _timeline(run) + videos + _details(run)
-    path = run_dir / "report.html"
-    write_text(path, page(f"{run.name}: training report", body), errors="replace")
-    return path
+    videos, left_out = _videos(run)
+    headline = {moment: run.evaluations.get(moment, {}).get(run.headline_mode or "") for moment in MOMENTS}
+    blocks = {moment: block for moment, block in headline.items() if block}
+    return write_page(
+        run_dir / "report.html",
+        "training.html",
+        kind="Training report",
+        name=run.name,
+        header=[_facts(run), machine_line(run.environment), _faults(run)],
+        run=run,
+        blocks=blocks,
+        tasks=sorted({task for block in blocks.values() for task in block.get("per_task") or {}}),
+        control=_control(run.control),
+        curves=_curves(run),
+        timeline=_timeline(run),
+        videos=videos,
+        left_out=left_out,
+    )
 
 
-def _header(run: Run) -> str:
-    facts = []
-    if run.began and run.ended:
-        day, until = f"{run.began:%d %B %Y, %H:%M}", f"{run.ended:%H:%M}"
-        if run.began.date() != run.ended.date():
-            until = f"{run.ended:%d %B %Y, %H:%M}"
-        facts.append(f"{day.lstrip('0')} to {until.lstrip('0') if len(until) > 5 else until} UTC")
-    if run.metrics:
-        facts.append(f"{run.metrics[-1]['step']:,} iterations")
-    lines = [" · ".join(facts), machine_line(run.environment), _faults(run)]
-    text = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
-    return f'<header><div class="kind">Training report</div><h1>{escape(run.name)}</h1>{text}</header>\n'
+def _facts(run: Run) -> str:
+    """Return when the run took place and how many iterations it has."""
+    if not run.metrics:
+        return ""
+    began, ended = (datetime.fromisoformat(line["time"]) for line in (run.metrics[0], run.metrics[-1]))
+    until = f"{ended:%H:%M}" if began.date() == ended.date() else f"{ended.day} {ended:%B %Y, %H:%M}"
+    return f"{began.day} {began:%B %Y, %H:%M} to {until} UTC · {run.metrics[-1]['step']:,} iterations"
 
 
 def _faults(run: Run) -> str:
@@ -74,38 +76,35 @@ def _faults(run: Run) -> str:
     return f"Workers lost and replaced: {', '.join(parts)}; the longest recovery took {longest:.1f} s" if parts else ""
 
 
-def machine_line(environment: dict[str, Any]) -> str:
-    if not environment:
-        return ""
-    gpus = Counter(str(gpu).partition(",")[0] for gpu in environment.get("gpus") or [])
-    parts = [f"{count} × {name}" if count > 1 else name for name, count in gpus.items()]
-    parts += [str(environment["cpu"])] if environment.get("cpu") else []
-    parts += [f"{environment['cores']} cores"] if environment.get("cores") else []
-    parts += [f"{environment['memory_gb']:.0f} GB"] if environment.get("memory_gb") else []
-    return ", ".join(parts)
+def _control(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the timing of the control loop; empty where the run controlled no robot."""
+    if not document:
+        return {}
+    counts, period = document["left_per_tenth"], 1e3 / document["control_hz"]
+    edges = [place * period / 10 for place in range(len(counts))]
+    return {
+        "summary": control_timing.summary(document),
+        "rows": [(name, *quantiles) for name, _, *quantiles in control_timing.rows(document)],
+        "period_ms": period,
+        "charts": [charts.histogram(edges, counts, period, "milliseconds after the tick was due", size) for size in _TIMING],
+    }
 
 
-def _curves(run: Run) -> str:
-    if not run.metrics:
-        return section("Learning curves", "", "No iteration has been logged yet.")
-    figures = []
+def _curves(run: Run) -> list[tuple[str, str, list[str]]]:
+    """Return title, remark and charts of the success curve and of each logged metric of CURVES."""
+    found = []
     steps, rates = run.series("rollout/success_once")
     evaluations = _evaluation_points(run)
     if steps or evaluations:
-        label = "success rate over the iterations"
-        drawn = [charts.success_curve(steps, rates, evaluations, label, size) for size in (_WIDE, _NARROW)]
+        drawn = [charts.success_curve(steps, rates, evaluations, "success rate over the iterations", size) for size in _SUCCESS]
         remark = "rollouts, and their mean over 5 iterations" + ("; dots: evaluations with 95 % intervals" if evaluations else "")
-        figures.append(panel("Success", remark, drawn[0], drawn[1]))
+        found.append(("Success", remark, drawn))
     for name, title in CURVES.items():
         steps, values = run.series(name)
         if steps:
             last = f"{values[-1]:,.0f}" if abs(values[-1]) >= 100 else f"{values[-1]:.3g}"
-            figures.append(panel(title, f"last {last}", charts.curve(steps, values, title, _PANEL)))
-    return section(
-        "Learning curves",
-        f'<div class="panels">{"".join(figures)}</div>',
-        "Everything that was logged is in metrics.jsonl and tensorboard/.",
-    )
+            found.append((title, f"last {last}", [charts.curve(steps, values, title, _PANEL)]))
+    return found
 
 
 def _evaluation_points(run: Run) -> list[charts.Evaluation]:
@@ -121,76 +120,38 @@ def _evaluation_points(run: Run) -> list[charts.Evaluation]:
     return sorted(points)
 
 
-def _timeline(run: Run) -> str:
+def _timeline(run: Run) -> dict[str, Any]:
+    """Return length, charts and legend of the latest iteration; empty without a timeline."""
     if not run.timeline:
-        return ""
+        return {}
     seconds: dict[str, float] = {}
-    for bar in run.timeline:
-        seconds[bar.name] = seconds.get(bar.name, 0.0) + bar.end - bar.start
-    names = sorted(seconds, key=lambda name: -seconds[name])
-    shown = names[: len(charts.SERIES) - 1]
+    for span in run.timeline:
+        seconds[span.name] = seconds.get(span.name, 0.0) + span.end - span.start
+    shown = sorted(seconds, key=lambda name: -seconds[name])[: len(charts.SERIES) - 1]
     colours = dict(zip(shown, charts.SERIES, strict=False))
-    drawn = [charts.timeline(run.timeline, colours, f"timeline of iteration {run.iteration}", width) for width in _TIMELINE]
-    legend = [(name, colours[name]) for name in shown]
-    if len(names) > len(shown):
-        legend.append((f"{len(names) - len(shown)} others", charts.SERIES[-1]))
-    swatches = "".join(f'<span><i style="background:var(--{colour})"></i>{escape(name)}</span>' for name, colour in legend)
-    length = duration(max(bar.end for bar in run.timeline))
-    chart = panel(f"Iteration {run.iteration}", length, drawn[0], drawn[1], swatches)
-    remark = "One iteration; the percentage is the share of it in which a row was busy. To zoom in, open timeline.json in ui.perfetto.dev."
-    return section("Timeline of one iteration", chart, remark)
+    others = [(f"{len(seconds) - len(shown)} others", charts.SERIES[-1])] if len(seconds) > len(shown) else []
+    return {
+        "length": duration(max(span.end for span in run.timeline)),
+        "charts": [charts.timeline(run.timeline, colours, f"timeline of iteration {run.iteration}", width) for width in _TIMELINE],
+        "legend": [*colours.items(), *others],
+    }
 
 
-def _videos(run: Run) -> str:
-    room, left_out, rows = VIDEO_BYTES, 0, ""
+def _videos(run: Run) -> tuple[list[list[Video]], int]:
+    """Return the videos per episode, and the number of episodes for which there is no room."""
+    room, left_out, pairs = VIDEO_BYTES, 0, []
     # Episodes filmed both before and after training come first.
     for episode, files in sorted(run.videos.items(), key=lambda item: (-len(item[1]), item[0])):
         if sum(path.stat().st_size for path in files.values()) > room:
             left_out += 1
             continue
-        cells = ""
-        for moment in ("before", "after"):
-            if moment not in files:
-                continue
-            try:
-                video = read_video(files[moment])
-            except Exception as error:  # a partial or missing file must not prevent the rest of the page
-                run.problems.append(f"videos/{files[moment].name} could not be read: {error}")
-                continue
-            room -= len(video.content)
-            source = f"data:video/mp4;base64,{base64.b64encode(video.content).decode('ascii')}"
-            cells += (
-                f'<figure><video controls autoplay loop muted playsinline src="{source}"></video>'
-                f"<figcaption><b>{moment.capitalize()}.</b> {escape(video.title or episode)}</figcaption></figure>"
-            )
-        rows += f'<div class="pair">{cells}</div>' if cells else ""
-    remark = f"{left_out} more in videos/, too large for this page." if left_out else ""
-    return section("Before and after", rows, remark) if rows or remark else ""
-
-
-def _details(run: Run) -> str:
-    content = ""
-    if run.recipe:
-        content += collapsible_table("Resolved recipe", run.recipe.items())
-    if run.environment:
-        content += collapsible_table("Machine and software", flat_rows(run.environment))
-    pieces = {
-        "evaluation/comparison.json": run.comparison,
-        "timeline.json": run.timeline,
-        "videos/": run.videos,
-        "recipe.yaml": run.recipe,
-        "environment.json": run.environment,
-    }
-    absent = [name for name, piece in pieces.items() if not piece]
-    if absent:
-        run.problems.append(f"Not in this page, because it is not there or cannot be read: {', '.join(absent)}.")
-    return section("Details", content + "".join(map(paragraph, run.problems)))
-
-
-def flat_rows(environment: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = []
-    for key, value in environment.items():
-        for name, each in value.items() if isinstance(value, dict) else [("", value)]:
-            shown = " ".join(map(str, each)) if isinstance(each, list) else each
-            rows.append((f"{key} {name}".strip(), "–" if shown is None or shown == "" else str(shown)))
-    return rows
+        pair = []
+        for moment in MOMENTS:
+            if moment in files:
+                try:
+                    pair.append(read_video(files[moment], moment.capitalize(), episode))
+                    room -= files[moment].stat().st_size
+                except Exception as error:  # a partial or missing file must not prevent the rest of the page
+                    run.problems.append(f"videos/{files[moment].name} could not be read: {error}")
+        pairs += [pair] if pair else []
+    return pairs, left_out

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import av
 from omegaconf import OmegaConf
 
-from rlinf_vla.telemetry.charts import Bar
 from rlinf_vla.telemetry.metrics import METRICS_FILE, read_metrics
+from rlinf_vla.telemetry.timeline import Span
 
 CONTROL_FILE = "control.json"
 MODES = ("greedy", "sampled")
 """Evaluation modes; the first that was evaluated both before and after training is the headline."""
+MOMENTS = ("before", "after")
+"""Evaluations and videos of before and after training."""
+
+_EVALUATION_KEYS = ("n_episodes", "n_success", "pc_success", "pc_success_ci95")
+_COMPARISON_KEYS = ("n_pairs", "n_gained", "n_lost", "pc_difference", "pc_difference_ci95", "p_value")
+_CONTROL_KEYS = ("control_hz", "seconds", "steps", "missed", "chunks", "interventions", "sections_ms", "ages_ms", "left_per_tenth")
 
 Read = TypeVar("Read")
-
-
-@dataclass(frozen=True)
-class Video:
-    title: str
-    content: bytes
 
 
 @dataclass
@@ -41,28 +40,19 @@ class Run:
     """Mode -> paired comparison of before and after."""
     control: dict[str, Any] = field(default_factory=dict)
     """Control-loop timing of a run on a robot."""
-    timeline: list[Bar] = field(default_factory=list)
+    timeline: list[Span] = field(default_factory=list)
     iteration: int = 0
     """Iteration that ``timeline`` shows."""
     videos: dict[str, dict[str, Path]] = field(default_factory=dict)
     """Episode -> ``before`` and/or ``after`` -> file."""
-    recipe: dict[str, str] = field(default_factory=dict)
-    """Dotted key -> value."""
+    recipe: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
-    def began(self) -> datetime | None:
-        return datetime.fromisoformat(self.metrics[0]["time"]) if self.metrics else None
-
-    @property
-    def ended(self) -> datetime | None:
-        return datetime.fromisoformat(self.metrics[-1]["time"]) if self.metrics else None
-
-    @property
     def headline_mode(self) -> str | None:
         """The first mode evaluated both before and after, else the first mode evaluated at all."""
-        both = [mode for mode in MODES if all(mode in self.evaluations.get(moment, {}) for moment in ("before", "after"))]
+        both = [mode for mode in MODES if all(mode in self.evaluations.get(moment, {}) for moment in MOMENTS)]
         some = [mode for mode in MODES if any(mode in document for document in self.evaluations.values())]
         return next(iter(both + some), None)
 
@@ -88,67 +78,51 @@ def read_run(run_dir: Path) -> Run:
     run.metrics = read(run_dir / METRICS_FILE, lambda path: read_metrics(path.parent), [])
     for path in sorted((run_dir / "evaluation").glob("*.json")):
         if path.stem == "comparison":
-            run.comparison = read(path, _read_comparison, {})
+            run.comparison = read(path, partial(_read_blocks, keys=_COMPARISON_KEYS), {})
         elif re.fullmatch(r"before|after|step_\d+", path.stem):
-            run.evaluations[path.stem] = read(path, _read_evaluation, {})
-    run.control = read(run_dir / CONTROL_FILE, _read_control, {})
-    no_timeline: tuple[int, list[Bar]] = (0, [])
+            run.evaluations[path.stem] = read(path, partial(_read_blocks, keys=_EVALUATION_KEYS), {})
+    run.control = read(run_dir / CONTROL_FILE, partial(_read_json, keys=_CONTROL_KEYS), {})
+    no_timeline: tuple[int, list[Span]] = (0, [])
     run.iteration, run.timeline = read(run_dir / "timeline.json", _read_timeline, no_timeline)
     for path in sorted((run_dir / "videos").glob("*.mp4")):
         moment, _, episode = path.stem.partition("_")
-        if moment in ("before", "after") and episode:
+        if moment in MOMENTS and episode:
             run.videos.setdefault(episode, {})[moment] = path
     run.recipe = read(run_dir / "recipe.yaml", _read_recipe, {})
     run.environment = read(run_dir / "environment.json", _read_json, {})
     run.name = run.recipe.get("name") or run_dir.resolve().name
+    pieces = {
+        "evaluation/comparison.json": run.comparison,
+        "timeline.json": run.timeline,
+        "videos/": run.videos,
+        "recipe.yaml": run.recipe,
+        "environment.json": run.environment,
+    }
+    absent = [name for name, piece in pieces.items() if not piece]
+    if absent:
+        run.problems.append(f"Not in this page, because it is not there or cannot be read: {', '.join(absent)}.")
     return run
 
 
-def read_video(path: Path) -> Video:
-    """Return file and title. Raises FFmpegError, OSError or ValueError if it is no video."""
-    with av.open(str(path)) as container:
-        if not container.streams.video:
-            raise ValueError("no video in it")
-        title = container.metadata.get("title", "")
-    return Video(title, path.read_bytes())
+def _read_json(path: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
+    return _checked(json.loads(path.read_text(encoding="utf-8")), "the file", keys)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    document = json.loads(path.read_text(encoding="utf-8"))
+def _read_blocks(path: Path, keys: Iterable[str]) -> dict[str, Any]:
+    """Return mode -> block."""
+    return {mode: _checked(block, mode, keys) for mode, block in _read_json(path).items() if mode in MODES}
+
+
+def _checked(document: Any, name: str, keys: Iterable[str]) -> dict[str, Any]:
+    """Raises ValueError unless ``document`` is a dictionary with ``keys``."""
     if not isinstance(document, dict):
-        raise ValueError("not a JSON object")
+        raise ValueError(f"{name} is not a mapping")
+    if absent := sorted(set(keys) - set(document)):
+        raise ValueError(f"{name} has no {absent[0]}")
     return document
 
 
-def _read_evaluation(path: Path) -> dict[str, Any]:
-    return _blocks(path, "n_episodes", "n_success", "pc_success", "pc_success_ci95")
-
-
-def _read_comparison(path: Path) -> dict[str, Any]:
-    return _blocks(path, "n_pairs", "n_gained", "n_lost", "pc_difference", "pc_difference_ci95", "p_value")
-
-
-def _blocks(path: Path, *keys: str) -> dict[str, Any]:
-    """Return mode -> block. Raises ValueError if a block lacks one of ``keys``."""
-    blocks = {mode: block for mode, block in _read_json(path).items() if mode in MODES}
-    for mode, block in blocks.items():
-        for key in keys:
-            if key not in block:
-                raise ValueError(f"{mode} has no {key}")
-    return blocks
-
-
-def _read_control(path: Path) -> dict[str, Any]:
-    document = _read_json(path)
-    absent = {"control_hz", "seconds", "steps", "missed", "chunks", "interventions", "sections_ms", "ages_ms", "left_per_tenth"} - set(
-        document
-    )
-    if absent:
-        raise ValueError(f"no {min(absent)} in it")
-    return document
-
-
-def _read_timeline(path: Path) -> tuple[int, list[Bar]]:
+def _read_timeline(path: Path) -> tuple[int, list[Span]]:
     """Return the latest iteration of a ``Timeline.write`` trace, starting at 0 seconds."""
     events = _read_json(path)["traceEvents"]
     tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
@@ -159,21 +133,9 @@ def _read_timeline(path: Path) -> tuple[int, list[Bar]]:
     spans = [event for event in spans if event["args"]["iteration"] == iteration]
     zero = min(event["ts"] for event in spans)
     return iteration, [
-        Bar(
-            event["name"],
-            tracks[event["tid"]],
-            (event["ts"] - zero) / 1e6,
-            (event["ts"] - zero + event["dur"]) / 1e6,
-        )
-        for event in spans
+        Span(event["name"], tracks[event["tid"]], (event["ts"] - zero) / 1e6, (event["ts"] - zero + event["dur"]) / 1e6) for event in spans
     ]
 
 
-def _read_recipe(path: Path) -> dict[str, str]:
-    return dict(_flat("", OmegaConf.to_container(OmegaConf.load(path), resolve=False)))
-
-
-def _flat(prefix: str, node: Any) -> list[tuple[str, str]]:
-    if isinstance(node, dict) and node:
-        return [row for key, value in node.items() for row in _flat(f"{prefix}.{key}" if prefix else str(key), value)]
-    return [(prefix, json.dumps(node, ensure_ascii=False) if not isinstance(node, str) else node)]
+def _read_recipe(path: Path) -> dict[str, Any]:
+    return _checked(OmegaConf.to_container(OmegaConf.load(path), resolve=False), "the file", ())

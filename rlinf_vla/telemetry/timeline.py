@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +23,15 @@ class Span(NamedTuple):
     track: str
     start: float
     end: float
+
+
+def busy_seconds(spans: Iterable[Span], track: str) -> float:
+    """Return the seconds in which ``track`` was busy; overlapping spans count once."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted((each.start, each.end) for each in spans if each.track == track):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 class Timeline:
@@ -56,12 +65,8 @@ class Timeline:
         return list(self._iterations[-1][1])
 
     def busy(self, track: str) -> float:
-        """Return the busy seconds of ``track`` in this iteration; overlapping spans count once."""
-        total, reached = 0.0, float("-inf")
-        for start, end in sorted((each.start, each.end) for each in self._iterations[-1][1] if each.track == track):
-            total += max(0.0, end - max(start, reached))
-            reached = max(reached, end)
-        return total
+        """Return the busy seconds of ``track`` in this iteration."""
+        return busy_seconds(self._iterations[-1][1], track)
 
     def write(self, path: Path) -> None:
         """Write the kept iterations in Chrome trace event format, replacing the file atomically.

@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_vla.benchmarks import soak as bench_soak
 from rlinf_vla.benchmarks.soak import Sample, SoakResult
-from rlinf_vla.telemetry.process_usage import Usage
+from rlinf_vla.telemetry.measurement import Usage
 from tests.cli.conftest import CommandLine, Counting
 
 

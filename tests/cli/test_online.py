@@ -36,6 +36,7 @@ def test_a_session_from_its_beginning_to_its_report(toy: Arguments, rlinf_vla: C
     metrics = [line for line in read_metrics(run) if "rollout/steps" in line]
     assert [line["step"] for line in metrics] == [1, 2]
     assert metrics[-1]["rollout/steps"] > 0 and metrics[-1]["rollout/faults"] == 0
+    assert metrics[-1]["control/steps_policy"] > 0 and metrics[-1]["control/tick_ms_p99"] > 0
     for name in ("before", "after"):
         document = json.loads((run / "evaluation" / f"{name}.json").read_text())
         assert len(document["greedy"]["episodes"]) == 2

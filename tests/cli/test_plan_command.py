@@ -54,7 +54,7 @@ def test_a_plan_is_measured_chosen_and_written(rlinf_vla: CommandLine, counting:
     ):
         assert part in found.out
     document = read(tmp_path / "plan" / "plan.json")
-    assert str(Plan.of(document["chosen"]["plan"])) in found.out and not document["assumed"]
+    assert str(Plan(**document["chosen"]["plan"])) in found.out and not document["assumed"]
     assert document["chosen"]["seconds"] > 0 and len(document["plans"]) > 1
     assert read(tmp_path / "plan" / "plan_trace.json")["traceEvents"]
     measured = read_profile(tmp_path / "plan" / "profile.json")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 )
 def test_a_wrong_profile_is_one_line_that_names_the_file(tmp_path: Path, change: dict[str, object], word: str) -> None:
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps(profile().document() | change))
+    path.write_text(json.dumps(asdict(profile()) | change))
     with pytest.raises(UserError) as caught:
         read_profile(path)
     assert word in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)

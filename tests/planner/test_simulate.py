@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
-from rlinf_vla.planner.bounds import least_seconds
+from rlinf_vla.planner.choice import least_seconds
 from rlinf_vla.planner.graph import trace
 from rlinf_vla.planner.plan import Plan
 from rlinf_vla.planner.prediction import Prediction

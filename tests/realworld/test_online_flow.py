@@ -70,6 +70,9 @@ class Played:
     def forget(self, job: Job) -> None:
         self.log.append(("forget", job.number))
 
+    def control_metrics(self) -> dict[str, float]:
+        return {"control/missed": 3.0}
+
 
 @pytest.fixture
 def policy(tmp_path: Path) -> SACPolicy:
@@ -135,6 +138,7 @@ def test_what_was_played_is_learnt_from(policy: SACPolicy, tmp_path: Path) -> No
     jobs = flow._listed(0)
     lengths = [4 + job.seed % 3 for job in jobs]
     assert len(flow.replay) == sum(lengths) == flow.metrics["rollout/steps"], "cut episodes end with an observation that is no step"
+    assert flow.metrics["control/missed"] == 3
     assert flow.metrics["demonstrations/success"] == 1 and flow.metrics["rollout/human_share"] == 4 / sum(lengths)
     assert flow.metrics["actor/updates"] == round(0.2 * sum(lengths)) and "critic/vf_loss" in flow.metrics
     shown = [job for job in player.log if job[0] == f"end {DEMONSTRATION}"]

@@ -12,9 +12,10 @@ from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, RESUME
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.data.from_dataset import dataset_transitions
+from rlinf_vla.data.lerobot_format import recorded_features
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
-from rlinf_vla.realworld.dataset import ReplayScene, robot_features, robot_frames
+from rlinf_vla.realworld.dataset import ReplayScene, robot_frames
 from rlinf_vla.realworld.episode import DEMONSTRATION, Job, prepared, to_records
 from tests.realworld.toy_cell import Toy
 from tests.rollout.linear_policy import LinearOptions, LinearPolicy
@@ -29,7 +30,7 @@ def test_a_dataset_gives_the_records_that_the_session_would_have(limit: int, tmp
     toy.player.play(Job(DEMONSTRATION, 0, 7, scripted=True), toy.keep)
     large = torch.randint(256, (len(toy.episodes[0]) + 1, 64, 64, 3), dtype=torch.uint8)
     episode = replace(toy.episodes[0], images={"base": large})
-    with LeRobotWriter(tmp_path / "data", 10.0, robot_features(SPEC, video=False), "toy") as writer:
+    with LeRobotWriter(tmp_path / "data", 10.0, recorded_features(SPEC, video=False), "toy") as writer:
         writer.add_episode(robot_frames(episode), episode.instruction)
     policy = LinearPolicy(LinearOptions(chunk=1))
     (found,) = dataset_transitions(policy, SACConfig(dataset=str(tmp_path / "data"), gamma=0.9))

@@ -1,26 +1,74 @@
-"""Measure the memory of a computation: process or device peaks, and tensors saved by autograd."""
+"""Measure computations: seconds of calls, memory, and what this process's descendants use."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import re
+import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-_PROC = Path("/proc/self")
+
+class Usage(NamedTuple):
+    """processes: number alive; cpu: core-seconds so far; resident: bytes."""
+
+    processes: int
+    cpu: float
+    resident: int
+
+
+def usage() -> Usage:
+    """Return the current usage of this process's descendants."""
+    processes, cpu, resident = 0, 0.0, 0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess), child.oneshot():  # it may end meanwhile
+            if child.status() != psutil.STATUS_ZOMBIE:
+                times, memory = child.cpu_times(), child.memory_info()
+                processes, cpu, resident = processes + 1, cpu + times.user + times.system, resident + memory.rss
+    return Usage(processes, cpu, resident)
+
+
+def time_interleaved(
+    kinds: Mapping[str, Callable[[], Any]], device: torch.device, calls: int, warmup: int = 0, limit: float = float("inf")
+) -> dict[str, list[float]]:
+    """Return the seconds of ``calls`` calls per kind, interleaved so that other load affects all.
+
+    ``limit``: seconds after which no further turn starts.
+    """
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    end = time.perf_counter() + limit
+    for turn in range(warmup + calls):
+        for kind, call in kinds.items():
+            synchronise(device)
+            started = time.perf_counter()
+            call()
+            synchronise(device)
+            if turn >= warmup:
+                seconds[kind].append(time.perf_counter() - started)
+        if turn >= warmup and time.perf_counter() > end:
+            break
+    return seconds
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the GPU, which works asynchronously; does nothing on CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def resident(which: str) -> int:
     """Return this process's resident bytes: current (``VmRSS``) or peak so far (``VmHWM``)."""
-    found = re.search(rf"{which}:\s+(\d+) kB", (_PROC / "status").read_text())
+    found = re.search(rf"{which}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
@@ -34,7 +82,7 @@ def peak_growth(call: Callable[[], Any], device: torch.device) -> int:
         call()
         return torch.cuda.max_memory_allocated(device) - before
     ctypes.CDLL(None).malloc_trim(0)  # otherwise reuse of freed but still resident memory is not counted
-    (_PROC / "clear_refs").write_text("5")  # resets the high-water mark (proc(5))
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark (proc(5))
     before = resident("VmRSS")
     call()
     return resident("VmHWM") - before

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from rlinf_vla.evaluation.results import tables
 from rlinf_vla.evaluation.video import write_video
-from rlinf_vla.telemetry import evaluation_page
-from rlinf_vla.telemetry.evaluation_page import Film, write_page
-from rlinf_vla.telemetry.evaluation_table import differences_table, rows, success_table
+from rlinf_vla.telemetry import evaluation_report
+from rlinf_vla.telemetry.evaluation_report import Film, differences_table, rows, success_table, write_report
 
 TASKS = {"libero_goal": ("open <the> drawer", "push & pull"), "libero_10": ("make coffee",)}
 
@@ -61,7 +60,7 @@ def test_rows_end_with_their_sums() -> None:
 
 
 def test_the_page_says_everything_once_and_escaped(tmp_path: Path) -> None:
-    text = write_page(tmp_path, document(), []).read_text()
+    text = write_report(tmp_path, document(), []).read_text()
     parser = Balanced()
     parser.feed(text)
     assert parser.open == []
@@ -81,7 +80,7 @@ def test_the_page_says_everything_once_and_escaped(tmp_path: Path) -> None:
 
 
 def test_one_policy_has_nobody_to_differ_from(tmp_path: Path) -> None:
-    assert "Differences" not in write_page(tmp_path, document(("start",)), []).read_text()
+    assert "Differences" not in write_report(tmp_path, document(("start",)), []).read_text()
 
 
 def test_films_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +88,13 @@ def test_films_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.Monke
     for film in films:
         write_video(film.path, np.zeros((3, 16, 16, 3), np.uint8), 5.0, film.path.stem)
     size = max(film.path.stat().st_size for film in films)
-    monkeypatch.setattr(evaluation_page, "VIDEO_BYTES", 2 * size)
-    text = write_page(tmp_path, document(), films).read_text()
+    monkeypatch.setattr(evaluation_report, "VIDEO_BYTES", 2 * size)
+    text = write_report(tmp_path, document(), films).read_text()
     assert [name for name in ("a_0", "b_0", "a_1", "b_1") if name in text] == ["a_0", "b_0"], "every task's first before any's second"
     assert "2 more in videos/" in text
     films[0].path.write_bytes(b"half a film")
     films[1].path.unlink()
-    assert "2 more in videos/" in write_page(tmp_path, document(), films).read_text()
+    assert "2 more in videos/" in write_report(tmp_path, document(), films).read_text()
 
 
 def test_the_console_shows_the_same_numbers() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlinf_vla.planner.monitor import ROLLOUT, UPDATE, corrected, phase_seconds
 from rlinf_vla.planner.plan import Plan
-from rlinf_vla.planner.replanning import ROLLOUT, UPDATE, corrected, phase_seconds
 from rlinf_vla.planner.simulate import simulate
 from tests.planner.made_up import cluster, ppo, profile, workload
 

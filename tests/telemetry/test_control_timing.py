@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from rlinf_vla.realworld.loop_statistics import ACCEPTED, HELD, POLICY, LoopStatistics
-from rlinf_vla.telemetry.control_panel import control_panel, control_scalars, control_table, summary
-from rlinf_vla.telemetry.metrics import MetricsLog, read_metrics
+from rlinf_vla.telemetry.control_timing import control_table, summary
 from rlinf_vla.telemetry.report import write_report
 
 
@@ -52,16 +51,8 @@ def test_the_table_has_every_section_known_or_not(document: dict[str, Any]) -> N
     assert any("lidar" in line for line in lines) and any("age of the observation" in line for line in lines)
 
 
-def test_scalars_go_to_the_log(document: dict[str, Any], tmp_path: Path) -> None:
-    with MetricsLog(tmp_path) as log:
-        log.write(1, control_scalars(document))
-    (line,) = read_metrics(tmp_path)
-    assert line["control/missed"] == 3 and line["control/interventions"] == 4 and line["control/steps_held"] == 3
-    assert line["control/act_ms_p99"] == pytest.approx(9.9001) and line["control/age_action_ms_p50"] == 50
-
-
 def test_the_report_shows_it_where_there_is_one(document: dict[str, Any], tmp_path: Path) -> None:
-    assert "Control loop" not in write_report(tmp_path).read_text() and control_panel({}) == ""
+    assert "Control loop" not in write_report(tmp_path).read_text()
     (tmp_path / "control.json").write_text(json.dumps(document))
     page = write_report(tmp_path).read_text()
     assert "Control loop" in page and "3 deadlines missed" in page and "When commands left" in page

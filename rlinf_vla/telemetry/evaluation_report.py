@@ -1,0 +1,154 @@
+"""Present a sweep: tables on the console, and ``report.html`` with videos and provenance.
+
+``document`` always has the contents of result.json.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from av.error import FFmpegError
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla.telemetry.page import VIDEO_BYTES, Video, machine_line, read_video, write_page
+
+
+class Film(NamedTuple):
+    policy: str
+    suite: str
+    task: str
+    path: Path
+
+
+def print_tables(document: dict[str, Any]) -> None:
+    """Print success rates and paired differences."""
+    console = Console(highlight=False)
+    console.print(success_table(document))
+    if document["differences"]:
+        console.print(differences_table(document))
+    if lost := _lost(document):
+        console.print(f"lost and replaced: {lost}")
+
+
+def write_report(directory: Path, document: dict[str, Any], films: Sequence[Film]) -> Path:
+    """Write ``directory/report.html`` atomically; return its path."""
+    counts = {block["n_episodes"] for block in document["policies"].values()}
+    episodes = " or ".join(f"{count:,}" for count in sorted(counts))
+    tasks = sum(len(part["tasks"]) for part in document["suites"])
+    lost = _lost(document)
+    videos, left_out = _videos(films)
+    details = [("Machine and software", document["environment"])]
+    for part in document["suites"]:
+        details.append((f"Simulator of {part['suite']}: {_few(part['tasks'])}", {key: part[key] for key in part if key != "tasks"}))
+    details += [(f"Policy {name}", policy) for name, policy in document["provenance"].items()]
+    return write_page(
+        directory / "report.html",
+        "evaluation.html",
+        kind="Evaluation",
+        name=document["name"],
+        header=[
+            f"{len(document['policies'])} policies on {tasks} tasks, {episodes} episodes each",
+            machine_line(document["environment"]),
+            f"Lost and replaced: {lost}" if lost else "",
+        ],
+        policies=list(document["policies"]),
+        rows=rows(document),
+        differences=_difference_rows(document),
+        videos=videos,
+        left_out=left_out,
+        details=[*details, ("Recipe", document["recipe"])],
+    )
+
+
+def rows(document: dict[str, Any]) -> list[tuple[str, str, list[dict[str, Any] | None]]]:
+    """Return table rows (suite, task, one block per policy).
+
+    Each task has a row, then each suite of several tasks (task is empty), then, where there are
+    several suites, the total (suite and task are empty).
+    """
+    policies = list(document["policies"].values())
+    suites: dict[str, list[str]] = {}
+    for policy in policies:
+        for suite, block in policy["per_suite"].items():
+            known = suites.setdefault(suite, [])
+            known += [task for task in block["per_task"] if task not in known]
+    found: list[tuple[str, str, list[dict[str, Any] | None]]] = []
+    for suite, tasks in suites.items():
+        of_suite = [policy["per_suite"].get(suite) for policy in policies]
+        found += [(suite, task, [block and block["per_task"].get(task) for block in of_suite]) for task in tasks]
+        if len(tasks) > 1:
+            found.append((suite, "", of_suite))
+    return [*found, ("", "", policies)] if len(suites) > 1 else found
+
+
+def success_table(document: dict[str, Any]) -> Table:
+    table = Table(title="success, with its 95 % interval (Wilson)", title_justify="left", show_edge=False)
+    table.add_column("suite")
+    table.add_column("task")
+    for name in document["policies"]:
+        table.add_column(name, justify="right")
+    for suite, task, blocks in rows(document):
+        cells = [suite or "all", task or "all tasks", *map(_cell, blocks)]
+        table.add_row(*cells, style=None if task else "bold", end_section=not task)
+    return table
+
+
+def differences_table(document: dict[str, Any]) -> Table:
+    table = Table(title="paired differences, on the same episodes", title_justify="left", show_edge=False)
+    for column in ("policies", "suite", "pairs", "gained", "lost", "difference (95 %, Newcombe)", "p (McNemar)"):
+        table.add_column(column)
+    for cells in _difference_rows(document):
+        table.add_row(*cells)
+    return table
+
+
+def _cell(block: dict[str, Any] | None) -> str:
+    """Format a block as ``46/50  92.0 % (81 to 97)``."""
+    if block is None:
+        return "–"
+    low, high = block["pc_success_ci95"]
+    return f"{block['n_success']}/{block['n_episodes']}  {block['pc_success']:.1f} % ({low:.0f} to {high:.0f})"
+
+
+def _difference_rows(document: dict[str, Any]) -> list[list[str]]:
+    """Return policies, suite, pairs, gained, lost, percentage points (95 % interval) and p."""
+    found = []
+    for each in document["differences"]:
+        low, high = each["pc_difference_ci95"]
+        points = f"{each['pc_difference']:+.1f} ({low:+.1f} to {high:+.1f})"
+        p = "< 0.001" if each["p_value"] < 0.001 else f"{each['p_value']:.3f}"
+        counts = [str(each[name]) for name in ("n_pairs", "n_gained", "n_lost")]
+        found.append([f"{each['before']} → {each['after']}", each["suite"] or "all", *counts, points, p])
+    return found
+
+
+def _lost(document: dict[str, Any]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in document["lost"].items() if count)
+
+
+def _videos(films: Sequence[Film]) -> tuple[list[Video], int]:
+    """Read up to VIDEO_BYTES, one per policy and task before any second one; count the others."""
+    room, left_out, videos = VIDEO_BYTES, 0, []
+    turns: Counter[tuple[str, str, str]] = Counter()
+    order = []
+    for film in films:
+        turns[film[:3]] += 1
+        order.append((turns[film[:3]], film))
+    for _, film in sorted(order, key=lambda pair: pair[0]):
+        try:
+            size = film.path.stat().st_size
+            if size > room:
+                raise ValueError("no room for it")
+            videos.append(read_video(film.path, film.policy, film.task))
+            room -= size
+        except (OSError, ValueError, FFmpegError):
+            left_out += 1
+    return videos, left_out
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
