@@ -35,9 +35,10 @@ MAY_IMPORT = {
     "planner": BASE | {"algorithms", "runtime"} | PLAYING,
     "realworld": BASE | {"algorithms", "data", "evaluation", "runtime"} | PLAYING,
     "cli": BASE | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime"} | PLAYING,
+    "testing": BASE | {"rollout"},
 }
 """cli -> {planner, realworld} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
-algorithms -> core -> config, and never back up. Lazy and TYPE_CHECKING imports count."""
+algorithms -> core -> config, and never back up. Lazy and TYPE_CHECKING imports count. Nothing imports testing."""
 
 
 def modules(*folders: str) -> list[Path]:
@@ -117,6 +118,11 @@ def test_a_plugin_imports_only_what_plugins_may(path: Path) -> None:
     absolute = {name for node in ast.walk(ast.parse(path.read_text())) for name in absolute_names(node)}
     siblings = tuple(f"rlinf_vla.{each}" for each in PLUGIN_PACKAGES)
     assert not any(name.startswith(siblings) for name in absolute), "siblings are imported relatively"
+
+
+@each([path for path in SHIPPED if ROOT / "rlinf_vla" / "testing" not in path.parents])
+def test_nothing_but_testing_needs_pytest(path: Path) -> None:
+    assert not [name for name in imported(path) if name.partition(".")[0] == "pytest" or name.startswith("rlinf_vla.testing")]
 
 
 def absolute_names(node: ast.AST) -> list[str]:
@@ -256,7 +262,6 @@ def test_every_test_folder_is_a_room() -> None:
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("*.py"))}
     rooms_of_code = {path.name for path in (ROOT / "rlinf_vla").iterdir() if path.is_dir()} | {
         *PLUGIN_PACKAGES,
-        "conformance",
         "parity",
         "benchmarks",
     }

@@ -10,8 +10,8 @@ import pytest
 
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Baseline
+from rlinf_vla.testing.toy_env import CounterPlugin
 from tests.cli.conftest import CommandLine, Counting
-from tests.rollout.fake_env import CounterPlugin
 
 STOCK = "import sys, time; print('hello'); print('begin', flush=True); time.sleep(0.2); print('end', flush=True); sys.stdin.read()"
 

@@ -18,9 +18,9 @@ from rlinf_vla.cli import train as train_command
 from rlinf_vla.core.types import ActionEval, StepResult
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.metrics import read_metrics
+from rlinf_vla.testing.toy_env import CounterWorld
+from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
-from tests.rollout.fake_env import CounterWorld
-from tests.rollout.linear_policy import LinearPolicy
 
 
 def checkpoint(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
@@ -301,7 +301,7 @@ def test_bench(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> No
     assert found.code == 0, found.out + found.err
     document = json.loads((tmp_path / "bench" / "bench_rollout.json").read_text())
     assert document["serial"]["steps"] == document["pipelined"]["steps"] > 0 and document["ratio"] > 0
-    assert set(document["frames_per_s"]) == {"fingers"} and all(env.closed for env in counting.plugin.created)
+    assert set(document["frames_per_s"]) == {"cpu"} and all(env.closed for env in counting.plugin.created)
 
 
 # what must end a run

@@ -26,8 +26,8 @@ from rlinf_vla.rollout.expert_dataset import EXPERT_ACTION, Played, expert_featu
 from rlinf_vla.rollout.scripted_actors import ExpertActor
 from rlinf_vla.rollout.transitions import collect_transitions
 from rlinf_vla.telemetry.timeline import Timeline
-from tests.rollout.fake_env import CounterWorld, groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.toy_env import CounterWorld, groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 NOISY = DemonstrationConfig(episodes=9, noise=[0.0, 0.8], random_actions=0.3)
 

@@ -17,7 +17,7 @@ from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.genesis import GenesisConfig, plugin
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 from tests.skips import needs
 
 SCENE = Path(__file__).with_name("fixtures") / "everything.yaml"

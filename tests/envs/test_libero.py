@@ -26,7 +26,7 @@ from rlinf_vla.envs.libero.conventions import axis_angle, flipped, state_vector
 from rlinf_vla.envs.libero.plugin import episode_limit, simulator_options
 from rlinf_vla.envs.libero.suites import SUITES, limit, of_suite, selected_tasks
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, random_actions
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, random_actions
 from tests.skips import needs
 
 pytestmark = needs("libero")

@@ -15,7 +15,8 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.compact import CompactPolicy
 from rlinf_vla.models.compact.policy import CompactOptions
 from rlinf_vla.runtime.builders import add_sac_heads
-from tests.conformance.policy import PolicyConformance, observations
+from rlinf_vla.testing.policy import PolicyConformance
+from rlinf_vla.testing.policy_calls import observations
 from tests.models.tiny_openvla import ASSETS
 
 

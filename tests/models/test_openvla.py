@@ -22,7 +22,8 @@ from rlinf_vla.models.openvla.policy import OpenVLAOptions
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
 from rlinf_vla.models.openvla.tiny import main as write_tiny
-from tests.conformance.policy import DiscretePolicyConformance, PolicyConformance, act, gradients, noise, observations
+from rlinf_vla.testing.policy import DiscretePolicyConformance, PolicyConformance
+from rlinf_vla.testing.policy_calls import act, gradients, noise, observations
 from tests.models.tiny_openvla import ASSET, OFT_PLUS, smaller_config, smaller_directory, tiny
 
 

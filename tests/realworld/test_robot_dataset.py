@@ -15,8 +15,8 @@ from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
 from rlinf_vla.realworld.dataset import ReplayScene, robot_features, robot_frames
 from rlinf_vla.realworld.episode import DEMONSTRATION, Job, prepared, to_records
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.realworld.toy_cell import Toy
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 SPEC = EnvSpec(1, 4, 8, 10.0, 20, {"base": (64, 64)}, ("Touch",), torch.device("cpu"))
 

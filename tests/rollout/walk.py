@@ -14,7 +14,7 @@ from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.sac_policy import LOG_STD_RANGE, SACPolicy
 from rlinf_vla.core.protocols import EnvSpec, PolicySpec, VectorEnv
 from rlinf_vla.core.types import Episodes, Inputs, Observation, StepResult
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 ACTOR_STD = math.exp(-3)
 """Standard deviation of the actor of ``tabular``, before the squashing."""
