@@ -16,7 +16,7 @@ small environment and policy. The suites need pytest: ``pip install rlinf-vla[te
 
 import sys
 
-SUITES = ("config", "env", "policy", "policy_calls", "reward", "robot")
+SUITES = ("config", "env", "policy", "policy_calls", "reward", "robot", "robot_motion")
 
 if (pytest := sys.modules.get("pytest")) is not None:  # so that failed assertions show their values
     pytest.register_assert_rewrite(*(f"{__name__}.{suite}" for suite in SUITES))
