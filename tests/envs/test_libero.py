@@ -357,7 +357,7 @@ def test_a_python_without_libero_is_told_so(tmp_path: Path) -> None:
 def test_no_opengl_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlinf_vla.envs.libero import gl
 
-    monkeypatch.setattr(gl, "_renderer", lambda backend, python: None)
+    monkeypatch.setattr(gl, "renderer", lambda backend, python: None)
     with pytest.raises(UserError, match=r"^no OpenGL that renders without a screen: apt-get install"):
         plugin.create(LiberoConfig(), 1)
     with pytest.raises(UserError, match=r"^env\.renderer=osmesa does not work here: use env\.renderer=auto"):

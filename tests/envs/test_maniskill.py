@@ -202,7 +202,7 @@ def test_a_driver_that_vanished_is_reported_by_the_simulator(tmp_path: Path, mon
 def test_an_accepted_driver_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     found = vulkan.find()
     assert found is not None
-    monkeypatch.setattr(vulkan, "_accepted", lambda driver: pytest.fail("SAPIEN is asked again, in a process"))
+    monkeypatch.setattr(vulkan, "accepted", lambda driver: pytest.fail("SAPIEN is asked again, in a process"))
     assert vulkan.find() == found
 
 

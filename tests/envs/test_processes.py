@@ -110,7 +110,7 @@ def test_a_hanging_process_is_replaced(env: ProcessVectorEnv) -> None:
 
 def test_a_process_that_always_hangs_is_reported(env: ProcessVectorEnv) -> None:
     env.reset(episodes(1, 2, 3))
-    env.pool._step_timeout = 1.0
+    env.pool.step_timeout = 1.0
     with pytest.raises(
         RuntimeError, match=r"3 times in a row without progress: the last one did not answer for 1 s while it carried out 'step'"
     ):
