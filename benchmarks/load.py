@@ -76,7 +76,7 @@ def make(folder: Path, chosen: dict[str, Any]) -> None:
 
 
 def load(folder: Path, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Load the checkpoint; return resident memory before it and at its peak (bytes), and seconds."""
+    """Load the checkpoint; return memory before it and at its peak (bytes), and seconds."""
     with torch.device("meta"):  # does the imports of loading without allocating weights
         _policy(folder, chosen, random_weights=True)
     baseline, started = resident("VmRSS"), time.perf_counter()
