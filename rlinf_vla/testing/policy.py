@@ -16,6 +16,7 @@ from rlinf_vla.core.types import ActionSample, Observation
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.split import head_weights, require_separable, size
 
+from .config import assert_recipe_node
 from .policy_calls import (
     TOLERANCE,
     NeverOnTheCPU,
@@ -79,6 +80,9 @@ class PolicyConformance:
         assert weights.keys() == head_weights(policy, policy.state_dict()).keys() and not any(value.is_meta for value in weights.values())
         if gradients_of_features(policy, inputs):
             assert sum(p.numel() for p in actor.policy.parameters()) < sum(p.numel() for p in policy.parameters())
+
+    def test_its_options_fit_into_a_recipe(self, policy: Policy) -> None:
+        assert_recipe_node(type(policy).Config())
 
     def test_shapes_and_types(self, policy: Policy) -> None:
         spec, batch = policy.spec, 3

@@ -35,6 +35,7 @@ class TestCompactPolicy(PolicyConformance):
 
 
 class TestSoftPolicy(PolicyConformance):
+    test_its_options_fit_into_a_recipe = None  # it has those of the policy that it extends
     continuous = True
     greedy_is_likeliest = False
 
