@@ -35,10 +35,10 @@ def run(config: DictConfig) -> None:
     model = recipes.read_node(config, "model")
     chosen = {"name": model.name, "sizes": model.checkpoint, "options": asdict(model.options)}
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
-        _in_process("make", folder, chosen)
+        in_process("make", folder, chosen)
         size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
         shards = len(list(Path(folder).glob("*.safetensors")))
-        found = _in_process("load", folder, chosen)
+        found = in_process("load", folder, chosen)
     peak, above = found["peak"], found["peak"] - found["baseline"]
     print(f"checkpoint: {model.name} of {model.checkpoint}, random, {size / 1e9:.2f} GB in {shards} shards; loaded on the CPU")
     print(f"peak resident memory / checkpoint: {above / size:.3f} without the {found['baseline'] / 1e9:.2f} GB of the imports")
@@ -46,7 +46,8 @@ def run(config: DictConfig) -> None:
     print(f"seconds to load: {found['seconds']:.1f}")
 
 
-def _in_process(stage: str, folder: str, chosen: dict[str, Any]) -> dict[str, Any]:
+def in_process(stage: str, folder: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Run ``make`` or ``load`` in a process of its own; return its result. Raises UserError."""
     command = child_process.command(["-m", "rlinf_vla.benchmarks.load", stage, folder, json.dumps(chosen)])
     finished = subprocess.run(command, env=child_process.environment(), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
     if finished.returncode:
@@ -59,7 +60,7 @@ def _policy(directory: Path, chosen: dict[str, Any], random_weights: bool) -> Po
     return model.load(directory, replace(model.Config(**chosen["options"]), random_weights=random_weights))
 
 
-def _make(folder: Path, chosen: dict[str, Any]) -> None:
+def make(folder: Path, chosen: dict[str, Any]) -> None:
     """Write random weights in SHARDS files with an index, as large checkpoints are published."""
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -74,7 +75,8 @@ def _make(folder: Path, chosen: dict[str, Any]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
-def _load(folder: Path, chosen: dict[str, Any]) -> dict[str, Any]:
+def load(folder: Path, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Load the checkpoint; return memory before it and at its peak (bytes), and seconds."""
     with torch.device("meta"):  # does the imports of loading without allocating weights
         _policy(folder, chosen, random_weights=True)
     baseline, started = resident("VmRSS"), time.perf_counter()
@@ -87,6 +89,6 @@ def _load(folder: Path, chosen: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     stage, folder, chosen = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     if stage == "make":
-        _make(folder, chosen)
+        make(folder, chosen)
     else:
-        print(json.dumps(_load(folder, chosen)))
+        print(json.dumps(load(folder, chosen)))

@@ -143,7 +143,8 @@ class SimulatorPool:
         self.episode_limit = episode_limit
         self.restarts = 0
         """Number of lost processes that were replaced so far."""
-        self._step_timeout, self._start_timeout = step_timeout, start_timeout
+        self.step_timeout, self._start_timeout = step_timeout, start_timeout
+        """Seconds without an answer after which a process is replaced."""
         self.slots = slots
         self._slots = [_Slot() for _ in range(slots)]
         self._memory = os.fdopen(os.memfd_create("rlinf-vla-simulators"), "w+b")
@@ -192,7 +193,7 @@ class SimulatorPool:
                 if verb == "reset":
                     for slot, *_ in own:
                         self._slots[slot] = _Slot()  # until the reset is done there is nothing to replay
-                process.send(process.command, self._step_timeout)
+                process.send(process.command, self.step_timeout)
 
     def finish(self) -> dict[int, Any]:
         """Wait for the command in flight. Returns slot -> its answer."""
@@ -259,7 +260,7 @@ class SimulatorPool:
                     process.receive()
                 process.ready = True
                 if process.command is not None:
-                    process.send(process.command, self._step_timeout)
+                    process.send(process.command, self.step_timeout)
             except (ChannelClosed, TimeoutError) as loss:
                 self._replace(process, loss)
 

@@ -15,7 +15,8 @@ from rlinf_vla.core.robot import RobotError
 from . import runtime_folder
 from .channel import ask
 
-_ANSWER_S = 2.0
+ANSWER_S = 2.0
+"""Time to wait for the answer of one process."""
 
 
 def send_order(where: Sequence[Path], order: str, operator: str) -> list[str]:
@@ -27,7 +28,7 @@ def send_order(where: Sequence[Path], order: str, operator: str) -> list[str]:
     answers, silent = [], []
     for each in where:
         try:
-            answer = ask(each / runtime_folder.ORDERS, message, _ANSWER_S)
+            answer = ask(each / runtime_folder.ORDERS, message, ANSWER_S)
         except TimeoutError as error:
             silent.append(f"{each.name}: {order} was delivered, but there is {error}: look at the arm, and use its own stop")
             continue

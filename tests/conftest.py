@@ -11,17 +11,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # As runtime/ray/cluster.py does for the process that first connects to a cluster.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.conformance and the other helpers, however pytest is started
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the helpers in tests, however pytest is started
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (sys.path[0], os.environ.get("PYTHONPATH"))))  # for child processes
 
 import pytest
 from hypothesis import Phase, settings
 
+from tests.leaks import nothing_is_left_behind, pytest_fixture_setup, temporary_folder  # noqa: F401
 from tests.skips import SkipCheck
-
-pytest.register_assert_rewrite("tests.conformance.policy", "tests.conformance.vector_env")
-
-from tests.leaks import nothing_is_left_behind, pytest_fixture_setup, temporary_folder  # noqa: E402, F401
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
 settings.register_profile("without shrinking", settings.get_profile("repeatable"), phases=(Phase.explicit, Phase.generate))

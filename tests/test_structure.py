@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import io
 import subprocess
@@ -35,9 +36,10 @@ MAY_IMPORT = {
     "planner": BASE | {"algorithms", "runtime"} | PLAYING,
     "realworld": BASE | {"algorithms", "data", "evaluation", "runtime"} | PLAYING,
     "cli": BASE | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime"} | PLAYING,
+    "testing": BASE | {"rollout"},
 }
 """cli -> {planner, realworld} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
-algorithms -> core -> config, and never back up. Lazy and TYPE_CHECKING imports count."""
+algorithms -> core -> config, and never back up. Lazy and TYPE_CHECKING imports count. Nothing imports testing."""
 
 
 def modules(*folders: str) -> list[Path]:
@@ -118,6 +120,11 @@ def test_a_plugin_imports_only_what_plugins_may(path: Path) -> None:
     absolute = {name for node in ast.walk(ast.parse(path.read_text())) for name in absolute_names(node)}
     siblings = tuple(f"rlinf_vla.{each}" for each in PLUGIN_PACKAGES)
     assert not any(name.startswith(siblings) for name in absolute), "siblings are imported relatively"
+
+
+@each([path for path in SHIPPED if ROOT / "rlinf_vla" / "testing" not in path.parents])
+def test_nothing_but_testing_needs_pytest(path: Path) -> None:
+    assert not [name for name in imported(path) if name.partition(".")[0] == "pytest" or name.startswith("rlinf_vla.testing")]
 
 
 def absolute_names(node: ast.AST) -> list[str]:
@@ -258,8 +265,88 @@ def test_every_test_folder_is_a_room() -> None:
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("*.py"))}
     rooms_of_code = {path.name for path in (ROOT / "rlinf_vla").iterdir() if path.is_dir()} | {
         *PLUGIN_PACKAGES,
-        "conformance",
         "parity",
         "benchmarks",
     }
     assert folders <= rooms_of_code
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def defined(path: Path) -> set[str]:
+    """Private names that a module defines: functions, classes, variables and attributes of ``self``."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in ("self", "cls"):
+            found.add(node.attr)
+    return set(filter(is_private, found))
+
+
+def used(node: ast.AST) -> Iterator[str]:
+    """Names that one node reads or replaces in another object or module, by ``monkeypatch.setattr`` too."""
+    if isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlinf_vla"):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
+        yield from (each.value.rpartition(".")[2] for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str))
+
+
+@functools.cache
+def of_the_code() -> set[str]:
+    return set().union(*map(defined, SHIPPED))
+
+
+def privates(path: Path) -> set[str]:
+    """Private names of the code that a test uses and does not define itself."""
+    names = {name for node in ast.walk(ast.parse(path.read_text())) for name in used(node)}
+    return (names & of_the_code()) - defined(path) - FOREIGN
+
+
+FOREIGN = {"_replace", "_model", "_handle_udp_command"}
+"""Not ours, though a class of ours has the same or overrides it: of NamedTuple, robosuite and franky-sim."""
+READ_PRIVATES: dict[str, set[str]] = {
+    "algorithms/test_sac.py": {"_descend"},
+    "cli/test_online.py": {"_link", "_process"},
+    "cli/test_online_on_ray.py": {"_actor", "_link", "_over", "_process"},
+    "envs/genesis_facts.py": {"_now", "_scene", "_state"},
+    "envs/maniskill_facts.py": {"_envs"},
+    "envs/test_processes.py": {"_processes"},
+    "models/test_openvla.py": {"_buffers"},
+    "realworld/test_robot_journal.py": {"_journal", "_writing"},
+    "robots/test_cameras.py": {"_failure", "_newest", "_queue", "_thread"},
+    "robots/test_runtime_folder.py": {"_file"},
+    "rollout/test_actor.py": {"_act", "_act_block", "_function", "_value", "_value_block"},
+    "rollout/test_split.py": {"_act", "_act_block", "_pack", "_packed", "_value", "_value_block"},
+    "runtime/ray/test_ray_cluster.py": {"_check_room", "_told"},
+    "runtime/test_runtime.py": {"_demonstrations"},
+    "training/test_checkpoint.py": {"_digest"},
+}
+"""Tests that still do, and what they read. To become empty: never add to it."""
+
+
+@each(modules("tests"))
+def test_a_test_reads_nothing_private(path: Path) -> None:
+    assert privates(path) == READ_PRIVATES.get(str(path.relative_to(ROOT / "tests")), set())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "robot._record",
+        "from rlinf_vla.robots.client import _record",
+        "monkeypatch.setattr(robot, '_record', 0)",
+        "monkeypatch.setattr('robot._record', 0)",
+    ],
+)
+def test_a_private_name_is_seen(code: str, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(code)
+    assert privates(tmp_path / "test_it.py")
+    (tmp_path / "test_it.py").write_text(f"{code}\nclass Own:\n    def _record(self): ...")
+    assert not privates(tmp_path / "test_it.py")

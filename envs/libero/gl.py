@@ -44,7 +44,7 @@ def find(wanted: str, python: str | None, needed: bool = True) -> Renderer:
     Raises UserError if none works and one is ``needed``.
     """
     for backend in BACKENDS if wanted == "auto" else (wanted,):
-        name = _renderer(backend, python)
+        name = renderer(backend, python)
         if name is not None:
             return Renderer(backend, name)
     if not needed:
@@ -53,7 +53,7 @@ def find(wanted: str, python: str | None, needed: bool = True) -> Renderer:
 
 
 @functools.cache
-def _renderer(backend: str, python: str | None) -> str | None:
+def renderer(backend: str, python: str | None) -> str | None:
     """Test in a separate process: OpenGL makes later forks unsafe, and a driver may crash."""
     program, variables = child_process.command(["-c", _PROBE], python), child_process.environment(environment(backend))
     try:

@@ -62,7 +62,7 @@ def find() -> Driver | None:
     if _icd().exists():
         candidates.append(Driver("cpu", _environment(), f"lavapipe in {private_dir()}"))
     for driver in candidates:
-        if _accepted(driver):
+        if accepted(driver):
             _write_quietly(memory, json.dumps(asdict(driver)))
             return driver
     return None
@@ -109,7 +109,7 @@ def _environment() -> dict[str, str]:
     return {"VK_ICD_FILENAMES": str(_icd()), "VK_DRIVER_FILES": str(_icd()), "LD_LIBRARY_PATH": ":".join(filter(None, folders))}
 
 
-def _accepted(driver: Driver) -> bool:
+def accepted(driver: Driver) -> bool:
     """Test in a separate process, because the Vulkan loader reads its environment only once."""
     device = {"cpu": "cpu", "gpu": "cuda"}[driver.render_backend]
     program, environment = child_process.command(["-c", _CHECK, device]), child_process.environment(driver.environment)

@@ -48,7 +48,7 @@ class RobotState:
     gripper_width: float
     """Metres between the fingers."""
     commanded: ToolTarget | None = None
-    """Last target sent to the arm, after all limits; None before the first."""
+    """Last target sent to the arm, after all limits; None before the first and at rest."""
     fault: str | None = None
     """Latched fault that stopped the arm, which stands still until an operator acknowledges it."""
 

@@ -38,7 +38,8 @@ class CounterNoise:
         self._episode = (seed & _MASK, task_id & _MASK, step & _MASK)
         self._block = stream << 20  # next unused block of the fourth counter word
 
-    def _words(self, count: int) -> Tensor:
+    def words(self, count: int) -> Tensor:
+        """Return the next random 32-bit words, int64 ``[B, count]``."""
         blocks = math.ceil(count / 4)
         seed, task, step = (word[:, None].expand(-1, blocks) for word in self._episode)
         block = torch.arange(self._block, self._block + blocks, device=seed.device).expand(len(seed), -1)
@@ -47,7 +48,7 @@ class CounterNoise:
 
     def uniform(self, *shape: int) -> Tensor:
         """Return float32 ``[B, *shape]`` in (0, 1): the upper 23 bits, plus half a step."""
-        words = self._words(math.prod(shape))
+        words = self.words(math.prod(shape))
         return (((words >> 9).double() + 0.5) * 2.0**-23).float().reshape(-1, *shape)
 
     def normal(self, *shape: int) -> Tensor:

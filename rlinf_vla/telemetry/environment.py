@@ -29,7 +29,7 @@ def fingerprint() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "gpus": _gpus(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "git": _git(Path(__file__).resolve().parents[2]),
+        "git": git(Path(__file__).resolve().parents[2]),
         "argv": sys.argv,
     }
 
@@ -45,7 +45,7 @@ def _cpu_model() -> str:
 
 def _gpus() -> list[str]:
     """Ask nvidia-smi: torch would initialise CUDA here, after which simulators cannot be forked."""
-    lines = _run("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    lines = run("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     return [line.strip() for line in (lines or "").splitlines() if line.strip()]
 
 
@@ -56,17 +56,17 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git(root: Path) -> dict[str, Any] | None:
+def git(root: Path) -> dict[str, Any] | None:
     """Return the commit if ``root`` is the top level of a checkout, not a folder inside one."""
-    toplevel = _run("git", "-C", str(root), "rev-parse", "--show-toplevel")
-    commit = _run("git", "-C", str(root), "rev-parse", "HEAD")
+    toplevel = run("git", "-C", str(root), "rev-parse", "--show-toplevel")
+    commit = run("git", "-C", str(root), "rev-parse", "HEAD")
     if toplevel is None or commit is None or Path(toplevel.strip()).resolve() != root:
         return None
-    changes = _run("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
+    changes = run("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit.strip(), "uncommitted_changes": bool((changes or "").strip())}
 
 
-def _run(*command: str) -> str | None:
+def run(*command: str) -> str | None:
     """Return the output of ``command``, or None if it is missing, fails or takes more than 10 s."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout

@@ -23,10 +23,10 @@ from rlinf_vla.core.types import Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.testing.toy_env import groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.algorithms.test_ppo import moved
 from tests.algorithms.trajectories import trajectories
-from tests.rollout.fake_env import groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 GAMMA, LAMBDA, CLIP, ENT_COEF, VF_COEF = 0.97, 0.9, 0.2, 0.01, 0.5
 ALPHA, TARGET_ENTROPY = 0.3, -2.0

@@ -24,11 +24,11 @@ from rlinf_vla.rollout.collector import collect_episodes
 from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.testing.toy_env import groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.trainer import Trainer
 from tests.algorithms.trajectories import trajectory
 from tests.algorithms.variants import VARIANTS
-from tests.rollout.fake_env import groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 CONFIG = GRPOConfig(episodes=12, group_size=4, minibatch_size=10, target_kl=None)
 CONFIGURED = GRPO(GRPOConfig(), 1.0)

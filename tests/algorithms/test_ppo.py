@@ -13,8 +13,8 @@ from rlinf_vla.core.types import Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.telemetry.timeline import Timeline
-from tests.rollout.fake_env import groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.toy_env import groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 CONFIG = PPOConfig(gamma=0.9, gae_lambda=0.8, value_coef=0.3, entropy_coef=0.2, clip_low=0.1, clip_high=0.15, target_kl=None)
 

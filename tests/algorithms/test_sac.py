@@ -24,14 +24,14 @@ from rlinf_vla.core.types import Transitions
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.testing.policy_calls import noise, observations
+from rlinf_vla.testing.toy_env import groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
 from tests.algorithms.sac_step import sac_step
-from tests.conformance.policy import noise, observations
 from tests.models.tiny_openvla import tiny
-from tests.rollout.fake_env import groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 RATES = {"learning_rate": 1e-3, "value_learning_rate": 1e-3}
 CONFIG = SACConfig(episodes=4, updates_per_step=0.3, batch_size=16, critics=4, hidden=32, shift=0, **RATES)

@@ -13,9 +13,9 @@ from hydra.core.global_hydra import GlobalHydra
 
 from rlinf_vla.cli import main as cli
 from rlinf_vla.core import plugins
+from rlinf_vla.testing.toy_env import CounterPlugin
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli import toy_robot
-from tests.rollout.fake_env import CounterPlugin
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 
 @dataclass

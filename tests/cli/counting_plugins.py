@@ -8,14 +8,14 @@ from pathlib import Path
 from rlinf_vla.core.protocols import Suite, VectorEnv
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from tests.rollout.fake_env import GOALS, CounterConfig, CounterPlugin
+from rlinf_vla.testing.toy_env import GOALS, CounterConfig, CounterPlugin
 
 ENTRY_POINTS = """[rlinf_vla.envs]
 counter = tests.cli.counting_plugins:plugin
 counter_processes = tests.cli.counting_plugins:in_processes
 
 [rlinf_vla.models]
-linear = tests.rollout.linear_policy:LinearPolicy
+linear = rlinf_vla.testing.toy_policy:LinearPolicy
 """
 
 

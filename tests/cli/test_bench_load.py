@@ -16,12 +16,12 @@ def test_what_loading_takes_is_reported(rlinf_vla: CommandLine, monkeypatch: pyt
 
     def in_process(stage: str, folder: str, chosen: dict[str, Any]) -> dict[str, Any]:
         if stage == "make":
-            bench_load._make(Path(folder), chosen)
+            bench_load.make(Path(folder), chosen)
             shards.extend(Path(folder).glob("*.safetensors"))
             return {}
-        return bench_load._load(Path(folder), chosen)
+        return bench_load.load(Path(folder), chosen)
 
-    monkeypatch.setattr(bench_load, "_in_process", in_process)
+    monkeypatch.setattr(bench_load, "in_process", in_process)
     found = rlinf_vla("bench", "load", "model.checkpoint=asset://openvla_tiny")
     assert found.code == 0, found.err
     assert len(shards) == bench_load.SHARDS and not any(path.exists() for path in shards), "the temporary checkpoint is gone"

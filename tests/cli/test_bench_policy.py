@@ -14,8 +14,8 @@ from rlinf_vla.core import plugins
 from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.pi0 import Pi0Policy
 from rlinf_vla.models.pi0.network import Pi0Network
+from rlinf_vla.testing.policy_calls import act, observations
 from tests.cli.conftest import CommandLine, Counting
-from tests.conformance.policy import act, observations
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import directory as pi0_directory
 from tests.models.test_pi0 import small as small_pi0

@@ -13,8 +13,8 @@ from torch import Tensor
 from rlinf_vla.algorithms.feature_policy import Critics
 from rlinf_vla.benchmarks import update_on_policy, update_soft
 from rlinf_vla.core.types import Inputs
+from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
-from tests.rollout.linear_policy import LinearPolicy
 
 
 @pytest.fixture(autouse=True)

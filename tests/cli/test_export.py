@@ -18,11 +18,11 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.openvla.policy import OpenVLAOptions
 from rlinf_vla.runtime import builders, recipes
+from rlinf_vla.testing.policy_calls import act, observations
 from rlinf_vla.training.checkpoint import save_checkpoint
 from rlinf_vla.training.lora import add_lora, is_lora
 from rlinf_vla.training.trainer import Trainer
 from tests.cli.conftest import CommandLine, Outcome
-from tests.conformance.policy import act, observations
 from tests.models.tiny_openvla import smaller_directory, tiny
 
 

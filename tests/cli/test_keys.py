@@ -21,9 +21,9 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.types import Observation
 from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.recipes import algorithm_configs
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 from tests.planner.made_up import profile
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 ROOT = Path(__file__).parents[2]
 Key = tuple[type, str]

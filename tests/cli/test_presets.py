@@ -19,8 +19,8 @@ from rlinf_vla.config.recipe import PresetConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.runtime import recipes
 from rlinf_vla.telemetry.metrics import read_metrics
+from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
-from tests.rollout.linear_policy import LinearPolicy
 
 FOLDER = Path(str(files("rlinf_vla.recipes"))) / "preset"
 PRESETS = list(list_command.recipe_names("preset"))

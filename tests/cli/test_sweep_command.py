@@ -19,10 +19,10 @@ import torch
 from rlinf_vla.core import plugins
 from rlinf_vla.evaluation.block_player import BlockPlayer
 from rlinf_vla.evaluation.results import COLUMNS
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training import lora
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.counting_plugins import CountingInSuites, announce
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 ROOT = Path(__file__).parents[2]
 SCRIPTED = ("sweep.policies=[expert,random]", "episodes=7", "sweep.block=3", "evaluation.filmed=0")

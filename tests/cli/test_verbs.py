@@ -18,9 +18,9 @@ from rlinf_vla.cli import train as train_command
 from rlinf_vla.core.types import ActionEval, StepResult
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.metrics import read_metrics
+from rlinf_vla.testing.toy_env import CounterWorld
+from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
-from tests.rollout.fake_env import CounterWorld
-from tests.rollout.linear_policy import LinearPolicy
 
 
 def checkpoint(run_dir: Path, step: int) -> dict[str, torch.Tensor]:

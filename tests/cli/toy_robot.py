@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 
 from rlinf_vla.cli import compose
-from rlinf_vla.core.robot import Camera, Finding, Robot, RobotState, Scene
-from rlinf_vla.realworld.clock import MonotonicClock
-from rlinf_vla.realworld.synthetic_cell import SyntheticCamera, SyntheticRobot
+from rlinf_vla.core.robot import Camera, Finding, Intervention, Robot, RobotError, RobotState, Scene, ToolPose, ToolTarget
+from rlinf_vla.realworld.clock import Clock, MonotonicClock
+from rlinf_vla.realworld.synthetic_cell import REST, SyntheticCamera, SyntheticRobot
 from rlinf_vla.runtime import recipes, run_directory
 from tests.realworld.toy_cell import ToyScene
 
@@ -79,27 +80,71 @@ class ToyConfig:
     pixels: int = 24
 
 
+REACH_M = 0.5
+
+
 class ToyArm(SyntheticRobot):
-    def __init__(self, config: ToyConfig) -> None:
-        super().__init__(MonotonicClock(), config.hz)
-        self._fault = Path(config.fault)
+    """Its tool stays within ``REACH_M`` of the rest position along each axis."""
+
+    def __init__(self, config: ToyConfig, clock: Clock) -> None:
+        super().__init__(clock, config.hz)
+        self._file = Path(config.fault)
+        self._connected = False
+        self._changes: list[Intervention] = []
+
+    def connect(self, timeout_s: float) -> None:
+        self._connected = True
+
+    def close(self) -> None:
+        self._connected = False
 
     def observe(self) -> RobotState:
-        if self._fault.exists():
-            fault = self._fault.read_text()
-            self._fault.unlink()
-            self.state = RobotState(**(vars(self.state) | {"fault": fault}))
+        if self._file.exists():
+            fault = self._file.read_text()
+            self._file.unlink()
+            self.state = replace(self.state, fault=fault)
         return super().observe()
+
+    def home(self, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
+        self._refuse_in_a_fault()
+        super().home(timeout_s, objection)
+
+    def _refuse_in_a_fault(self) -> None:
+        if self.state.fault is not None:
+            raise RobotError(self.state.fault)
+
+    def command(self, target: ToolTarget, valid_until: float) -> None:
+        if not self._connected:
+            raise RobotError("the toy is not connected")
+        self._refuse_in_a_fault()
+        wanted = target.pose.position
+        if not np.isfinite(wanted).all():
+            raise RobotError("a target is not finite")
+        position = np.clip(wanted, REST.position - REACH_M, REST.position + REACH_M)
+        if not np.array_equal(position, wanted):
+            self._changes.append(Intervention(self.state.time, "reach", float(np.abs(wanted).max()), REACH_M))
+        width = self.state.gripper_width if target.gripper_width is None else min(max(target.gripper_width, 0.0), self.spec.gripper_width_m)
+        super().command(ToolTarget(ToolPose(position, target.pose.quaternion), target.gripper_width), valid_until)
+        self.state = replace(self.state, gripper_width=width)
+
+    def interventions(self) -> list[Intervention]:
+        found, self._changes = self._changes, []
+        return found
 
 
 class ToyPlugin:
+    """Implements ``RobotPlugin``."""
+
     Config, simulated = ToyConfig, True
 
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or MonotonicClock()
+
     def make(self, config: ToyConfig) -> Robot:
-        return ToyArm(config)
+        return ToyArm(config, self.clock)
 
     def cameras(self, config: ToyConfig) -> list[Camera]:
-        return [SyntheticCamera(MonotonicClock(), "front", (config.pixels, 2 * config.pixels))]
+        return [SyntheticCamera(self.clock, "front", (config.pixels, 2 * config.pixels))]
 
     def scene(self, config: ToyConfig) -> Scene:
         scene = ToyScene()
@@ -109,8 +154,11 @@ class ToyPlugin:
     def check(self, config: ToyConfig) -> Iterator[Finding]:
         yield Finding("toy", True, "there")
 
+    def diagnose(self) -> Iterator[Finding]:
+        yield Finding("toy", True, "needs nothing")
+
     def order(self, config: ToyConfig | None, order: str, operator: str) -> list[str]:
-        return []
+        raise RobotError(f"nothing to {order}: whoever connected to the toy drives it")
 
 
 plugin = ToyPlugin()

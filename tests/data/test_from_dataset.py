@@ -31,8 +31,8 @@ from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.scripted_actors import ExpertActor
 from rlinf_vla.rollout.transitions import collect_transitions
 from rlinf_vla.telemetry.timeline import Timeline
-from tests.rollout.fake_env import CounterWorld, groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.toy_env import CounterWorld, groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 NOISY = DemonstrationConfig(episodes=9, noise=[0.0, 0.8], random_actions=0.3)
 

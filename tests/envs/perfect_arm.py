@@ -8,7 +8,7 @@ from torch import Tensor
 from rlinf_vla.core.protocols import ToolUnits
 from rlinf_vla.envs.batched import BatchedVectorEnv
 from rlinf_vla.envs.genesis import rotations
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS
 
 MISTAKES = (
     *("gripper polarity", "gripper threshold at zero to one", "quaternion x y z w", "turns the other way round", "actions in millimetres"),

@@ -12,7 +12,7 @@ import torch
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 
 PROGRAM = [str(Path(__file__).with_name("point_batch.py"))]
 

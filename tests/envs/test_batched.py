@@ -6,7 +6,7 @@ import torch
 
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.batched import BatchedVectorEnv
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, episodes
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, episodes
 from tests.envs.point_batch import PointBatch
 
 

@@ -27,12 +27,12 @@ from rlinf_vla.envs.libero.config import LiberoConfig
 from rlinf_vla.envs.libero.plugin import simulator_options
 from rlinf_vla.envs.libero.suites import LIMITS, limit
 from rlinf_vla.rollout.demonstrations import collect_demonstrations
-from tests.conformance.policy import act, observations
-from tests.conformance.vector_env import VectorEnvConformance
+from rlinf_vla.testing.env import VectorEnvConformance
+from rlinf_vla.testing.policy_calls import act, observations
+from rlinf_vla.testing.toy_env import groups
 from tests.data.test_from_dataset import Sees, played, write
 from tests.envs.perfect_arm import MISTAKES, perfect_arm
 from tests.models.tiny_openvla import OFT_PLUS
-from tests.rollout.fake_env import groups
 
 PHYSICAL = (VectorEnvConformance.test_the_tool_moves_the_way_it_is_told, VectorEnvConformance.test_the_gripper_opens_and_closes)
 

@@ -18,7 +18,7 @@ from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.genesis.config import GenesisConfig
 from rlinf_vla.envs.genesis.plugin import plugin
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 from tests.skips import needs
 
 SCENE = Path(__file__).with_name("fixtures") / "everything.yaml"

@@ -13,7 +13,7 @@ from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.gymnasium.config import GymnasiumConfig
 from rlinf_vla.envs.gymnasium.plugin import plugin
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, episodes
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, episodes
 from tests.skips import needs
 
 pytestmark = needs("maniskill")

@@ -25,7 +25,7 @@ from rlinf_vla.envs.libero.conventions import axis_angle, flipped, state_vector
 from rlinf_vla.envs.libero.plugin import episode_limit, plugin, simulator_options
 from rlinf_vla.envs.libero.suites import SUITES, limit, of_suite, selected_tasks
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, random_actions
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, random_actions
 from tests.skips import needs
 
 pytestmark = needs("libero")
@@ -356,7 +356,7 @@ def test_a_python_without_libero_is_told_so(tmp_path: Path) -> None:
 def test_no_opengl_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlinf_vla.envs.libero import gl
 
-    monkeypatch.setattr(gl, "_renderer", lambda backend, python: None)
+    monkeypatch.setattr(gl, "renderer", lambda backend, python: None)
     with pytest.raises(UserError, match=r"^no OpenGL that renders without a screen: apt-get install"):
         plugin.create(LiberoConfig(), 1)
     with pytest.raises(UserError, match=r"^env\.renderer=osmesa does not work here: use env\.renderer=auto"):

@@ -22,7 +22,7 @@ from rlinf_vla.envs.maniskill.plugin import plugin, simulator_options
 from rlinf_vla.envs.maniskill.tasks import BRIDGE_MARKERS, TASKS
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 from tests.skips import needs
 
 pytestmark = [
@@ -203,7 +203,7 @@ def test_a_driver_that_vanished_is_reported_by_the_simulator(tmp_path: Path, mon
 def test_an_accepted_driver_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     found = vulkan.find()
     assert found is not None
-    monkeypatch.setattr(vulkan, "_accepted", lambda driver: pytest.fail("SAPIEN is asked again, in a process"))
+    monkeypatch.setattr(vulkan, "accepted", lambda driver: pytest.fail("SAPIEN is asked again, in a process"))
     assert vulkan.find() == found
 
 

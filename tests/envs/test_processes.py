@@ -20,7 +20,7 @@ from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import StepResult
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
 
 PROGRAM = [str(Path(__file__).with_name("point_simulator.py"))]
 
@@ -110,7 +110,7 @@ def test_a_hanging_process_is_replaced(env: ProcessVectorEnv) -> None:
 
 def test_a_process_that_always_hangs_is_reported(env: ProcessVectorEnv) -> None:
     env.reset(episodes(1, 2, 3))
-    env.pool._step_timeout = 1.0
+    env.pool.step_timeout = 1.0
     with pytest.raises(
         RuntimeError, match=r"3 times in a row without progress: the last one did not answer for 1 s while it carried out 'step'"
     ):

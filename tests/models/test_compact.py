@@ -13,7 +13,8 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.compact import CompactPolicy
 from rlinf_vla.models.compact.policy import CompactOptions
-from tests.conformance.policy import PolicyConformance, observations
+from rlinf_vla.testing.policy import PolicyConformance
+from rlinf_vla.testing.policy_calls import observations
 from tests.models.tiny_openvla import ASSETS
 
 
@@ -32,6 +33,7 @@ class TestCompactPolicy(PolicyConformance):
 
 
 class TestSoftPolicy(PolicyConformance):
+    test_its_options_fit_into_a_recipe = None  # it has those of the policy that it extends
     continuous = True
     greedy_is_likeliest = False
 

@@ -21,7 +21,8 @@ from rlinf_vla.models.openvla.actions import ActionTokenizer
 from rlinf_vla.models.openvla.policy import OpenVLAOptions
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
-from tests.conformance.policy import DiscretePolicyConformance, PolicyConformance, act, gradients, noise, observations
+from rlinf_vla.testing.policy import DiscretePolicyConformance, PolicyConformance
+from rlinf_vla.testing.policy_calls import act, gradients, noise, observations
 from tests.models.tiny_openvla import ASSET, OFT_PLUS, smaller_config, smaller_directory, tiny
 from tools.tiny_checkpoints import write_openvla
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy
-from tests.conformance.policy import DiscretePolicyConformance, act, noise, observations
+from rlinf_vla.testing.policy import DiscretePolicyConformance
+from rlinf_vla.testing.policy_calls import act, noise, observations
 from tests.models.tiny_openvla import smaller_config, smaller_directory
 
 

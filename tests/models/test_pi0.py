@@ -15,7 +15,8 @@ from rlinf_vla.core.types import ActionSample
 from rlinf_vla.models.pi0.network import Pi0Network
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.runtime.on_policy_updater import precompute_frozen
-from tests.conformance.policy import PolicyConformance, act, gradients, observations, with_critic
+from rlinf_vla.testing.policy import PolicyConformance
+from rlinf_vla.testing.policy_calls import act, gradients, observations, with_critic
 from tests.models.tiny_openvla import ASSET, ASSETS
 from tools.tiny_checkpoints import write_pi0
 

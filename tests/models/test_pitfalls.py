@@ -26,7 +26,7 @@ from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import center_crop, lanczos, resize, rlds_resize
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.models.pi0.processor import Normalizer, absolute, delta_dimensions, relative
-from tests.conformance.policy import act, noise, observations
+from rlinf_vla.testing.policy_calls import act, noise, observations
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
 from tests.parity.fixtures import Arrays, Fixture, difference, prompts

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlinf_vla.core.protocols import Noise, RealTimeChunking
 from rlinf_vla.models.pi0 import flow, real_time
 from rlinf_vla.rollout.noise import CounterNoise
-from tests.conformance.policy import observations
+from rlinf_vla.testing.policy_calls import observations
 from tests.models.test_pi0 import small
 
 HORIZON = 12

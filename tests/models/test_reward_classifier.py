@@ -12,8 +12,9 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import RewardModel
 from rlinf_vla.core.types import Inputs, Observation
-from rlinf_vla.models.compact.classifier import ClassifierOptions, ClassifierReward, SuccessClassifier, plugin
-from tests.rollout.fake_env import CounterWorld
+from rlinf_vla.models.compact.classifier import ClassifierOptions, ClassifierReward, plugin
+from rlinf_vla.testing.reward import RewardConformance
+from rlinf_vla.testing.toy_env import CounterWorld
 from tests.rollout.test_reward_shaping import EPISODES, UP
 
 
@@ -53,13 +54,12 @@ def saved(path: Path, **options: Any) -> Path:
     return path
 
 
-def test_what_was_saved_judges_alike(tmp_path: Path) -> None:
-    directory = saved(tmp_path / "classifier")
-    torch.manual_seed(0)
-    first, second = plugin.learner(ClassifierOptions()), plugin.learner(ClassifierOptions(checkpoint=str(directory)))
-    images = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
-    inputs = first.prepare(Observation({"base": images}, torch.zeros(4, 0), [""] * 4))
-    assert isinstance(second, SuccessClassifier) and torch.equal(first(inputs), second(inputs)) and first(inputs).shape == (4,)
+class TestClassifier(RewardConformance):
+    plugin = plugin
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> ClassifierOptions:
+        return ClassifierOptions(checkpoint=str(saved(tmp_path / "classifier")))
 
 
 @pytest.mark.parametrize(

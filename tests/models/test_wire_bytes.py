@@ -26,8 +26,8 @@ from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.split import head_weights, size
+from rlinf_vla.testing.policy_calls import observations, split
 from rlinf_vla.training.lora import add_lora, network_dtype
-from tests.conformance.policy import observations, split
 from tests.models.tiny_openvla import ASSET, ASSETS
 from tests.parity.test_manifests import manifest
 

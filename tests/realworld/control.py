@@ -40,7 +40,7 @@ class Cell:
         self.camera = SyntheticCamera(self.clock, "base", (4, 4), self.cost)
         self.asked: list[Request] = []
         self.steps: list[Step] = []
-        self.background = ScheduledInference(self.infer, self.clock, self.duration)
+        self.background = ScheduledInference(lambda request: self.infer(request), self.clock, self.duration)
         self.loop = ControlLoop(self.robot, [self.camera], self.background, self.chunk, self.config, self.clock, lambda: self.human())
         self.human: Callable[[], np.ndarray | None] = lambda: None
 

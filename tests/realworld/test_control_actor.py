@@ -18,8 +18,8 @@ from rlinf_vla.realworld.control_loop import ControlLoop
 from rlinf_vla.realworld.sensing import Reading, Sensors
 from rlinf_vla.realworld.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.rollout.actor import Actor, Settings
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.models.test_pi0 import TINY
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 
 def seen(clock: VirtualClock, size: int = 64) -> Reading:

@@ -143,7 +143,7 @@ def test_a_person_takes_over() -> None:
 def test_an_episode_does_not_act_on_what_the_last_one_saw() -> None:
     cell = Cell([150], chunk=6)
     cell.run(5)
-    first = cell.camera._count
+    first = cell.camera.latest().number - 1  # images so far
     cell.run(5)
     assert cell.by == "ssppp" * 2
     assert all(step.chosen.chunk.request.seen.number >= first for step in cell.steps[5:] if step.chosen)
@@ -188,7 +188,7 @@ def test_an_action_that_is_none_is_not_executed(who: str, number: float) -> None
     if who == "operator":
         cell.human = lambda: action
     else:
-        cell.background._infer = lambda request: Chunk(request, action[None])
+        cell.infer = lambda request: Chunk(request, action[None])
     ended = cell.run(9)
     assert ended == Ended(INVALID, f"the {who} asked for [0.0, {number}, 0.0, 1.0]")
     assert not cell.robot.commands and cell.robot.state.fault == ended.detail
@@ -196,7 +196,7 @@ def test_an_action_that_is_none_is_not_executed(who: str, number: float) -> None
 
 def test_an_action_a_little_beyond_its_range_is_clipped() -> None:
     cell = Cell([0])
-    cell.background._infer = lambda request: Chunk(request, np.array([[3, 0, 0, 1]], np.float32))
+    cell.infer = lambda request: Chunk(request, np.array([[3, 0, 0, 1]], np.float32))
     assert cell.run(1).kind == FINISHED
     (_, target, _), *_ = cell.robot.commands
     assert target.pose.position[0] == pytest.approx(REST.position[0] + cell.robot.spec.translation_m)
@@ -210,7 +210,7 @@ def test_a_mistake_in_the_program_stops_the_arm_and_is_raised(where: str) -> Non
         raise ZeroDivisionError
 
     if where == "policy":
-        cell.background._infer = fail
+        cell.infer = fail
     with pytest.raises(ZeroDivisionError):
         cell.run(9, fail if where == "session" else lambda step: None)
     assert str(cell.robot.state.fault).startswith("ZeroDivisionError")

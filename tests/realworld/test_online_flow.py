@@ -31,6 +31,7 @@ class Played:
         self.weights: dict[str, Tensor] = {}
         self.scripted: list[bool] = []
         self.shown: list[Job] = []
+        self.played: list[Job] = []
 
     def begin(self, job: Job) -> None:
         self.scripted.append(job.scripted)
@@ -39,6 +40,7 @@ class Played:
 
     def episode(self, job: Job, idle: Callable[[], None]) -> RobotEpisode:
         idle()
+        self.played.append(job)
         self.log.append((f"end {job.kind}", job.number))
         generator = torch.Generator().manual_seed(job.seed)
         length = 4 + job.seed % 3
@@ -135,8 +137,7 @@ def test_what_was_played_is_learnt_from(policy: SACPolicy, tmp_path: Path) -> No
     player = Played(human=slice(1, 3))
     flow = flow_of(policy, player, tmp_path / "replay")
     iterate(flow, 0)
-    jobs = flow._listed(0)
-    lengths = [4 + job.seed % 3 for job in jobs]
+    lengths = [4 + job.seed % 3 for job in player.played]
     assert len(flow.replay) == sum(lengths) == flow.metrics["rollout/steps"], "cut episodes end with an observation that is no step"
     assert flow.metrics["control/missed"] == 3
     assert flow.metrics["demonstrations/success"] == 1 and flow.metrics["rollout/human_share"] == 4 / sum(lengths)

@@ -17,8 +17,8 @@ from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
 from rlinf_vla.realworld.dataset import ReplayScene, robot_frames
 from rlinf_vla.realworld.episode import DEMONSTRATION, Job, prepared, to_records
-from tests.realworld.toy_cell import Toy
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
+from tests.realworld.toy_cell import Toy, ToyScene
 
 SPEC = EnvSpec(1, 4, 8, 10.0, 20, {"base": (64, 64)}, ("Touch",), torch.device("cpu"))
 
@@ -48,9 +48,12 @@ def test_a_dataset_gives_the_records_that_the_session_would_have(limit: int, tmp
 
 def test_a_replay_begins_anew_after_a_fault_and_a_person_says_the_words() -> None:
     actions = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
-    toy = Toy(limit=8)
-    toy.scene.by_hand, toy.scene.can_tell = True, False
-    toy.player._cell = replace(toy.player._cell, scene=ReplayScene(toy.scene, actions))
+
+    def replayed(scene: ToyScene) -> ReplayScene:
+        scene.by_hand, scene.can_tell = True, False
+        return ReplayScene(scene, actions)
+
+    toy = Toy(limit=8, wrap=replayed)
     toy.clock.at(2.7, lambda: toy.robot.stop("reflex"))
     toy.operator.plan = {2_000: RESUME, 10_000: ACKNOWLEDGE, 12_000: RESUME, 12_600: PAUSE, 20_000: RESUME, 22_000: RESUME}
     toy.player.play(Job(DEMONSTRATION, 0, 7, scripted=True), toy.keep)

@@ -246,11 +246,10 @@ def test_who_objects_while_the_arm_goes_home_stops_it(word: str | None, why: str
 
 def test_who_rests_says_that_it_is_still_there() -> None:
     toy = Toy()
-    toy.player._operator_session._tell = lambda message: toy.told.append(message)
     for _ in range(30):
         toy.clock.sleep_until(toy.clock.now() + 0.1)
         toy.player.rest()
-    assert toy.told == [{}] * 2
+    assert toy.said == [{}] * 2
 
 
 def test_a_pause_cuts_and_waits() -> None:
@@ -300,13 +299,12 @@ def test_a_pause_counts_whenever_it_is_said(early: int) -> None:
 
 
 def test_who_quits_early_leaves_before_the_arm_moves() -> None:
-    toy = Toy()
-    for call in (lambda: toy.player.play(TRAIN, toy.keep), toy.player.rest):
+    for call in (lambda toy: toy.player.play(TRAIN, toy.keep), lambda toy: toy.player.rest()):
+        toy = Toy()
         toy.operator.plan = {0: QUIT}
         with pytest.raises(OperatorLeft, match="Ada said quit"):
-            call()
-        toy.player._operator_session.leaving = None
-    assert not toy.robot.commands and not toy.scene.laid_out
+            call(toy)
+        assert not toy.robot.commands and not toy.scene.laid_out
 
 
 @pytest.mark.parametrize("kind", [TRAINING, DEMONSTRATION])
@@ -368,7 +366,7 @@ def test_consent_by_script_has_an_end() -> None:
     def blind() -> None:
         raise CameraError("front: no picture for 2 s")
 
-    toy.player._cell.cameras[0].latest = blind  # type: ignore[method-assign, assignment]
+    toy.camera.latest = blind  # type: ignore[method-assign, assignment]
     with pytest.raises(RobotError, match=f"{CONSENTS} times in a row"):
         toy.player.play(Job(EVALUATION, 0, 7), toy.keep)
     assert toy.episodes == []
@@ -392,7 +390,7 @@ def test_a_robot_that_was_lost_is_connected_anew() -> None:
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_a_camera_that_was_lost_is_started_anew(warmup: int) -> None:
     toy = Toy(scripted_consent=True, warmup=warmup)
-    (camera,) = toy.player._cell.cameras
+    camera = toy.camera
     latest, started = camera.latest, list[None]()
 
     def unplugged() -> object:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlinf_vla.config.control import ControlConfig
-from rlinf_vla.core.robot import Action, RobotState, Vector
+from rlinf_vla.core.robot import Action, RobotState, Scene, Vector
 from rlinf_vla.realworld.async_inference import ScheduledInference
 from rlinf_vla.realworld.chunks import Chunk, Request
 from rlinf_vla.realworld.clock import VirtualClock
@@ -66,7 +66,7 @@ class ToyPerson:
 
 
 class Toy:
-    """``acts``: of (position, goal), what the policy does; its inference takes ``delay`` of control.MS."""
+    """``acts``: of (position, goal), what the policy does; its inference takes ``delay`` of control.MS. ``wrap``: of its scene."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class Toy:
         score: Score = env_reward,
         journal_path: Path | None = None,
         warmup: int = 0,
+        wrap: Callable[[ToyScene], Scene] = lambda scene: scene,
         **rules: object,
     ) -> None:
         self.clock = VirtualClock()
@@ -83,8 +84,9 @@ class Toy:
         self.acts: Callable[[Vector, Vector], list[float]] = lambda position, goal: [1.0, 0.0, 0.0, 1.0]
         self.delay: Callable[[Request], float] = lambda request: delay * MS
         background = ScheduledInference(self._infer, self.clock, lambda request: self.delay(request))
-        cell = Cell(self.robot, [SyntheticCamera(self.clock, "front", (8, 8))], self.scene, self.operator)
-        self.told: list[dict[str, str]] = []
+        self.camera = SyntheticCamera(self.clock, "front", (8, 8))
+        cell = Cell(self.robot, [self.camera], wrap(self.scene), self.operator)
+        self.said: list[dict[str, str]] = []
         self.episodes: list[RobotEpisode] = []
         self.by_kind: dict[str, list[RobotEpisode]] = defaultdict(list)
         self.player = RobotPlayer(
@@ -94,9 +96,14 @@ class Toy:
             SessionRules(limit=limit, dimensions=4, **rules),  # type: ignore[arg-type]
             self.clock,
             score,
-            lambda message: self.told.append(message) if message else None,
+            self.said.append,
             journal_path,
         )
+
+    @property
+    def told(self) -> list[dict[str, str]]:
+        """What was said, but for signs of life."""
+        return [message for message in self.said if message]
 
     def keep(self, episode: RobotEpisode) -> None:
         self.episodes.append(episode)

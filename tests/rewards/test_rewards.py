@@ -10,7 +10,9 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Reward
 from rlinf_vla.core.types import StepResult
-from tests.rollout.fake_env import CounterWorld
+from rlinf_vla.rewards import function, success
+from rlinf_vla.testing.reward import RewardConformance
+from rlinf_vla.testing.toy_env import CounterWorld
 from tests.rollout.test_reward_shaping import EPISODES, UP
 
 MODULE = """
@@ -21,6 +23,18 @@ def halves(before, actions, result):
 
 wrong = 3
 """
+
+
+class TestSuccess(RewardConformance):
+    plugin = success.plugin
+
+
+class TestFunction(RewardConformance):
+    plugin = function.plugin
+
+    @pytest.fixture
+    def config(self, module: str) -> function.FunctionOptions:
+        return function.FunctionOptions(function=f"{module}:halves")
 
 
 def made(name: str, **options: str) -> Reward:

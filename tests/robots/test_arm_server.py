@@ -45,9 +45,9 @@ def test_time_stands_still_until_the_command_for_the_last_state_has_come(server:
 def test_time_goes_on_where_nothing_can_come(server: ArmServer) -> None:
     command(server)
     server.send_state()
-    server._active.add("udp_silence")
+    server.inject("udp_silence")
     assert not server.waiting, "the line is dead"
-    server._active.clear()
+    server.end("udp_silence")
     assert server.waiting
     server.reset_current_motion_id()
     assert not server.waiting, "no motion"

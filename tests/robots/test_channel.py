@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,15 +45,17 @@ def test_sending_never_waits_for_a_peer_that_does_not_read(pair: tuple[Channel, 
 
 def test_a_listener_hears_several_callers_and_survives_nonsense(tmp_path: Path) -> None:
     listener = Listener(tmp_path / "socket")
-    callers = first, second, third = [Channel.dial(tmp_path / "socket") for _ in range(3)]
+    first, second, third = Channel.dial(tmp_path / "socket"), *(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    for each in (second, third):
+        each.connect(str(tmp_path / "socket"))
     first.send({"from": 1})
-    second._socket.send(b"not JSON")
-    third._socket.send(b"[]")
+    second.send(b"not JSON")
+    third.send(b"[]")
     heard = [message for _ in range(6) for _, message in listener.messages()]
     assert heard == [{"from": 1}]
     first.send({"from": 1})
     assert [message for _, message in listener.messages()] == [{"from": 1}]
-    for each in (*callers, listener):
+    for each in (first, second, third, listener):
         each.close()
 
 

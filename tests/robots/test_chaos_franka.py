@@ -44,7 +44,7 @@ class Real(Chaos):
         robot.connect(60)
         for camera in cameras:
             camera.start()
-        folder = cell.folder / "episodes"
+        self.arm_folder, folder = cell.folder, cell.folder / "episodes"
         super().__init__(robot, cameras, self._threaded, clock, folder, read_cell(limits), may)
 
     def _threaded(self, infer: Infer) -> ThreadedInference:
@@ -110,10 +110,10 @@ def real(cell: SimulatedCell, wall_clock_off: Path) -> Iterator[Real]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_real_driver_stands_in_time_and_waits_for_a_person(fault: str, real: Real, rounds: list[Round]) -> None:
-    before = len(journal(real.robot._folder)) if fault == "clock_step" else 0
+    before = len(journal(real.arm_folder)) if fault == "clock_step" else 0
     found = real.rounds(fault, ROUNDS or 1)
     rounds += found
     assert [each.wrong for each in found] == [None] * len(found)
     if fault == "clock_step":
-        off = [line["wall_time"] - line["time"] for line in journal(real.robot._folder)[before:]]
+        off = [line["wall_time"] - line["time"] for line in journal(real.arm_folder)[before:]]
         assert max(off) - min(off) > 0.9 * STEP_S, "the arm's process saw the step"

@@ -16,7 +16,9 @@ from franka_session import CELL_YAML, Session, journal, wait_until
 from trajectory import Trajectory
 
 from rlinf_vla.core.robot import RobotError, ToolPose, ToolTarget
+from rlinf_vla.robots.channel import ask
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
+from rlinf_vla.robots.runtime_folder import ORDERS
 from tests.skips import require
 
 pytestmark = pytest.mark.simulator
@@ -118,7 +120,7 @@ def test_a_stop_on_the_way_home_is_never_lost(session: Session, delay_s: float) 
     session.move(1.5)
     session.wait_still(STANDS_S)
     away = session.robot.observe().joints
-    session.robot._send({"home": True})
+    ask(session.folder / ORDERS, {"home": True}, 2.0)
     time.sleep(delay_s)
     session.robot.stop("not now")
     session.wait_fault(1)
@@ -178,7 +180,7 @@ def test_fingers_stop_where_the_arm_does(session: Session) -> None:
 
 def test_a_failure_of_its_process_is_latched_and_named(session: Session) -> None:
     session.move(0.5)
-    session.robot._send({"goal": [1.0], "until": 0.0})  # which nobody sends
+    session.robot.command(ToolTarget(ToolPose(np.array([1.0]), np.array([]))), 0.0)  # which nobody sends
     with pytest.raises(RobotError, match=r"ended with exit code 1: IndexError"):
         wait_until(lambda: session.robot.observe() is None, 10, "the arm's process ends")
     session.wait_still(STANDS_S)

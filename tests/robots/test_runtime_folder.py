@@ -153,7 +153,7 @@ def test_stop_finds_every_arm_that_is_driven(state: Path, capsys: pytest.Capture
 
 
 def test_a_stop_that_is_not_answered_is_no_success(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(stop, "ANSWER_S", 0.1)
     mute = Listener(runtime_folder.of_arm("172.16.0.2") / runtime_folder.ORDERS)
     with pytest.raises(SystemExit, match=r"172\.16\.0\.2: stop was delivered, but there is no answer within 0\.1 s: look at the arm"):
         stop.main()

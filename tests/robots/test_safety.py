@@ -19,6 +19,7 @@ from rlinf_vla.core.robot import RobotError, RobotState, ToolPose, ToolTarget
 from rlinf_vla.robots import cell_file, kinematics
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.safety import SafetyFilter
+from rlinf_vla.robots.smoothing import Average
 
 SHIPPED = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
 CELL = dataclasses.replace(SHIPPED, servo_hz=100.0)
@@ -318,7 +319,7 @@ def test_the_gate_holds_and_latches_what_the_generator_got_wrong(monkeypatch: py
     go(filter_, follower, away((0.02, 0, 0)))
     last = follower.state().pose
     with monkeypatch.context() as broken:
-        broken.setattr(filter_._average, "push", lambda reference: np.array([0.6, 0, 0.3, 0, 0, 0]))
+        broken.setattr(Average, "push", lambda self, reference: np.array([0.6, 0, 0.3, 0, 0, 0]))
         filtered = filter_.step(away(), follower.state(), TICK)
     assert filtered.fault is not None and "violates the limit" in filtered.fault
     assert filtered.command.pose is last

@@ -58,8 +58,9 @@ def test_a_writer_that_dies_in_the_middle_leaves_the_last_whole_writing(tmp_path
     writer, reader = SharedRecord(tmp_path / "it", 100), SharedRecord(tmp_path / "it")
     writer.write(b"one")
     writer.write(b"two")
-    begin = 8 + 1 * writer._slot  # the third goes where the first was
-    writer._memory[begin : begin + 50] = b"?" * 50
+    with (tmp_path / "it").open("r+b") as file:  # a number, and two slots: the third goes where the first was
+        file.seek(8 + (len(file.read()) - 8) // 2)
+        file.write(b"?" * 50)
     assert reader.read() == b"two"
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Actor, CudaGraphed, Settings
-from tests.conformance.policy import observations, with_critic
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.policy_calls import observations, with_critic
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 
 class Rerun:

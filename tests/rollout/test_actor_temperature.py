@@ -7,8 +7,8 @@ import torch
 
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Actor, Settings
-from tests.conformance.policy import observations
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.policy_calls import observations
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 
 @torch.no_grad()

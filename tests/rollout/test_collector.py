@@ -15,10 +15,10 @@ from rlinf_vla.rollout.collector import collect, rollout_calls, rollout_metrics
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.telemetry.timeline import Timeline
-from tests.conformance.policy import with_critic
+from rlinf_vla.testing.policy_calls import with_critic
+from rlinf_vla.testing.toy_env import GOALS, CounterWorld, groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.models.tiny_openvla import tiny
-from tests.rollout.fake_env import GOALS, CounterWorld, groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 SETTINGS = Settings(run_seed=11, temperature=1.0, batch_size=2)
 CALLS, VERSION = 7, 5

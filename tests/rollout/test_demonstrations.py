@@ -12,8 +12,8 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.rollout.demonstrations import collect_demonstrations
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
-from tests.rollout.fake_env import GOALS, CounterWorld, groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.toy_env import GOALS, CounterWorld, groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 NOISY = DemonstrationConfig(episodes=11, noise=[0.0, 0.8], random_actions=0.3)
 CLEAN = DemonstrationConfig(episodes=11, noise=[0.0], random_actions=0.5)

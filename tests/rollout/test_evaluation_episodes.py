@@ -11,8 +11,8 @@ from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.telemetry.timeline import Timeline
-from tests.rollout.fake_env import GOALS, INSTRUCTIONS, CounterWorld, groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.toy_env import GOALS, INSTRUCTIONS, CounterWorld, groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 SETTINGS = Settings(run_seed=4, temperature=1.0, batch_size=2)
 

@@ -15,8 +15,8 @@ from rlinf_vla.core.protocols import RewardModel
 from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.rollout.demonstrations import labelled_frames
+from rlinf_vla.testing.toy_env import GOALS, groups
 from tests.data.test_from_dataset import NOISY, played, write
-from tests.rollout.fake_env import GOALS, groups
 
 
 class Looks(RewardModel):

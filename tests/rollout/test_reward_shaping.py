@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
-from tests.rollout.fake_env import CounterWorld
+from rlinf_vla.testing.toy_env import CounterWorld
 
 EPISODES = Episodes.first_attempts(torch.tensor([0, 0, 1]), torch.tensor([2, 0, 0]))
 UP = torch.ones(3, 4, 4)

@@ -20,8 +20,8 @@ from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head, require_separable, size, strip_to_head
+from rlinf_vla.testing.policy_calls import act, assert_the_same_bits, observations, split
 from rlinf_vla.training.lora import add_lora, is_lora, merged_lora
-from tests.conformance.policy import act, assert_the_same_bits, observations, split
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import ASSETS

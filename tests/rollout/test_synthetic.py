@@ -18,8 +18,8 @@ from rlinf_vla.rollout.collector import collect
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.rollout.transitions import collect_transitions
 from rlinf_vla.telemetry.timeline import Timeline
-from tests.rollout.fake_env import groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.toy_env import groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 SETTINGS = Settings(run_seed=1, temperature=1.0, batch_size=3)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlinf_vla.algorithms.sac import LOG_STD_RANGE, SACConfig, SACPolicy
 from rlinf_vla.core.protocols import EnvSpec, PolicySpec, VectorEnv
 from rlinf_vla.core.types import Episodes, Inputs, Observation, StepResult
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 ACTOR_STD = math.exp(-3)
 """Standard deviation of the actor of ``tabular``, before the squashing."""

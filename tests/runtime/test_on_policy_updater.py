@@ -19,9 +19,9 @@ from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.testing.toy_env import groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.trainer import Trainer
-from tests.rollout.fake_env import groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 SETTINGS = Settings(0, 1.0, 2)
 CONFIG = PPOConfig(epochs=1, minibatch_size=1000, target_kl=None)

@@ -16,9 +16,9 @@ from rlinf_vla.core.types import Inputs, gather
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.testing.toy_env import groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.trainer import Trainer
-from tests.rollout.fake_env import groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 from tests.runtime.ray.counting import PPO_CONFIG, Recipe, algorithm, in_process, trained, with_staleness
 
 CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None)

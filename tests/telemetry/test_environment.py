@@ -21,7 +21,7 @@ def test_the_fingerprint_is_json_and_names_the_software() -> None:
 
 def test_what_is_absent_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "PACKAGES", ("no-such-package",))
-    monkeypatch.setattr(environment, "_run", lambda *command: None)
+    monkeypatch.setattr(environment, "run", lambda *command: None)
     found = environment.fingerprint()
     assert found["packages"] == {"no-such-package": None}
     assert found["gpus"] == [] and found["git"] is None
@@ -40,16 +40,16 @@ def test_the_commit_is_that_of_this_checkout_only(tmp_path: Path) -> None:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
         return subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True, text=True).stdout
 
-    assert environment._git(tmp_path) is None
+    assert environment.git(tmp_path) is None
     git("init")
-    assert environment._git(tmp_path) is None, "no commit yet"
+    assert environment.git(tmp_path) is None, "no commit yet"
     (tmp_path / "file").write_text("1")
     git("add", "file")
     git("commit", "-m", "first")
     commit = git("rev-parse", "HEAD").strip()
-    assert environment._git(tmp_path) == {"commit": commit, "uncommitted_changes": False}
+    assert environment.git(tmp_path) == {"commit": commit, "uncommitted_changes": False}
     (tmp_path / "file").write_text("2")
-    assert environment._git(tmp_path) == {"commit": commit, "uncommitted_changes": True}
+    assert environment.git(tmp_path) == {"commit": commit, "uncommitted_changes": True}
     inside = tmp_path / "venv" / "site-packages"
     inside.mkdir(parents=True)
-    assert environment._git(inside) is None, "installed inside somebody else's checkout"
+    assert environment.git(inside) is None, "installed inside somebody else's checkout"

@@ -22,12 +22,12 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.rollout.demonstrations import imitation_noise
+from rlinf_vla.testing.policy_calls import observations
 from rlinf_vla.training import checkpoint as checkpoints
 from rlinf_vla.training import lora
 from rlinf_vla.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint, verify
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
-from tests.conformance.policy import observations
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
 from tests.training.processes import in_process
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.testing.policy_calls import act, observations, with_critic
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
-from tests.conformance.policy import act, observations, with_critic
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import tiny
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 POLICIES: dict[str, Callable[[Path], Policy]] = {
     "openvla": lambda path: tiny(),

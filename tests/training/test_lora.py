@@ -17,14 +17,14 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import normalise
+from rlinf_vla.testing.policy_calls import act, observations
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import acting, adapter_state, add_lora, is_lora, load_adapter, merge_lora, merged_lora, save_adapter
 from rlinf_vla.training.trainer import Trainer
-from tests.conformance.policy import act, observations
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 
 @pytest.fixture

@@ -29,10 +29,10 @@ from rlinf_vla.runtime.ray.launch import launch_flow
 from rlinf_vla.runtime.ray.pool import Timeouts
 from rlinf_vla.runtime.ray.worker import Builders
 from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.testing.toy_env import groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
-from tests.rollout.fake_env import groups
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
 
 NUM_ENVS = 8
 SETTINGS = Settings(run_seed=3, temperature=1.0, batch_size=2)

@@ -1,4 +1,4 @@
-"""The smallest policy with action chunks: a softmax over bins for every action, linear in a few pixels."""
+"""Toy policy with action chunks: a softmax over bins for each action, linear in a few pixels."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ STRIDE = 8
 
 @dataclass
 class LinearOptions:
+    """Recipe node ``model.options``. ``seed``: of the random weights."""
+
     chunk: int = 3
     bins: int = 5
     seed: int = 0
 
 
 class LinearPolicy(Policy):
+    """The toy policy: for ``CounterWorld``, or any environment with an image ``base`` of 64 pixels
+    and four action dimensions."""
+
     name: ClassVar[str] = "linear"
     Config: ClassVar[type] = LinearOptions
     lora_targets: ClassVar[tuple[str, ...]] = ("logits",)
@@ -40,7 +45,7 @@ class LinearPolicy(Policy):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             logits = nn.Linear(features, options.chunk * self.spec.action_dim * options.bins)
-            self.backbone = nn.ModuleDict({"logits": logits})
+            self.backbone: nn.ModuleDict = nn.ModuleDict({"logits": logits})
             self.value_head = nn.Linear(features, 1)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)

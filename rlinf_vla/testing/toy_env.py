@@ -1,8 +1,8 @@
-"""Counter world: a simulator in a page of pure Python, for tests of the engine, and strict about the protocol.
+"""Toy environment in pure Python: it starts at once, and refuses calls that break the protocol.
 
-Every environment has a level, which a large first action dimension pushes up or down by one. At the task's goal an episode succeeds, at its
-negative it fails, and at the episode limit it is truncated. The image and the state show level and clock. What happens is a function
-of (task, seed, actions) alone.
+Each environment counts a level, which a large first action dimension raises or lowers by one. An
+episode succeeds at the task's goal, fails at its negative, and is truncated at the limit. Image and
+state show level and clock. Results depend on task, seed and actions alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Counter:
         return GOALS[self.task]
 
     def step(self, action: list[float]) -> tuple[float, bool, bool, bool]:
-        """Reward, terminated, truncated, success."""
+        """Return reward, terminated, truncated and success."""
         if abs(action[0]) >= PUSH:
             self.level += 1 if action[0] > 0 else -1
         self.clock += 1
@@ -55,7 +55,7 @@ class Counter:
         return reward, terminated, truncated, success
 
     def image(self) -> Tensor:
-        """Red columns show the level, green rows the clock, blue the seed."""
+        """Return an image whose red columns show the level, green rows the clock, blue the seed."""
         image = torch.zeros(IMAGE, IMAGE, 3, dtype=torch.uint8)
         image[:, : IMAGE // 2 + 8 * self.level, 0] = 255
         image[: 3 * self.clock, :, 1] = 255
@@ -67,6 +67,13 @@ class Counter:
 
 
 class CounterWorld(VectorEnv):
+    """The toy environment.
+
+    journal: a list that is told each call, in order.
+    ends_at_goal: if false, every episode goes on to its limit.
+    state_dim: the state is level and clock, padded with zeros.
+    """
+
     def __init__(
         self,
         num_envs: int,
@@ -76,8 +83,6 @@ class CounterWorld(VectorEnv):
         ends_at_goal: bool = True,
         state_dim: int = 2,
     ) -> None:
-        """``journal`` is told what happens, in order. Without ``ends_at_goal`` every episode goes on to its limit. The state is level and
-        clock, and zeros up to ``state_dim``."""
         self.spec = EnvSpec(
             num_envs=num_envs,
             action_dim=4,
@@ -153,7 +158,7 @@ class CounterWorld(VectorEnv):
         self.closed = True
 
     def _begin(self, name: str, work: Callable[[], Any]) -> None:
-        """The work itself is left to the wait, as if by a slow simulator."""
+        """The work itself is done in ``_wait``, as by a slow simulator."""
         if self.closed or self._pending:
             raise RuntimeError(f"{name}: {'closed' if self.closed else 'the last command is still under way'}")
         self._pending = name, work
@@ -180,7 +185,7 @@ def _require(condition: bool, what: str, value: object) -> None:
 
 
 def groups(num_envs: int, count: int, **options: Any) -> list[CounterWorld]:
-    """``num_envs`` environments in ``count`` equal groups."""
+    """Return ``num_envs`` environments in ``count`` equal groups."""
     assert num_envs % count == 0
     return [CounterWorld(num_envs // count, name=str(index), **options) for index in range(count)]
 
@@ -196,7 +201,7 @@ class CounterConfig:
 
 
 class CounterPlugin:
-    """Counter world as an entry point would give it."""
+    """Implements ``EnvPlugin``."""
 
     name = "counter"
     Config = CounterConfig
@@ -213,4 +218,4 @@ class CounterPlugin:
         return [Task(name, INSTRUCTIONS[name], available=True, has_expert=True) for name in GOALS]
 
     def diagnose(self) -> list[Diagnosis]:
-        return [Diagnosis("counting", True, "fingers found")]
+        return [Diagnosis("counter", True, "needs nothing")]

@@ -1,4 +1,4 @@
-"""What every ``VectorEnv`` must do. A plug-in's test subclasses :class:`VectorEnvConformance` and says how to make its environments."""
+"""Conformance suite of a simulator plug-in: what every ``core.protocols.VectorEnv`` must do."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ EPISODE_LIMIT = 20
 
 
 def episodes(*seeds: int, task_id: int = 0) -> Episodes:
+    """Return the episode of each environment by its seed."""
     return Episodes.first_attempts(torch.full((len(seeds),), task_id, dtype=torch.int64), torch.tensor(seeds, dtype=torch.int64))
 
 
 def random_actions(env: VectorEnv, chunk: int, seed: int) -> Tensor:
-    """float32 ``[B, C, D]``, small enough to do no harm in any control mode."""
+    """Return float32 ``[B, C, D]``, small enough to do no harm in any control mode."""
     generator = torch.Generator().manual_seed(seed)
     shape = (env.spec.num_envs, chunk, env.spec.action_dim)
     return (0.3 * torch.randn(shape, generator=generator)).to(env.spec.device)
@@ -43,7 +44,8 @@ def assert_same(a: StepResult, b: StepResult) -> None:
 
 
 def turned(before: Tensor, after: Tensor) -> Tensor:
-    """Rotation vector float32 ``[B, 3]`` (rad, axes of the base) from one to the other quaternion ``[B, 4]`` (w x y z)."""
+    """Return the rotation vector, float32 ``[B, 3]`` (rad, axes of the base), between two
+    quaternions ``[B, 4]`` (w x y z)."""
     w0, v0, w1, v1 = before[:, :1], before[:, 1:], after[:, :1], after[:, 1:]
     w = w1 * w0 + (v1 * v0).sum(1, keepdim=True)  # after times the conjugate of before
     v = w0 * v1 - w1 * v0 - torch.cross(v1, v0, dim=1)
@@ -52,13 +54,29 @@ def turned(before: Tensor, after: Tensor) -> Tensor:
     return torch.where(size > 1e-6, v / size.clamp(min=1e-6) * 2 * torch.atan2(size, w), torch.zeros_like(v))
 
 
+def expert_episodes(env: VectorEnv, *seeds: int) -> tuple[Tensor, StepResult]:
+    """Play the expert until the first episode ends; return its actions ``[B, C, D]`` and the last
+    result. Skips the test where there is no expert."""
+    env.reset(episodes(*seeds))
+    actions: list[Tensor] = []
+    try:
+        for _ in range(EPISODE_LIMIT):
+            actions.append(env.expert_actions())
+            result = env.step(actions[-1][:, None])
+            if result.done.any():
+                break
+    except UserError:
+        pytest.skip("no scripted expert")
+    return torch.stack(actions, dim=1), result
+
+
 class VectorEnvConformance:
-    """Subclasses override ``make``; the tests share its environments, because simulators start slowly."""
+    """Subclasses override ``make``. Tests share its environments: simulators start slowly."""
 
     @classmethod
     def make(cls) -> list[VectorEnv]:
-        """Two vector environments that advance independently, of ``NUM_ENVS`` environments and ``EPISODE_LIMIT`` control steps each.
-        A scripted expert, if there is one, succeeds within the limit."""
+        """Return two vector environments that advance independently, of ``NUM_ENVS`` environments
+        and ``EPISODE_LIMIT`` control steps each. A scripted expert succeeds within the limit."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
@@ -79,8 +97,7 @@ class VectorEnvConformance:
     def test_what_it_returns_matches_its_spec(self, env: VectorEnv) -> None:
         spec, chunk = env.spec, 2
         assert (spec.num_envs, spec.episode_limit) == (NUM_ENVS, EPISODE_LIMIT)
-        assert spec.control_hz > 0
-        assert len(spec.tasks) > 0
+        assert spec.control_hz > 0 and spec.tasks
         observation = env.reset(episodes(1, 2, 3))
         result = env.step(random_actions(env, chunk, seed=0))
         for seen in (observation, result.observation):
@@ -88,8 +105,7 @@ class VectorEnvConformance:
             for name, image in seen.images.items():
                 assert (image.dtype, image.shape) == (torch.uint8, (NUM_ENVS, *spec.images[name], 3))
             assert (seen.state.dtype, seen.state.shape) == (torch.float32, (NUM_ENVS, spec.state_dim))
-            assert len(seen.instruction) == NUM_ENVS
-            assert all(isinstance(text, str) and text for text in seen.instruction)
+            assert len(seen.instruction) == NUM_ENVS and all(isinstance(text, str) and text for text in seen.instruction)
         assert (result.reward.dtype, result.reward.shape) == (torch.float32, (NUM_ENVS, chunk))
         for flag in (result.terminated, result.truncated, result.success, result.valid):
             assert (flag.dtype, flag.shape) == (torch.bool, (NUM_ENVS, chunk))
@@ -123,17 +139,8 @@ class VectorEnvConformance:
             assert torch.equal(moved.reward[row], first.reward[place])
 
     def test_an_experts_episode_repeats_in_any_place(self, env: VectorEnv) -> None:
-        """An expert touches things, and contacts are where simulators remember what was played before."""
-        env.reset(episodes(31, 32, 33))
-        actions = []
-        try:
-            for _ in range(EPISODE_LIMIT):
-                actions.append(env.expert_actions())
-                if env.step(actions[-1][:, None]).done.any():
-                    break
-        except UserError:
-            pytest.skip("no scripted expert")
-        chunk = torch.stack(actions, dim=1)
+        """An expert touches objects, and simulators keep state in contacts."""
+        chunk, _ = expert_episodes(env, 31, 32, 33)
         env.reset(episodes(31, 32, 33))
         first = env.step(chunk)
         for turn in range(4):
@@ -159,21 +166,11 @@ class VectorEnvConformance:
             assert_same_row(chunk.observation, row, steps[-1].observation, row)
 
     def test_a_chunk_ends_at_termination(self, env: VectorEnv) -> None:
+        actions, last = expert_episodes(env, 51, 51, 51)
+        assert (last.terminated & last.success).all(), "the expert did not succeed within the limit"
+        length = actions.shape[1]
         env.reset(episodes(51, 51, 51))
-        actions = []
-        try:
-            for _ in range(EPISODE_LIMIT):
-                actions.append(env.expert_actions())
-                last = env.step(actions[-1][:, None])
-                if last.done.all():
-                    break
-        except UserError:
-            pytest.skip("no scripted expert")
-        assert last.terminated.all(), "the expert did not succeed within the limit"
-        assert last.success.all()
-        length = len(actions)
-        env.reset(episodes(51, 51, 51))
-        chunk = env.step(torch.cat([torch.stack(actions, dim=1), random_actions(env, 4, seed=6)], dim=1))
+        chunk = env.step(torch.cat([actions, random_actions(env, 4, seed=6)], dim=1))
         expected = torch.arange(length + 4) < length
         assert torch.equal(chunk.valid.cpu(), expected.expand(NUM_ENVS, -1))
         assert torch.equal(chunk.terminated.nonzero()[:, 1].cpu(), torch.full((NUM_ENVS,), length - 1))

@@ -1,10 +1,4 @@
-"""What every :class:`rlinf_vla.core.protocols.Policy` must do. A plug-in's test inherits a class and gives it a policy:
-
-class TestMine(DiscretePolicyConformance):
-    @pytest.fixture
-    def policy(self) -> Policy: ...
-    def choice(self, latent): ...
-"""
+"""Conformance suite of a model plug-in: what every ``core.protocols.Policy`` must do."""
 
 from __future__ import annotations
 
@@ -15,139 +9,59 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
+from rlinf_vla.core.types import ActionSample, Observation
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.rollout.player import ActorProtocol
-from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head, require_separable, size, strip_to_head
+from rlinf_vla.rollout.split import head_weights, require_separable, size
 
-INSTRUCTIONS = ["push the cube", "stack the red cube on the green cube", "open the drawer", "put the carrot on the plate"]
-TOLERANCE = 1e-5
-
-
-def observations(policy: Policy, batch: int, seed: int = 0) -> Observation:
-    """Random pictures and states, instructions of different lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    images = {
-        name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8)
-        for name, (height, width) in policy.spec.images.items()
-    }
-    state = torch.randn(batch, policy.spec.state_dim, generator=generator)
-    return Observation(images, state, [INSTRUCTIONS[i % len(INSTRUCTIONS)] for i in range(batch)])
-
-
-def rows(inputs: Inputs, index: Any) -> Inputs:
-    return {name: value[index] for name, value in inputs.items()}
-
-
-def noise(seeds: Tensor) -> CounterNoise:
-    return CounterNoise(3, torch.zeros_like(seeds), seeds, torch.zeros_like(seeds))
-
-
-@torch.no_grad()
-def act(policy: Policy, inputs: Inputs, temperature: float = 1.0, seeds: Tensor | None = None) -> ActionSample:
-    size = len(next(iter(inputs.values())))
-    seeds = torch.arange(size) if seeds is None else seeds
-    return policy.act(policy.encode(inputs), noise(seeds) if temperature > 0 else None, temperature)
-
-
-def with_critic(policy: Policy) -> Policy:
-    """Its values are no longer all zero, as those of a critic that starts at zero are."""
-    generator = torch.Generator().manual_seed(9)
-    with torch.no_grad():
-        for parameter in policy.value_head.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-    return policy
-
-
-def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
-
-
-def gradients_of_features(policy: Policy, inputs: Inputs) -> bool:
-    """Whether any weight takes part in ``encode``."""
-    return any(value.requires_grad for value in policy.pack(policy.encode(inputs)).values())
-
-
-class NeverOnTheCPU(TorchDispatchMode):
-    """No tensor but those of the other device takes part. On meta tensors it proves of a GPU that nothing is copied to or from it; that
-    nothing is read back, which would make the CPU wait, they prove by themselves: they have no values."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, found)) if isinstance(leaf, Tensor)]
-        assert all(tensor.device.type != "cpu" for tensor in tensors), f"{function} takes a tensor from the CPU, or makes one"
-        return found
-
-
-def assert_same_choice(found: ActionSample, expected: ActionSample, exact: bool = True) -> None:
-    torch.testing.assert_close(found.actions, expected.actions, rtol=0, atol=0 if exact else TOLERANCE)
-    assert found.latent.keys() == expected.latent.keys()
-    for name, value in expected.latent.items():
-        torch.testing.assert_close(found.latent[name], value, rtol=0, atol=TOLERANCE)
-    torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=0, atol=TOLERANCE)
-    torch.testing.assert_close(found.value, expected.value, rtol=0, atol=TOLERANCE)
-
-
-def over_the_wire(tensors: Tensors) -> Tensors:
-    """Every tensor as its bytes, and back: dense, and elsewhere in memory."""
-    found = {}
-    for name, value in tensors.items():
-        assert value.is_contiguous(), name
-        content = bytearray(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-        found[name] = torch.frombuffer(content, dtype=torch.uint8).view(value.dtype).reshape(value.shape)
-    return found
-
-
-def split(policy: Policy, blank: Policy, settings: Settings) -> SplitActor:
-    """``blank``, a policy without weights, keeps its head and gets that of ``policy``, which encodes for it."""
-    strip_to_head(blank)
-    load_head(blank, over_the_wire(head_weights(policy, policy.state_dict())), "cpu")
-    server = FeatureServer(policy)
-    return SplitActor(blank, settings, lambda inputs: over_the_wire(server.encode(over_the_wire(inputs))))
-
-
-def assert_the_same_bits(found: ActorProtocol, expected: ActorProtocol, inputs: Inputs) -> None:
-    count = len(next(iter(inputs.values())))
-    episodes = Episodes(torch.arange(count) % 2, torch.arange(count) * 3, torch.arange(count) % 3)
-    first, second = (actor.act(inputs, episodes, torch.arange(count)) for actor in (found, expected))
-    assert first.latent.keys() == second.latent.keys()
-    for one, other in (*((first.latent[name], second.latent[name]) for name in first.latent), (first.actions, second.actions)):
-        assert one.dtype == other.dtype and torch.equal(one, other)
-    assert torch.equal(first.log_prob, second.log_prob) and torch.equal(first.value, second.value)
-    assert torch.equal(found.value(inputs), expected.value(inputs))
+from .config import assert_recipe_node
+from .policy_calls import (
+    TOLERANCE,
+    NeverOnTheCPU,
+    act,
+    assert_same_choice,
+    assert_the_same_bits,
+    gradients,
+    gradients_of_features,
+    noise,
+    observations,
+    rows,
+    split,
+    with_critic,
+)
 
 
 class PolicyConformance:
+    """Subclasses override ``policy``, and the rest where their policy differs."""
+
     continuous = False
-    """Actions are real numbers, which rounding may move; else they are choices, with probabilities and an entropy that learns."""
+    """Actions are real numbers, which rounding may change; else they are choices from finite sets,
+    with probabilities and an entropy that has a gradient."""
     greedy_is_likeliest = True
-    """False where a squashed distribution's mode lies elsewhere than its middle."""
+    """False if the greedy action is not the mode, as with a squashed distribution."""
     state_numbers: int | None = None
-    """Of the prepared state, where that is padded; None: as many as ``spec.state_dim``."""
+    """Size of the prepared state if it is padded; None: ``spec.state_dim``."""
 
     @pytest.fixture
     def policy(self) -> Policy:
+        """Return a small policy; called for every test, each of which may change it."""
         raise NotImplementedError
 
     def reload(self, policy: Policy, directory: Path) -> Policy:
-        """``policy`` as ``load`` finds it after ``save``."""
+        """Return ``policy`` after ``save`` and ``load``."""
         directory.mkdir()
         policy.save(directory)
         return type(policy).load(directory, type(policy).Config())
 
     def blank(self, policy: Any) -> Policy:
-        """``policy`` before it has weights."""
+        """Return ``policy`` without weights."""
         return type(policy).without_weights(policy.directory, policy.options)
 
     @pytest.mark.parametrize("temperature", [0.0, 1.3])
     def test_its_head_acts_alone_or_it_says_why_not(self, policy: Policy, temperature: float) -> None:
-        """What the whole policy does, bit for bit, wherever features come from; and the head is all that is there."""
+        """With features from elsewhere the head does what the whole policy does, bit for bit."""
         model = type(policy)
         if model.split_unsupported is not None:
             with pytest.raises(UserError, match=re.escape(f"rollout.split=head: model={model.name} {model.split_unsupported}")):
@@ -166,6 +80,9 @@ class PolicyConformance:
         assert weights.keys() == head_weights(policy, policy.state_dict()).keys() and not any(value.is_meta for value in weights.values())
         if gradients_of_features(policy, inputs):
             assert sum(p.numel() for p in actor.policy.parameters()) < sum(p.numel() for p in policy.parameters())
+
+    def test_its_options_fit_into_a_recipe(self, policy: Policy) -> None:
+        assert_recipe_node(type(policy).Config())
 
     def test_shapes_and_types(self, policy: Policy) -> None:
         spec, batch = policy.spec, 3
@@ -216,7 +133,7 @@ class PolicyConformance:
         assert entropies[0] < entropies[1] < entropies[2]
 
     def test_a_row_does_not_know_its_batch(self, policy: Policy) -> None:
-        """Same observation and noise, same action: wherever the row stands, and beside whatever neighbours."""
+        """The action depends on the row's observation and noise, and on no other row."""
         inputs = with_critic(policy).prepare(observations(policy, 8))
         whole = act(policy, inputs)
         for index in (torch.tensor([5]), torch.tensor([6, 2, 5]), torch.arange(8).flip(0)):
@@ -255,7 +172,7 @@ class PolicyConformance:
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     def test_on_a_gpu_nothing_waits_and_nothing_is_copied(self, policy: Policy, temperature: float) -> None:
-        """What CUDA graphs demand."""
+        """CUDA graphs require it."""
         inputs = {name: value.to("meta") for name, value in policy.prepare(observations(policy, 2)).items()}
         policy.to("meta")
         seeds = torch.zeros(2, dtype=torch.int64, device="meta")
@@ -279,7 +196,7 @@ class PolicyConformance:
         assert gradients(policy.value_head)
 
     def test_save_and_load(self, policy: Policy, tmp_path: Path) -> None:
-        """The first trip may round the weights; after it nothing changes any more."""
+        """The first ``save`` may round the weights; further ones change nothing."""
         inputs = policy.prepare(observations(policy, 3))
         once = self.reload(policy, tmp_path / "once")
         twice = self.reload(once, tmp_path / "twice")
@@ -310,13 +227,14 @@ class PolicyConformance:
 
 
 class DiscretePolicyConformance(PolicyConformance):
-    """For policies that choose from finite sets: what is sampled follows the probabilities that are reported."""
+    """For policies that choose actions from finite sets: also checks their probabilities.
+    Subclasses override ``choices`` as well."""
 
     draws = 4096
     block = 512
 
     def choices(self, latent: dict[str, Tensor]) -> Tensor:
-        """int64 ``[B, C, D]``: the number of each choice, from 0."""
+        """Return the index of each choice, int64 ``[B, C, D]``."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -336,7 +254,7 @@ class DiscretePolicyConformance(PolicyConformance):
         self.assert_mean(-log_prob[:, 0, 0], entropy)
 
     def chi_square(self, choice: Tensor, probability: Tensor) -> None:
-        """The first action of a chunk depends on the observation alone: its choices have fixed probabilities."""
+        """Compare frequencies of a chunk's first action, which depends on the observation alone."""
         statistic, total, freedom = 0.0, 0.0, len(choice.unique()) - 1
         for k in choice.unique():
             of_choice = probability[choice == k]
@@ -349,6 +267,6 @@ class DiscretePolicyConformance(PolicyConformance):
         assert statistic < freedom + 5 * (2 * freedom) ** 0.5
 
     def assert_mean(self, draws: Tensor, expected: Tensor) -> None:
-        """Within five standard errors."""
+        """Compare a mean within five standard errors."""
         error = draws.std(0) / len(draws) ** 0.5
         assert ((draws.mean(0) - expected).abs() <= 5 * error + TOLERANCE).all()

@@ -8,10 +8,10 @@ import pytest
 from torch import Tensor
 
 from rlinf_vla.core.protocols import VectorEnv
-from tests.conformance.policy import DiscretePolicyConformance
-from tests.conformance.vector_env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance
-from tests.rollout.fake_env import CounterWorld
-from tests.rollout.linear_policy import LinearOptions, LinearPolicy
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance
+from rlinf_vla.testing.policy import DiscretePolicyConformance
+from rlinf_vla.testing.toy_env import CounterWorld
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 
 class TestLinearPolicy(DiscretePolicyConformance):

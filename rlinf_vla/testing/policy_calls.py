@@ -1,0 +1,123 @@
+"""Call a policy in tests: random observations, noise, and comparisons of what it chose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
+from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.noise import CounterNoise
+from rlinf_vla.rollout.player import ActorProtocol
+from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head, strip_to_head
+
+INSTRUCTIONS = ["push the cube", "stack the red cube on the green cube", "open the drawer", "put the carrot on the plate"]
+TOLERANCE = 1e-5
+
+
+def observations(policy: Policy, batch: int, seed: int = 0) -> Observation:
+    """Return random images and states, with instructions of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    images = {
+        name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8)
+        for name, (height, width) in policy.spec.images.items()
+    }
+    state = torch.randn(batch, policy.spec.state_dim, generator=generator)
+    return Observation(images, state, [INSTRUCTIONS[i % len(INSTRUCTIONS)] for i in range(batch)])
+
+
+def rows(inputs: Inputs, index: Any) -> Inputs:
+    """Return some rows of every input."""
+    return {name: value[index] for name, value in inputs.items()}
+
+
+def noise(seeds: Tensor) -> CounterNoise:
+    """Return the noise of the first step of episodes with these seeds, int64 ``[B]``."""
+    return CounterNoise(3, torch.zeros_like(seeds), seeds, torch.zeros_like(seeds))
+
+
+@torch.no_grad()
+def act(policy: Policy, inputs: Inputs, temperature: float = 1.0, seeds: Tensor | None = None) -> ActionSample:
+    """Call ``policy.act`` with noise by ``seeds``, int64 ``[B]`` (default: 0, 1, ...)."""
+    size = len(next(iter(inputs.values())))
+    seeds = torch.arange(size) if seeds is None else seeds
+    return policy.act(policy.encode(inputs), noise(seeds) if temperature > 0 else None, temperature)
+
+
+def with_critic(policy: Policy) -> Policy:
+    """Perturb the critic, which may start at zero, so that values of rows differ."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in policy.value_head.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    return policy
+
+
+def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the gradients that are not zero, by parameter name."""
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+
+
+def gradients_of_features(policy: Policy, inputs: Inputs) -> bool:
+    """Return whether any weight takes part in ``encode``."""
+    return any(value.requires_grad for value in policy.pack(policy.encode(inputs)).values())
+
+
+class NeverOnTheCPU(TorchDispatchMode):
+    """Refuse every operation that takes or makes a CPU tensor.
+
+    With meta tensors this shows that nothing is copied between a GPU and the CPU. Meta tensors have
+    no values, so they also show that nothing is read back, for which the CPU would wait.
+    """
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, found)) if isinstance(leaf, Tensor)]
+        assert all(tensor.device.type != "cpu" for tensor in tensors), f"{function} takes a tensor from the CPU, or makes one"
+        return found
+
+
+def assert_same_choice(found: ActionSample, expected: ActionSample, exact: bool = True) -> None:
+    """Compare two samples within ``TOLERANCE``, and their actions bit for bit if ``exact``."""
+    torch.testing.assert_close(found.actions, expected.actions, rtol=0, atol=0 if exact else TOLERANCE)
+    assert found.latent.keys() == expected.latent.keys()
+    for name, value in expected.latent.items():
+        torch.testing.assert_close(found.latent[name], value, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(found.value, expected.value, rtol=0, atol=TOLERANCE)
+
+
+def over_the_wire(tensors: Tensors) -> Tensors:
+    """Return a copy of every tensor, made from its bytes."""
+    found = {}
+    for name, value in tensors.items():
+        assert value.is_contiguous(), name
+        content = bytearray(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        found[name] = torch.frombuffer(content, dtype=torch.uint8).view(value.dtype).reshape(value.shape)
+    return found
+
+
+def split(policy: Policy, blank: Policy, settings: Settings) -> SplitActor:
+    """Return an actor with the head alone: ``blank`` gets the head's weights of ``policy``, which
+    encodes for it in another place."""
+    strip_to_head(blank)
+    load_head(blank, over_the_wire(head_weights(policy, policy.state_dict())), "cpu")
+    server = FeatureServer(policy)
+    return SplitActor(blank, settings, lambda inputs: over_the_wire(server.encode(over_the_wire(inputs))))
+
+
+def assert_the_same_bits(found: ActorProtocol, expected: ActorProtocol, inputs: Inputs) -> None:
+    """Compare actions, log-probabilities and values of two actors bit for bit."""
+    count = len(next(iter(inputs.values())))
+    episodes = Episodes(torch.arange(count) % 2, torch.arange(count) * 3, torch.arange(count) % 3)
+    first, second = (actor.act(inputs, episodes, torch.arange(count)) for actor in (found, expected))
+    assert first.latent.keys() == second.latent.keys()
+    for one, other in (*((first.latent[name], second.latent[name]) for name in first.latent), (first.actions, second.actions)):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    assert torch.equal(first.log_prob, second.log_prob) and torch.equal(first.value, second.value)
+    assert torch.equal(found.value(inputs), expected.value(inputs))
