@@ -14,6 +14,8 @@ import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ENGINE = next(folder for folder in (HERE.parent, HERE.parent / "rlinf_vla") if (folder / "core").is_dir())
+"""The folder of ``rlinf_vla``: when installed it holds this one, in the sources it is beside it."""
 PACKAGE = "rlinf_vla.envs"
 
 
@@ -25,16 +27,16 @@ def run(module: str) -> None:
 
 def stand_in_for(module: str) -> None:
     """Register empty packages in place of the parent packages of ``module``."""
-    _stand_in("rlinf_vla", None)
+    _stand_in("rlinf_vla", ENGINE)
     _stand_in(PACKAGE, HERE)
     *parents, _ = module.split(".")
     for depth in range(len(parents)):
         _stand_in(".".join([PACKAGE, *parents[: depth + 1]]), HERE.joinpath(*parents[: depth + 1]))
 
 
-def _stand_in(name: str, folder: Path | None) -> None:
+def _stand_in(name: str, folder: Path) -> None:
     package = types.ModuleType(name)
-    package.__path__ = [] if folder is None else [str(folder)]
+    package.__path__ = [str(folder)]
     sys.modules[name] = package
 
 
