@@ -19,19 +19,18 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.config.control import inference_budget, timing
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.planner.synthetic import INSTRUCTION
-from rlinf_vla.realworld.async_inference import ThreadedInference
-from rlinf_vla.realworld.chunks import Chunk, Request
 from rlinf_vla.realworld.clock import MonotonicClock
 from rlinf_vla.realworld.control_actor import ControlActor, require_fit
 from rlinf_vla.realworld.control_loop import ControlLoop
+from rlinf_vla.realworld.inference import Chunk, Request, ThreadedInference
 from rlinf_vla.realworld.loop_statistics import LoopStatistics
 from rlinf_vla.realworld.sensing import Sensors
-from rlinf_vla.realworld.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.realworld.tool_target import TrackedTarget
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.telemetry.control_panel import control_table

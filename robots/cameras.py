@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rlinf_vla.core.robot import CameraError, Frame
 
 from .extra import INSTALL, LIBUSB
-from .frames import FrameRecord
+from .shared_record import FrameRecord
 from .simulated.client import frames_path
 
 FIRST_FRAME_S = 10.0

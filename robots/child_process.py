@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from rlinf_vla.core import child_process, robot
+from rlinf_vla.core import bootstrap, child_process
 from rlinf_vla.core.channel import ChannelClosed
 from rlinf_vla.core.robot import RobotError
 
-from .bootstrap import __file__ as bootstrap
 from .extra import INSTALL
 
 _NOT_INSTALLED = "ModuleNotFoundError: No module named "
@@ -28,7 +26,7 @@ class ChildProcess(child_process.Child):
     def __init__(self, name: str, module: str, python: str | None = None, variables: Mapping[str, str] | None = None) -> None:
         """Start the process; ``name`` is used in errors. Raises RobotError if that fails."""
         self._name = name
-        program = [bootstrap, str(Path(robot.__file__).parents[1]), module]
+        program = [str(bootstrap.__file__), f"robots.{module}"]
         try:
             super().__init__(program, python=python, variables={"OMP_NUM_THREADS": "1", **(variables or {})})
         except OSError as error:

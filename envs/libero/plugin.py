@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import bootstrap
 from rlinf_vla.core.protocols import Baseline, Diagnosis, Suite, Task, VectorEnv
 
-from .. import bootstrap
 from ..options import divide, one_of, processes_per_group
 from ..processes import SimulatorPool
 from ..vector_env import environments
@@ -34,7 +34,7 @@ class Libero:
         renderer = gl.find(config.renderer, config.python, bool(config.cameras))
         pools = [
             SimulatorPool(
-                [str(bootstrap.__file__), "libero.simulator"],
+                [str(bootstrap.__file__), "envs.libero.simulator"],
                 {**options, "tasks": [_of_simulator(task) for task in tasks], "renderer": f"{renderer.backend}: {renderer.name}"},
                 slots=per_group,
                 processes=processes,
@@ -67,7 +67,7 @@ class Libero:
             Baseline(
                 name,
                 images,
-                (str(bootstrap.__file__), "libero.stock", json.dumps(work | {"images": images})),
+                (str(bootstrap.__file__), "envs.libero.stock", json.dumps(work | {"images": images})),
                 gl.environment(renderer.backend if images else "none"),
                 config.python,
             )

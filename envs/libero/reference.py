@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from rlinf_vla.core import child_process
+from rlinf_vla.core import bootstrap, child_process
 
-from .. import bootstrap
 from . import gl
 from .suites import LIMITS, of_suite
 
@@ -45,7 +44,7 @@ def snapshots(python: str | None) -> dict[str, Any]:
     environment = child_process.environment(gl.environment(gl.find("auto", python).backend))
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "snapshots.npz")
-        command = child_process.command([str(bootstrap.__file__), "libero.snapshots", str(output)], python)
+        command = child_process.command([str(bootstrap.__file__), "envs.libero.snapshots", str(output)], python)
         subprocess.run(command, input=asked, text=True, env=environment, check=True)
         with np.load(output, allow_pickle=False) as stored:
             return dict(stored)

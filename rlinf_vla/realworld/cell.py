@@ -17,11 +17,10 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import EnvSpec, Policy, ToolUnits
 from rlinf_vla.core.robot import Action, CellError, Operator, Robot, RobotSpec, Scene
 from rlinf_vla.core.types import Episodes, Observation
-from rlinf_vla.realworld.async_inference import ThreadedInference
-from rlinf_vla.realworld.chunks import Chunk, Request
 from rlinf_vla.realworld.clock import MonotonicClock
 from rlinf_vla.realworld.control_actor import ControlActor, require_fit
 from rlinf_vla.realworld.episode import Job
+from rlinf_vla.realworld.inference import Chunk, Request, ThreadedInference
 from rlinf_vla.realworld.operator_session import Cell, SessionRules, Tell
 from rlinf_vla.realworld.player import RobotPlayer
 from rlinf_vla.realworld.sensing import STATE, ResizedCamera

@@ -28,8 +28,8 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.channel import Channel, ChannelClosed
 from rlinf_vla.core.robot import CellError, RobotError
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
-from rlinf_vla.realworld.journal import recover_episode
 from rlinf_vla.realworld.operator_session import OperatorLeft
+from rlinf_vla.realworld.recorder import recover_episode
 
 WEIGHTS = "weights.safetensors"
 UNDER_WAY = ".under_way"

@@ -29,9 +29,8 @@ from rlinf_vla.core.channel import Channel, ChannelClosed, Listener
 from rlinf_vla.core.robot import CellError, RobotError
 
 from .. import cell_file
-from ..background_writer import BackgroundWriter
 from ..cell import Cell
-from ..runtime_folder import JOURNAL, ORDERS, STATE, Journal, Latch, Lock
+from ..runtime_folder import JOURNAL, ORDERS, STATE, BackgroundWriter, Journal, Latch, Lock
 from ..shared_record import SharedRecord
 from . import messages
 from .driver import FrankyArm

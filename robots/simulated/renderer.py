@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from rlinf_vla.core.channel import Channel, ChannelClosed, Listener
 from rlinf_vla.core.robot import Frame
 
-from ..frames import FrameRecord
-from ..shared_record import SharedRecord
+from ..shared_record import FrameRecord, SharedRecord
 from . import scene
 from .client import CAMERA_ORDERS, TRUTH, frames_path
 

@@ -17,8 +17,8 @@ import torch
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
-from rlinf_vla.realworld.journal import LOST, recover_episode
 from rlinf_vla.realworld.process import SESSION_OVER, UNDER_WAY
+from rlinf_vla.realworld.recorder import LOST, recover_episode
 from rlinf_vla.runtime.run_directory import EPISODES
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine

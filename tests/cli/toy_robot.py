@@ -9,10 +9,10 @@ from pathlib import Path
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 
+from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.cli import compose
 from rlinf_vla.core.robot import Camera, Finding, Robot, RobotState, Scene
 from rlinf_vla.realworld.clock import MonotonicClock
-from rlinf_vla.realworld.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.runtime import recipes, run_directory
 from tests.realworld.toy_cell import ToyScene
 

@@ -17,9 +17,9 @@ import torch
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core import bootstrap
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
-from rlinf_vla.envs import bootstrap
 from rlinf_vla.envs.libero import LiberoConfig, plugin
 from rlinf_vla.envs.libero.config import CONVENTIONS
 from rlinf_vla.envs.libero.conventions import axis_angle, flipped, state_vector
@@ -298,7 +298,7 @@ import importlib.util, sys
 spec = importlib.util.spec_from_file_location("bootstrap", {str(bootstrap.__file__)!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-module.stand_in_for("libero.simulator")
+module.stand_in_for("envs.libero.simulator")
 import rlinf_vla.envs.libero.simulator, rlinf_vla.envs.libero.experts
 loaded = {{"torch", "libero", "mujoco", "rlinf_vla.core.types", "rlinf_vla.envs.libero.plugin"}} & set(sys.modules)
 assert not loaded, loaded

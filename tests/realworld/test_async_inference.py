@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rlinf_vla.core.robot import RobotState, ToolPose
-from rlinf_vla.realworld.async_inference import ScheduledInference, ThreadedInference
-from rlinf_vla.realworld.chunks import REJECTIONS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, Request
-from rlinf_vla.realworld.clock import MonotonicClock, VirtualClock
+from rlinf_vla.realworld.clock import MonotonicClock
+from rlinf_vla.realworld.inference import REJECTIONS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, Request, ThreadedInference
 from rlinf_vla.realworld.sensing import Reading
+from tests.realworld.virtual_time import ScheduledInference, VirtualClock
 
 LONG = 30.0
 

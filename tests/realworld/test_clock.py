@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.realworld.clock import MonotonicClock, VirtualClock
+from rlinf_vla.realworld.clock import MonotonicClock
+from tests.realworld.virtual_time import VirtualClock
 
 
 @given(st.lists(st.floats(0, 10), max_size=20), st.lists(st.floats(0, 12), max_size=10))

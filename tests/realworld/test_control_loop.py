@@ -13,15 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticRobot
 from rlinf_vla.config.control import ControlConfig, inference_budget, timing
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.robot import CameraError, Frame, RobotError
-from rlinf_vla.realworld.async_inference import ThreadedInference
-from rlinf_vla.realworld.chunks import Chunk
 from rlinf_vla.realworld.clock import MonotonicClock
-from rlinf_vla.realworld.control_loop import ControlLoop
-from rlinf_vla.realworld.control_step import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, Ended, Step
-from rlinf_vla.realworld.synthetic_cell import REST, SyntheticRobot
+from rlinf_vla.realworld.control_loop import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, ControlLoop, Ended, Step
+from rlinf_vla.realworld.inference import Chunk, ThreadedInference
 from tests.realworld.control import HZ, MS, Cell, expected
 
 LENIENT = {"warmup": 0, "max_misses": 1000}

@@ -11,9 +11,8 @@ from chaos import FAULTS, ROUNDS, STRICT, CameraLimits, Chaos, Round
 from franka_session import CELL_YAML, STILL_RAD_S, journal
 from trajectory import Trajectory
 
-from rlinf_vla.realworld.async_inference import Infer, ThreadedInference
-from rlinf_vla.realworld.chunks import Chunk, Request
 from rlinf_vla.realworld.clock import MonotonicClock
+from rlinf_vla.realworld.inference import Chunk, Infer, Request, ThreadedInference
 from rlinf_vla.robots.franka.plugin import franka_sim, read_cell
 from rlinf_vla.robots.runtime_folder import Latch
 from rlinf_vla.robots.simulated.client import SimulatedCell

@@ -16,11 +16,9 @@ from franka_session import Session
 from trajectory import Trajectory
 
 from rlinf_vla.config.control import ControlConfig
-from rlinf_vla.realworld.async_inference import ThreadedInference
-from rlinf_vla.realworld.chunks import Chunk, Request
 from rlinf_vla.realworld.clock import MonotonicClock
-from rlinf_vla.realworld.control_loop import ControlLoop
-from rlinf_vla.realworld.control_step import FINISHED, Step
+from rlinf_vla.realworld.control_loop import FINISHED, ControlLoop, Step
+from rlinf_vla.realworld.inference import Chunk, Request, ThreadedInference
 from rlinf_vla.robots.kinematics import FrankaKinematics
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.robots.simulated.scene import SimulatorState
