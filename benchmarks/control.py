@@ -25,10 +25,10 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.planner.synthetic import INSTRUCTION
-from rlinf_vla.realworld.clock import MonotonicClock
+from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.control_actor import ControlActor, require_fit
 from rlinf_vla.realworld.control_loop import ControlLoop
-from rlinf_vla.realworld.inference import Chunk, Request, ThreadedInference
+from rlinf_vla.realworld.inference import Chunk, InferenceWorker, Request
 from rlinf_vla.realworld.loop_statistics import LoopStatistics
 from rlinf_vla.realworld.sensing import Sensors
 from rlinf_vla.realworld.tool_target import TrackedTarget
@@ -89,7 +89,7 @@ def run(config: DictConfig) -> None:
     budgets: list[dict[str, float]] = []
     documents: dict[str, Any] = {}
     with builders.threads(recipe.cluster.rollout_threads), acting(policy, settings.rounded), console.status("starting") as status:
-        actor = ControlActor(policy, settings, MonotonicClock())
+        actor = ControlActor(policy, settings, Clock())
         for hz in RATES:
             status.update(f"{hz:g} Hz")
             ours, plain, account = _measure(recipe, policy, actor, hz)
@@ -115,8 +115,8 @@ def run(config: DictConfig) -> None:
 
 
 def _measure(recipe: Recipe, policy: Policy, actor: ControlActor, hz: float) -> tuple[LoopTiming, LoopTiming, LoopStatistics]:
-    clock = MonotonicClock()
-    background = ThreadedInference(Stalling(actor, STALL_PERIODS / hz), clock)
+    clock = Clock()
+    background = InferenceWorker(Stalling(actor, STALL_PERIODS / hz), clock)
     robot = SyntheticRobot(clock, hz, ROBOT_S)
     cameras = [SyntheticCamera(clock, name, size, CAMERA_S) for name, size in policy.spec.images.items()]
     counted = replace(recipe.control, max_misses=sys.maxsize)  # misses are counted here and must not stop the robot

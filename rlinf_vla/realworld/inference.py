@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,33 +125,11 @@ class ChunkQueue:
 Infer = Callable[[Request], Chunk]
 
 
-class InferenceWorker(Protocol):
-    def pending(self) -> tuple[Request | None, Request | None]:
-        """Return the running and the waiting request."""
+class InferenceWorker:
+    """Run inference in a thread; PyTorch releases the interpreter lock.
 
-    def submit(self, request: Request) -> None:
-        """Run this request next, in place of the waiting one."""
-
-    def withdraw(self) -> None:
-        """Drop the waiting request; the running one continues."""
-
-    def take(self) -> list[Chunk]:
-        """Return newly finished chunks, oldest first. Raises what the inference raised."""
-
-    def wait(self, until: float) -> None:
-        """Return when a chunk can be taken, or at ``until`` at the latest."""
-
-    def settle(self, until: float) -> bool:
-        """Drop the waiting request and wait until none runs, so that weights may change.
-
-        Returns False on timeout.
-        """
-
-    def close(self) -> None: ...
-
-
-class ThreadedInference:
-    """Run inference in a thread of this process; PyTorch releases the interpreter lock."""
+    One request runs and one waits, and a newer one replaces that.
+    """
 
     def __init__(self, infer: Infer, clock: Clock) -> None:
         self._infer, self._clock = infer, clock
@@ -164,19 +142,23 @@ class ThreadedInference:
         threading.Thread(target=self._work, name="inference", daemon=True).start()
 
     def pending(self) -> tuple[Request | None, Request | None]:
+        """Return the running and the waiting request."""
         with self._changed:
             return self._running, self._waiting
 
     def submit(self, request: Request) -> None:
+        """Run this request next, in place of the waiting one."""
         with self._changed:
             self._waiting = request
             self._changed.notify_all()
 
     def withdraw(self) -> None:
+        """Drop the waiting request; the running one continues."""
         with self._changed:
             self._waiting = None
 
     def take(self) -> list[Chunk]:
+        """Return newly finished chunks, oldest first. Raises what the inference raised."""
         with self._changed:
             if self._error is not None:
                 raise self._error
@@ -184,10 +166,15 @@ class ThreadedInference:
             return finished
 
     def wait(self, until: float) -> None:
+        """Return when a chunk can be taken, or at ``until`` at the latest."""
         with self._changed:
             self._changed.wait_for(lambda: self._finished or self._error, max(0.0, until - self._clock.now()))
 
     def settle(self, until: float) -> bool:
+        """Drop the waiting request and wait until none runs, so that weights may change.
+
+        Returns False on timeout.
+        """
         self.withdraw()
         with self._changed:
             return self._changed.wait_for(lambda: self._running is None, max(0.0, until - self._clock.now()))

@@ -136,8 +136,8 @@ _REACHED, _ATTEMPTS = 1e-4, 20
 def unreachable(cell: Cell) -> dict[Triple, str]:
     """Return the unreachable ones of 125 points of the box (m, base frame), each with the reason.
 
-    Goals stop short of them. The tool points along ``orientation_axis``. The arm moves straight from home, with
-    joints predicted as in the safety filter.
+    Goals stop short of them. The tool points along ``orientation_axis``. The arm moves straight
+    from home, with joints predicted as in the safety filter.
     """
     walls = [getattr(cell, key) for key in BOX]
     levels = [np.linspace(low, high, _LEVELS).round(4).tolist() for low, high in walls]

@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.cli import compose
 from rlinf_vla.core.robot import Camera, Finding, Robot, RobotState, Scene
-from rlinf_vla.realworld.clock import MonotonicClock
+from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.runtime import recipes, run_directory
 from tests.realworld.toy_cell import ToyScene
 
@@ -81,7 +81,7 @@ class ToyConfig:
 
 class ToyArm(SyntheticRobot):
     def __init__(self, config: ToyConfig) -> None:
-        super().__init__(MonotonicClock(), config.hz)
+        super().__init__(Clock(), config.hz)
         self._fault = Path(config.fault)
 
     def observe(self) -> RobotState:
@@ -99,7 +99,7 @@ class ToyPlugin:
         return ToyArm(config)
 
     def cameras(self, config: ToyConfig) -> list[Camera]:
-        return [SyntheticCamera(MonotonicClock(), "front", (config.pixels, 2 * config.pixels))]
+        return [SyntheticCamera(Clock(), "front", (config.pixels, 2 * config.pixels))]
 
     def scene(self, config: ToyConfig) -> Scene:
         scene = ToyScene()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from rlinf_vla.realworld.inference import Chunk, Infer, Request
+from rlinf_vla.realworld.clock import Clock
+from rlinf_vla.realworld.inference import Chunk, Infer, InferenceWorker, Request
 
 
-class VirtualClock:
+class VirtualClock(Clock):
     """A clock that advances only during sleep, and then runs the scheduled events.
 
     Events run in order of their time, then of their scheduling.
@@ -41,7 +42,7 @@ class VirtualClock:
             pass
 
 
-class ScheduledInference:
+class ScheduledInference(InferenceWorker):
     """Run inference on a virtual clock; each takes ``duration(request)`` seconds."""
 
     def __init__(self, infer: Infer, clock: VirtualClock, duration: Callable[[Request], float]) -> None:
