@@ -72,9 +72,6 @@ class SharedRecord:
                     return data
         raise OSError("a shared record cannot be read: its writer never pauses")
 
-    def close(self) -> None:
-        self._memory.close()
-
     def remove(self) -> None:
         """Remove the record. Called by its writer; open readers can still read it."""
         if self._path.is_symlink() and (memory := self._path.readlink()).name.startswith(_PREFIX):
@@ -107,9 +104,6 @@ class FrameRecord:
             return None
         time, number, height, width = _HEADER.unpack_from(data)
         return Frame(time, number, np.frombuffer(data, np.uint8, offset=_HEADER.size).reshape(height, width, 3))
-
-    def close(self) -> None:
-        self._record.close()
 
     def remove(self) -> None:
         self._record.remove()
