@@ -18,18 +18,17 @@ import numpy as np
 from omegaconf import DictConfig
 
 from rlinf_vla.benchmarks import harness
+from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.config.control import inference_budget, timing
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.planner.synthetic import INSTRUCTION
-from rlinf_vla.realworld.async_inference import ThreadedInference
-from rlinf_vla.realworld.chunks import Chunk, Request
-from rlinf_vla.realworld.clock import MonotonicClock
+from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.control_actor import ControlActor, require_fit
 from rlinf_vla.realworld.control_loop import ControlLoop
+from rlinf_vla.realworld.inference import Chunk, InferenceWorker, Request
 from rlinf_vla.realworld.loop_statistics import LoopStatistics
 from rlinf_vla.realworld.sensing import Sensors
-from rlinf_vla.realworld.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.realworld.tool_target import TrackedTarget
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.control_timing import control_table
@@ -88,7 +87,7 @@ def run(config: DictConfig) -> None:
     budgets: list[dict[str, float]] = []
     documents: dict[str, Any] = {}
     with builders.threads(recipe.cluster.rollout_threads), acting(policy, settings.rounded), console.status("starting") as status:
-        actor = ControlActor(policy, settings, MonotonicClock())
+        actor = ControlActor(policy, settings, Clock())
         for hz in RATES:
             status.update(f"{hz:g} Hz")
             ours, plain, account = _measure(recipe, policy, actor, hz)
@@ -112,8 +111,8 @@ def run(config: DictConfig) -> None:
 
 
 def _measure(recipe: Recipe, policy: Policy, actor: ControlActor, hz: float) -> tuple[LoopTiming, LoopTiming, LoopStatistics]:
-    clock = MonotonicClock()
-    background = ThreadedInference(Stalling(actor, STALL_PERIODS / hz), clock)
+    clock = Clock()
+    background = InferenceWorker(Stalling(actor, STALL_PERIODS / hz), clock)
     robot = SyntheticRobot(clock, hz, ROBOT_S)
     cameras = [SyntheticCamera(clock, name, size, CAMERA_S) for name, size in policy.spec.images.items()]
     counted = replace(recipe.control, max_misses=sys.maxsize)  # misses are counted here and must not stop the robot

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .ipc import SharedArrays
 from .serving import SimulatorSpec, serve
+from .shared_arrays import SharedArrays
 
 if TYPE_CHECKING:
     from .batched import Batch

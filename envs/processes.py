@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import subprocess
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import IO, Any
+from functools import partial
+from typing import Any
 
 from rlinf_vla.config.errors import Failure, UserError
-from rlinf_vla.core import child_process
-from rlinf_vla.core.child_process import ATTEMPTS, Losses
+from rlinf_vla.core.channel import ChannelClosed
+from rlinf_vla.core.child_process import ATTEMPTS, Child, Losses
 
-from .ipc import Channel, ChannelClosed, Layout, SharedArrays
 from .serving import SimulatorSpec
+from .shared_arrays import Layout, SharedArrays
 
 Row = list[Any]
 """One command for one slot: ``[slot, *arguments]``, JSON values only."""
@@ -38,38 +35,20 @@ class _Slot:
 
 
 class _Process:
-    """One simulator process: its program, the slots it owns and its command in flight."""
+    """One simulator process: how it starts, the slots it owns and its command in flight."""
 
-    def __init__(
-        self, program: Sequence[str], options: dict[str, Any], slots: range, memory: IO[bytes], environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, start: Callable[[], Child], options: dict[str, Any], slots: range) -> None:
         self.slots = slots
         self.command: dict[str, Any] | None = None
         self.losses = Losses()
         """Losses since a command was last completed."""
-        self._program, self._options, self._memory, self._environment = program, options, memory, environment
+        self._start, self._options = start, options
 
     def launch(self, timeout: float) -> None:
         """Start the process. It must get ready within ``timeout`` seconds, in the background."""
-        ours, theirs = socket.socketpair()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (unnamed, and open as long as the process runs)
-        with theirs:
-            self._popen = subprocess.Popen(
-                [*self._program, str(theirs.fileno()), str(self._memory.fileno())],
-                pass_fds=(theirs.fileno(), self._memory.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env=child_process.environment({"OMP_NUM_THREADS": "1", **self._environment}),
-                start_new_session=True,  # Ctrl-C reaches the parent only
-            )
-        self.channel = Channel(ours)
+        self.child = self._start()
         self.started = self.ready = False
         self.send({"options": self._options, "first": self.slots.start, "slots": len(self.slots)}, timeout)
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
 
     def reached(self, arrays: SharedArrays | None) -> int:
         """Return how far this process got.
@@ -83,35 +62,19 @@ class _Process:
 
         Does not report a lost process; ``receive`` does.
         """
-        self.timeout, self.deadline = timeout, time.monotonic() + timeout
-        with contextlib.suppress(ChannelClosed, TimeoutError):
-            self.channel.send(message, timeout)
+        self.child.allow(timeout)
+        with contextlib.suppress(ChannelClosed, BlockingIOError):
+            self.child.channel.send(message, timeout)
 
     def receive(self) -> dict[str, Any]:
-        answer = self.channel.receive(max(0.0, self.deadline - time.monotonic()))
+        answer = self.child.channel.receive(self.child.remaining)
+        if answer is None:
+            raise TimeoutError
         if "unusable" in answer:
             raise UserError(answer["unusable"])
         if "error" in answer:
-            raise RuntimeError(f"simulator process {self.pid} failed:\n{answer['error']}")
+            raise RuntimeError(f"simulator process {self.child.pid} failed:\n{answer['error']}")
         return answer
-
-    def kill(self) -> int:
-        """Kill the process. Returns its exit code: its own if it had already ended, else -9."""
-        self.channel.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout=0.2)
-        self._popen.kill()
-        return self._popen.wait()
-
-    def release(self) -> None:
-        """Close the output file, once ``last_words`` is no longer needed. Idempotent."""
-        self._output.close()
-
-    def last_words(self) -> str:
-        """The last lines of its output, without moving the file position that it shares."""
-        size = os.fstat(self._output.fileno()).st_size
-        text = os.pread(self._output.fileno(), 4096, max(0, size - 4096)).decode(errors="replace")
-        return "\n".join(text.splitlines()[-20:])
 
 
 class SimulatorPool:
@@ -150,16 +113,17 @@ class SimulatorPool:
         self._memory = os.fdopen(os.memfd_create("rlinf-vla-simulators"), "w+b")
         self._arrays: SharedArrays | None = None
         self._closed = False
+        memory, variables = self._memory.fileno(), {"OMP_NUM_THREADS": "1", **(environment or {})}
+        start = partial(Child, [*program, str(memory)], python=python, variables=variables, files=[memory])
         self._processes: list[_Process] = []
         for index in range(processes):
             owned = range(index * slots // processes, (index + 1) * slots // processes)
-            process = _Process(child_process.command(program, python), options, owned, self._memory, environment or {})
-            process.launch(start_timeout)
-            self._processes.append(process)
+            self._processes.append(_Process(start, options, owned))
+            self._processes[-1].launch(start_timeout)
 
     @property
     def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+        return [process.child.pid for process in self._processes]
 
     @property
     def spec(self) -> SimulatorSpec:
@@ -219,8 +183,7 @@ class SimulatorPool:
         if not self._closed:
             self._closed = True
             for process in self._processes:
-                process.kill()
-                process.release()
+                process.child.end()
             self._memory.close()
 
     def _wait_ready(self) -> None:
@@ -265,15 +228,14 @@ class SimulatorPool:
                 self._replace(process, loss)
 
     def _replace(self, process: _Process, loss: Exception) -> None:
-        exit_code = process.kill()
-        how = f"did not answer for {process.timeout:.0f} s" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
+        exit_code = process.child.end()
+        how = f"did not answer for {process.child.allowed:.0f} s" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
         # The first loss counts as 0: unlike its replacements, that process had nothing to replay.
         if process.losses.give_up(process.reached(self._arrays) if process.losses.in_a_row else 0):
             doing = f"while it carried out '{process.command['verb']}'" if process.command else "while it started"
-            words = process.last_words() or "(no output)"
+            words = process.child.last_words(20) or "(no output)"
             raise Failure(f"simulator processes were lost {ATTEMPTS} times in a row without progress: the last one {how} {doing}.\n{words}")
         self.restarts += 1
         if self._arrays is not None:
             self._arrays.reached[process.slots] = 0
-        process.release()
         process.launch(self._start_timeout)

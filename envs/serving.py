@@ -6,12 +6,8 @@ the simulator only.
 
 from __future__ import annotations
 
-import os
-import select
 import signal
-import socket
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -20,7 +16,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .ipc import Channel, ChannelClosed, Layout, SharedArrays
+from rlinf_vla.core.channel import Channel, ChannelClosed
+
+from .shared_arrays import Layout, SharedArrays
 
 
 class SimulatorUnavailable(Exception):
@@ -94,31 +92,22 @@ def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, S
     :class:`Server`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    sock, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    threading.Thread(target=_leave_with_parent, args=(sock.fileno(),), daemon=True).start()
-    channel = Channel(sock)
+    channel, memory = Channel.to_parent(), int(sys.argv[-2])
+    channel.exit_with_peer()
     try:
-        start = channel.receive()
+        start = channel.wait()
         simulator = create(start["options"], start["slots"])
-        channel.send({"spec": asdict(simulator.spec)})
-        arrays = SharedArrays(memory, Layout(**channel.receive()["layout"]))
+        channel.send({"spec": asdict(simulator.spec)}, None)
+        arrays = SharedArrays(memory, Layout(**channel.wait()["layout"]))
         serving = (server or SlotServer)(simulator, arrays, start["first"])
         while True:
-            channel.send(serving.answer(channel.receive()))
+            channel.send(serving.answer(channel.wait()), None)
     except ChannelClosed:
         return
     except SimulatorUnavailable as error:
-        channel.send({"unusable": str(error)})
+        channel.send({"unusable": str(error)}, None)
     except Exception:
-        channel.send({"error": traceback.format_exc()})
-
-
-def _leave_with_parent(file: int) -> None:
-    """Exit as soon as the parent's end of the socket closes, whatever the main thread is doing."""
-    watch = select.poll()
-    watch.register(file, select.POLLRDHUP)
-    watch.poll()
-    os._exit(0)
+        channel.send({"error": traceback.format_exc()}, None)
 
 
 class SlotServer:

@@ -13,7 +13,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +21,11 @@ from numpy.typing import NDArray
 from rlinf_vla.core.robot import CameraError, Frame
 
 from .extra import INSTALL, LIBUSB
-from .frames import FrameRecord
+from .franka.config import CameraConfig
+from .shared_record import FrameRecord
 from .simulated.client import frames_path
 
 FIRST_FRAME_S = 10.0
-
-
-class CameraOptions(Protocol):
-    """The fields of ``franka.config.CameraConfig`` that a driver reads."""
-
-    driver: str
-    device: str | None
-    width: int
-    height: int
-    hz: int
-    max_age_s: float
-    frozen_s: float
 
 
 class FrameMonitor:
@@ -96,7 +85,7 @@ class SimulatedCamera:
 class CapturingCamera(ABC):
     """Capture frames in a thread, so that ``latest`` never waits for the device."""
 
-    def __init__(self, name: str, options: CameraOptions) -> None:
+    def __init__(self, name: str, options: CameraConfig) -> None:
         self.name = name
         self._options = options
         self._thread: threading.Thread | None = None
@@ -234,7 +223,7 @@ class RealSenseCamera(CapturingCamera):
 DRIVERS = {"opencv": OpenCVCamera, "realsense": RealSenseCamera}
 
 
-def device(name: str, options: CameraOptions) -> CapturingCamera:
+def device(name: str, options: CameraConfig) -> CapturingCamera:
     """Return the camera of ``options.driver``. Raises CameraError if that driver is unknown."""
     if options.driver not in DRIVERS:
         raise CameraError(f"robot.cameras.{name}.driver={options.driver}: must be one of {', '.join(DRIVERS)}")

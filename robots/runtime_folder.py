@@ -5,9 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import queue
 import re
 import socket
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,44 @@ from rlinf_vla.core import user_dirs
 from rlinf_vla.core.io import write_text
 from rlinf_vla.core.robot import RobotError
 
-from .background_writer import Disk, at_once
+Work = Callable[[], object]
+Disk = Callable[[Work], None]
+"""Runs the work now or soon."""
+
+
+def at_once(work: Work) -> None:
+    work()
+
+
+class BackgroundWriter:
+    """Implements ``Disk`` with a thread."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        """The last write error, or None."""
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="disk", daemon=True).start()
+
+    def __call__(self, work: Work) -> None:
+        self._work.put(work)
+
+    def settle(self, seconds: float) -> bool:
+        """Wait at most ``seconds`` for all work so far; return whether every write succeeded."""
+        done = threading.Event()
+        self(done.set)
+        return done.wait(seconds) and self.problem is None
+
+    def close(self) -> None:
+        """End the thread after all work so far. No work may be added afterwards."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except OSError as error:
+                self.problem = f"disk: {error.strerror or error}; faults and the journal cannot be written"
+
 
 ORDERS = "arm.socket"
 STATE = "arm.state"

@@ -1,4 +1,4 @@
-"""Share the newest version of a record between processes by memory, without locks or waiting."""
+"""Share the newest record or camera frame between processes by memory, without locks or waiting."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import struct
 import tempfile
 import zlib
 from pathlib import Path
+
+import numpy as np
+
+from rlinf_vla.core.robot import Frame
 
 MEMORY = Path("/dev/shm")  # noqa: S108  (mkstemp makes the files)
 """File system in memory: writing to a mapped page of a file on disk may block."""
@@ -68,11 +72,38 @@ class SharedRecord:
                     return data
         raise OSError("a shared record cannot be read: its writer never pauses")
 
-    def close(self) -> None:
-        self._memory.close()
-
     def remove(self) -> None:
         """Remove the record. Called by its writer; open readers can still read it."""
         if self._path.is_symlink() and (memory := self._path.readlink()).name.startswith(_PREFIX):
             memory.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
+
+
+_HEADER = struct.Struct("=dQHH")
+"""Time, number, height, width."""
+
+
+class FrameRecord:
+    """Newest frame of one camera; one writer, any number of readers."""
+
+    def __init__(self, path: Path, size: tuple[int, int] | None = None) -> None:
+        """Open the record; the writer gives the frames' ``size``: height and width in pixels.
+
+        Raises OSError if there is nothing to read.
+        """
+        self._record = SharedRecord(path, None if size is None else _HEADER.size + size[0] * size[1] * 3)
+
+    def write(self, frame: Frame) -> None:
+        height, width, _ = frame.image.shape
+        self._record.write(_HEADER.pack(frame.time, frame.number, height, width) + frame.image.tobytes())
+
+    def read(self) -> Frame | None:
+        """Return the newest frame, or None before the first."""
+        data = self._record.read()
+        if data is None:
+            return None
+        time, number, height, width = _HEADER.unpack_from(data)
+        return Frame(time, number, np.frombuffer(data, np.uint8, offset=_HEADER.size).reshape(height, width, 3))
+
+    def remove(self) -> None:
+        self._record.remove()

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlinf_vla.core.channel import ask
 from rlinf_vla.core.robot import RobotError
 
 from . import runtime_folder
-from .channel import ask
 
 ANSWER_S = 2.0
 """Time to wait for the answer of one process."""

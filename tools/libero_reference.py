@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from rlinf_vla.core import child_process
-from rlinf_vla.envs import bootstrap
+from rlinf_vla.core import bootstrap, child_process
 from rlinf_vla.envs.libero import gl
 from rlinf_vla.envs.libero.plugin import files_of
 from rlinf_vla.envs.libero.suites import LIMITS, of_suite

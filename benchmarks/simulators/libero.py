@@ -1,7 +1,7 @@
 """Baseline of ``rlinf-vla bench env``: LIBERO's own vector environment, as its evaluation uses it.
 
 One process per environment, a hard reset per episode, an image at every control step. The program
-may run in a Python environment that has LIBERO but not this package (``envs/bootstrap.py``).
+may run in a Python environment that has LIBERO but not this package (``core/bootstrap.py``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def variants(config: LiberoConfig) -> dict[str, LiberoConfig]:
 def baselines(config: LiberoConfig, episodes: int) -> list[Baseline]:
     """LIBERO's SubprocVectorEnv, on the first of the tasks."""
     from rlinf_vla.benchmarks.simulators import Baseline
-    from rlinf_vla.envs import bootstrap
+    from rlinf_vla.core import bootstrap
     from rlinf_vla.envs.libero import gl
     from rlinf_vla.envs.libero.plugin import episode_limit, files_of, simulator_options
     from rlinf_vla.envs.libero.suites import selected_tasks

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import bootstrap
 from rlinf_vla.core.protocols import Diagnosis, Suite, Task, VectorEnv
 
-from .. import bootstrap
 from ..options import one_of, processes_per_group
 from ..processes import SimulatorPool
 from ..vector_env import environments

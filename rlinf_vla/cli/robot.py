@@ -66,18 +66,15 @@ def run(arguments: Sequence[str]) -> int:
 
 def _with_recipe(verb: str, rest: Sequence[str]) -> int:
     from rlinf_vla.cli.compose import compose_and_run
+    from rlinf_vla.realworld.record import record, replay
 
     if verb == "record":
-        from rlinf_vla.realworld import record as robot_record
-
-        return compose_and_run("robot_record", rest, robot_record.run)
-    from rlinf_vla.realworld import replay as robot_replay
-
+        return compose_and_run("robot_record", rest, record)
     episode = next((word.removeprefix("episode=") for word in rest if word.startswith("episode=")), "0")
     if not episode.isdigit():
         raise UserError(f"episode={episode}: the number of an episode, from 0")
     overrides = [word for word in rest if not word.startswith("episode=")]
-    return compose_and_run("robot_replay", overrides, lambda config: robot_replay.run(config, int(episode)))
+    return compose_and_run("robot_replay", overrides, lambda config: replay(config, int(episode)))
 
 
 def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:

@@ -17,11 +17,10 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import EnvSpec, Policy, ToolUnits
 from rlinf_vla.core.robot import Action, CellError, Operator, Robot, RobotSpec, Scene
 from rlinf_vla.core.types import Episodes, Observation
-from rlinf_vla.realworld.async_inference import ThreadedInference
-from rlinf_vla.realworld.chunks import Chunk, Request
-from rlinf_vla.realworld.clock import MonotonicClock
+from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.control_actor import ControlActor, require_fit
 from rlinf_vla.realworld.episode import Job
+from rlinf_vla.realworld.inference import Chunk, InferenceWorker, Request
 from rlinf_vla.realworld.operator_session import Cell, SessionRules, Tell
 from rlinf_vla.realworld.player import RobotPlayer
 from rlinf_vla.realworld.sensing import STATE, ResizedCamera
@@ -51,7 +50,7 @@ class Inference:
     """Policy of the robot process, called by the control loop; weights change between episodes."""
 
     def __init__(self, recipe: Recipe, policy: Policy) -> None:
-        self._recipe, self._policy, self._clock = recipe, policy, MonotonicClock()
+        self._recipe, self._policy, self._clock = recipe, policy, Clock()
         self._actors: dict[float, ControlActor] = {}
         self._actor = self._of(0.0)
         self.version = -1
@@ -163,7 +162,7 @@ def open_cell(
         connect_s=settings.connect_s,
         home_s=settings.home_s,
     )
-    inference, clock = Inference(recipe, policy), MonotonicClock()
+    inference, clock = Inference(recipe, policy), Clock()
     with ExitStack() as stack:
         stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
         inference.warm_up()
@@ -175,7 +174,7 @@ def open_cell(
             stack.callback(camera.close)
             camera.start()
         stack.callback(robot.close)  # before the cameras, which may take long to close
-        background = ThreadedInference(inference, clock)
+        background = InferenceWorker(inference, clock)
         stack.callback(background.close)
         spec = env_spec(recipe, robot.spec, policy)
         score = env_reward if recipe.reward == RewardConfig() else builders.build_reward_shaper(recipe, spec)

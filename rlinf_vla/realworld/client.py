@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Protocol
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.child_process import ATTEMPTS, Losses
+from rlinf_vla.core.channel import ChannelClosed
+from rlinf_vla.core.child_process import ATTEMPTS, Child, Losses
 from rlinf_vla.core.interrupt import Interrupted
 from rlinf_vla.core.io import replacing
 from rlinf_vla.core.robot import RobotError
 from rlinf_vla.realworld.episode import Job, RobotEpisode
-from rlinf_vla.realworld.link import RobotLink
 from rlinf_vla.realworld.loop_statistics import control_metrics
-from rlinf_vla.realworld.process import WEIGHTS
+from rlinf_vla.realworld.process import FAREWELL, FAREWELL_S, WEIGHTS
 from rlinf_vla.runtime.run_directory import EPISODES
 from rlinf_vla.telemetry.run_files import CONTROL_FILE
+
+START_S = 180.0
+"""Time limit until the first answer: imports, building the policy, connecting."""
+
+
+class RobotLink(Protocol):
+    """Link to one robot process."""
+
+    def give(self, job: Job) -> None:
+        """Queue the job. A job whose episode the robot process still has is answered at once."""
+
+    def publish(self, weights: Path) -> None:
+        """Make new weights, in the learner's run directory, available to jobs given from now on."""
+
+    def answers(self, seconds: float) -> list[dict[str, Any]]:
+        """Wait up to ``seconds`` for an answer; return all new ones (see ``process``).
+
+        The episodes that they report are in the run directory.
+        """
+
+    def lost(self) -> str | None:
+        """Return why the process will answer no more, None while it is alive."""
+
+    def end(self) -> None:
+        """Stop the arm and let the process write its data and end; kill it if it does not."""
 
 
 class RobotClient:
@@ -110,3 +138,56 @@ class RobotClient:
         self._pending = [job for job in self._pending if not self._path(job).exists()]
         for job in self._pending:
             self._link.give(job)
+
+
+class LocalRobotLink:
+    """Implement ``RobotLink`` for a child process, which shares the learner's run directory."""
+
+    def __init__(self, directory: Path, silence_s: float, lock: int | None = None) -> None:
+        """``silence_s``: without an answer for this long the process counts as hung. ``lock``: file
+        descriptor that the process keeps open, in a separate session, even if it outlives us."""
+        self._silence, self._over = silence_s, False
+        # without a lock it stays in our process group: it may read keys, and ignores Ctrl-C
+        program = ["-m", "rlinf_vla.realworld.process", str(directory)]
+        self.child = Child(program, files=() if lock is None else (lock,), own_session=lock is not None)
+        self.child.allow(START_S)
+
+    def give(self, job: Job) -> None:
+        self._send(asdict(job), START_S)
+
+    def publish(self, weights: Path) -> None:
+        """Do nothing: the process reads the weights in the run directory."""
+
+    def answers(self, seconds: float) -> list[dict[str, Any]]:
+        found = []
+        try:
+            answer = self.child.channel.receive(seconds)
+            while answer is not None:
+                found.append(answer)
+                self.child.allow(self._silence)
+                answer = self.child.channel.receive(0)
+        except ChannelClosed:
+            self._over = True
+        return found
+
+    def lost(self) -> str | None:
+        if self._over:
+            return f"the robot process died (exit code {self.child.wait(FAREWELL_S)}): {self._last_words()}"
+        if not self.child.remaining:
+            return f"the robot process sent nothing for {self.child.allowed:.0f} s: {self._last_words()}"
+        return None
+
+    def hang_up(self) -> None:
+        """Close the channel: the process stops the arm, latches this, saves its data and ends."""
+        self.child.channel.hang_up()
+
+    def end(self) -> None:
+        self._send({FAREWELL: True}, 1.0)
+        self.child.end(FAREWELL_S)
+
+    def _send(self, message: dict[str, Any], timeout: float) -> None:
+        with contextlib.suppress(ChannelClosed, BlockingIOError):  # ``lost`` reports why
+            self.child.channel.send(message, timeout)
+
+    def _last_words(self) -> str:
+        return self.child.last_words() or "it printed nothing"

@@ -13,8 +13,8 @@ from rlinf_vla.config.control import ControlConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
-from rlinf_vla.realworld.chunks import Chunk, Committed, Request
 from rlinf_vla.realworld.clock import Clock
+from rlinf_vla.realworld.inference import Chunk, Committed, Request
 from rlinf_vla.realworld.sensing import STATE
 from rlinf_vla.realworld.tool_target import DIMENSIONS
 from rlinf_vla.rollout.actor import Actor, Settings, noise_task

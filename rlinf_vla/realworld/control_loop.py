@@ -10,18 +10,52 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from rlinf_vla.config.control import ControlConfig, timing
 from rlinf_vla.core.robot import Camera, CameraError, Intervention, Robot, RobotError, Timed, ToolTarget
-from rlinf_vla.realworld.async_inference import InferenceWorker
-from rlinf_vla.realworld.chunks import Actions, Chosen, ChunkQueue, Request
 from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.control_step import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, Ended, Step
+from rlinf_vla.realworld.inference import Actions, Chosen, ChunkQueue, InferenceWorker, Request
 from rlinf_vla.realworld.loop_statistics import ACCEPTED, HELD, HUMAN, POLICY, SKIPPED, STARTING, LoopStatistics
-from rlinf_vla.realworld.sensing import Sensors
+from rlinf_vla.realworld.sensing import Reading, Sensors
 from rlinf_vla.realworld.tool_target import TrackedTarget
+
+FINISHED, MISSED, FAULT, CAMERA, ROBOT, INVALID = "finished", "missed deadlines", "fault", "camera", "robot", "invalid action"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Why a run ended. kind: FINISHED or the failure; after a failure the robot stands until an
+    operator acknowledges it."""
+
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One control step.
+
+    by: whose action was executed, ``policy`` or ``human``; ``held`` and ``starting`` sent no
+    command. time: its end, in clock seconds. chosen: source of the policy's action. action: ``[D]``
+    as executed, from policy or operator.
+    """
+
+    tick: int
+    time: float
+    seen: Reading
+    by: str
+    chosen: Chosen | None
+    action: Actions | None
+    target: ToolTarget | None
+    interventions: list[Intervention]
+
+    @property
+    def human(self) -> bool:
+        return self.by == HUMAN
+
 
 COMMAND_GRACE_PERIODS = 0.5
 """Periods beyond the next tick for which a command stays valid, so that a slightly late tick does

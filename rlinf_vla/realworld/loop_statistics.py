@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.realworld.chunks import REJECTIONS
+from rlinf_vla.realworld.inference import REJECTIONS
 
 WINDOW = 36_000
 """Number of latest samples per section that percentiles cover: an hour at 10 Hz."""

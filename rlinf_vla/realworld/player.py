@@ -14,14 +14,12 @@ from torch import Tensor
 from rlinf_vla.config.control import ControlConfig
 from rlinf_vla.core.robot import FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Action, CameraError, RobotError
 from rlinf_vla.core.types import Observation, StepResult
-from rlinf_vla.realworld.async_inference import InferenceWorker
 from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.control_loop import ControlLoop
-from rlinf_vla.realworld.control_step import CAMERA, FINISHED, Step
+from rlinf_vla.realworld.control_loop import CAMERA, FINISHED, ControlLoop, Step
 from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
-from rlinf_vla.realworld.journal import EpisodeJournal
+from rlinf_vla.realworld.inference import InferenceWorker
 from rlinf_vla.realworld.operator_session import POLL_S, Cell, OperatorSession, SessionRules, Tell
-from rlinf_vla.realworld.recorder import EpisodeRecorder
+from rlinf_vla.realworld.recorder import EpisodeJournal, EpisodeRecorder
 from rlinf_vla.rollout.reward_shaping import env_reward
 
 SETTLE_S = 0.3

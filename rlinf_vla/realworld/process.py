@@ -1,8 +1,8 @@
 """Run the robot process: ``python -m rlinf_vla.realworld.process RUN_DIR``.
 
-It reads the recipe in the run directory, takes jobs from stdin, and answers on stdout, one JSON
-object per line. Episodes and the learner's weights are files in the run directory; an episode is on
-disk before the next one begins. At the end of its input the arm stops; without a farewell this is a
+It reads the recipe in the run directory, takes jobs from the learner, and answers with messages.
+Episodes and the learner's weights are files in the run directory; an episode is on disk before the
+next one begins. When the learner closes the channel the arm stops; without a farewell this is a
 latched fault.
 
 Answers: ``{"played": FILE}``, ``{"waiting": WHY, "for": WORD}``, ``{"going_on": WHY}``,
@@ -19,30 +19,34 @@ import signal
 import sys
 import threading
 import traceback
+from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.channel import Channel, ChannelClosed
 from rlinf_vla.core.robot import CellError, RobotError
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
-from rlinf_vla.realworld.journal import recover_episode
 from rlinf_vla.realworld.operator_session import OperatorLeft
+from rlinf_vla.realworld.recorder import recover_episode
 
 WEIGHTS = "weights.safetensors"
 UNDER_WAY = ".under_way"
 """File of the running episode, next to the finished ones; it remains if this process is killed."""
-FAREWELL = "farewell\n"
-"""Last line of a learner that ends regularly; without it, the end of the input is a fault."""
+FAREWELL = "farewell"
+"""Last message of a learner that ends regularly."""
 LEARNER_GONE, SESSION_OVER = "the learner is gone", "the session is over"
 FAREWELL_S = 20.0
 """Time limit to write the running episode and to end the arm's process, which stops the arm."""
 
 
 class CommandReader:
-    """Read jobs from stdin in a thread; call ``leave`` with the reason when the input ends."""
+    """Read jobs in a thread; call ``leave`` with the reason when the learner closes the channel."""
 
-    def __init__(self) -> None:
-        self._lines: queue.Queue[str | None] = queue.Queue()
+    def __init__(self, learner: Channel) -> None:
+        self._learner = learner
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
         self.ended: str | None = None
         self.leave = lambda why: None
         threading.Thread(target=self._read, daemon=True).start()
@@ -51,59 +55,59 @@ class CommandReader:
         """Wait for the next job, calling ``rest`` meanwhile; return None at the end."""
         while True:
             try:
-                line = self._lines.get(timeout=0.1)
+                return self._jobs.get(timeout=0.1)
             except queue.Empty:
                 rest()
-                continue
-            return None if line is None else Job(**json.loads(line))
 
     def _read(self) -> None:
         why = LEARNER_GONE
-        for line in iter(sys.stdin.readline, ""):
-            if line == FAREWELL:
-                why = SESSION_OVER
-                break
-            self._lines.put(line)
+        with suppress(ChannelClosed):
+            while FAREWELL not in (message := self._learner.wait()):
+                self._jobs.put(Job(**message))
+            why = SESSION_OVER
         self.ended = why
-        self._lines.put(None)
+        self._jobs.put(None)
         self.leave(why)
         threading.Timer(FAREWELL_S, os._exit, [1]).start()  # so that a hung process does not outlive the learner for long
 
 
 class AnswerWriter:
-    """Write answers to stdout; a learner that has ended is not an error."""
+    """Send answers in order; never wait for a learner, which does not read during updates."""
 
-    def __init__(self) -> None:
-        self._out = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # prints of libraries go to stderr
+    def __init__(self, learner: Channel) -> None:
+        self._learner, self._unsent = learner, deque[dict[str, Any]]()
 
-    def __call__(self, answer: dict[str, Any]) -> None:
-        try:
-            print(json.dumps(answer), file=self._out, flush=True)
-        except BrokenPipeError:
-            return
+    def __call__(self, answer: dict[str, Any], timeout: float | None = 0.0) -> None:
+        """Send this answer and earlier ones; what finds no room waits for the next call."""
+        self._unsent.append(answer)
+        with suppress(BlockingIOError, ChannelClosed):
+            while self._unsent:
+                self._learner.send(self._unsent[0], timeout)
+                self._unsent.popleft()
 
 
 def main(directory: Path) -> None:
-    """Run the jobs from stdin at the robot of ``directory``'s recipe; report errors as answers."""
+    """Run the learner's jobs at the robot of ``directory``'s recipe; report errors as answers."""
     for signum in (signal.SIGINT, signal.SIGHUP):  # the learner handles them and ends this process
         signal.signal(signum, signal.SIG_IGN)
-    answer, orders = AnswerWriter(), CommandReader()
+    learner = Channel.to_parent()
+    answer, orders = AnswerWriter(learner), CommandReader(learner)
     from rlinf_vla.runtime import recipes
     from rlinf_vla.runtime.saved_recipe import read_saved
 
     try:
         _play(recipes.read(read_saved(directory)), directory, orders, answer)
-        answer({"left": str(orders.ended)})
+        last = {"left": str(orders.ended)}
     except OperatorLeft as left:
-        answer({"left": str(left)})
+        last = {"left": str(left)}
     except (UserError, CellError) as error:
-        answer({"mistake": str(error)})
+        last = {"mistake": str(error)}
     except RobotError as error:
-        answer({"robot": str(error)})
+        last = {"robot": str(error)}
     except Exception as error:
         traceback.print_exc()
-        answer({"error": f"{type(error).__name__}: {error}"})
+        last = {"error": f"{type(error).__name__}: {error}"}
+    answer(last, None)
 
 
 def _play(recipe: Any, directory: Path, orders: CommandReader, answer: AnswerWriter) -> None:

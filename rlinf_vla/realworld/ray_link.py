@@ -28,9 +28,8 @@ from omegaconf import OmegaConf
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core import user_dirs
 from rlinf_vla.core.io import replacing
-from rlinf_vla.realworld.client import RobotClient
+from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.realworld.episode import EVALUATION, Job
-from rlinf_vla.realworld.link import LocalRobotLink
 from rlinf_vla.realworld.process import FAREWELL_S, WEIGHTS
 from rlinf_vla.runtime.ray.cluster import Role, connect_cluster
 from rlinf_vla.runtime.ray.pool import Timeouts, raised_there
@@ -139,7 +138,7 @@ class RemoteRobotActor:
 
 
 class RayLink:
-    """Implement ``link.RobotLink``. A thread fetches answers, also during updates."""
+    """Implement ``client.RobotLink``. A thread fetches answers, also during updates."""
 
     def __init__(self, directory: Path, role: Role, patience: Timeouts, silence_s: float, say: Say) -> None:
         """Create the actor without waiting. ``patience.start``: time limit to place it on a node;

@@ -1,4 +1,4 @@
-"""Record demonstrations at a robot as a LeRobotDataset (``rlinf-vla robot record``)."""
+"""Record demonstrations at a robot as a LeRobotDataset, and replay a recorded episode."""
 
 from __future__ import annotations
 
@@ -7,22 +7,65 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
-from rlinf_vla.data.lerobot_format import Feature, recorded_features
+from rlinf_vla.core.robot import Action, RobotState, Scene
+from rlinf_vla.data import lerobot_format as form
+from rlinf_vla.data.from_dataset import require_same_control_rate
+from rlinf_vla.data.lerobot_format import Column, Feature, recorded_features
+from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
 from rlinf_vla.realworld.cell import open_cell, require_demonstrator, require_robot
-from rlinf_vla.realworld.dataset import robot_frames
 from rlinf_vla.realworld.episode import DEMONSTRATION, Job, RobotEpisode
 from rlinf_vla.realworld.operator_session import OperatorLeft
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.runtime import builders, recipes, run_directory
 
 
-def run(config: DictConfig) -> None:
+def robot_frames(episode: RobotEpisode) -> dict[str, Column]:
+    """Return a frame per executed step, with every feature of ``recorded_features``.
+    A truncated episode also gets its last observation, with an action that moves nothing."""
+    rows = len(episode) + (not episode.terminated)
+    last = np.arange(rows) == rows - 1
+    action, reward = np.zeros((rows, episode.action.shape[1]), np.float32), np.zeros(rows, np.float32)
+    action[: len(episode)], reward[: len(episode)] = episode.action, episode.reward
+    action[len(episode) :, -1] = episode.action[-1, -1]  # the gripper
+    found: dict[str, Column] = {form.STATE: episode.state[:rows].numpy(), form.ACTION: action, form.REWARD: reward}
+    found |= {form.DONE: last, form.TRUNCATED: last & (not episode.terminated), form.SUCCESS: last & episode.success}
+    return found | {form.IMAGES + name: images[:rows].numpy() for name, images in episode.images.items()}
+
+
+class ReplayScene:
+    """Implements ``Scene``: wrap ``scene`` with an expert that replays ``actions``.
+    actions: float32 ``[N, D]``. Each episode starts with the first; after the last the expert
+    returns None."""
+
+    has_expert = True
+
+    def __init__(self, scene: Scene, actions: Column) -> None:
+        self._scene, self._actions, self._done = scene, actions, 0
+        self.task, self.by_hand = scene.task, scene.by_hand
+
+    def arrange(self, seed: int) -> str:
+        self._done = 0
+        return self._scene.arrange(seed)
+
+    def succeeded(self, state: RobotState) -> bool | None:
+        return self._scene.succeeded(state)
+
+    def expert(self, state: RobotState) -> Action | None:
+        if self._done == len(self._actions):
+            return None
+        self._done += 1
+        action: Action = self._actions[self._done - 1]
+        return action
+
+
+def record(config: DictConfig) -> None:
     """Run ``algorithm.demonstrations`` episodes by the scene's expert or the operator.
 
     Successful ones are kept; with ``record.failures`` all. Each is a file next to ``output`` until
@@ -89,3 +132,36 @@ def say(message: dict[str, Any]) -> None:
     """Print what the robot waits for."""
     if "waiting" in message:
         print(f"the robot waits for {message['for']!r}: {message['waiting']}", flush=True)
+
+
+def replay(config: DictConfig, number: int) -> None:
+    """Replay episode ``number`` through all limits of the cell, and print how far the tool was from
+    its recorded positions. Raises UserError."""
+    recipe = recipes.read(config)
+    require_robot(recipe, "replay")
+    if recipe.algorithm.dataset is None:
+        raise UserError("robot replay needs a recorded episode: algorithm.dataset=DIR episode=N")
+    reader = LeRobotReader(Path(recipe.algorithm.dataset).expanduser())
+    if not 0 <= number < len(reader):
+        raise UserError(f"episode={number}: {recipe.algorithm.dataset} has episodes 0 to {len(reader) - 1}")
+    recorded = reader.episode(number, [form.ACTION, form.STATE]).columns
+    found: list[RobotEpisode] = []
+    recipe.env.episode_limit = len(recorded[form.ACTION])
+    with open_cell(recipe, say, lambda scene: ReplayScene(scene, recorded[form.ACTION])) as cell:
+        require_same_control_rate(recipe.algorithm.dataset, [cell.spec])
+        if recorded[form.ACTION].shape[1] != cell.spec.action_dim:
+            raise UserError(f"the episode's actions have {recorded[form.ACTION].shape[1]} numbers, the policy's {cell.spec.action_dim}")
+        # the layout of the recording, provided that `robot record` kept all episodes
+        job = Job(DEMONSTRATION, number, DEMONSTRATION_SEEDS[number], scripted=True)
+        cell.inference.begin(job)
+        try:
+            cell.player.play(job, found.append)
+        except OperatorLeft as left:
+            print(left)
+            return
+    (episode,) = found
+    both = min(len(episode.state), len(recorded[form.STATE]))
+    apart = 1e3 * np.linalg.norm(episode.state[:both, :3].numpy() - recorded[form.STATE][:both, :3], axis=1)
+    print(f"{len(episode)} of {len(recorded[form.ACTION])} actions: {episode.ended}")
+    print(f"the tool was {np.mean(apart):.1f} mm from where it had been, at most {np.max(apart):.1f} mm")
+    print(f"limits that changed a command: {episode.interventions or 'none'}")

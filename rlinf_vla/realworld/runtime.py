@@ -17,10 +17,9 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
 from rlinf_vla.data.from_dataset import require_same_control_rate
 from rlinf_vla.realworld.cell import build_policy, check, spec_of
-from rlinf_vla.realworld.client import RobotClient
+from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.realworld.episode import EVALUATION, Job, RobotEpisode
 from rlinf_vla.realworld.flow import OnlineFlow
-from rlinf_vla.realworld.link import LocalRobotLink
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime import builders, run_directory

@@ -1,17 +1,58 @@
-"""``rlinf-vla robot check``: check everything that a session needs, without moving the arm."""
+"""Checks of ``rlinf-vla doctor`` and ``rlinf-vla robot check``; none moves the arm."""
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import math
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
 
 from rlinf_vla.core.robot import Camera, CameraError, Finding, RobotError
+from rlinf_vla.core.rotations import Triple
 
-from .. import reachability
+from .. import kinematics
 from ..cell import Cell
+from ..extra import INSTALL, LIBUSB
+from ..workspace import BOX, Workspace, along
 from .client import FrankaRobot
-from .doctor import realtime
+
+_REALTIME = Path("/sys/kernel/realtime")
+"""Exists on kernels with PREEMPT_RT."""
+
+
+def realtime() -> bool:
+    return _REALTIME.exists() and _REALTIME.read_text().strip() == "1"
+
+
+def of_an_arm() -> Iterator[Finding]:
+    yield _package("franky", "franky", "franky-control")
+    if find_spec("franky") is not None:
+        words = "real time (PREEMPT_RT)" if realtime() else "optional: no real time, which a real arm needs and a simulated one does not"
+        yield Finding("real-time kernel", realtime(), words, "boot a kernel with PREEMPT_RT")
+    yield _package("OpenCV", "cv2", "opencv-python")
+    yield _package("RealSense", "pyrealsense2", "pyrealsense2")
+
+
+def of_a_simulated_one() -> Iterator[Finding]:
+    yield _package("franky-sim", "franky_sim", "franky-sim")
+
+
+def _package(name: str, module: str, distribution: str) -> Finding:
+    if find_spec(module) is None:
+        return Finding(name, False, "optional: not installed", INSTALL)
+    try:
+        importlib.import_module(module)
+    except ImportError as error:  # installed but unusable
+        text = " ".join(str(error).split())
+        return Finding(name, False, f"optional: cannot be imported ({text})", LIBUSB if "libusb" in text else INSTALL)
+    return Finding(name, True, version(distribution))
+
 
 CONNECT_S = 60.0
 
@@ -48,7 +89,7 @@ def _limits(cell: Cell) -> Iterator[Finding]:
 
 
 def _reach(cell: Cell) -> Finding:
-    beyond = reachability.beyond(cell)
+    beyond = unreachable(cell)
     examples = {why: place for place, why in reversed(beyond.items())}
     named = "; ".join(f"x {x:g}, y {y:g}, z {z:g} m: {why}" for why, (x, y, z) in examples.items())
     parts = f"{len(beyond)} of 125 points in the box are out of reach, goals stop short of them; {named}"
@@ -84,3 +125,35 @@ def _camera(camera: Camera) -> Finding:
         return Finding(name, False, str(error))
     finally:
         camera.close()
+
+
+_LEVELS = 5
+"""Points along each axis of the box, walls included."""
+_STEP_M = 0.02
+_REACHED, _ATTEMPTS = 1e-4, 20
+
+
+def unreachable(cell: Cell) -> dict[Triple, str]:
+    """Return the unreachable ones of 125 points of the box (m, base frame), each with the reason.
+
+    Goals stop short of them. The tool points along ``orientation_axis``. The arm moves straight
+    from home, with joints predicted as in the safety filter.
+    """
+    walls = [getattr(cell, key) for key in BOX]
+    levels = [np.linspace(low, high, _LEVELS).round(4).tolist() for low, high in walls]
+    arm, space = cell.arm, Workspace(cell)
+    return {place: why for place in itertools.product(*levels) if (why := _why_not(cell, arm, space, place)) is not None}
+
+
+def _why_not(cell: Cell, arm: kinematics.FrankaKinematics, space: Workspace, place: Triple) -> str | None:
+    begin, turn = space.place(cell.home, (0.0, 0.0, 0.0))
+    joints, steps = np.array(cell.home_joints_rad), max(1, math.ceil(math.dist(begin, place) / _STEP_M))
+    for step in range(1, steps + 1):
+        pose = space.pose((*along(begin, place, step / steps), *along(turn, (0.0, 0.0, 0.0), step / steps)))
+        found = arm.reach(joints, pose, _REACHED, _ATTEMPTS)
+        if found is None:
+            return "too far"
+        joints = found
+    left = np.minimum(joints - kinematics.LOWER, kinematics.UPPER - joints)
+    joint = int(left.argmin())
+    return f"joint {joint + 1} at its limit" if left[joint] < cell.joint_margin_rad else None

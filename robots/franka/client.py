@@ -9,12 +9,13 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from rlinf_vla.core.channel import ChannelClosed
 from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolTarget
 
 from .. import cell_file
 from ..cell import Cell
-from ..channel import ChannelClosed, Message
 from ..child_process import ChildProcess
 from ..runtime_folder import STATE
 from ..shared_record import SharedRecord
@@ -64,7 +65,7 @@ class FrankaRobot:
             undo.callback(self._leave)
             host = self._find_host(timeout_s)
             child = ChildProcess("the arm's process", "franka.process", self._python)
-            undo.callback(child.kill)
+            undo.callback(child.end, 0.0)
             child.begin(
                 {
                     "host": host,
@@ -151,13 +152,13 @@ class FrankaRobot:
         assert data is not None  # written before the process reported that it was ready
         return messages.unpack(data)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         """Send without waiting. Raises RobotError if the arm's process is dead or does not read."""
         child = self._living()
         try:
             child.channel.send(message)
         except ChannelClosed:
-            raise RobotError(child.obituary()) from None
+            raise child.reason() from None
         except BlockingIOError:
             raise RobotError(f"the arm's process ({child.pid}) does not read its messages") from None
 
@@ -170,7 +171,7 @@ class FrankaRobot:
                 self._homed = message.get("homed", self._homed)
                 self.refusal = message.get("recovered", self.refusal)
         except ChannelClosed:
-            raise RobotError(child.obituary()) from None
+            raise child.reason() from None
 
     def _living(self) -> ChildProcess:
         if self._child is None:

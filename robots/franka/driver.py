@@ -18,7 +18,7 @@ from rlinf_vla.core.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
 from .errors import ConnectionLost, explained, is_dead, is_ending, robot_error, words
-from .measured import Measured
+from .messages import Measured
 
 _REFLEX_MARGIN = 1.5
 """Factor of the arm's reflex thresholds over our force limits, whose stop is the gentler one."""

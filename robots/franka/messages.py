@@ -1,12 +1,25 @@
-"""Encode the states and goals that the policy's and the arm's process exchange."""
+"""What an arm driver measures, and how states and goals go between the processes."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget, Vector
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measured part of ``RobotState``, with the same fields."""
+
+    time: float
+    pose: ToolPose
+    joints: Vector
+    joint_velocities: Vector
+    wrench: Vector
+
 
 _NUMBERS = 38
 """Measured: time, position 3, quaternion 4, joints 7, joint velocities 7, wrench 6, gripper width.

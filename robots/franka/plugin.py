@@ -15,15 +15,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
-from rlinf_vla.core.robot import Camera, Finding, Scene
+from rlinf_vla.core.robot import Action, Camera, Finding, RobotState, Scene
 
 from .. import cell_file, runtime_folder, stop
 from ..cell import Cell
-from ..manual_scene import ManualScene
 from ..simulated.client import SimulatedCell
 from ..simulated.touch import Touch
-from . import doctor
-from .check import findings
+from .check import findings, of_a_simulated_one, of_an_arm
 from .client import FrankaRobot
 from .config import CameraConfig, FrankaConfig, FrankaSimConfig
 
@@ -50,6 +48,24 @@ def camera(name: str, given: Any) -> CameraConfig:
     return found
 
 
+class ManualScene:
+    """Implements ``Scene``: the operator arranges it by hand and reports success or failure."""
+
+    task, by_hand, has_expert = "ManualScene", True, False
+
+    def __init__(self, instruction: str) -> None:
+        self._instruction = instruction
+
+    def arrange(self, seed: int) -> str:
+        return self._instruction
+
+    def succeeded(self, state: RobotState) -> bool | None:
+        return None
+
+    def expert(self, state: RobotState) -> Action | None:
+        return None
+
+
 class Franka:
     """Real Franka; implements ``RobotPlugin``."""
 
@@ -71,7 +87,7 @@ class Franka:
         return findings(self.make(config), self.cameras(config))
 
     def diagnose(self) -> Iterator[Finding]:
-        return doctor.of_an_arm()
+        return of_an_arm()
 
     def order(self, config: FrankaConfig | None, order: str, operator: str) -> list[str]:
         return stop.send_order(runtime_folder.arms() if config is None else [self.folder(config)], order, operator)
@@ -106,7 +122,7 @@ class FrankaSim:
         return findings(self.make(config), self.cameras(config))
 
     def diagnose(self) -> Iterator[Finding]:
-        return doctor.of_a_simulated_one()
+        return of_a_simulated_one()
 
     def order(self, config: FrankaSimConfig | None, order: str, operator: str) -> list[str]:
         return stop.send_order(runtime_folder.arms() if config is None else [self.folder(config)], order, operator)

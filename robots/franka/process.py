@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -26,13 +25,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlinf_vla.core.channel import Channel, ChannelClosed, Listener
 from rlinf_vla.core.robot import CellError, RobotError
 
 from .. import cell_file
-from ..background_writer import BackgroundWriter
 from ..cell import Cell
-from ..channel import Channel, ChannelClosed, Listener, Message
-from ..runtime_folder import JOURNAL, ORDERS, STATE, Journal, Latch, Lock
+from ..runtime_folder import JOURNAL, ORDERS, STATE, BackgroundWriter, Journal, Latch, Lock
 from ..shared_record import SharedRecord
 from . import messages
 from .driver import FrankyArm
@@ -55,7 +53,7 @@ _FAREWELL_S = 3.0
 class ArmProcess:
     """The arm's lock, connection, servo and message loop."""
 
-    def __init__(self, owner: Channel, options: Message, cell: Cell) -> None:
+    def __init__(self, owner: Channel, options: dict[str, Any], cell: Cell) -> None:
         self._owner, self._cell, self._host = owner, cell, str(options["host"])
         folder = Path(options["folder"])
         self._lock, self._disk = Lock(folder, self._host), BackgroundWriter()
@@ -164,7 +162,7 @@ class ArmProcess:
             self._journal.write("interventions", rows=[row[1:] for row in rows])
             self._tell({"interventions": rows})
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: dict[str, Any]) -> None:
         try:
             self._owner.send(message)
         except (ChannelClosed, BlockingIOError):  # _listen notices the former; the latter has not read for long
@@ -186,7 +184,7 @@ class ArmProcess:
             except (ChannelClosed, BlockingIOError):
                 continue
 
-    def _obey(self, message: Message, now: float) -> None:
+    def _obey(self, message: dict[str, Any], now: float) -> None:
         if "goal" in message:
             self._servo.pursue(messages.unpack_target(message["goal"]), float(message["until"]), now)
         if "stop" in message:
@@ -258,7 +256,7 @@ def _let_go(late: Future[Any]) -> None:
 
 
 def main() -> None:
-    owner = Channel(socket.socket(fileno=int(sys.argv[1])))
+    owner = Channel.to_parent()
     options = owner.receive(10.0) or {}
     try:
         process = ArmProcess(owner, options, cell_file.of(options["limits"], options["cell"]))

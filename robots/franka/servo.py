@@ -19,7 +19,7 @@ from ..cell import Cell
 from ..runtime_folder import Journal, Latch
 from ..safety import SafetyFilter
 from ..state_monitor import STANDING_RAD_S
-from .measured import Measured
+from .messages import Measured
 
 NETWORK, POLICY = "network: ", "policy: "
 """Prefixes of faults of the connection to the arm and of the policy's process."""

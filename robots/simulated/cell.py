@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ import mujoco
 import numpy as np
 from franky_sim.simulation_server import LocalHostnames
 
-from ..channel import Channel, ChannelClosed, Listener, Message
+from rlinf_vla.core.channel import Channel, ChannelClosed, Listener
+
 from ..shared_record import SharedRecord
 from . import scene
 from .arm import TOOL_M
@@ -101,7 +100,7 @@ class SimulatedCell:
         for caller, order in self._listener.messages():
             try:
                 self._order(order)
-                answer: Message = {"host": self._server.hostname, "pid": os.getpid()}
+                answer: dict[str, Any] = {"host": self._server.hostname, "pid": os.getpid()}
             except (KeyError, ValueError, TypeError) as error:
                 answer = {"error": f"{order}: {type(error).__name__} {error}"}
             try:
@@ -130,7 +129,7 @@ class SimulatedCell:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    owner = Channel(socket.socket(fileno=int(sys.argv[1])))
+    owner = Channel.to_parent()
     options = owner.receive(10.0) or {}
     cell = SimulatedCell(Path(options["folder"]))
     owner.send({"ready": True})

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.core.channel import ask
 from rlinf_vla.core.robot import RobotError
 
-from ..channel import ask
 from ..child_process import ChildProcess, NotInstalled
 from ..shared_record import SharedRecord
 from . import scene

@@ -7,20 +7,18 @@ Orders, JSON: ``{"freeze": CAMERA}``, ``{"lose": CAMERA}``, ``{"fix": CAMERA}``.
 from __future__ import annotations
 
 import signal
-import socket
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_vla.core.channel import Channel, ChannelClosed, Listener
 from rlinf_vla.core.robot import Frame
 
-from ..channel import Channel, ChannelClosed, Listener, Message
-from ..frames import FrameRecord
-from ..shared_record import SharedRecord
+from ..shared_record import FrameRecord, SharedRecord
 from . import scene
 from .client import CAMERA_ORDERS, TRUTH, frames_path
 
@@ -86,7 +84,7 @@ class SimulatedCameras:
         # Sensor-like noise in the lowest bit distinguishes a frozen image from a still scene.
         return image ^ self._noise.integers(0, 2, image.shape, np.uint8)
 
-    def _obey(self, order: Message) -> None:
+    def _obey(self, order: dict[str, Any]) -> None:
         for verb, name in order.items():
             if verb == "lose":
                 self._lost.add(name)
@@ -113,7 +111,7 @@ def _wait_for(path: Path) -> SharedRecord:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    owner = Channel(socket.socket(fileno=int(sys.argv[1])))
+    owner = Channel.to_parent()
     options = owner.receive(10.0) or {}
     cameras = SimulatedCameras(Path(options["folder"]), options["cameras"], options["height"], options["width"])
     cameras.draw()

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rlinf_vla.config.errors import Failure
+from rlinf_vla.core.child_process import Child
 from rlinf_vla.evaluation import block_workers
 from rlinf_vla.evaluation.block_workers import BlockWorkers
 from rlinf_vla.evaluation.blocks import Block, Job
 
 WORKER = """
-import json, sys
+import sys
 from pathlib import Path
-script = Path(sys.argv[1])
-for line in sys.stdin:
-    name = str(json.loads(line)["block"]["seeds"][0])
+from rlinf_vla.core.channel import Channel
+script, parent = Path(sys.argv[1]), Channel.to_parent()
+while True:
+    name = str(parent.wait()["block"]["seeds"][0])
     lines = script.read_text().splitlines()
     mine = next((each for each in lines if each.split()[0] == name), name + " done")
     if mine in lines:
@@ -27,7 +28,7 @@ for line in sys.stdin:
     for word in mine.split()[1:]:
         if word == "dies":
             sys.exit("as the script says")
-        print(json.dumps({"done": name} if word == "done" else {"reached": float(word)}), flush=True)
+        parent.send({"done": name} if word == "done" else {"reached": float(word)})
 """
 Play = Callable[[str, int], tuple[list[int], int]]
 
@@ -40,8 +41,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """
     (tmp_path / "worker.py").write_text(WORKER)
     (tmp_path / "script").touch()
-    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path / "script")]
-    monkeypatch.setattr(block_workers.child_process, "command", lambda program: command)
+    program = [str(tmp_path / "worker.py"), str(tmp_path / "script")]
+    monkeypatch.setattr(block_workers, "Child", lambda _: Child(program))
 
     def run(script: str, blocks: int) -> tuple[list[int], int]:
         (tmp_path / "script").write_text(script)

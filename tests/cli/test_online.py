@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from rlinf_vla.data.lerobot_reader import LeRobotReader
-from rlinf_vla.realworld.client import RobotClient
+from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
-from rlinf_vla.realworld.journal import LOST, recover_episode
-from rlinf_vla.realworld.link import LocalRobotLink
 from rlinf_vla.realworld.process import SESSION_OVER, UNDER_WAY
+from rlinf_vla.realworld.recorder import LOST, recover_episode
 from rlinf_vla.runtime.run_directory import EPISODES
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine
@@ -121,7 +120,7 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
             side.begin(job)
         assert len(side.episode(jobs[0], lambda: None)) > 0
         assert isinstance(side._link, LocalRobotLink)
-        pid, under_way = side._link._process.pid, run / EPISODES / UNDER_WAY
+        pid, under_way = side._link.child.pid, run / EPISODES / UNDER_WAY
         while not is_under_way(jobs[1]):
             time.sleep(0.02)
         os.kill(pid, signal.SIGKILL)
@@ -130,7 +129,7 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
         cut = side.episode(jobs[1], lambda: None)
         assert cut.ended == LOST and cut.fault and not cut.terminated and len(cut) == len(kept) > 0
         assert torch.equal(cut.state, kept.state) and not under_way.exists()
-        assert any("died (exit code -9)" in line for line in said) and side._link._process.pid != pid
+        assert any("died (exit code -9)" in line for line in said) and side._link.child.pid != pid
         side.begin(jobs[2])
         while not is_under_way(jobs[2]):
             time.sleep(0.02)

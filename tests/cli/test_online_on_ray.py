@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_vla.realworld.client import RobotClient
+from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
-from rlinf_vla.realworld.link import LocalRobotLink
 from rlinf_vla.realworld.process import LEARNER_GONE
 from rlinf_vla.realworld.ray_link import RayLink, RemoteRobotActor, robot_on_ray
 from rlinf_vla.runtime import recipes
@@ -74,7 +73,7 @@ def test_a_learner_that_is_silent_is_as_good_as_dead(toy: Arguments, tmp_path: P
     signs_of_life = 0
     while signs_of_life < 3:
         signs_of_life += len(json.loads(outpost.hear()[0]))
-    while outpost._process._process.poll() is None:
+    while outpost._process.child.wait(0.0) is None:
         time.sleep(0.1)
     said, files, lost = next(each for each in heard(outpost) if each[2] is not None)
     assert lost == "it received nothing from the learner for 4 s" and not any("left" in answer for answer in said)

@@ -10,10 +10,10 @@ import numpy as np
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 
+from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticCamera, SyntheticRobot
 from rlinf_vla.cli import compose
 from rlinf_vla.core.robot import Camera, Finding, Intervention, Robot, RobotError, RobotState, Scene, ToolPose, ToolTarget
-from rlinf_vla.realworld.clock import Clock, MonotonicClock
-from rlinf_vla.realworld.synthetic_cell import REST, SyntheticCamera, SyntheticRobot
+from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.runtime import recipes, run_directory
 from tests.realworld.toy_cell import ToyScene
 
@@ -138,7 +138,7 @@ class ToyPlugin:
     Config, simulated = ToyConfig, True
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.clock = clock or MonotonicClock()
+        self.clock = clock or Clock()
 
     def make(self, config: ToyConfig) -> Robot:
         return ToyArm(config, self.clock)

@@ -17,9 +17,9 @@ import torch
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core import bootstrap
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
-from rlinf_vla.envs import bootstrap
 from rlinf_vla.envs.libero.config import CONVENTIONS, LiberoConfig
 from rlinf_vla.envs.libero.conventions import axis_angle, flipped, state_vector
 from rlinf_vla.envs.libero.plugin import episode_limit, plugin, simulator_options

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.config.control import ControlConfig
-from rlinf_vla.realworld.async_inference import ScheduledInference
-from rlinf_vla.realworld.chunks import Chunk, Request
-from rlinf_vla.realworld.clock import VirtualClock
-from rlinf_vla.realworld.control_loop import ControlLoop
-from rlinf_vla.realworld.control_step import Ended, Step
-from rlinf_vla.realworld.synthetic_cell import SyntheticCamera, SyntheticRobot
+from rlinf_vla.realworld.control_loop import ControlLoop, Ended, Step
+from rlinf_vla.realworld.inference import Chunk, Request
+from tests.realworld.virtual_time import ScheduledInference, VirtualClock
 
 MS = 1 / 1024
 """Nearly a millisecond, and exact in binary: sums of them have no rounding errors."""

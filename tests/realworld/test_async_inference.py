@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rlinf_vla.core.robot import RobotState, ToolPose
-from rlinf_vla.realworld.async_inference import ScheduledInference, ThreadedInference
-from rlinf_vla.realworld.chunks import REJECTIONS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, Request
-from rlinf_vla.realworld.clock import MonotonicClock, VirtualClock
+from rlinf_vla.realworld.clock import Clock
+from rlinf_vla.realworld.inference import REJECTIONS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, InferenceWorker, Request
 from rlinf_vla.realworld.sensing import Reading
+from tests.realworld.virtual_time import ScheduledInference, VirtualClock
 
 LONG = 30.0
 
@@ -38,8 +38,8 @@ class Gate:
 
 
 def test_the_latest_request_takes_the_place_of_the_one_that_waits() -> None:
-    gate, clock = Gate(), MonotonicClock()
-    background = ThreadedInference(gate, clock)
+    gate, clock = Gate(), Clock()
+    background = InferenceWorker(gate, clock)
     first, second, third = map(request, range(3))
     background.submit(first)
     assert gate.began.acquire(timeout=LONG)
@@ -57,8 +57,8 @@ def test_the_latest_request_takes_the_place_of_the_one_that_waits() -> None:
 
 
 def test_settling_withdraws_and_says_whether_all_is_quiet() -> None:
-    gate, clock = Gate(), MonotonicClock()
-    background = ThreadedInference(gate, clock)
+    gate, clock = Gate(), Clock()
+    background = InferenceWorker(gate, clock)
     background.submit(request(0))
     assert gate.began.acquire(timeout=LONG)
     background.submit(request(1))
@@ -73,8 +73,8 @@ def test_what_an_inference_raises_is_raised_where_it_is_taken() -> None:
     def fail(asked: Request) -> Chunk:
         raise ZeroDivisionError
 
-    clock = MonotonicClock()
-    background = ThreadedInference(fail, clock)
+    clock = Clock()
+    background = InferenceWorker(fail, clock)
     background.submit(request(0))
     background.wait(clock.now() + LONG)
     for _ in range(2):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlinf_vla.core.robot import RobotState, ToolPose
-from rlinf_vla.realworld.chunks import DELAYS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, Request
+from rlinf_vla.realworld.inference import DELAYS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, Request
 from rlinf_vla.realworld.sensing import Reading
 
 MAX_AGE = 1.0

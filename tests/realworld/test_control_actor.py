@@ -6,20 +6,19 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.config.control import ControlConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
-from rlinf_vla.realworld.async_inference import ScheduledInference
-from rlinf_vla.realworld.chunks import Committed, Request
-from rlinf_vla.realworld.clock import VirtualClock
 from rlinf_vla.realworld.control_actor import ControlActor, Decision, require_fit
 from rlinf_vla.realworld.control_loop import ControlLoop
+from rlinf_vla.realworld.inference import Committed, Request
 from rlinf_vla.realworld.sensing import Reading, Sensors
-from rlinf_vla.realworld.synthetic_cell import SyntheticCamera, SyntheticRobot
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.models.test_pi0 import TINY
+from tests.realworld.virtual_time import ScheduledInference, VirtualClock
 
 
 def seen(clock: VirtualClock, size: int = 64) -> Reading:

@@ -13,15 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticRobot
 from rlinf_vla.config.control import ControlConfig, inference_budget, timing
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.robot import CameraError, Frame, RobotError
-from rlinf_vla.realworld.async_inference import ThreadedInference
-from rlinf_vla.realworld.chunks import Chunk
-from rlinf_vla.realworld.clock import MonotonicClock
-from rlinf_vla.realworld.control_loop import ControlLoop
-from rlinf_vla.realworld.control_step import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, Ended, Step
-from rlinf_vla.realworld.synthetic_cell import REST, SyntheticRobot
+from rlinf_vla.realworld.clock import Clock
+from rlinf_vla.realworld.control_loop import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, ControlLoop, Ended, Step
+from rlinf_vla.realworld.inference import Chunk, InferenceWorker
 from tests.realworld.control import HZ, MS, Cell, expected
 
 LENIENT = {"warmup": 0, "max_misses": 1000}
@@ -248,9 +246,9 @@ def test_the_wall_clock_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the machine's own clock, at 50 Hz, while its wall clock jumps back and forth by hours."""
     jumps = itertools.cycle([0.0, 1e9, -7200.0])
     monkeypatch.setattr(time, "time", lambda: next(jumps))
-    clock = MonotonicClock()
+    clock = Clock()
     robot = SyntheticRobot(clock, 50.0)
-    background = ThreadedInference(lambda request: Chunk(request, np.zeros((4, 4), np.float32)), clock)
+    background = InferenceWorker(lambda request: Chunk(request, np.zeros((4, 4), np.float32)), clock)
     loop = ControlLoop(robot, [], background, 4, ControlConfig(max_misses=1000, max_observation_age_s=60.0), clock)
     loop.warm_up("hold")
     began = time.monotonic()

@@ -15,8 +15,8 @@ from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_format import recorded_features
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
-from rlinf_vla.realworld.dataset import ReplayScene, robot_frames
 from rlinf_vla.realworld.episode import DEMONSTRATION, Job, prepared, to_records
+from rlinf_vla.realworld.record import ReplayScene, robot_frames
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.realworld.toy_cell import Toy, ToyScene
 

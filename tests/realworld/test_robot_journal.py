@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
-from rlinf_vla.realworld.journal import LOST, recover_episode
+from rlinf_vla.realworld.recorder import LOST, recover_episode
 from tests.realworld.toy_cell import Toy
 
 JOB = Job(TRAINING, 3, seed=7)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf_vla.benchmarks.synthetic_cell import REST
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Observation, StepResult, Tensors
 from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode, operator_transitions, prepared, to_records
 from rlinf_vla.realworld.operator_session import CONSENTS, OperatorLeft
-from rlinf_vla.realworld.synthetic_cell import REST
 from rlinf_vla.robots.operators.device_reader import DeviceReader, Event
 from tests.realworld.control import MS
 from tests.realworld.toy_cell import NEAR_M, Toy

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
+from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticCamera, SyntheticRobot
 from rlinf_vla.config.control import ControlConfig
 from rlinf_vla.core.robot import Action, RobotState, Scene, Vector
-from rlinf_vla.realworld.async_inference import ScheduledInference
-from rlinf_vla.realworld.chunks import Chunk, Request
-from rlinf_vla.realworld.clock import VirtualClock
 from rlinf_vla.realworld.episode import RobotEpisode
+from rlinf_vla.realworld.inference import Chunk, Request
 from rlinf_vla.realworld.operator_session import Cell, SessionRules
 from rlinf_vla.realworld.player import RobotPlayer, Score
-from rlinf_vla.realworld.synthetic_cell import REST, SyntheticCamera, SyntheticRobot
 from rlinf_vla.rollout.reward_shaping import env_reward
 from tests.realworld.control import HZ, MS
+from tests.realworld.virtual_time import ScheduledInference, VirtualClock
 
 NEAR_M = 0.021
 

@@ -20,10 +20,9 @@ import numpy as np
 
 from rlinf_vla.config.control import ControlConfig
 from rlinf_vla.core.robot import ACKNOWLEDGE, Action, Camera, Robot, RobotState
-from rlinf_vla.realworld.async_inference import Infer, InferenceWorker
-from rlinf_vla.realworld.chunks import Chunk, Request
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
+from rlinf_vla.realworld.inference import Chunk, Infer, InferenceWorker, Request
 from rlinf_vla.realworld.operator_session import Cell, SessionRules
 from rlinf_vla.realworld.player import RobotPlayer
 from rlinf_vla.robots.cell import Cell as Limits

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
-from rlinf_vla.realworld.clock import VirtualClock
 from rlinf_vla.robots import cell_file
-from rlinf_vla.robots.franka.measured import Measured
+from rlinf_vla.robots.franka.messages import Measured
 from rlinf_vla.robots.franka.servo import Servo
 from rlinf_vla.robots.runtime_folder import Journal, Latch
+
+if TYPE_CHECKING:
+    from tests.realworld.virtual_time import VirtualClock
 
 CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
 

@@ -1,6 +1,6 @@
 """In place of Python, as ``robot.python`` may name one: the arm's process, whose arm and hand obey at once. It needs no franky.
 
-``python obedient_process.py BOOTSTRAP ENGINE MODULE DESCRIPTOR``; ``$OBEDIENT_TRUTH``: where the arm was told to go, and when.
+``python obedient_process.py BOOTSTRAP MODULE DESCRIPTOR``; ``$OBEDIENT_TRUTH``: where the arm was told to go, and when.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from obedient import CELL, ObedientArm, ObedientGripper, joints_of
 
 from rlinf_vla.core.robot import ToolPose, Vector
-from rlinf_vla.robots.franka.measured import Measured
+from rlinf_vla.robots.franka.messages import Measured
 
 
 class Arm(ObedientArm):
@@ -58,5 +58,5 @@ if __name__ == "__main__":
         setattr(module, *kind)
         sys.modules[module.__name__] = module
     importlib.metadata.version = lambda name: "none"
-    sys.argv = sys.argv[3:]
-    runpy.run_module(f"rlinf_vla.robots.{sys.argv[0]}", run_name="__main__", alter_sys=True)
+    sys.argv = sys.argv[2:]
+    runpy.run_module(f"rlinf_vla.{sys.argv[0]}", run_name="__main__", alter_sys=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from rlinf_vla.robots.background_writer import BackgroundWriter
-from rlinf_vla.robots.runtime_folder import Journal, Latch
+from rlinf_vla.robots.runtime_folder import BackgroundWriter, Journal, Latch
 
 
 def test_all_is_done_in_order_and_nobody_waits(tmp_path: Path) -> None:

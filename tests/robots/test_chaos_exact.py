@@ -12,10 +12,9 @@ from chaos import FAULTS, ROUNDS, CameraLimits, Chaos
 from obedient import CELL, VirtualFranka
 
 from rlinf_vla.core.robot import Frame
-from rlinf_vla.realworld.async_inference import ScheduledInference
-from rlinf_vla.realworld.chunks import Request
-from rlinf_vla.realworld.clock import VirtualClock
+from rlinf_vla.realworld.inference import Request
 from rlinf_vla.robots.cameras import FrameMonitor
+from tests.realworld.virtual_time import ScheduledInference, VirtualClock
 
 CAMERAS = CameraLimits(max_age_s=0.4, frozen_s=1.0)
 INFERENCE_S = 0.02

@@ -11,9 +11,8 @@ from chaos import FAULTS, ROUNDS, STRICT, CameraLimits, Chaos, Round
 from franka_session import CELL_YAML, STILL_RAD_S, journal
 from trajectory import Trajectory
 
-from rlinf_vla.realworld.async_inference import Infer, ThreadedInference
-from rlinf_vla.realworld.chunks import Chunk, Request
-from rlinf_vla.realworld.clock import MonotonicClock
+from rlinf_vla.realworld.clock import Clock
+from rlinf_vla.realworld.inference import Chunk, Infer, InferenceWorker, Request
 from rlinf_vla.robots.franka.plugin import franka_sim, read_cell
 from rlinf_vla.robots.runtime_folder import Latch
 from rlinf_vla.robots.simulated.client import SimulatedCell
@@ -40,15 +39,15 @@ class Real(Chaos):
         self._cell, self._off, self.seen = cell, wall_clock_off, Trajectory(cell)
         self._stalled = threading.Event()
         self._goes_on = threading.Event()
-        robot, cameras, clock = franka_sim.make(config), franka_sim.cameras(config), MonotonicClock()
+        robot, cameras, clock = franka_sim.make(config), franka_sim.cameras(config), Clock()
         robot.connect(60)
         for camera in cameras:
             camera.start()
         self.arm_folder, folder = cell.folder, cell.folder / "episodes"
         super().__init__(robot, cameras, self._threaded, clock, folder, read_cell(limits), may)
 
-    def _threaded(self, infer: Infer) -> ThreadedInference:
-        self._background = ThreadedInference(infer, MonotonicClock())
+    def _threaded(self, infer: Infer) -> InferenceWorker:
+        self._background = InferenceWorker(infer, Clock())
         return self._background
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ from franka_session import CELL_YAML, SMALL, STILL_RAD_S, journal, pursues, wait
 from trajectory import Trajectory
 
 from rlinf_vla.realworld.episode import RobotEpisode
-from rlinf_vla.realworld.journal import recover_episode
 from rlinf_vla.realworld.process import LEARNER_GONE, UNDER_WAY
+from rlinf_vla.realworld.recorder import recover_episode
 from rlinf_vla.robots.franka.plugin import read_cell
 from rlinf_vla.robots.runtime_folder import Latch
 from rlinf_vla.robots.simulated.client import SimulatedCell

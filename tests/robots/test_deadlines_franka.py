@@ -16,11 +16,9 @@ from franka_session import Session
 from trajectory import Trajectory
 
 from rlinf_vla.config.control import ControlConfig
-from rlinf_vla.realworld.async_inference import ThreadedInference
-from rlinf_vla.realworld.chunks import Chunk, Request
-from rlinf_vla.realworld.clock import MonotonicClock
-from rlinf_vla.realworld.control_loop import ControlLoop
-from rlinf_vla.realworld.control_step import FINISHED, Step
+from rlinf_vla.realworld.clock import Clock
+from rlinf_vla.realworld.control_loop import FINISHED, ControlLoop, Step
+from rlinf_vla.realworld.inference import Chunk, InferenceWorker, Request
 from rlinf_vla.robots.kinematics import FrankaKinematics
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.robots.simulated.scene import SimulatorState
@@ -70,12 +68,12 @@ class Late:
 @pytest.mark.simulator
 @pytest.mark.timeout(600)
 def test_misses_are_those_that_were_injected(session: Session, cell: SimulatedCell) -> None:
-    robot, clock, limits = session.robot, MonotonicClock(), session.robot.cell
+    robot, clock, limits = session.robot, Clock(), session.robot.cell
     seen, lines = Trajectory(cell, joints), list[str]()
     config = ControlConfig(asynchronous=False, warmup=0, max_misses=1000, max_observation_age_s=MAX_AGE_S)
     for slow, costs in [*DELAYS_MS.items(), (None, 0)]:
         robot.home(30)
-        background, steps = ThreadedInference(Late(slow, 1 / robot.spec.translation_m), clock), list[Step]()
+        background, steps = InferenceWorker(Late(slow, 1 / robot.spec.translation_m), clock), list[Step]()
         loop = ControlLoop(robot, [], background, 1, config, clock)
         seen.forget()
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from rlinf_vla.core.robot import Frame, RobotState, ToolPose, ToolTarget
 from rlinf_vla.robots import shared_record
-from rlinf_vla.robots.frames import FrameRecord
 from rlinf_vla.robots.franka import messages
-from rlinf_vla.robots.shared_record import SharedRecord
+from rlinf_vla.robots.shared_record import FrameRecord, SharedRecord
 
 
 def test_readers_see_the_newest(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rlinf_vla.robots.channel import Channel, ChannelClosed, Listener, ask
+from rlinf_vla.core.channel import PACKET, Channel, ChannelClosed, Listener, ask
 
 
 @pytest.fixture
@@ -41,6 +43,33 @@ def test_sending_never_waits_for_a_peer_that_does_not_read(pair: tuple[Channel, 
     with pytest.raises(BlockingIOError):
         for _ in range(10_000):
             ours.send({"text": "x" * 1000})
+
+
+@pytest.mark.parametrize("size", [PACKET - 1, PACKET, 10 * PACKET, 10 * PACKET + 1])
+def test_a_message_of_any_size_arrives_whole(pair: tuple[Channel, Channel], size: int) -> None:
+    ours, theirs = pair
+    message = {"text": "x" * (size - len(json.dumps({"text": ""})))}
+    sending = threading.Thread(target=ours.send, args=(message, None))
+    sending.start()
+    assert theirs.receive(None) == message and theirs.receive(0) is None
+    sending.join()
+
+
+def test_half_a_message_is_not_waited_for(pair: tuple[Channel, Channel]) -> None:
+    ours, theirs = pair
+    body = json.dumps({"text": "x" * PACKET}).encode()
+    ours._socket.send(body[:PACKET])
+    assert theirs.receive(0) is None
+    ours._socket.send(body[PACKET:])
+    assert theirs.receive(0) == json.loads(body)
+
+
+def test_a_message_of_which_only_the_beginning_could_be_sent_ends_the_channel(pair: tuple[Channel, Channel]) -> None:
+    ours, theirs = pair
+    with pytest.raises(BlockingIOError):
+        ours.send({"text": "x" * 100 * PACKET})
+    with pytest.raises(ChannelClosed):
+        theirs.receive(None)
 
 
 def test_a_listener_hears_several_callers_and_survives_nonsense(tmp_path: Path) -> None:

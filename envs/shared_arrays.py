@@ -1,74 +1,16 @@
-"""Messages and shared memory between the training process and a simulator process.
-
-Messages are JSON and data are shared arrays; pickle is never used.
-"""
+"""Memory that the training process shares with its simulator processes, as arrays."""
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import socket
-import struct
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_HEADER = struct.Struct("<I")
 _ALIGNMENT = 64
-
-
-class ChannelClosed(Exception):
-    """The other process has closed the connection or died."""
-
-
-class Channel:
-    """Length-prefixed JSON objects over a connected socket."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-
-    def send(self, message: dict[str, Any], timeout: float | None = None) -> None:
-        body = json.dumps(message).encode()
-        self._socket.settimeout(timeout)
-        try:
-            self._socket.sendall(_HEADER.pack(len(body)) + body)
-        except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
-            raise ChannelClosed from error
-
-    def receive(self, timeout: float | None = None) -> dict[str, Any]:
-        """Receive the next message.
-
-        Raises ChannelClosed, or TimeoutError after ``timeout`` seconds (None waits for ever).
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        (length,) = _HEADER.unpack(self._read(_HEADER.size, deadline))
-        message: dict[str, Any] = json.loads(self._read(length, deadline))
-        return message
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _read(self, size: int, deadline: float | None) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            # Even after the deadline, read what has already arrived.
-            self._socket.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
-            try:
-                part = self._socket.recv(size - len(data))
-            except OSError as error:
-                if isinstance(error, TimeoutError):
-                    raise
-                raise ChannelClosed from error
-            if not part:
-                raise ChannelClosed
-            data += part
-        return bytes(data)
 
 
 @dataclass(frozen=True)

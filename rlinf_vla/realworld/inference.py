@@ -1,14 +1,17 @@
-"""Choose the action of each control step from chunks that are inferred in the background."""
+"""Infer action chunks beside the control loop, and choose each step's action from them."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.sensing import Reading
 
 Actions = NDArray[np.float32]
@@ -117,3 +120,86 @@ class ChunkQueue:
             return None
         left = self._current.actions[step - self._current.request.step :]
         return Committed(left, min(max(self._delays, default=1), len(left))) if len(left) else None
+
+
+Infer = Callable[[Request], Chunk]
+
+
+class InferenceWorker:
+    """Run inference in a thread; PyTorch releases the interpreter lock.
+
+    One request runs and one waits, and a newer one replaces that.
+    """
+
+    def __init__(self, infer: Infer, clock: Clock) -> None:
+        self._infer, self._clock = infer, clock
+        self._changed = threading.Condition()
+        self._finished: list[Chunk] = []
+        self._error: BaseException | None = None
+        self._closed = False
+        self._running: Request | None = None
+        self._waiting: Request | None = None
+        threading.Thread(target=self._work, name="inference", daemon=True).start()
+
+    def pending(self) -> tuple[Request | None, Request | None]:
+        """Return the running and the waiting request."""
+        with self._changed:
+            return self._running, self._waiting
+
+    def submit(self, request: Request) -> None:
+        """Run this request next, in place of the waiting one."""
+        with self._changed:
+            self._waiting = request
+            self._changed.notify_all()
+
+    def withdraw(self) -> None:
+        """Drop the waiting request; the running one continues."""
+        with self._changed:
+            self._waiting = None
+
+    def take(self) -> list[Chunk]:
+        """Return newly finished chunks, oldest first. Raises what the inference raised."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            finished, self._finished = self._finished, []
+            return finished
+
+    def wait(self, until: float) -> None:
+        """Return when a chunk can be taken, or at ``until`` at the latest."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._finished or self._error, max(0.0, until - self._clock.now()))
+
+    def settle(self, until: float) -> bool:
+        """Drop the waiting request and wait until none runs, so that weights may change.
+
+        Returns False on timeout.
+        """
+        self.withdraw()
+        with self._changed:
+            return self._changed.wait_for(lambda: self._running is None, max(0.0, until - self._clock.now()))
+
+    def close(self) -> None:
+        """Stop the thread; a running inference is not interrupted."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+                self._running, self._waiting = self._waiting, None
+            assert self._running is not None
+            try:
+                finished, error = [self._infer(self._running)], None
+            except BaseException as raised:  # the control loop stops the arm and raises it again
+                finished, error = [], raised
+            with self._changed:
+                self._finished += finished
+                self._error, self._running = error, None
+                self._changed.notify_all()
+                if error is not None:
+                    return

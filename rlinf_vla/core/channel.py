@@ -1,0 +1,201 @@
+"""Exchange JSON messages between processes of one machine over Unix SOCK_SEQPACKET sockets.
+
+Uses only the standard library, and never pickle: simulators and drivers import it in Python
+environments of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+PACKET = 1 << 16
+"""Bytes of a full packet. All packets of a message but the last are full, and the last is not."""
+LARGEST = 1 << 26
+"""Maximum size of a message, bytes."""
+
+
+class ChannelClosed(Exception):
+    """The other side has closed the channel or died."""
+
+
+class Channel:
+    """One end of a connection to another process. One thread may send while another receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._begun = b""
+        """The packets that have arrived of an incomplete message."""
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, socket.socket]:
+        """Return our end, and the socket to pass to a child process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours), theirs
+
+    @classmethod
+    def to_parent(cls) -> Channel:
+        """Return the end that ``child_process.Child`` passed to this process."""
+        return cls(socket.socket(fileno=int(sys.argv[-1])))
+
+    @classmethod
+    def dial(cls, path: Path) -> Channel:
+        """Connect to the Listener at ``path``. Raises OSError if there is none."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.connect(str(path))
+        except OSError:
+            sock.close()
+            raise
+        return cls(sock)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: dict[str, Any], timeout: float | None = 0.0) -> None:
+        """Send; wait at most ``timeout`` seconds for room in the buffer, None: without a limit.
+
+        Raises ChannelClosed, or BlockingIOError if there is no room. A message of more than one
+        packet needs a timeout: the channel closes if only its beginning could be sent.
+        """
+        data = json.dumps(message).encode()
+        if len(data) % PACKET == 0:
+            data += b" "
+        for begin in range(0, len(data), PACKET):
+            while True:
+                try:
+                    self._socket.send(data[begin : begin + PACKET], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    break
+                except BlockingIOError:
+                    if self._ready(select.POLLOUT, timeout):
+                        continue
+                    if begin:
+                        self.hang_up()
+                    raise
+                except OSError as error:
+                    raise ChannelClosed from error
+
+    def receive(self, timeout: float | None) -> dict[str, Any] | None:
+        """Return the next message, or None after ``timeout`` seconds without a packet.
+
+        0 does not wait, None waits for ever. Raises ChannelClosed, or ValueError if the data is not
+        a JSON object.
+        """
+        while True:
+            try:
+                data = self._socket.recv(PACKET, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if not self._ready(select.POLLIN, timeout):
+                    return None
+                continue
+            except OSError as error:
+                raise ChannelClosed from error
+            if not data:
+                raise ChannelClosed
+            if len(data) == PACKET:
+                self._begun += data
+                if len(self._begun) > LARGEST:
+                    raise ValueError("the message is too long")
+                continue
+            data, self._begun = self._begun + data, b""
+            message: dict[str, Any] = json.loads(data)
+            if not isinstance(message, dict):
+                raise ValueError("the message is not a JSON object")
+            return message
+
+    def wait(self) -> dict[str, Any]:
+        """Wait for the next message. Raises ChannelClosed."""
+        message = self.receive(None)
+        assert message is not None
+        return message
+
+    def hang_up(self) -> None:
+        """Stop sending; the other side reads all that was sent and then sees the end.
+
+        Closing the socket while it holds unread data would instead make Linux discard what the
+        other side has not read yet (ECONNRESET).
+        """
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def exit_with_peer(self) -> None:
+        """End this process as soon as the other side closes, whatever the main thread is doing."""
+
+        def watch() -> None:
+            peer = select.poll()
+            peer.register(self._socket, select.POLLRDHUP)
+            peer.poll()
+            os._exit(0)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _ready(self, event: int, timeout: float | None) -> bool:
+        if timeout == 0:
+            return False
+        watch = select.poll()
+        watch.register(self._socket, event)
+        return bool(watch.poll(None if timeout is None else 1e3 * timeout))
+
+
+class Listener:
+    """Accept connections at a path; a loop polls it and never waits for the callers."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(str(path))
+        self._socket.listen(8)
+        self._socket.setblocking(False)
+        self._callers: list[Channel] = []
+
+    def messages(self) -> list[tuple[Channel, dict[str, Any]]]:
+        """Return the messages received since the last call, each with its caller."""
+        with contextlib.suppress(BlockingIOError):
+            self._callers.append(Channel(self._socket.accept()[0]))
+        heard = []
+        for caller in list(self._callers):
+            try:
+                message = caller.receive(0)
+                if message is not None:
+                    heard.append((caller, message))
+            except (ChannelClosed, ValueError):
+                caller.close()
+                self._callers.remove(caller)
+        return heard
+
+    def close(self) -> None:
+        for caller in self._callers:
+            caller.close()
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+
+def ask(path: Path, message: dict[str, Any], timeout: float) -> dict[str, Any] | None:
+    """Send one message to the Listener at ``path`` and return its answer, or None if there is none.
+
+    Raises TimeoutError if the message was delivered but not answered within ``timeout`` seconds.
+    """
+    try:
+        channel = Channel.dial(path)
+    except OSError:
+        return None
+    try:
+        channel.send(message)
+        if (answer := channel.receive(timeout)) is None:
+            raise TimeoutError(f"no answer within {timeout:g} s")
+        return answer
+    except (ChannelClosed, BlockingIOError):
+        return None
+    finally:
+        channel.close()

@@ -1,0 +1,60 @@
+"""The robot process's end of the channel to its learner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rlinf_vla.core.channel import Channel, ChannelClosed
+from rlinf_vla.realworld import process
+from rlinf_vla.realworld.episode import TRAINING, Job
+from rlinf_vla.realworld.process import FAREWELL, LEARNER_GONE, SESSION_OVER, AnswerWriter, CommandReader
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Channel, Channel]]:
+    ours, theirs = Channel.pair()
+    yield (ends := (ours, Channel(theirs)))
+    for end in ends:
+        end.close()
+
+
+def test_a_learner_that_does_not_listen_for_long_loses_no_answer_and_makes_nobody_wait(pair: tuple[Channel, Channel]) -> None:
+    learner, robot = pair
+    answer = AnswerWriter(robot)
+    for number in range(5000):
+        answer({"number": number})
+    last = threading.Thread(target=answer, args=({"left": "over"}, None))
+    last.start()
+    heard = []
+    while "left" not in (message := learner.wait()):
+        heard.append(message["number"])
+    last.join()
+    assert heard == list(range(5000))
+
+
+def test_a_learner_that_is_gone_does_not_stop_the_robot_process(pair: tuple[Channel, Channel]) -> None:
+    learner, robot = pair
+    answer = AnswerWriter(robot)
+    learner.close()
+    answer({}, None)
+
+
+@pytest.mark.parametrize(("farewell", "why"), [(True, SESSION_OVER), (False, LEARNER_GONE)])
+def test_jobs_come_in_order_and_then_the_reason_of_the_end(
+    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, farewell: bool, why: str
+) -> None:
+    monkeypatch.setattr(process.threading, "Timer", lambda seconds, work, arguments: threading.Thread())
+    learner, robot = pair
+    jobs = [Job(TRAINING, number, 7 + number) for number in range(3)]
+    for job in jobs:
+        learner.send(vars(job))
+    if farewell:
+        learner.send({FAREWELL: True})
+    learner.hang_up()
+    reader = CommandReader(robot)
+    assert [reader.next(lambda: None) for _ in range(4)] == [*jobs, None] and reader.ended == why
+    with pytest.raises(ChannelClosed):
+        robot.wait()
