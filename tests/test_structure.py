@@ -179,7 +179,26 @@ def test_the_main_job_imports_no_feature_and_no_plugin_that_it_does_not_name() -
     loaded = said.rpartition("LOADED ")[2].split()
     others = ("planner", "realworld", "robots", "benchmarks", "envs.libero", "envs.genesis", "models.pi0", "models.compact")
     assert [name for name in loaded if name.startswith(tuple(f"rlinf_vla.{each}" for each in others))] == []
-    assert len(loaded) <= 130
+    assert len(loaded) <= 110
+
+
+BUDGETS = {
+    "rlinf_vla": 20_200,
+    "rlinf_vla/testing": 1_650,
+    "models": 2_900,
+    "envs": 5_300,
+    "robots": 4_800,
+    "rewards": 100,
+    "benchmarks": 2_350,
+}
+"""Lines of Python. A change that needs more has to find them elsewhere, or to raise the budget on purpose."""
+
+
+@pytest.mark.parametrize("folder", list(BUDGETS))
+def test_a_package_keeps_within_its_lines(folder: str) -> None:
+    apart = ROOT / "rlinf_vla" / "testing"
+    counted = [path for path in modules(folder) if folder == "rlinf_vla/testing" or apart not in path.parents]
+    assert sum(len(path.read_text().splitlines()) for path in counted) <= BUDGETS[folder]
 
 
 @each(SHIPPED)
@@ -312,8 +331,7 @@ def privates(path: Path) -> set[str]:
 FOREIGN = {"_replace", "_model", "_handle_udp_command"}
 """Not ours, though a class of ours has the same or overrides it: of NamedTuple, robosuite and franky-sim."""
 READ_PRIVATES: dict[str, set[str]] = {
-    "algorithms/test_sac.py": {"_descend"},
-    "cli/test_online.py": {"_link", "_process"},
+    "cli/test_online.py": {"_link"},
     "cli/test_online_on_ray.py": {"_actor", "_link", "_over", "_process"},
     "envs/genesis_facts.py": {"_now", "_scene", "_state"},
     "envs/maniskill_facts.py": {"_envs"},

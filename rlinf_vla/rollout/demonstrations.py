@@ -17,7 +17,7 @@ from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.from_dataset import dataset_demonstrations, dataset_frames, require_same_control_rate
 from rlinf_vla.data.lerobot_format import Column, Feature
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
-from rlinf_vla.rollout.noise import CounterNoise
+from rlinf_vla.rollout.noise import DETOUR, EXPLORATION, LEVEL, CounterNoise
 from rlinf_vla.rollout.player import Call, EpisodeRows, InputPreparer, play_episodes
 from rlinf_vla.rollout.scripted_actors import ExpertActor, Unprepared
 
@@ -25,7 +25,6 @@ LABEL = "label"
 EXPERT_ACTION = "expert_action"
 """Dataset feature of the expert's noise-free action; ``action`` is the executed one.
 LeRobot's policies learn features whose name begins with ``action``, so this one does not."""
-_EXPLORATION, _LEVEL, _IMITATION, _DETOUR = 1, 2, 3, 4  # noise streams; the policy uses 0
 _DETOUR_SPEED = 0.5
 """Largest component of a detour's action."""
 
@@ -151,11 +150,6 @@ def play_expert(
     play_episodes(lambda env: _NoisyExpert(policy, env, config, run_seed), groups, listed, on_call, _Untimed(), progress)
 
 
-def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
-    """Return the noise of an imitation loss; ``draws`` int64 ``[B]``, >= 0, are its keys."""
-    return CounterNoise(run_seed, torch.zeros_like(draws), draws, draws >> 32, _IMITATION)
-
-
 class _NoisyExpert(ExpertActor):
     """Execute the expert's actions with noise; the noise-free action is in the latent."""
 
@@ -178,13 +172,13 @@ def _explore(label: Tensor, config: DemonstrationConfig, run_seed: int, episodes
     """Return actions ``[B, D]``: expert plus the episode's noise, random, or of its detour."""
     episode = (episodes.task_id, episodes.seed)
     levels = torch.tensor(config.noise)
-    drawn = (CounterNoise(run_seed, *episode, torch.zeros_like(step), _LEVEL).uniform(1)[:, 0] * len(levels)).long()
+    drawn = (CounterNoise(run_seed, *episode, torch.zeros_like(step), LEVEL).uniform(1)[:, 0] * len(levels)).long()
     sigma = levels[drawn][:, None]
-    noise = CounterNoise(run_seed, *episode, step, _EXPLORATION)
+    noise = CounterNoise(run_seed, *episode, step, EXPLORATION)
     action_dim = label.shape[1]
     random = (noise.uniform(1) < config.random_actions) & (sigma > 0)
     explored = torch.where(random, noise.uniform(action_dim) * 2 - 1, label.cpu() + sigma * noise.normal(action_dim))
-    draws = CounterNoise(run_seed, *episode, torch.zeros_like(step), _DETOUR).uniform(1 + action_dim)
+    draws = CounterNoise(run_seed, *episode, torch.zeros_like(step), DETOUR).uniform(1 + action_dim)
     on_detour = step < (draws[:, 0] * (config.detour + 1)).long()
     explored = torch.where(on_detour[:, None], _DETOUR_SPEED * (draws[:, 1:] * 2 - 1), explored)
     return explored.clamp(-1, 1).to(label.device)

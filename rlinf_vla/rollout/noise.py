@@ -14,6 +14,8 @@ from torch import Tensor
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
+EXPLORATION, LEVEL, IMITATION, DETOUR = 1, 2, 3, 4
+"""Streams of random numbers; the policy uses stream 0."""
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -56,3 +58,8 @@ class CounterNoise:
         count = math.prod(shape)
         u = self.uniform(2, count).double()
         return (torch.sqrt(-2 * torch.log(u[:, 0])) * torch.cos(2 * math.pi * u[:, 1])).float().reshape(-1, *shape)
+
+
+def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
+    """Return the noise of an imitation loss; ``draws`` int64 ``[B]``, >= 0, are its keys."""
+    return CounterNoise(run_seed, torch.zeros_like(draws), draws, draws >> 32, IMITATION)

@@ -15,7 +15,6 @@ from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.core.types import Episodes, Rollouts, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect, collect_episodes, rollout_calls
-from rlinf_vla.rollout.demonstrations import collect_demonstrations
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.runtime.base import OnPolicyFlow, Threads
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
@@ -90,6 +89,8 @@ class InProcessFlow(OnPolicyFlow):
     def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> bool:
         started, config = time.perf_counter(), algorithm.config
         if config.sft_coef and not value_only and self.learning.shown is None:
+            from rlinf_vla.rollout.demonstrations import collect_demonstrations
+
             self.learning.shown, expert = collect_demonstrations(self.policy, self.groups, config.demonstrations, self.settings.run_seed)
             self.log({"sft/expert_success": expert} if expert is not None else {})
         self.changed = True

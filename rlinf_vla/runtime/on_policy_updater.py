@@ -13,7 +13,7 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig, pari
 from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Trajectory, flattened
-from rlinf_vla.rollout.demonstrations import imitation_noise
+from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.training.data_parallel import map_rows, rows_of_rank
 from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
 
@@ -60,13 +60,10 @@ class OnPolicyUpdater:
         if config.decoupled:
             batch = replace(batch, proximal=self.log_prob(batch.calls))
 
-        def loss(policy: Policy, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-            return algorithm.loss(policy, part, value_only)
-
         first = self._place[1] if self._place[0] == iteration else 0
         metrics = self.trainer.update(
             batch,
-            loss,
+            partial(algorithm.loss, value_only=value_only),
             config.epochs,
             minibatch_size,
             shuffle_seed=seed,

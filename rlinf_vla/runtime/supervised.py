@@ -12,7 +12,8 @@ from rlinf_vla.algorithms.classifier import Frames, success_loss
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations, imitation_loss
 from rlinf_vla.core.protocols import Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.rollout.demonstrations import collect_demonstrations, imitation_noise, labelled_frames
+from rlinf_vla.rollout.demonstrations import collect_demonstrations, labelled_frames
+from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.runtime.base import BaseFlow, Threads
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Trainer

@@ -89,14 +89,14 @@ class ToyArm(SyntheticRobot):
     def __init__(self, config: ToyConfig, clock: Clock) -> None:
         super().__init__(clock, config.hz)
         self._file = Path(config.fault)
-        self._connected = False
+        self.connected = False
         self._changes: list[Intervention] = []
 
     def connect(self, timeout_s: float) -> None:
-        self._connected = True
+        self.connected = True
 
     def close(self) -> None:
-        self._connected = False
+        self.connected = False
 
     def observe(self) -> RobotState:
         if self._file.exists():
@@ -114,7 +114,7 @@ class ToyArm(SyntheticRobot):
             raise RobotError(self.state.fault)
 
     def command(self, target: ToolTarget, valid_until: float) -> None:
-        if not self._connected:
+        if not self.connected:
             raise RobotError("the toy is not connected")
         self._refuse_in_a_fault()
         wanted = target.pose.position

@@ -12,9 +12,8 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Noise
 from rlinf_vla.core.types import MAX_ATTEMPTS, MAX_TASKS, Episodes
 from rlinf_vla.rollout.actor import noise_task
-from rlinf_vla.rollout.demonstrations import imitation_noise
 from rlinf_vla.rollout.episodes import numbered_episodes
-from rlinf_vla.rollout.noise import CounterNoise, philox
+from rlinf_vla.rollout.noise import CounterNoise, imitation_noise, philox
 
 word = st.integers(0, 2**32 - 1)
 

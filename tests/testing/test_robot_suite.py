@@ -175,7 +175,7 @@ def home_forgets(self: ToyArm, timeout_s: float, objection: Callable[[], str | N
 
 
 def needs_connection(self: ToyArm, why: str) -> None:
-    if not self._connected:
+    if not self.connected:
         raise RobotError("not connected")
 
 

@@ -21,7 +21,7 @@ from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.rollout.demonstrations import imitation_noise
+from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.testing.policy_calls import observations
 from rlinf_vla.training import checkpoint as checkpoints
 from rlinf_vla.training import lora
