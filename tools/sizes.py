@@ -1,4 +1,4 @@
-"""Print the lines and files of each package, and what the main job imports: ``python tools/sizes.py``."""
+"""Print the lines and files of each package, and what the main job imports."""
 
 from __future__ import annotations
 

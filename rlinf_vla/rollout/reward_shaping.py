@@ -77,6 +77,9 @@ class RewardedEnv(VectorEnv):
     def expert_actions(self) -> Tensor:
         return self._env.expert_actions()
 
+    def losses(self) -> int:
+        return self._env.losses()
+
     def close(self) -> None:
         self._env.close()
 

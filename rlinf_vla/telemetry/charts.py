@@ -83,7 +83,8 @@ def success_curve(
     """Plot rollout success, its mean over the last ``window`` iterations, and the evaluations."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes(size)
-        for values, width, alpha in ((rates, 0.8, 0.35), (_trailing_mean(rates, window), 2.0, 1.0)):
+        drawn = ((rates, 0.8, 0.35), (_trailing_mean(rates, window), 2.0, 1.0)) if rates else ()
+        for values, width, alpha in drawn:
             x, y = _thin(steps, values)
             axes.plot(x, y, color=_COLOUR["accent"], linewidth=width, alpha=alpha)
         if evaluations:

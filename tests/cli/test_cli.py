@@ -391,7 +391,7 @@ def test_bench_wants_to_know_what(rlinf_vla: CommandLine) -> None:
 
 def test_doctor(rlinf_vla: CommandLine, counting: Counting) -> None:
     found = rlinf_vla("doctor")
-    assert found.code == 0 and "fingers found" in found.out and "torch" in found.out and "WRONG" not in found.out
+    assert found.code == 0 and "needs nothing" in found.out and "torch" in found.out and "WRONG" not in found.out
     assert "--fix" in rlinf_vla("doctor", "--mend").complaint
 
 

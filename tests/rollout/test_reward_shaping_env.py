@@ -25,3 +25,11 @@ def test_every_step_is_judged_by_the_observations_around_it() -> None:
         env.reset(Episodes.first_attempts(torch.zeros(2, dtype=torch.int64), torch.tensor(seeds)))
         found += [env.step(torch.zeros(2, 1, 1)).reward[:, 0].tolist() for _ in range(3)]
     assert found == [[1, 34], [12, 45], [23, 50], [23, 50], [34, 1], [45, 12]]
+
+
+def test_lost_simulators_are_those_of_the_environment_below() -> None:
+    class Lossy(Walk):
+        def losses(self) -> int:
+            return 3
+
+    assert RewardedEnv(Lossy([0.0], limit=3), RewardShaper(moved)).losses() == 3
