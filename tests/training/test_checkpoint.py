@@ -283,6 +283,18 @@ def test_another_model_is_refused(model: Path, tmp_path: Path, rank: int, key: s
         load_checkpoint(written, *build(model, rank))
 
 
+@pytest.mark.parametrize("name", ["target.layers.0", "value_head.gone.exp_avg"], ids=["averages", "moments"])
+def test_the_optimiser_state_of_another_algorithm_is_refused(model: Path, tmp_path: Path, name: str) -> None:
+    class Another(Trainer):
+        def state(self) -> dict[str, Tensor]:
+            return {name: torch.zeros(1)}
+
+    policy, _ = build(model)
+    checkpoint = save(tmp_path, policy, Another(policy, OptimizerConfig(1e-2, 1e-2, 1.0), 3), 1)
+    with pytest.raises(UserError, match="step_000001 has the optimiser state of another algorithm or version"):
+        load_checkpoint(checkpoint, *build(model))
+
+
 def test_the_state_is_json_and_weights_are_safetensors(model: Path, tmp_path: Path) -> None:
     written = save(tmp_path, *trained(model), iteration=3)
     assert json.loads((written / "state.json").read_text())["iteration"] == 3
