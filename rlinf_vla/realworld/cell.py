@@ -130,12 +130,10 @@ def require_demonstrator(recipe: Recipe) -> None:
         )
 
 
-def build_policy(recipe: Recipe) -> Policy:
-    """Return the recipe's policy. Raises UserError if its chunks have more than one action."""
-    policy = builders.build_policy(recipe)
+def require_single_actions(policy: Policy) -> None:
+    """Raise UserError if the policy's chunks have more than one action."""
     if policy.spec.chunk != 1:
         raise UserError(f"robot episodes store single actions, the policy's chunks have {policy.spec.chunk}: use a policy with chunk 1")
-    return policy
 
 
 @contextmanager
@@ -149,7 +147,8 @@ def open_cell(
     """
     plugin, settings = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.session
     check(recipe)
-    policy = build_policy(recipe)
+    policy = builders.build_policy(recipe)
+    require_single_actions(policy)
     robot, cameras, scene = plugin.make(recipe.robot), plugin.cameras(recipe.robot), plugin.scene(recipe.robot)
     require_fit(policy, [camera.name for camera in cameras], recipe.control)
     sizes = policy.spec.images

@@ -15,8 +15,9 @@ from omegaconf import DictConfig
 
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
+from rlinf_vla.core.protocols import Policy
 from rlinf_vla.data.from_dataset import require_same_control_rate
-from rlinf_vla.realworld.cell import build_policy, check, spec_of
+from rlinf_vla.realworld.cell import check, require_single_actions, spec_of
 from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.realworld.episode import EVALUATION, Job, RobotEpisode
 from rlinf_vla.realworld.flow import OnlineFlow
@@ -25,7 +26,7 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import PlayEpisodes, Runtime
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.checkpoint import save_checkpoint
 
 FILM_PIXELS = 256
 """Minimum side of a video in pixels, whatever the policy's image size."""
@@ -39,12 +40,10 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
     """
     check(recipe)
     with _robot_side(recipe, directory, say) as side:
-        policy = build_policy(recipe)
-        if recipe.checkpoint is not None:
-            load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
-        trainer = builders.build_trainer(recipe, policy)
-        state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
-        say(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights; robot {recipe.robot.name}")
+        policy, trainer, state = builders.build_learner(recipe, checkpoint, say)
+        assert isinstance(policy, Policy)
+        require_single_actions(policy)
+        say(f"robot {recipe.robot.name}")
         spec = spec_of(recipe, policy)
         if recipe.algorithm.dataset is not None and checkpoint is None:
             require_same_control_rate(recipe.algorithm.dataset, [spec])

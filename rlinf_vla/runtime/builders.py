@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper, env_reward
 from rlinf_vla.rollout.split import require_separable, strip_to_head
 from rlinf_vla.runtime.recipes import asset_path
-from rlinf_vla.training.checkpoint import load_heads
+from rlinf_vla.training.checkpoint import load_checkpoint, load_heads
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
@@ -84,6 +84,22 @@ def build_trainer(recipe: Recipe, network: Learner) -> Trainer:
     """Return the trainer of the recipe's algorithm, with a reference policy if ``kl_coef`` > 0."""
     algorithm = build_algorithm(recipe)
     return Trainer(network, algorithm, recipe.cluster.micro_batch_size, algorithm.keeps_reference)
+
+
+def build_learner(recipe: Recipe, checkpoint: Path | None, say: Callable[[str], None]) -> tuple[Learner, Trainer, dict[str, Any]]:
+    """Return the network, its trainer, and the state of ``checkpoint``, from which both resume.
+
+    Raises UserError.
+    """
+    network: Learner = build_reward_model(recipe) if recipe.algorithm.trains_reward else build_policy(recipe)
+    if recipe.checkpoint is not None:
+        load_checkpoint(Path(recipe.checkpoint).expanduser(), network)
+    trainer = build_trainer(recipe, network)
+    state = load_checkpoint(checkpoint, network, trainer) if checkpoint is not None else {}
+    trained = sum(parameter.numel() for parameter in trainer.parameters.values())
+    name = f"policy {recipe.model.name}" if isinstance(network, Policy) else f"reward {recipe.reward.name}"
+    say(f"{name}: {sum(p.numel() for p in network.parameters()):,} weights, {trained:,} of them trained")
+    return network, trainer, state
 
 
 @contextmanager

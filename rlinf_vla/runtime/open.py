@@ -17,7 +17,7 @@ from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import BaseFlow, PlayEpisodes, Runtime, Say
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier, save_checkpoint
+from rlinf_vla.training.checkpoint import load_earlier, save_checkpoint
 from rlinf_vla.training.lora import acting
 
 
@@ -33,15 +33,8 @@ def open_runtime(recipe: Recipe, directory: Path, checkpoint: Path | None, say: 
 @contextmanager
 def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
     config, family = recipe.algorithm, recipe.algorithm.family
-    network = builders.build_reward_model(recipe) if config.trains_reward else builders.build_policy(recipe)
+    network, trainer, state = builders.build_learner(recipe, checkpoint, say)
     policy = network if isinstance(network, Policy) else None
-    if recipe.checkpoint is not None:
-        load_checkpoint(Path(recipe.checkpoint).expanduser(), network)
-    trainer = builders.build_trainer(recipe, network)
-    state = load_checkpoint(checkpoint, network, trainer) if checkpoint is not None else {}
-    trainable = sum(parameter.numel() for parameter in trainer.parameters.values())
-    name = "reward" if policy is None else f"policy {recipe.model.name}"
-    say(f"{name}: {sum(p.numel() for p in network.parameters()):,} weights, {trainable:,} of them trained")
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     threads = partial(builders.threads, recipe.cluster.update_threads)
     with ExitStack() as stack:

@@ -60,7 +60,7 @@ def save_checkpoint(
         for name, tensors in ({HEADS: heads, OPTIMIZER: moments} | versions).items():
             write_tensors(tensors, aside / name)
         (aside / STATE).write_text(json.dumps(state, indent=1) + "\n")
-        digests = {str(path.relative_to(aside)): _digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
+        digests = {str(path.relative_to(aside)): digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
     for old in complete_checkpoints(directory)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
@@ -129,12 +129,13 @@ def verify(checkpoint: Path) -> None:
         raise UserError(f"checkpoint={checkpoint} is not a complete checkpoint ({COMPLETE} is missing): choose another one of its run")
     try:
         digests = json.loads((checkpoint / COMPLETE).read_text())
-        damaged = [name for name, digest in digests.items() if not (checkpoint / name).is_file() or _digest(checkpoint / name) != digest]
+        damaged = [name for name, known in digests.items() if not (checkpoint / name).is_file() or digest(checkpoint / name) != known]
     except (ValueError, AttributeError, SafetensorError):
         damaged = [COMPLETE]
     if damaged:
         raise UserError(f"checkpoint={checkpoint} is damaged ({damaged[0]} is missing or changed): use the checkpoint before it")
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -93,7 +93,7 @@ def test_demonstrations_beside_the_rollouts() -> None:
     straight, again = flow(), flow()
     iterate(straight, 2, replace(config, sft_coef=5.0))
     iterate(again, 1, replace(config, sft_coef=5.0))
-    again._demonstrations = None
+    again.learning.shown = None
     again.iteration = 1
     iterate(again, 1, replace(config, sft_coef=5.0))
     for name, value in straight.policy.state_dict().items():

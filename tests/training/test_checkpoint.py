@@ -161,7 +161,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, at: int, fail: Callable[[], None]) 
 
     monkeypatch.setattr(lora, "save_file", save_half)
     if at == WRITES:
-        monkeypatch.setattr(checkpoints, "_digest", lambda path: fail())
+        monkeypatch.setattr(checkpoints, "digest", lambda path: fail())
 
 
 def disk_full() -> None:

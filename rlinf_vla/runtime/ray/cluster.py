@@ -78,11 +78,11 @@ def connect_cluster(address: str | None, roles: Mapping[str, Role], say: Callabl
         try:
             context = ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UserError(f"cluster.address={address}: {_told(error)}") from None
+            raise UserError(f"cluster.address={address}: {explain(error)}") from None
     try:
         url = context.dashboard_url
         say(f"Ray {ray.__version__}, {_count(ray.nodes())}" + (f", dashboard http://{url}" if url else ""))
-        _check_room(ray.nodes(), roles)
+        require_room(ray.nodes(), roles)
         yield
     finally:
         ray.shutdown()
@@ -183,7 +183,7 @@ def _reach(address: str) -> None:
         raise UserError(f"cluster.address={address}: nothing answers there ({reason}); is `ray start --head` running?") from None
 
 
-def _told(error: Exception) -> str:
+def explain(error: Exception) -> str:
     import ray
 
     text = " ".join(str(error).split())
@@ -194,7 +194,7 @@ def _told(error: Exception) -> str:
     return f"{text}; is `ray start --head` running there?"
 
 
-def _check_room(nodes: Sequence[Mapping[str, Any]], roles: Mapping[str, Role]) -> None:
+def require_room(nodes: Sequence[Mapping[str, Any]], roles: Mapping[str, Role]) -> None:
     """Raise UserError at once for roles that can never fit."""
     alive = [node for node in nodes if node["Alive"]]
     for name in sorted({each for role in roles.values() for each in role.bundle}):

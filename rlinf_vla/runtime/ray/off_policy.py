@@ -24,7 +24,7 @@ from rlinf_vla.runtime.ray.rollout_workers import Weights
 from rlinf_vla.runtime.ray.serialization import Packed
 from rlinf_vla.runtime.ray.worker import clock_offset, shifted
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.checkpoint import save_checkpoint
 from rlinf_vla.training.lora import network_dtype
 from rlinf_vla.training.trainer import Trainer
 
@@ -84,13 +84,8 @@ class RayCollector:
 @contextmanager
 def open_off_policy(recipe: Recipe, pool: Pool, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
     """Build the learner in this process and restore ``checkpoint``. Raises UserError."""
-    policy = builders.build_policy(recipe)
-    if recipe.checkpoint is not None:
-        load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
-    trainer = builders.build_trainer(recipe, policy)
-    state = load_checkpoint(checkpoint, policy, trainer) if checkpoint is not None else {}
-    trainable = sum(parameter.numel() for parameter in trainer.parameters.values())
-    say(f"policy {recipe.model.name}: {sum(p.numel() for p in policy.parameters()):,} weights, {trainable:,} of them trained")
+    policy, trainer, state = builders.build_learner(recipe, checkpoint, say)
+    assert isinstance(policy, Policy)
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     collector, threads = (
         RayCollector(pool, policy, trainer, settings, recipe.env.num_envs),

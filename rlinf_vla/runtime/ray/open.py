@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,6 @@ from rlinf_vla.config.cluster import RoleConfig
 from rlinf_vla.config.recipe import Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.split import require_separable
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Runtime, Say
@@ -64,13 +63,10 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
                 state = flow.trainers.call("restore", checkpoint)[0][0]
                 flow.restore_earlier_weights(load_earlier(checkpoint))
 
-            def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
-                return flow.evaluate(recipe.episodes, temperature, filmed, progress)
-
             def save(state: dict[str, Any]) -> None:
                 flow.write_checkpoint(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
 
-            yield Runtime(flow, flow.env, flow.env.control_hz / flow.chunk, play, save, state)
+            yield Runtime(flow, flow.env, flow.env.control_hz / flow.chunk, partial(flow.evaluate, recipe.episodes), save, state)
 
 
 def _role(count: int, config: RoleConfig) -> Role:

@@ -60,13 +60,13 @@ def test_an_address_where_nothing_is(address: str, message: str) -> None:
 )
 def test_a_cluster_without_room(roles: dict[str, Role], message: str) -> None:
     with pytest.raises(UserError) as error:
-        ray_cluster._check_room([ALIVE, GONE], roles)
+        ray_cluster.require_room([ALIVE, GONE], roles)
     assert message in str(error.value)
 
 
 def test_a_cluster_with_room() -> None:
     roles = {"trainer": Role(2, gpus=1.0), "rollout": Role(4, labels={"market-type": "spot"}), "reward": Role(0, gpus=9.0)}
-    ray_cluster._check_room([ALIVE, GONE], roles)
+    ray_cluster.require_room([ALIVE, GONE], roles)
 
 
 def test_a_users_mistake_on_a_worker_is_a_line_and_a_defect_has_its_traceback() -> None:
@@ -86,7 +86,7 @@ def test_a_users_mistake_on_a_worker_is_a_line_and_a_defect_has_its_traceback() 
     ],
 )
 def test_what_ray_says_is_told_in_a_line(said: str, message: str) -> None:
-    told = ray_cluster._told(RuntimeError(said))
+    told = ray_cluster.explain(RuntimeError(said))
     assert message in told and "\n" not in told
 
 
