@@ -233,7 +233,7 @@ class SimulatorPool:
         # The first loss counts as 0: unlike its replacements, that process had nothing to replay.
         if process.losses.give_up(process.reached(self._arrays) if process.losses.in_a_row else 0):
             doing = f"while it carried out '{process.command['verb']}'" if process.command else "while it started"
-            words = process.child.last_words(20) or "(no output)"
+            words = process.child.output_tail(20) or "(no output)"
             raise Failure(f"simulator processes were lost {ATTEMPTS} times in a row without progress: the last one {how} {doing}.\n{words}")
         self.restarts += 1
         if self._arrays is not None:

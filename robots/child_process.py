@@ -58,7 +58,7 @@ class ChildProcess(child_process.Child):
     def reason(self) -> RobotError:
         """Return why it ended: exit code and last line of output, or the package that it lacks."""
         code = self.wait(0.1)  # its end of the channel closes a moment before it exits
-        words = self.last_words() or "no output"
+        words = self.output_tail() or "no output"
         if words.startswith(_NOT_INSTALLED):
             return NotInstalled(f"{self._name} needs {words.removeprefix(_NOT_INSTALLED)}, which is not installed: {INSTALL}")
         return RobotError(f"{self._name} (process {self.pid}) ended with exit code {code}: {words}")

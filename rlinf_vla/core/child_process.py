@@ -70,7 +70,7 @@ class Child:
 
     The child ends by itself when the channel closes, however this process ends: it calls
     ``Channel.exit_with_peer``, or stops what it drives first. What it prints goes to an unnamed
-    file, of which ``last_words`` reads the end.
+    file, of which ``output_tail`` reads the end.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Child:
             self._output.close()
         return code
 
-    def last_words(self, lines: int = 1) -> str:
+    def output_tail(self, lines: int = 1) -> str:
         """Return the last lines that the process printed, without blank ones; "" if none."""
         printed = (self._printed if self._output.closed else self._tail()).decode(errors="replace")
         return "\n".join([line.rstrip() for line in printed.split("\n") if line.strip()][-lines:])

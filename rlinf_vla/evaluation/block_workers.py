@@ -73,7 +73,7 @@ class BlockWorkers:
                     if losses[job].give_up(worker.reached):
                         raise Failure(
                             f"{ATTEMPTS} processes in a row died or hung while playing block {job.block.name}, without progress; "
-                            f"last output: {worker.child.last_words() or 'nothing'}"
+                            f"last output: {worker.child.output_tail() or 'nothing'}"
                         )
                     self._replace(worker, waiting)
 

@@ -21,7 +21,7 @@ from rlinf_vla.core.io import replacing
 from rlinf_vla.core.robot import RobotError
 from rlinf_vla.realworld.episode import Job, RobotEpisode
 from rlinf_vla.realworld.loop_statistics import control_metrics
-from rlinf_vla.realworld.process import FAREWELL, FAREWELL_S, WEIGHTS
+from rlinf_vla.realworld.process import END, END_S, WEIGHTS
 from rlinf_vla.runtime.run_directory import EPISODES
 from rlinf_vla.telemetry.run_files import CONTROL_FILE
 
@@ -172,9 +172,9 @@ class LocalRobotLink:
 
     def lost(self) -> str | None:
         if self._over:
-            return f"the robot process died (exit code {self.child.wait(FAREWELL_S)}): {self._last_words()}"
+            return f"the robot process died (exit code {self.child.wait(END_S)}): {self._output_tail()}"
         if not self.child.remaining:
-            return f"the robot process sent nothing for {self.child.allowed:.0f} s: {self._last_words()}"
+            return f"the robot process sent nothing for {self.child.allowed:.0f} s: {self._output_tail()}"
         return None
 
     def hang_up(self) -> None:
@@ -182,12 +182,12 @@ class LocalRobotLink:
         self.child.channel.hang_up()
 
     def end(self) -> None:
-        self._send({FAREWELL: True}, 1.0)
-        self.child.end(FAREWELL_S)
+        self._send({END: True}, 1.0)
+        self.child.end(END_S)
 
     def _send(self, message: dict[str, Any], timeout: float) -> None:
         with contextlib.suppress(ChannelClosed, BlockingIOError):  # ``lost`` reports why
             self.child.channel.send(message, timeout)
 
-    def _last_words(self) -> str:
-        return self.child.last_words() or "it printed nothing"
+    def _output_tail(self) -> str:
+        return self.child.output_tail() or "it printed nothing"

@@ -2,8 +2,8 @@
 
 It reads the recipe in the run directory, takes jobs from the learner, and answers with messages.
 Episodes and the learner's weights are files in the run directory; an episode is on disk before the
-next one begins. When the learner closes the channel the arm stops; without a farewell this is a
-latched fault.
+next one begins. When the learner closes the channel the arm stops; without the message ``end``
+this is a latched fault.
 
 Answers: ``{"played": FILE}``, ``{"waiting": WHY, "for": WORD}``, ``{"going_on": WHY}``,
 ``{"left": WHY}``, ``{"mistake": WHAT}`` (UserError), ``{"robot": WHAT}`` (RobotError),
@@ -34,10 +34,10 @@ from rlinf_vla.realworld.recorder import recover_episode
 WEIGHTS = "weights.safetensors"
 UNDER_WAY = ".under_way"
 """File of the running episode, next to the finished ones; it remains if this process is killed."""
-FAREWELL = "farewell"
+END = "end"
 """Last message of a learner that ends regularly."""
 LEARNER_GONE, SESSION_OVER = "the learner is gone", "the session is over"
-FAREWELL_S = 20.0
+END_S = 20.0
 """Time limit to write the running episode and to end the arm's process, which stops the arm."""
 
 
@@ -62,13 +62,13 @@ class CommandReader:
     def _read(self) -> None:
         why = LEARNER_GONE
         with suppress(ChannelClosed):
-            while FAREWELL not in (message := self._learner.wait()):
+            while END not in (message := self._learner.wait()):
                 self._jobs.put(Job(**message))
             why = SESSION_OVER
         self.ended = why
         self._jobs.put(None)
         self.leave(why)
-        threading.Timer(FAREWELL_S, os._exit, [1]).start()  # so that a hung process does not outlive the learner for long
+        threading.Timer(END_S, os._exit, [1]).start()  # so that a hung process does not outlive the learner for long
 
 
 class AnswerWriter:

@@ -30,7 +30,7 @@ from rlinf_vla.core import user_dirs
 from rlinf_vla.core.io import replacing
 from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.realworld.episode import EVALUATION, Job
-from rlinf_vla.realworld.process import FAREWELL_S, WEIGHTS
+from rlinf_vla.realworld.process import END_S, WEIGHTS
 from rlinf_vla.runtime.ray.cluster import Role, connect_cluster
 from rlinf_vla.runtime.ray.pool import Timeouts, raised_there
 from rlinf_vla.runtime.ray.worker import node_address
@@ -187,7 +187,7 @@ class RayLink:
             self._thread.join()
         with suppress(ray.exceptions.RayError):  # undelivered files wait there for the next actor
             if self._reached:
-                self._keep(ray.get(self._actor.end.remote(), timeout=FAREWELL_S + self._patience.heartbeat))
+                self._keep(ray.get(self._actor.end.remote(), timeout=END_S + self._patience.heartbeat))
                 ray.get(self._actor.clear.remote(), timeout=self._patience.heartbeat)
         ray.kill(self._actor)
         self._thread.join(SOON_S)

@@ -46,7 +46,7 @@ _OWNERS = ("goal", _GOODBYE)
 """Messages that only the policy's process may send."""
 _SOONEST = 0.6
 """Shortest time between ticks, in periods; slightly above safety.EARLIEST."""
-_FAREWELL_S = 3.0
+_END_S = 3.0
 """Longest time to stop and exit, well above the time that the arm needs."""
 
 
@@ -60,7 +60,7 @@ class ArmProcess:
         latch = Latch(folder, self._disk)
         if self._lock.killed is not None and latch.read() is None:
             latch.write(f"the arm's process {self._lock.killed} was killed")
-            if not self._disk.settle(_FAREWELL_S):
+            if not self._disk.settle(_END_S):
                 raise RobotError(f"{folder}: {self._disk.problem or 'the disk does not answer'}; make room, and begin again")
         self._lock.hold()
         self._journal = Journal(Path(options["journal"]) if options["journal"] else folder / JOURNAL, self._disk)
@@ -99,13 +99,13 @@ class ArmProcess:
                     self._servo.release()
                 else:
                     self._servo.stop(self._asked_to_end, now)
-                leaving = now + _FAREWELL_S
+                leaving = now + _END_S
             self._look_at_recovery(now)
             if self._disk.problem is not None:
                 self._servo.stop(self._disk.problem, now)
             self._publish(now)
             self._journal.flush()
-        if self._disk.settle(_FAREWELL_S) or self._servo.fault is None:  # else the next process finds this one killed
+        if self._disk.settle(_END_S) or self._servo.fault is None:  # else the next process finds this one killed
             self._lock.release()
 
     @property
@@ -117,7 +117,7 @@ class ArmProcess:
         """Latch the failure of this process and brake the arm."""
         self._servo.stop(f"the arm's process failed: {type(error).__name__}: {error}", time.monotonic())
         self._arm.rest()
-        deadline = time.monotonic() + _FAREWELL_S
+        deadline = time.monotonic() + _END_S
         while (self._arm.homing or self._arm.controlled or self._gripper.halting) and time.monotonic() < deadline:
             if self._arm.homing:
                 self._arm.halt()
@@ -128,7 +128,7 @@ class ArmProcess:
         self._record.remove()
         self._journal.write("end", fault=self._servo.fault, durable=True)
         self._journal.close()
-        self._disk.settle(_FAREWELL_S)
+        self._disk.settle(_END_S)
         self._disk.close()
 
     def _within(self, connect: Callable[[], Result]) -> Result:

@@ -39,8 +39,8 @@ def test_the_end_of_a_child_is_noticed_with_its_last_words(run: Run) -> None:
     with pytest.raises(ChannelClosed):
         child.channel.wait()
     assert child.wait(60.0) == 1
-    assert child.last_words() == "three" and child.last_words(2) == "two\nthree"
-    assert child.end() == 1 and child.last_words(9) == "one\ntwo\nthree", "kept after its end"
+    assert child.output_tail() == "three" and child.output_tail(2) == "two\nthree"
+    assert child.end() == 1 and child.output_tail(9) == "one\ntwo\nthree", "kept after its end"
 
 
 def test_a_child_counts_as_hung_when_its_time_is_over(run: Run) -> None:

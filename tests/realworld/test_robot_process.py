@@ -10,7 +10,7 @@ import pytest
 from rlinf_vla.core.channel import Channel, ChannelClosed
 from rlinf_vla.realworld import process
 from rlinf_vla.realworld.episode import TRAINING, Job
-from rlinf_vla.realworld.process import FAREWELL, LEARNER_GONE, SESSION_OVER, AnswerWriter, CommandReader
+from rlinf_vla.realworld.process import END, LEARNER_GONE, SESSION_OVER, AnswerWriter, CommandReader
 
 
 @pytest.fixture
@@ -42,17 +42,17 @@ def test_a_learner_that_is_gone_does_not_stop_the_robot_process(pair: tuple[Chan
     answer({}, None)
 
 
-@pytest.mark.parametrize(("farewell", "why"), [(True, SESSION_OVER), (False, LEARNER_GONE)])
+@pytest.mark.parametrize(("ended", "why"), [(True, SESSION_OVER), (False, LEARNER_GONE)])
 def test_jobs_come_in_order_and_then_the_reason_of_the_end(
-    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, farewell: bool, why: str
+    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, ended: bool, why: str
 ) -> None:
     monkeypatch.setattr(process.threading, "Timer", lambda seconds, work, arguments: threading.Thread())
     learner, robot = pair
     jobs = [Job(TRAINING, number, 7 + number) for number in range(3)]
     for job in jobs:
         learner.send(vars(job))
-    if farewell:
-        learner.send({FAREWELL: True})
+    if ended:
+        learner.send({END: True})
     learner.hang_up()
     reader = CommandReader(robot)
     assert [reader.next(lambda: None) for _ in range(4)] == [*jobs, None] and reader.ended == why
