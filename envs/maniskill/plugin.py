@@ -15,7 +15,6 @@ from ..options import divide, one_each, one_of, processes_per_group, refuse_seve
 from ..processes import SimulatorPool
 from ..vector_env import environments
 from . import vulkan
-from .batched import ManiSkillBatch
 from .config import ManiSkillConfig
 from .doctor import BRIDGE_DOWNLOAD, INSTALL, NO_DRIVER, checks
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
@@ -35,6 +34,8 @@ class ManiSkill:
             raise UserError(f"ManiSkill is not installed: {INSTALL}")
         limit, tasks, no_expert = episode_limit(config), (config.task,), why_no_expert(config)
         if use_gpu(config.backend, config.num_envs, why_not_on_gpu(config, groups)):
+            from .batched import ManiSkillBatch
+
             return on_gpu(partial(ManiSkillBatch, options, config.num_envs, "physx_cuda", "gpu"), limit, tasks, no_expert)
         processes = processes_per_group(config.num_envs, config.processes, groups)
         render_backend, environment = cpu_driver(config)

@@ -19,7 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime import recipes
-from rlinf_vla.runtime.saved_recipe import choose_run
 
 CONFIG_MODULE = "rlinf_vla.recipes"
 CHOICES = ("recipe", "preset", "env", "robot", "model", "algorithm", "reward", "cluster")
@@ -125,6 +124,8 @@ def with_choices(verb: str, arguments: Sequence[str]) -> list[str]:
     for argument in rest:
         if argument.partition("=")[0] in CHOICES and not argument.startswith("cluster="):
             raise UserError(f"run={runs[0]} and {argument}: a run has its own recipe, leave one of the two out")
+    from rlinf_vla.runtime.saved_recipe import choose_run
+
     named = any(argument.startswith("cluster=") for argument in rest)
     return [choose_run(runs[0], verb, rest), *(with_cluster(rest) if named else rest)]
 

@@ -67,14 +67,13 @@ def _open_standard_files() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every failure ends in one line on stderr."""
     from rlinf_vla.config.errors import Failure, UserError
-    from rlinf_vla.core.robot import CellError, RobotError
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if it cannot write below HOME, and works anyway
     try:
         return _dispatch(arguments)
-    except (UserError, CellError) as error:
+    except UserError as error:
         return _fail(str(error), 2)
-    except (Failure, RobotError) as error:
+    except Failure as error:
         return _fail(str(error), 1)
     except Interrupted as interruption:
         return _fail(f"interrupted by {interruption.args[0]}", 128 + interruption.signum)

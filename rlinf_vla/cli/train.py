@@ -24,7 +24,6 @@ from rlinf_vla.runtime.open import open_runtime
 from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
-from rlinf_vla.telemetry.report import write_report
 from rlinf_vla.training.checkpoint import complete_checkpoints
 
 if TYPE_CHECKING:
@@ -123,7 +122,9 @@ def _attempt(
 
 def _report(directory: Path) -> None:
     """Write the report, however the run ends; a failure here must not hide why the run ended."""
+    from rlinf_vla.telemetry import report
+
     try:
-        write_report(directory)
+        report.write_report(directory)
     except OSError as error:
         print(f"the report could not be written: {error.strerror}")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from rlinf_vla.cli.export import write_policy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.interrupt import Interrupt, Interrupted
@@ -133,6 +132,8 @@ class TrainingRun:
 
     def export(self) -> None:
         """Write a network that was trained whole in its official layout, ready to be used."""
+        from rlinf_vla.cli.export import write_policy
+
         learner, checkpoints = self.flow.learner, complete_checkpoints(self.directory / run_directory.CHECKPOINTS)
         if checkpoints and (checkpoints[-1] / ADAPTER).exists():
             return

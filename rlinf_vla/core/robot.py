@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_vla.config.errors import Failure, UserError
+
 Vector = NDArray[np.float64]
 Action = NDArray[np.float32]
 """``[D]`` in [-1, 1], D 4 or 7: docs/conventions.md."""
@@ -124,7 +126,7 @@ class Timed(Protocol):
         """Return the seconds of each call by section, since the last call of this method."""
 
 
-class RobotError(RuntimeError):
+class RobotError(Failure):
     """A failure of the arm or of devices at the robot; one line that names it."""
 
 
@@ -139,7 +141,7 @@ class Frame:
     """RGB, upright ``[H, W, 3]``."""
 
 
-class CellError(ValueError):
+class CellError(UserError):
     """A mistake in a cell file; one line: what is wrong, where, and the fix."""
 
 

@@ -10,7 +10,6 @@ from rlinf_vla.config.evaluation import MODES
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation.statistics import summary
-from rlinf_vla.evaluation.video import annotate, write_video
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import PlayEpisodes
 from rlinf_vla.telemetry.environment import fingerprint
@@ -60,6 +59,8 @@ def headline(document: dict[str, Any]) -> str:
 
 def film(result: EpisodeResult, path: Path, fps: float) -> None:
     """Write an episode's frames as a video, with task, seed and outcome in its title."""
+    from rlinf_vla.evaluation.video import annotate, write_video
+
     outcome = "success" if result.success else "no success"
     title = f"{result.task}, seed {result.seed}: {result.instruction} ({outcome} after {result.steps} steps)"
     frames = [

@@ -26,7 +26,7 @@ from typing import Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.channel import Channel, ChannelClosed
-from rlinf_vla.core.robot import CellError, RobotError
+from rlinf_vla.core.robot import RobotError
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
 from rlinf_vla.realworld.operator_session import OperatorLeft
 from rlinf_vla.realworld.recorder import recover_episode
@@ -100,7 +100,7 @@ def main(directory: Path) -> None:
         last = {"left": str(orders.ended)}
     except OperatorLeft as left:
         last = {"left": str(left)}
-    except (UserError, CellError) as error:
+    except UserError as error:
         last = {"mistake": str(error)}
     except RobotError as error:
         last = {"robot": str(error)}

@@ -17,10 +17,8 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper, env_reward
-from rlinf_vla.rollout.split import require_separable, strip_to_head
 from rlinf_vla.runtime.recipes import asset_path
 from rlinf_vla.training.checkpoint import load_checkpoint, load_heads
-from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
 
@@ -52,12 +50,16 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
         policy = build_algorithm(recipe).wrap(policy, recipe.seed)
     load_heads(policy, directory)
     if recipe.cluster.gradient_checkpointing:
+        from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
+
         checkpoint_blocks(policy)
     return policy.to(recipe.cluster.device)
 
 
 def build_head(recipe: Recipe) -> Policy:
     """Return the action head of the recipe's policy, without weights (``rollout.split=head``)."""
+    from rlinf_vla.rollout.split import require_separable, strip_to_head
+
     model = plugins.choose("model", recipe.model.name, plugins.models())
     require_separable(model)
     policy: Policy = model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)

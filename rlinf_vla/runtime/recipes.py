@@ -21,7 +21,6 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.config.recipe import ModelConfig, Recipe, RewardConfig
 from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
-from rlinf_vla.config.suggestions import suggest_keys
 from rlinf_vla.core import plugins
 
 ASSET = "asset://"
@@ -130,6 +129,8 @@ def unknown_key_hint(key: str) -> str:
     known = keys()
     if key in known:
         return " of the chosen env, model or algorithm: give recipe=NAME, which chooses all three"
+    from rlinf_vla.config.suggestions import suggest_keys
+
     found = suggest_keys(key, known)
     return f"; did you mean {' or '.join(found)}?" if found else " (--cfg job shows all keys)"
 

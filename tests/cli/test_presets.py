@@ -14,7 +14,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlinf_vla.cli import compose
 from rlinf_vla.cli import list as list_command
-from rlinf_vla.cli import train as train_command
 from rlinf_vla.config.recipe import PresetConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.runtime import recipes
@@ -113,7 +112,7 @@ def test_one_iteration_at_a_tiny_size(
     algorithm = header(preset).algorithm
     assert algorithm is not None
     monkeypatch.setattr(plugins, "models", lambda: dict(PACKAGED) | {"linear": LinearPolicy})
-    monkeypatch.setattr(train_command, "write_report", lambda directory: directory)
+    monkeypatch.setattr("rlinf_vla.telemetry.report.write_report", lambda directory: directory)
     small = [*TINY[model], "model.options.random_weights=true", "env.state_dim=8", *SMALL[algorithm]]
     found = rlinf_vla(*counting.arguments("train", f"counting_{algorithm}", f"preset={preset}", f"model={model}", *small, *ONCE))
     assert found.code == 0, found.out + found.err

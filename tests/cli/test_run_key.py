@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 
 from rlinf_vla.cli import compose
 from rlinf_vla.cli import list as list_command
-from rlinf_vla.cli import train as train_command
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime import recipes, run_directory
 from tests.cli.conftest import CommandLine, Counting
@@ -28,7 +27,7 @@ Train = Callable[..., Path]
 @pytest.fixture
 def train(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Trains in a run directory of that name."""
-    monkeypatch.setattr(train_command, "write_report", lambda directory: directory)
+    monkeypatch.setattr("rlinf_vla.telemetry.report.write_report", lambda directory: directory)
 
     def run(name: str, *overrides: str, recipe: str = "counting_ppo") -> Path:
         found = rlinf_vla(*counting.arguments("train", recipe, f"run_dir={name}", *overrides))

@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlinf_vla.cli import train as train_command
 from rlinf_vla.core.types import ActionEval, StepResult
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.metrics import read_metrics
@@ -55,7 +54,7 @@ def train(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatc
 
     def run(name: str, *overrides: str, code: int = 0, report: bool = False, recipe: str = "counting_ppo") -> Path:
         if not report:
-            monkeypatch.setattr(train_command, "write_report", lambda directory: directory)
+            monkeypatch.setattr("rlinf_vla.telemetry.report.write_report", lambda directory: directory)
         found = rlinf_vla(*counting.arguments("train", recipe, f"run_dir={name}", *overrides))
         assert found.code == code, found.out + found.err
         return tmp_path / name
