@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch is imported anywhere: one thread is the fastest for tiny tensors, and what subprocesses inherit.
@@ -17,6 +18,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (sys.path[0], os.environ
 import pytest
 from hypothesis import Phase, settings
 
+from rlinf_vla.core.channel import Channel
 from tests.leaks import nothing_is_left_behind, pytest_fixture_setup, temporary_folder  # noqa: F401
 from tests.skips import SkipCheck
 
@@ -36,3 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         check = SkipCheck(config.getoption("--all-extras"), config.getoption("--list-not-installed"))
         config.pluginmanager.register(check, "skip-check")
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Channel, Channel]]:
+    """Both ends of a channel."""
+    ours, theirs = Channel.pair()
+    yield (ends := (ours, Channel(theirs)))
+    for end in ends:
+        end.close()

@@ -47,8 +47,8 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
     print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {builders.relative(directory)}")
     with ExitStack() as stack:
         stack.callback(_report, directory)
-        steps = recipe.iterations if recipe.algorithm.family == SUPERVISED else 0
-        console = stack.enter_context(TrainingConsole(recipe.iterations, 60 * (recipe.session.minutes or math.inf), steps))
+        brief, seconds = recipe.algorithm.family == SUPERVISED, 60 * (recipe.session.minutes or math.inf)
+        console = stack.enter_context(TrainingConsole(recipe.iterations, seconds, brief))
         recipe, monitor = _planned(recipe, console.say)
         losses_left = recipe.cluster.trainer_restarts
         while True:

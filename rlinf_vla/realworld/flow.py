@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from rlinf_vla.algorithms.base import CRITIC
 from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
@@ -78,8 +77,7 @@ class OnlineFlow(ReplayFlow):
     def share(self) -> int:
         """Send the current weights to the robot process if it lacks them; return their version."""
         if self._published != self.policy_version:
-            acting = {name: value for name, value in self.trainer.parameters.items() if not name.startswith(CRITIC)}
-            self.player.publish(acting, self.policy_version)
+            self.player.publish(self.trainer.acting_weights(), self.policy_version)
             self._published = self.policy_version
         return self.policy_version
 

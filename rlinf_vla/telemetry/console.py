@@ -23,15 +23,15 @@ class TrainingConsole:
     A context manager, so that the cursor is restored however the run ends.
     """
 
-    def __init__(self, total_iterations: int, seconds: float = math.inf, steps: int = 0) -> None:
+    def __init__(self, total_iterations: int, seconds: float = math.inf, brief: bool = False) -> None:
         """``seconds``: time budget of the run, after which no further iteration begins.
 
-        ``steps``: iterations are that many optimiser steps, so ten lines report on them in a log
+        ``brief``: iterations are single optimiser steps, so ten lines report on them in a log
         file, and as many on a stage.
         """
         self._total, self._limit, self._spent = total_iterations, seconds, 0.0
-        self._every, self._tenths = max(1, steps // PLAIN_STEPS), dict[str, int]()
-        self._stages = steps > 0
+        self._brief, self._tenths = brief, dict[str, int]()
+        self._every = max(1, total_iterations // PLAIN_STEPS) if brief else 1
         self._seconds: deque[float] = deque(maxlen=10)
         self._live = _live_progress()
         if self._live is not None:
@@ -70,7 +70,7 @@ class TrainingConsole:
         """Show that ``fraction`` in [0, 1] of the stage ``name`` is done."""
         if self._live is not None:
             self._live.update(self._task, stage=f"{name} {fraction:.0%}")
-        elif self._stages:
+        elif self._brief:
             say_tenths(self._tenths, name, fraction)
 
     def say(self, text: str) -> None:

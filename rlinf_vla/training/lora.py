@@ -193,6 +193,12 @@ def _rounded(policy: Policy) -> Iterator[None]:
                 parameter.copy_(value)
 
 
+def rounded_weights(policy: Policy, weights: Tensors) -> Tensors:
+    """Return ``weights`` in the network's dtype, as rollouts use them with ``rounded_weights``."""
+    dtype = network_dtype(policy)
+    return {name: value.to(dtype) for name, value in weights.items()}
+
+
 def network_dtype(policy: Policy) -> torch.dtype:
     """Return the dtype of most of the backbone's weights."""
     counts: dict[torch.dtype, int] = {}

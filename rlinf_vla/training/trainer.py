@@ -228,6 +228,10 @@ class Trainer:
         """
         return gather_full({name: parameter.detach() for name, parameter in self.parameters.items()})
 
+    def acting_weights(self) -> Tensors:
+        """Return the trainable weights that an actor needs, which has no critic. Not if sharded."""
+        return {name: parameter.detach() for name, parameter in self.parameters.items() if not name.startswith(CRITIC)}
+
     def state(self) -> Tensors:
         """Return Adam's state as ``<parameter>.exp_avg`` and so on, and the averages ``target.*``.
 

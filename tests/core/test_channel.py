@@ -5,20 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rlinf_vla.core.channel import PACKET, Channel, ChannelClosed, Listener, ask
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[Channel, Channel]]:
-    ours, theirs = Channel.pair()
-    yield (ends := (ours, Channel(theirs)))
-    for end in ends:
-        end.close()
 
 
 def test_messages_come_whole_and_in_order(pair: tuple[Channel, Channel]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,14 +10,6 @@ from rlinf_vla.core.channel import Channel, ChannelClosed
 from rlinf_vla.realworld import process
 from rlinf_vla.realworld.episode import TRAINING, Job
 from rlinf_vla.realworld.process import END, LEARNER_GONE, SESSION_OVER, AnswerWriter, CommandReader
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[Channel, Channel]]:
-    ours, theirs = Channel.pair()
-    yield (ends := (ours, Channel(theirs)))
-    for end in ends:
-        end.close()
 
 
 def test_a_learner_that_does_not_listen_for_long_loses_no_answer_and_makes_nobody_wait(pair: tuple[Channel, Channel]) -> None:

@@ -17,8 +17,8 @@ from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import OnPolicyFlow
 from rlinf_vla.runtime.local import drawn_episodes
-from rlinf_vla.runtime.ray.pool import Pool, ShardLost, slices
-from rlinf_vla.runtime.ray.rollout_workers import ShardDone, Weights
+from rlinf_vla.runtime.ray.pool import Pool, ShardLost
+from rlinf_vla.runtime.ray.rollout_workers import ShardDone, Weights, evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed, light_trajectory, serial_of
 from rlinf_vla.runtime.ray.shards import Shards, Task
 from rlinf_vla.runtime.ray.trainer_workers import Trainers
@@ -197,8 +197,7 @@ class RayFlow(OnPolicyFlow):
         if self.policy_version not in self._weights:
             self.send_weights()
         weights, size = self._weights[self.policy_version], max(1, self.num_envs // self.workers)
-        works = [(*weights, part, temperature, filmed) for part in slices(episodes, size)]
-        return list(itertools.chain.from_iterable(self.rollouts.map("play_evaluation", works, progress)))
+        return evaluate_on(self.rollouts, weights, size, episodes, temperature, filmed, progress)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)

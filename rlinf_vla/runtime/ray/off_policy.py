@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.algorithms.base import CRITIC
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import EpisodeRecords, Episodes
@@ -20,12 +18,12 @@ from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Runtime, Say
 from rlinf_vla.runtime.off_policy import OffPolicyFlow
 from rlinf_vla.runtime.ray.pool import Pool, slices
-from rlinf_vla.runtime.ray.rollout_workers import Weights
+from rlinf_vla.runtime.ray.rollout_workers import Weights, evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed
 from rlinf_vla.runtime.ray.worker import clock_offset, shifted
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import save_checkpoint
-from rlinf_vla.training.lora import network_dtype
+from rlinf_vla.training.lora import rounded_weights
 from rlinf_vla.training.trainer import Trainer
 
 
@@ -39,26 +37,18 @@ class RayCollector:
         self.share = max(1, num_envs // len(pool.actors))
         """Episodes per call of a worker."""
         self._version = 0
-        self._weights: tuple[Weights, Any] | None = None
+        self.publish()
 
     def publish(self) -> None:
         import ray
 
-        acting = {name: value.detach() for name, value in self.trainer.parameters.items() if not name.startswith(CRITIC)}
+        acting = self.trainer.acting_weights()
         if self.settings.rounded:
-            dtype = network_dtype(self.policy)
-            acting = {name: value.to(dtype) for name, value in acting.items()}
+            acting = rounded_weights(self.policy, acting)
         self._version += 1
         packed = ray.put(Packed.of(acting))
-        self._weights = (Weights(self._version, packed), packed)
-
-    @property
-    def weights(self) -> tuple[Weights, Any]:
+        self.weights: tuple[Weights, Any] = (Weights(self._version, packed), packed)
         """The published weights: version, and reference to the tensors."""
-        if self._weights is None:
-            self.publish()
-        assert self._weights is not None
-        return self._weights
 
     def collect(
         self, episodes: Episodes, rewards: ChunkRewards, expert: bool, timeline: Timeline, progress: Callable[[float], None]
@@ -73,8 +63,7 @@ class RayCollector:
 
     def evaluate(self, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
         """Run the first ``episodes`` evaluation episodes; record frames of the first ``filmed``."""
-        works = [(*self.weights, part, temperature, filmed) for part in slices(episodes, self.share)]
-        return list(itertools.chain.from_iterable(self.pool.map("play_evaluation", works, progress)))
+        return evaluate_on(self.pool, self.weights, self.share, episodes, temperature, filmed, progress)
 
     def metrics(self) -> dict[str, float]:
         lost, recovery_s = self.pool.news()
@@ -87,10 +76,8 @@ def open_off_policy(recipe: Recipe, pool: Pool, directory: Path, checkpoint: Pat
     policy, trainer, state = builders.build_learner(recipe, checkpoint, say)
     assert isinstance(policy, Policy)
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
-    collector, threads = (
-        RayCollector(pool, policy, trainer, settings, recipe.env.num_envs),
-        partial(builders.threads, recipe.cluster.update_threads),
-    )
+    collector = RayCollector(pool, policy, trainer, settings, recipe.env.num_envs)
+    threads = partial(builders.threads, recipe.cluster.update_threads)
     flow = OffPolicyFlow(collector, trainer, settings, Timeline(), recipe.algorithm, directory / run_directory.REPLAY, state, threads)
 
     def save(state: dict[str, Any]) -> None:

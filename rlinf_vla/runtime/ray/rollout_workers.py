@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.rollout.reward_shaping import seen
 from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head
 from rlinf_vla.rollout.transitions import ChunkRewards, record_transitions
+from rlinf_vla.runtime.ray.pool import Pool, slices
 from rlinf_vla.runtime.ray.serialization import Packed, heavy_parts, light_part
 from rlinf_vla.runtime.ray.worker import (
     Builders,
@@ -196,7 +198,7 @@ class RolloutWorker(PolicyWorker):
         with self.builders.rollout_threads():
             self.weights, seconds = weights, self.load(weights.version, own)
             rollouts = play(self.groups if apart else self.rewarded, timeline, seen if apart else lambda call: {})
-        spans = [each._replace(track=f"rollout {self.place} {each.track}") for each in shifted(timeline.spans(), clock_offset())]
+        spans = self._spans(timeline)
         crossed = (self.actor.sent, self.actor.received) if isinstance(self.actor, SplitActor) else (0, 0)
         heavy, scene = heavy_parts(rollouts)
         return ShardDone(light_part(rollouts), spans, seconds, heavy.nbytes + scene.nbytes, *crossed), heavy, scene
@@ -220,9 +222,20 @@ class RolloutWorker(PolicyWorker):
             self.weights = weights
             self.load(weights.version, own)
             found = record_transitions(self.policy, self.actor, self.rewarded, episodes, rewards, expert, timeline)
-        spans = [each._replace(track=f"rollout {self.place} {each.track}") for each in shifted(timeline.spans(), clock_offset())]
-        return [(Packed.of(each.records), each.success, each.steps) for each in found], spans
+        return [(Packed.of(each.records), each.success, each.steps) for each in found], self._spans(timeline)
+
+    def _spans(self, timeline: Timeline) -> list[Span]:
+        """Return the spans under this worker's name, in seconds of ``time.time``."""
+        return [each._replace(track=f"rollout {self.place} {each.track}") for each in shifted(timeline.spans(), clock_offset())]
 
     def demonstrate(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
         with self.builders.rollout_threads():
             return collect_demonstrations(self.policy, self.groups, config, self.builders.settings.run_seed)
+
+
+def evaluate_on(
+    pool: Pool, weights: tuple[Weights, Any], size: int, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None]
+) -> list[EpisodeResult]:
+    """Run the first ``episodes`` evaluation episodes on the pool's workers, ``size`` in a call."""
+    works = [(*weights, part, temperature, filmed) for part in slices(episodes, size)]
+    return list(itertools.chain.from_iterable(pool.map("play_evaluation", works, progress)))

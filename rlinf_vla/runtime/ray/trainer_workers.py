@@ -23,7 +23,7 @@ from rlinf_vla.runtime.ray.scoring_workers import learning, whole
 from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed
 from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, node_address, off_the_gpu
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
-from rlinf_vla.training.lora import network_dtype
+from rlinf_vla.training.lora import rounded_weights
 from rlinf_vla.training.sharding import shard
 
 
@@ -77,8 +77,7 @@ class TrainerWorker(Worker):
         """
         everything = self.trainer.weights() if earlier_weights is None else earlier_weights.tensors()
         if self.builders.settings.rounded:
-            dtype = network_dtype(self.policy)
-            everything = {name: value.to(dtype) for name, value in everything.items()}
+            everything = rounded_weights(self.policy, everything)
         packed = Packed.of(everything)
         head = Packed.of(head_weights(self.policy, everything)) if self.policy.split_unsupported is None else Packed({})
         return packed.nbytes, packed, head
