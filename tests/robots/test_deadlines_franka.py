@@ -32,16 +32,18 @@ EVERY, SLOW = 10, 20 if PAGE else 2
 """Every so many inferences one is slow; so many are."""
 MAX_AGE_S, EDGE_S = 0.6, 0.025
 """Between the two ends of a slope."""
-HEAD = """# Late inferences, in real time
+HEAD = """# Late inferences in real time
 
 `make robot-deadlines`, {today}: {where}.
 
-The simulated Franka goes round at 10 Hz, chunks of one action, infer then execute; franky, the arm's process, the camera and MuJoCo are
-beside it on the same cores. An inference takes 20 ms, and every tenth as long as stated; in the last line each takes 0 to 70 ms, at random.
-A step whose action is not there is held. No command may come from an observation older than {age:g} ms. The tool's acceleration is the
-simulator's, from slopes over {edge:g} ms; the command's limit is {limit:g} m/s².
+The simulated Franka moves in a circle at 10 Hz, with chunks of one action, infer then execute;
+franky, the arm's process, the camera and MuJoCo share its cores. An inference takes 20 ms, and
+every tenth takes the stated time; in the last line each takes a random time from 0 to 70 ms. A step
+whose action is not ready is held. No command may come from an observation older than {age:g} ms.
+The tool's acceleration is the simulator's, from slopes over {edge:g} ms; the command's limit is
+{limit:g} m/s².
 
-| every tenth takes, ms | misses injected | counted | oldest observation of a command, ms | step begun too late, p99 ms | tool, most m/s² |
+| every tenth takes, ms | misses injected | counted | oldest observation of a command, ms | lateness of a step, p99 ms | tool, maximum m/s² |
 |---|---|---|---|---|---|
 """
 
@@ -99,7 +101,7 @@ def test_misses_are_those_that_were_injected(session: Session, cell: SimulatedCe
 
 
 def acceleration(samples: list[tuple[float, tuple[np.ndarray, np.ndarray]]], arm: FrankaKinematics) -> float:
-    """Of the tool, the most, m/s²."""
+    """The tool's largest acceleration, in m/s²."""
     times = np.array([when for when, _ in samples])
     speeds = np.array([(arm.jacobian(at) @ rate)[:3] for _, (at, rate) in samples])
     later = np.searchsorted(times, times + EDGE_S)
