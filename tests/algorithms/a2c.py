@@ -1,4 +1,4 @@
-"""Advantage actor-critic (A2C, Mnih et al. 2016) as a package of its own adds it: an on-policy algorithm."""
+"""Advantage actor-critic (A2C, Mnih et al. 2016) as an external package adds it: an on-policy algorithm."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from rlinf_vla.benchmarks import load as bench_load
 from tests.cli.conftest import CommandLine
 
 
-def test_what_loading_takes_is_reported(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the tiny model and in this process: the numbers mean nothing, the steps are the same."""
+def test_time_and_memory_of_loading_are_reported(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the tiny model and in this process: the numbers are meaningless, but the steps are the same."""
     shards: list[Path] = []
 
     def in_process(stage: str, folder: str, chosen: dict[str, Any]) -> dict[str, Any]:

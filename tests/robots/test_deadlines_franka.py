@@ -43,7 +43,7 @@ whose action is not ready is held. No command may come from an observation older
 The tool's acceleration is the simulator's, from slopes over {edge:g} ms; the command's limit is
 {limit:g} m/s².
 
-| every tenth takes, ms | misses injected | counted | oldest observation of a command, ms | lateness of a step, p99 ms | tool, maximum m/s² |
+| every tenth takes, ms | misses injected | counted | oldest observation, ms | lateness of a step, p99 ms | tool, maximum m/s² |
 |---|---|---|---|---|---|
 """
 
