@@ -41,7 +41,7 @@ UPDATE = 2 * (0.25 + 32 * 0.01 + 0.125) / 2
 def test_one_group_in_one_process_is_sequential() -> None:
     found = played(Plan())
     assert found.seconds == pytest.approx(ROLLOUT + UPDATE)
-    assert sum(found.critical.values()) == pytest.approx(found.seconds), "all time is waiting time"
+    assert sum(found.critical.values()) == pytest.approx(found.seconds), "all time is accounted for"
     assert found.critical["the simulators"] == pytest.approx(8 * 1.6) and found.critical["resets in the simulators"] == pytest.approx(8.0)
     assert found.bottleneck.startswith(f"an iteration of {found.seconds:.3g} s waits for the simulators")
     assert found.steps == 128 and found.steps_per_s == pytest.approx(128 / found.seconds)
