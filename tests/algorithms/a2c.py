@@ -28,7 +28,7 @@ class A2CConfig(OnPolicyConfig):
 
 
 class A2C(OnPolicy):
-    """A step up the policy gradient on whole rollouts, without a probability ratio."""
+    """A step of gradient ascent on complete rollouts, without a probability ratio."""
 
     Config = A2CConfig
     config: A2CConfig

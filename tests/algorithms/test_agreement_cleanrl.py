@@ -1,7 +1,7 @@
 """Compares with the mathematics of CleanRL (Huang et al., JMLR 2022), reimplemented here as loops over numbers.
 
 Sources: ``cleanrl/ppo.py`` and ``ppo_continuous_action.py`` (GAE with ``nextnonterminal``, the clipped losses) and
-``sac_continuous_action.py`` (targets, actor, alpha). Where the two mean different things, the test says which and by how much.
+``sac_continuous_action.py`` (targets, actor, alpha). Where the two differ by definition, the test states how and by how much.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def group(seed: int, won: int) -> Trajectory:
 
 
 class Given:
-    """A flow whose draws are given: how many attempts of each group succeed. ``moved``: after so many updates the policy is far enough."""
+    """A flow with given numbers of successful attempts per group. ``moved``: updates until the policy exceeds target_kl."""
 
     iteration = 0
 

@@ -84,7 +84,7 @@ def test_actions_that_were_not_executed_do_not_matter(policy: LinearPolicy, roll
 
 @pytest.mark.parametrize("unit", GAMMA_UNITS)
 @pytest.mark.parametrize("normalize", [True, False])
-def test_advantages_are_normalised_over_the_whole_batch_when_asked(rollouts: Trajectory, normalize: bool, unit: str) -> None:
+def test_advantages_are_optionally_normalised_over_the_batch(rollouts: Trajectory, normalize: bool, unit: str) -> None:
     config = replace(CONFIG, normalize_advantages=normalize, gamma_unit=unit)
     batch, metrics = PPO(config, 1.0).advantages(rollouts)
     advantage, target = gae(rollouts, 0.9, 0.8, unit)

@@ -29,7 +29,7 @@ def test_time_and_memory_of_loading_are_reported(rlinf_vla: CommandLine, monkeyp
     assert 0 <= above < whole and "seconds to load" in found.out
 
 
-def test_a_measurement_that_fails_says_why(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_measurement_names_the_reason(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "model.sizes is not a key" in rlinf_vla("bench", "load", "+model.sizes=7").complaint
     monkeypatch.setattr(bench_load.sys, "executable", "/bin/false")
     assert "could not make the checkpoint" in rlinf_vla("bench", "load").complaint

@@ -367,7 +367,7 @@ def test_a_policy_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize("overrides", [["algorithm.horizon=0"], ["algorithm.horizon=8"]])
-def test_a_rollout_holds_whole_episodes(rlinf_vla: CommandLine, counting: Counting, overrides: list[str]) -> None:
+def test_a_rollout_has_complete_episodes(rlinf_vla: CommandLine, counting: Counting, overrides: list[str]) -> None:
     assert overrides[0] in rlinf_vla(*counting.arguments("train", "counting_ppo", *overrides)).complaint
     assert all(env.closed for env in counting.plugin.created)
 

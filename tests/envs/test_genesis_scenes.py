@@ -70,7 +70,7 @@ def test_a_scene_file_is_read(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(GOOD))
     found, document = read_scene(path)
     assert (found.name, found.episode_limit, found.told(1)) == ("corner", 30, "put the ball into the corner")
-    assert document == GOOD, "`on` stays a word"
+    assert document == GOOD, "`on` is not parsed as a boolean"
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_a_wrong_setting_is_named_with_its_fix(config: dict[str, Any], message: 
     assert "\n" not in str(error.value)
 
 
-def test_a_time_limit_of_its_own_is_refused() -> None:
+def test_an_environment_with_a_time_limit_is_refused() -> None:
     (env,) = make(**TINY, kwargs={"truncates": True})
     env.reset(episodes(1, 2, 3))
     with pytest.raises(UserError, match="truncates episodes itself"):

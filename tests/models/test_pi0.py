@@ -198,7 +198,7 @@ def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize(("name", "value"), [("sampler", "ddim"), ("value_on", "both")])
-def test_unknown_words(name: str, value: str) -> None:
+def test_unknown_option_values(name: str, value: str) -> None:
     with pytest.raises(UserError, match=f"model.options.{name}={value} is not known"):
         check_values(Pi0Options(**{name: value}), "model.options.")
 

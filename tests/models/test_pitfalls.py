@@ -80,7 +80,7 @@ def test_no_jpeg_round_trip(prismatic: Fixture, evaluated: Arrays) -> None:
     assert mean_difference(lanczos(images(image), SIZE)[..., ::3, ::3], expected) > 3
 
 
-def test_an_official_fine_tune_is_cropped_unless_told_otherwise(tmp_path: Path) -> None:
+def test_an_official_fine_tune_is_cropped_by_default(tmp_path: Path) -> None:
     base = {"norm_stats": {"bridge_orig": {}}}
     assert read_conventions(tmp_path, base, OpenVLAOptions()) == {"center_crop": False, "resize": "processor", "gripper": "raw"}
     (tmp_path / "dataset_statistics.json").write_text("{}")

@@ -25,7 +25,7 @@ def tasks(draw: st.DrawFn) -> list[Task]:
 RESOURCES = {"a": Resource(1.0), "b": Resource(2.0)}
 
 
-def test_alone_a_task_takes_its_work() -> None:
+def test_a_single_task_takes_the_time_of_its_work() -> None:
     played = run_events([task("a", 3.0), task("", 1.0, 0), task("b", 4.0, 1, width=2.0)], RESOURCES)
     assert played.end == pytest.approx([3.0, 4.0, 6.0]) and played.cause == [-1, 0, 1]
 
@@ -36,7 +36,7 @@ def test_two_tasks_share_one_unit() -> None:
 
 
 def test_cores_are_shared_up_to_what_each_task_can_use() -> None:
-    """Two units; one task that can use both beside one that can use one: 4/3 and 2/3 of a unit until the first of them has ended."""
+    """Two units; one task that can use both and one that can use one: 4/3 and 2/3 of a unit until the first of them has ended."""
     played = run_events([task("b", 4.0, width=2.0), task("b", 1.0)], RESOURCES)
     assert played.end == pytest.approx([2.5, 1.5])
 

@@ -224,7 +224,7 @@ def test_more_workers_are_never_slower_without_shared_resources(known: Profile, 
     assert times[1] <= times[0] + 1e-6 and times[2] <= times[1] + 1e-6
 
 
-def test_pictures_and_traces(tmp_path: Path) -> None:
+def test_timelines_and_traces(tmp_path: Path) -> None:
     found = played(replace(RAY, rollout_workers=2), workload(processes=2))
     picture = found.picture(60).splitlines()
     assert all(row.count("|") == 2 and len(row.split("|")[1]) == 60 for row in picture[:-2])

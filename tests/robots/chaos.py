@@ -37,7 +37,7 @@ CAMERA_S = 0.1
 
 @dataclass(frozen=True)
 class Fault:
-    """latched: start of its name, a regular expression; None: nothing may happen. notice: seconds until the arm begins to stop at the
+    """latched: start of its name, a regular expression; None: nothing may happen. notice: seconds until the arm starts to stop at the
     latest, of the cell's limits and of what a camera may."""
 
     latched: str | None
@@ -229,7 +229,7 @@ class Chaos(ABC):
         after = [(when, speed) for when, speed in self.trajectory() if when >= self._injected]
         assert after[-1][0] > self._injected + self.stated_s(fault), "it was observed long enough"
         stood = max((when for when, speed in after if speed > self.still), default=self._injected) - self._injected
-        assert stood <= self.patience * self.stated_s(fault), f"it stopped after {stood:.2f} s, {self.stated_s(fault):.2f} s are stated"
+        assert stood <= self.patience * self.stated_s(fault), f"it stopped after {stood:.2f} s; the bound is {self.stated_s(fault):.2f} s"
         self._named(latched)
         self.fix(fault)
         self._wait(self.clock.now() + 0.2)

@@ -77,7 +77,7 @@ class Killed:
         assert latched[0] == fault, latched
         wait_until(lambda: self.seen.samples[-1][0] > when + self.stated_s, 60, "it was observed long enough")
         stood = self.seen.last_moving(when, STILL_RAD_S) - when
-        assert stood <= PATIENCE * self.stated_s, f"it stopped after {stood:.2f} s, {self.stated_s:.2f} s are stated"
+        assert stood <= PATIENCE * self.stated_s, f"it stopped after {stood:.2f} s; the bound is {self.stated_s:.2f} s"
         return when, stood
 
     def wait_acknowledged(self, fault: str, before: int) -> None:

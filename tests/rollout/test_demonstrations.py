@@ -111,7 +111,7 @@ def test_the_executed_actions_have_the_configured_noise(sigma: float, random_act
     else:
         noise = (executed - advice)[:, 3]
         assert abs(float(noise.mean())) < 0.05 and abs(float(noise.std()) - sigma) < 0.03
-    assert len(executed[:, 3].unique()) > 0.9 * len(executed), "drawn anew at every step"
+    assert len(executed[:, 3].unique()) > 0.9 * len(executed), "drawn at every step"
 
 
 def test_a_detour_starts_the_episode_in_one_direction_and_is_not_learnt() -> None:

@@ -149,7 +149,7 @@ def test_uniform_moments_and_ends() -> None:
 
 @pytest.mark.parametrize("extreme", [0, 2**32 - 1])
 def test_uniform_never_reaches_its_ends(extreme: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """log(-log u) must be finite for every word that the generator can give."""
+    """log(-log u) must be finite for every output of the generator."""
     monkeypatch.setattr(CounterNoise, "words", lambda self, count: torch.full((5, count), extreme))
     u = noise().uniform(2)
     assert ((u > 0) & (u < 1)).all() and torch.log(-torch.log(u)).isfinite().all() and noise().normal(2).isfinite().all()
