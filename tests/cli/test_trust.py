@@ -85,9 +85,7 @@ def test_verify_uses_no_path_that_the_file_names(rlinf_vla: CommandLine, result:
         ("asset_dir", "asset_dir is not KEY=VALUE"),
     ],
 )
-def test_the_command_line_sets_only_keys_of_the_command_line(
-    rlinf_vla: CommandLine, result: Callable[..., Path], said: str, words: str
-) -> None:
+def test_other_keys_cannot_be_set_for_verify(rlinf_vla: CommandLine, result: Callable[..., Path], said: str, words: str) -> None:
     assert words in rlinf_vla("verify", str(result("maniskill")), said).complaint
 
 

@@ -24,7 +24,7 @@ def test_totals_of_a_cluster() -> None:
     assert describe("mine", [*nodes, NodeConfig("free", gpus=1)], gpu=True).price_per_hour is None
 
 
-def test_spot_nodes_are_used_last_and_nodes_without_gpus_not_at_all() -> None:
+def test_spot_nodes_come_last_and_nodes_without_gpus_are_excluded_on_gpus() -> None:
     nodes = [NodeConfig("spot", gpus=1, spot=True), NodeConfig("plain"), NodeConfig("kept", gpus=1)]
     assert [node.name for node in describe("mine", nodes, gpu=True).nodes] == ["kept", "spot"]
     assert [node.name for node in describe("mine", nodes, gpu=False).nodes] == ["plain", "kept", "spot"]

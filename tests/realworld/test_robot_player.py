@@ -219,7 +219,7 @@ def test_a_pause_at_the_moment_of_success_counts() -> None:
 
 
 @pytest.mark.parametrize(("word", "why"), [(PAUSE, "paused by Ada"), (QUIT, "Ada said quit"), (None, "the session is over")])
-def test_a_pause_while_the_arm_goes_home_stops_it(word: str | None, why: str) -> None:
+def test_a_pause_or_an_end_of_the_session_stops_the_arm_on_its_way_home(word: str | None, why: str) -> None:
     toy = Toy()
     homed: list[float] = []
 
