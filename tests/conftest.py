@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Before torch is imported anywhere: one thread is the fastest for tiny tensors, and what subprocesses inherit.
+# Before torch is imported: one thread is the fastest for tiny tensors, and subprocesses inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # As runtime/ray/cluster.py does for the process that first connects to a cluster.
@@ -24,7 +24,7 @@ from tests.skips import SkipCheck
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
 settings.register_profile("without shrinking", settings.get_profile("repeatable"), phases=(Phase.explicit, Phase.generate))
-"""For tests/mutate.py, to which a failure is enough."""
+"""For tests/mutate.py, which only needs to know that a test fails."""
 settings.load_profile("repeatable")
 
 

@@ -1,4 +1,4 @@
-"""What a test module leaves behind in the process that ran it, beside files in its own tmp_path."""
+"""What a test module leaves behind in its process, apart from files in its tmp_path."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SET_BY_LIBRARIES = {
     "Ray, when it is imported or started": ("PYTHONBREAKPOINT", "RAY_CLIENT_MODE"),
     "runtime/ray/cluster.py, before it imports Ray": ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
 }
-"""Environment variables that others change, for good."""
+"""Environment variables that other libraries change permanently."""
 GRACE_S = 10.0
-"""What is told to end has this long to do so. Only a failure waits that long."""
+"""Seconds for threads and processes to end. Only a failure waits this long."""
 
 State = dict[str, dict[Hashable, str]]
-"""For each kind of thing, what there is: how it is recognised, and how a person would call it."""
+"""For each kind of resource, the present ones: an identity, and a readable name."""
 ADDED = ("thread", "child process", "socket", "pipe", "temporary file")
-"""Kinds of which only what is new matters; of the others, also what is gone or has another value."""
+"""Kinds of which only additions are leaks; of the others, also removals and changed values."""
 
 
 def state() -> State:
@@ -72,7 +72,7 @@ def state() -> State:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # that thread or process has just ended
+    except OSError:  # the thread or process has just ended
         return ""
 
 
@@ -87,12 +87,12 @@ def left_behind(before: State, after: State) -> list[str]:
 
 
 def left_behind_for_good(before: State, grace_s: float = GRACE_S) -> list[str]:
-    """The same for what is there now and stays, also when garbage is collected."""
+    """The same for what exists now and remains after garbage collection."""
     until = time.monotonic() + grace_s
     while found := left_behind(before, state()):
         if time.monotonic() > until:
             break
-        gc.unfreeze()  # a control loop has the collector pass over what was there before it
+        gc.unfreeze()  # a control loop freezes the objects that existed before it
         gc.collect()
         time.sleep(0.05)
     return found

@@ -1,8 +1,8 @@
-"""Mutation testing: is each listed mistake noticed by the tests that are directly about it?
+"""Mutation testing: checks that each listed mistake fails the tests that are directly about it.
 
-``tests/mutants/*.toml`` lists mutants, mistakes in the code: the file, the exact text that stands there, and the wrong text in its place.
+``tests/mutants/*.toml`` lists mutants, mistakes in the code: the file, the exact text, and the wrong text that replaces it.
 For each of them the tests that it names run on a copy of the tree in which that one text is exchanged, and must fail. The list is made by
-hand: it holds mistakes that people make (a wrong sign, bound, axis, mask, network, seed), and none that nobody could observe.
+hand: it contains common mistakes (a wrong sign, bound, axis, mask, network, seed) and none that cannot be observed.
 
     python tests/mutate.py --page docs/results/mutants.md     # all (make mutants)
     python tests/mutate.py soft_trainer                       # those whose path or description contains that
@@ -30,19 +30,19 @@ from queue import Queue
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix("").with_name("mutants")
 CODE = ("rlinf_vla", "benchmarks", "models", "envs", "rewards", "robots")
-"""What is copied; of these, all but the first are installed inside it."""
+"""The copied packages; all but the first are installed inside the first."""
 LINKED = ("recipes", "assets", "docs", "README.md", "Makefile", "constraints.txt")
 KILLED, SURVIVED, ELSEWHERE, LATE = 1, 0, 99, 98
 """Exit codes: pytest's; the copy was not what the tests imported; it took longer than LIMIT_S."""
 LIMIT_S = 300
 SLOW_TO_IMPORT = ["torch._dynamo", "pytest", "hypothesis.strategies", "hydra", "omegaconf", "pyarrow.parquet", "av", "safetensors.torch"]
-"""Seconds, once instead of for every mutant. Nothing of the project is among them."""
+"""Slow imports, done once instead of for every mutant. No module of the project is among them."""
 WANTED = 0.95
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """``survived_before``: it is known that the tests as they stood at commit 24b5cdf, before this list, did not notice it."""
+    """``survived_before``: the tests at commit 24b5cdf, before this list, are known not to detect it."""
 
     path: str
     what: str
@@ -52,7 +52,7 @@ class Mutant:
     survived_before: bool = False
 
     def applied(self, root: Path) -> str:
-        """The text of the file with the mistake in it. Raises ValueError where the right text does not occur exactly once."""
+        """The text of the file with the mistake. Raises ValueError unless the right text occurs exactly once."""
         text = (root / self.path).read_text()
         if text.count(self.old) != 1:
             raise ValueError(
@@ -86,7 +86,7 @@ def copied(target: Path, tests: Path) -> Path:
 
 
 def run_tests(copy: Path, path: str | None, tests: Sequence[str], log: Path) -> None:
-    """In a process of its own: exits with pytest's code. The copy comes before the installed package, in processes that tests start too."""
+    """In a separate process; exits with pytest's code. The copy precedes the installed package, also in child processes."""
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -148,7 +148,7 @@ class Campaign:
     def judged(self, mutant: Mutant) -> int:
         started = time.monotonic()
         code, printed = self.run(mutant.tests, mutant)
-        if code == LATE:  # it hangs, which is noticed
+        if code == LATE:  # it hangs, which counts as detected
             code = KILLED
         said = {KILLED: "killed", SURVIVED: "SURVIVED", ELSEWHERE: "ERROR: the tests do not import this file"}
         print(f"{said.get(code, f'ERROR {code}'):9} {time.monotonic() - started:5.1f} s  {mutant.path}: {mutant.what}", flush=True)

@@ -1,4 +1,4 @@
-"""The numerical tests under every instruction set that this machine has: ``python tests/portability.py PAGE`` (``make portability``)."""
+"""The numerical tests on each instruction set of this machine: ``python tests/portability.py PAGE`` (``make portability``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from rlinf_vla.telemetry.environment import fingerprint
 
 FOLDERS = ("algorithms", "core", "evaluation", "models", "parity", "planner", "rollout", "runtime", "training")
-"""What computes; simulators, robots and the command line do not depend on how PyTorch rounds."""
+"""Tests of computations; simulators, robots and the command line do not depend on PyTorch's rounding."""
 
 ATEN, MKL, ONEDNN, THREADS = "ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS"
 

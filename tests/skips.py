@@ -1,4 +1,4 @@
-"""Which tests may be skipped, and why. Any other skip fails the run: a test that nobody runs shows nothing."""
+"""Which tests may be skipped, and why. Any other skip fails the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = {
     "ray": ("ray",),
     "peers": ("torchrl",),
 }
-"""What an extra of pyproject.toml installs, as far as tests ask for it."""
+"""Packages of each extra of pyproject.toml that tests need."""
 
 NOT_INSTALLED = "not installed: EXTRAS="
 
@@ -34,10 +34,10 @@ ALLOWED = {
     "an evaluation recipe": "it trains nothing",
     "a robot's recipe": "tests/robots plays it at the simulated arm",
 }
-"""By a part of the reason that the skip gives."""
+"""Keys are parts of the skip's reason."""
 
 WITH_ALL_EXTRAS = ("make cluster-test", "make libero-reference")
-"""Of these, what is not allowed where all extras are installed: `make test-rest` prepares it."""
+"""Of these, the reasons not allowed if all extras are installed: `make test-rest` prepares for them."""
 
 
 def missing(extra: str) -> bool:

@@ -1,4 +1,4 @@
-"""The check of what test modules leave behind sees each kind of it, and fails where it should."""
+"""Tests of the leak check: it detects each kind of leak and fails the module that leaks."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ def more_threads() -> Iterator[None]:
         (other_gradients, "setting of PyTorch gradients"),
     ],
 )
-def test_each_kind_is_seen_and_named(
+def test_each_kind_of_leak_is_detected_and_named(
     leak: Callable[[], AbstractContextManager[object]], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "ray", raising=False)  # with it, sockets are not judged
     before = state()
     with leak():
-        until = time.monotonic() + 10  # a child has its command line a moment after it has begun
+        until = time.monotonic() + 10  # a child has its command line shortly after its start
         found = left_behind(before, state())
         while not any(named in each for each in found):
             assert time.monotonic() < until, found
@@ -136,9 +136,9 @@ def test_each_kind_is_seen_and_named(
     assert left_behind_for_good(before) == []
 
 
-def test_what_only_a_circle_of_objects_holds_is_no_leak() -> None:
+def test_objects_in_a_reference_cycle_are_no_leak() -> None:
     class Holder:
-        """Lets its thread go when it is collected."""
+        """Ends its thread when it is garbage-collected."""
 
         def __init__(self) -> None:
             self.itself, end = self, threading.Event()
@@ -172,7 +172,7 @@ def test_a_module_that_leaks_fails_by_name(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     for name, text in MODULES.items():
         (tmp_path / f"{name}.py").write_text(text)
-    # Without -rN the summary repeats the message, whole where CI is set and cut where it is not.
+    # Without -rN the summary repeats the message, truncated unless CI is set.
     options = ["-rN", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull, "--rootdir", ".", "--basetemp", "temporary"]
     command = [sys.executable, "-m", "pytest", *options, "."]
     said = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True).stdout

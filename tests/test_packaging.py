@@ -1,4 +1,4 @@
-"""What a user installs: a wheel that holds everything, and requests that never replace the PyTorch they have."""
+"""Tests of installation: the wheel is complete, and its requirements never replace an installed PyTorch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel's tree, to be put on PYTHONPATH."""
+    """The wheel's tree, for PYTHONPATH."""
     tree = tmp_path_factory.mktemp("installed")
     zipfile.ZipFile(wheel).extractall(tree)
     return tree
@@ -48,7 +48,7 @@ def packaged(folder: str) -> set[str]:
     return {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
 
 
-def test_the_wheel_holds_everything(wheel: Path) -> None:
+def test_the_wheel_is_complete(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder in SOURCES:
         wanted = packaged(folder)
@@ -56,7 +56,7 @@ def test_the_wheel_holds_everything(wheel: Path) -> None:
         assert wanted and not missing
     assert {"rlinf_vla/py.typed", "rlinf_vla/recipes/train.yaml", "rlinf_vla/assets/openvla_tiny/tokenizer.json"} <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"rlinf_vla"}, "nothing generic in anyone's site-packages"
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"rlinf_vla"}, "no generic name is installed in site-packages"
 
 
 def run_installed(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -69,19 +69,19 @@ def run_installed(installed: Path, *arguments: str, cwd: Path) -> subprocess.Com
 def test_the_wheel_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     where = "import rlinf_vla, rlinf_vla.models.openvla; print(rlinf_vla.__file__, rlinf_vla.models.__file__)"
     environment = os.environ | {"PYTHONPATH": str(installed)}
-    # its own modules are imported, not those of a checkout that is installed as well
+    # the wheel's modules are imported, not those of an installed checkout
     found = subprocess.run([sys.executable, "-c", where], capture_output=True, text=True, timeout=200, cwd=tmp_path, env=environment)
     assert found.stdout.count(str(installed)) == 2, found.stdout + found.stderr
     shown = run_installed(installed, "train", "recipe=maniskill_ppo", "--cfg", "job", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "name: maniskill_ppo" in shown.stdout and "checkpoint: asset://" in shown.stdout
-    assert list(tmp_path.iterdir()) == [], "showing a recipe writes nothing"
+    assert list(tmp_path.iterdir()) == [], "--cfg job writes nothing"
 
 
-# the torch trap: a request that makes pip replace a CPU build by gigabytes of CUDA, or a torchvision that breaks transformers
+# requirements that make pip replace a CPU build by a CUDA build, or install a torchvision that breaks transformers
 
 
-def test_torch_here_is_one_that_fits_this_machine() -> None:
+def test_the_installed_torch_fits_this_machine() -> None:
     assert torch.version.cuda is None or torch.cuda.is_available()
 
 
@@ -96,10 +96,10 @@ def test_torch_is_bounded() -> None:
     (request,) = [each for each in project["dependencies"] if re.match(r"torch\b", each)]
     assert request.endswith("<2.14")
     pinned = re.search(r"^torch==(2\.\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert pinned and float(pinned[1].removeprefix("2.")) < 14, "what CI installs is inside the bound"
+    assert pinned and float(pinned[1].removeprefix("2.")) < 14, "the version that CI installs is within the bound"
     extras = project["optional-dependencies"].values()
     assert not [each for each in chain(project["dependencies"], *extras) if re.match(r"(torchvision|timm)\b", each)], (
-        "both drag a torchvision in"
+        "both install a torchvision"
     )
 
 
@@ -110,7 +110,7 @@ def test_the_entry_points_exist() -> None:
         EntryPoint("any", target, "any").load()
 
 
-def test_other_extras_are_installed_into_an_environment_that_is_there(tmp_path: Path) -> None:
+def test_other_extras_are_installed_into_an_existing_environment(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copyfile(ROOT / name, tmp_path / name)
 
@@ -125,4 +125,4 @@ def test_other_extras_are_installed_into_an_environment_that_is_there(tmp_path: 
         assert f'-e ".[{extras}]"' in said
         stamp = said.splitlines()[-1].removeprefix("touch ")
         (tmp_path / stamp).touch()
-        assert "uv pip install" not in would_do(extras), "once is enough"
+        assert "uv pip install" not in would_do(extras), "a second install does nothing"

@@ -1,4 +1,4 @@
-"""Every recipe of the package, as a user runs it, on its own simulator: one iteration, as small as it gets."""
+"""Runs one minimal iteration of every recipe of the package on its real simulator."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ EARLIER = {
     "genesis_ppo": ("genesis_sft", "runs/genesis_sft/half"),
     "maniskill_sft_putonplate": ("maniskill_sft_putonplate_reach", "runs/putonplate/reach"),
 }
-"""A recipe that begins with what another leaves, in a run directory."""
+"""Recipes that start from the result of another, which is in a run directory."""
 
 COMMON = (
     *("cluster=laptop", "cluster.update_threads=1", "iterations=1", "checkpoints.every=1", "evaluation.before_and_after=false"),
     *("env.num_envs=2", "env.episode_limit=4", "env.processes=1", "rollout.pipeline_depth=1", "rollout.batch_size=2"),
 )
 OTHER_SIMULATORS = ("maniskill_dsrl", "maniskill_ppo_putonplate", "reward_classifier")
-"""Of the recipes of ManiSkill, those that share a simulator with no other."""
+"""ManiSkill recipes that share a simulator with no other recipe."""
 PROGRESS = "env.reward=progress"
-"""As in all that look at rewards: so that recipes of a task share a simulator."""
+"""The same in all recipes with rewards, so that recipes of a task share a simulator."""
 SMALL = {
     "ppo": ("algorithm.horizon=4", "algorithm.epochs=1", "algorithm.minibatch_size=4"),
     "grpo": ("algorithm.episodes=2", "algorithm.group_size=2", "algorithm.epochs=1", "algorithm.minibatch_size=4"),
@@ -50,7 +50,7 @@ Run = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def kept_simulators() -> Iterator[None]:
-    """Starting one takes seconds, and several recipes are about the same one: it lives on when a command closes it."""
+    """Recipes share simulators, which take seconds to start: a simulator survives when a command closes it."""
     with pytest.MonkeyPatch.context() as patch:
         started: dict[str, list[VectorEnv]] = {}
         endings: list[Callable[[], None]] = []
@@ -73,7 +73,7 @@ def kept_simulators() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs a recipe once, after what it begins with, in a folder that all share; returns its run directory."""
+    """Runs a recipe once, after the recipe that it starts from, in a shared folder; returns its run directory."""
     folder, done = tmp_path_factory.mktemp("recipes"), dict[str, Path]()
     threads = torch.get_num_threads()
     directories = dict(EARLIER.values())
@@ -98,7 +98,7 @@ def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def require_simulator(name: str) -> None:
-    """Skips where the recipe's simulator is not installed; one that is, and lacks something else, fails."""
+    """Skips if the recipe's simulator is not installed; if anything else is missing, the test fails."""
     env = compose.load("train", [f"recipe={name}", "cluster=laptop"]).env.name
     if env == ROBOT:
         pytest.skip("a robot's recipe")
@@ -108,7 +108,7 @@ def require_simulator(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHER_SIMULATORS)) for name in recipe_names()])
-def test_a_recipe_survives_an_iteration(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_runs_an_iteration(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     require_simulator(name)
     if recipes.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name == "none":
         pytest.skip("an evaluation recipe")
@@ -123,7 +123,7 @@ def test_a_recipe_survives_an_iteration(run: Run, name: str, capsys: pytest.Capt
 
 
 def test_a_sweep_of_real_simulators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """And what it leaves is verified."""
+    """Its result is verified, too."""
     require_simulator("maniskill_eval")
     monkeypatch.chdir(tmp_path)
     small = ("env.tasks=[PushCube]", "env.num_envs=2", "env.processes=1", "rollout.pipeline_depth=1", "rollout.batch_size=2")

@@ -1,4 +1,4 @@
-"""A skip that nobody has allowed fails a run, on workers as in one process."""
+"""A skip that is not on the list fails the run, on workers and in one process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(request: pytest.FixtureRequest, pytester: pytest.Pytester, monkeypatch: 
     return once
 
 
-def test_extras_may_lack_and_are_listed(run, pytester: pytest.Pytester) -> None:  # type: ignore[no-untyped-def]
+def test_missing_extras_are_allowed_and_listed(run, pytester: pytest.Pytester) -> None:  # type: ignore[no-untyped-def]
     found = run(own=False, all_extras=False)
     assert found.ret == pytest.ExitCode.OK
     listed = (pytester.path / "list.txt").read_text().splitlines()
@@ -62,7 +62,7 @@ def test_extras_may_lack_and_are_listed(run, pytester: pytest.Pytester) -> None:
     found.stdout.fnmatch_lines(["2 skipped: not installed: EXTRAS=genesis"])
 
 
-def test_with_all_extras_nothing_lacks(run) -> None:  # type: ignore[no-untyped-def]
+def test_no_extra_may_be_missing_with_all_extras(run) -> None:  # type: ignore[no-untyped-def]
     found = run(own=False, all_extras=True)
     assert found.ret == pytest.ExitCode.TESTS_FAILED
     found.stdout.fnmatch_lines(["2 skipped: not installed: EXTRAS=genesis: NOT ALLOWED*"])
@@ -74,7 +74,7 @@ def test_any_other_skip_fails(run) -> None:  # type: ignore[no-untyped-def]
     found.stdout.fnmatch_lines(["1 skipped: I do not feel like it: NOT ALLOWED*", "1 skipped: has a GPU (*"])
 
 
-def test_what_ci_makes_is_not_skipped_there() -> None:
+def test_what_ci_prepares_is_not_skipped_there() -> None:
     assert set(WITH_ALL_EXTRAS) <= ALLOWED.keys()
     for reason in WITH_ALL_EXTRAS:
         assert SkipCheck(False, None).allowed(reason) and not SkipCheck(True, None).allowed(reason)

@@ -1,4 +1,4 @@
-"""The shape of the repository that docs and reviews rely on: who imports whom, how long a module is, what code must never do."""
+"""Structure of the repository: imports between modules, length of modules, forbidden code."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def imports_of_files() -> dict[str, set[str]]:
 
 
 def test_no_two_files_import_each_other() -> None:
-    """By whatever way round, lazily or not: such files are one."""
+    """Directly or through other files, lazily or not."""
     order = graphlib.TopologicalSorter(imports_of_files())
     assert list(order.static_order())
 
 
-def test_every_room_has_its_place() -> None:
+def test_every_room_is_in_the_import_order() -> None:
     assert {room(path) for path in ENGINE} == MAY_IMPORT.keys()
 
 
@@ -123,7 +123,7 @@ def test_a_plugin_imports_only_what_plugins_may(path: Path) -> None:
 
 
 @each([path for path in SHIPPED if ROOT / "rlinf_vla" / "testing" not in path.parents])
-def test_nothing_but_testing_needs_pytest(path: Path) -> None:
+def test_only_testing_needs_pytest(path: Path) -> None:
     assert not [name for name in imported(path) if name.partition(".")[0] == "pytest" or name.startswith("rlinf_vla.testing")]
 
 
@@ -142,7 +142,7 @@ def test_models_and_simulators_do_not_know_each_other(path: Path) -> None:
 
 
 @each(READ)
-def test_a_module_is_read_in_one_sitting(path: Path) -> None:
+def test_a_module_has_fewer_than_300_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 300
 
 
@@ -173,8 +173,8 @@ assert "jinja2" not in sys.modules, "only a report needs it"
 """
 
 
-def test_the_main_job_imports_no_feature_and_no_plugin_that_it_does_not_name() -> None:
-    """A budget: what a newcomer would have to read of `rlinf-vla train recipe=maniskill_ppo`."""
+def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
+    """A budget of the modules that `rlinf-vla train recipe=maniskill_ppo` imports."""
     said = subprocess.run([sys.executable, "-c", MAIN_JOB], capture_output=True, text=True, check=True).stdout
     loaded = said.rpartition("LOADED ")[2].split()
     others = ("planner", "realworld", "robots", "benchmarks", "envs.libero", "envs.genesis", "models.pi0", "models.compact")
@@ -191,7 +191,7 @@ BUDGETS = {
     "rewards": 100,
     "benchmarks": 2_350,
 }
-"""Lines of Python. A change that needs more has to find them elsewhere, or to raise the budget on purpose."""
+"""Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 
 
 @pytest.mark.parametrize("folder", list(BUDGETS))
@@ -202,7 +202,7 @@ def test_a_package_keeps_within_its_lines(folder: str) -> None:
 
 
 @each(SHIPPED)
-def test_nothing_runs_what_it_reads(path: Path) -> None:
+def test_no_code_executes_data(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert not {name.split(".")[0] for name in imported(path)} & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
     for node in ast.walk(tree):
@@ -223,12 +223,12 @@ def looks_at_the_wall_clock(path: Path) -> bool:
 
 
 @each([path for path in AT_THE_ROBOT if path != JOURNAL])
-def test_nothing_at_a_robot_looks_at_the_wall_clock(path: Path) -> None:
-    """Somebody may set it at any moment."""
+def test_no_robot_code_reads_the_wall_clock(path: Path) -> None:
+    """It may be set at any moment."""
     assert not looks_at_the_wall_clock(path)
 
 
-def test_only_a_robots_journal_says_what_time_it_was() -> None:
+def test_only_a_robots_journal_records_wall_clock_times() -> None:
     assert looks_at_the_wall_clock(JOURNAL)
 
 
@@ -244,7 +244,7 @@ def check_call(node: ast.Call) -> None:
         assert given.get("allow_pickle", "False") == "False"
 
 
-def test_the_checks_see_what_they_forbid() -> None:
+def test_the_checks_detect_what_they_forbid() -> None:
     for code in (
         "torch.load(x)",
         "torch.load(x, weights_only=False)",
@@ -259,8 +259,8 @@ def test_the_checks_see_what_they_forbid() -> None:
 
 
 @each([path for path in SHIPPED if path != ROOT / "rlinf_vla" / "core/child_process.py"])
-def test_one_module_makes_the_command_lines_of_python_processes(path: Path) -> None:
-    """Which leave out the current directory."""
+def test_one_module_builds_the_command_lines_of_python_processes(path: Path) -> None:
+    """They exclude the current directory from imports."""
     tree = ast.parse(path.read_text())
     assert "sys.executable" not in {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
@@ -360,7 +360,7 @@ def test_a_test_reads_nothing_private(path: Path) -> None:
         "monkeypatch.setattr('robot._record', 0)",
     ],
 )
-def test_a_private_name_is_seen(code: str, tmp_path: Path) -> None:
+def test_a_private_name_is_detected(code: str, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(code)
     assert privates(tmp_path / "test_it.py")
     (tmp_path / "test_it.py").write_text(f"{code}\nclass Own:\n    def _record(self): ...")

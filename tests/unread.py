@@ -1,4 +1,4 @@
-"""A program whose output nobody reads any more, as when Ctrl-C ends ``| tee log`` as well."""
+"""Runs a program whose output is no longer read, as when Ctrl-C also ends ``| tee log``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def unread(program: str) -> tuple[str, int]:
-    """What it says on its standard error, and its exit code. When its input ends, nobody reads its output."""
+    """Its standard error and its exit code. After its input ends, its output is not read."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, **pipes) as process:

@@ -1,4 +1,4 @@
-"""Advantage actor-critic (A2C, Mnih et al. 2016) as a package of its own adds it: an on-policy algorithm."""
+"""Advantage actor-critic (A2C, Mnih et al. 2016) as an external package adds it: an on-policy algorithm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class A2CConfig(OnPolicyConfig):
 
 
 class A2C(OnPolicy):
-    """A step up the policy gradient on whole rollouts, without a probability ratio."""
+    """A step of gradient ascent on complete rollouts, without a probability ratio."""
 
     Config = A2CConfig
     config: A2CConfig

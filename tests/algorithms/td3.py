@@ -1,4 +1,4 @@
-"""Twin delayed DDPG (TD3, Fujimoto et al. 2018) as a package of its own adds it: an off-policy algorithm."""
+"""Twin delayed DDPG (TD3, Fujimoto et al. 2018) as an external package adds it: an off-policy algorithm."""
 
 from __future__ import annotations
 

@@ -38,14 +38,14 @@ def executed(rollouts: Trajectory, t: int, env: int) -> list[float]:
 
 
 def value_after(rollouts: Trajectory, t: int, env: int, last: bool) -> float:
-    """What the world is worth after call ``t``: nothing once terminated, the critic's word where the episode was cut."""
+    """The value after call ``t``: 0 if terminated, the critic's estimate if the episode was truncated."""
     if (rollouts.terminated & rollouts.valid)[t, env].any():
         return 0.0
     return float(rollouts.bootstrap_value[t, env] if last else rollouts.value[t + 1, env])
 
 
 def reference_chunk(rewards: list[float], gamma: float, unit: str) -> tuple[float, float]:
-    """What executed steps earn together, and what a value after them is worth before them."""
+    """The discounted reward of the executed steps, and the discount of the value after them."""
     earned, discount = 0.0, 1.0
     for reward in rewards:
         earned += discount * reward
@@ -54,7 +54,7 @@ def reference_chunk(rewards: list[float], gamma: float, unit: str) -> tuple[floa
 
 
 def reference_gae(rollouts: Trajectory, gamma: float, gae_lambda: float, unit: str) -> list[list[float]]:
-    """Equation 16 of Schulman et al. as it stands: a sum over the rest of the episode, for every call anew."""
+    """Equation 16 of Schulman et al. literally: a sum over the rest of the episode, for every call."""
     calls, envs = rollouts.shape
     advantage = [[0.0] * envs for _ in range(calls)]
     for env in range(envs):
@@ -98,7 +98,7 @@ def test_gae_is_the_sum_over_the_rest_of_each_episode(rollouts: Trajectory, gamm
 
 @given(trajectories(), gammas)
 def test_lambda_one_gives_the_discounted_return_of_control_steps(rollouts: Trajectory, gamma: float) -> None:
-    """Counted step by step, without any notion of chunks."""
+    """Computed step by step, without chunks."""
     _, target = gae(rollouts, gamma, 1.0)
     for env in range(rollouts.shape[1]):
         for episode in episodes(rollouts, env):
@@ -146,7 +146,7 @@ def test_an_episode_that_ends_inside_a_chunk(ending: str, expected: float) -> No
     assert_close(target, [[expected + 10]])
 
 
-def test_the_end_of_the_rollout_is_a_cut() -> None:
+def test_the_end_of_the_rollout_truncates() -> None:
     steps = torch.ones(2, 1, 1, dtype=torch.bool)
     rollouts = trajectory(column(1.0, 1.0)[..., None], column(3.0, 5.0), steps, ~steps, ~steps, column(7.0, 7.0))
     advantage, _ = gae(rollouts, gamma=0.5, gae_lambda=0.5)
@@ -171,7 +171,7 @@ def test_nothing_flows_into_an_earlier_episode(rollouts: Trajectory, data: st.Da
 
 
 @given(trajectories(dtype=torch.float32), st.data())
-def test_environments_do_not_touch_each_other(rollouts: Trajectory, data: st.DataObject) -> None:
+def test_environments_are_independent(rollouts: Trajectory, data: st.DataObject) -> None:
     order = torch.tensor(data.draw(st.permutations(range(rollouts.shape[1]))))
     assert torch.equal(gae(rollouts[:, order], 0.97, 0.9)[0], gae(rollouts, 0.97, 0.9)[0][:, order])
 
@@ -184,7 +184,7 @@ masked = (
 
 
 @given(masked)
-def test_standardise_sees_the_mask_only(drawn: tuple[Tensor, Tensor]) -> None:
+def test_standardise_uses_only_masked_elements(drawn: tuple[Tensor, Tensor]) -> None:
     values, mask = drawn
     result = standardise(torch.where(mask, values, float("nan")), mask)
     assert (result[~mask] == 0).all()
@@ -195,13 +195,13 @@ def test_standardise_sees_the_mask_only(drawn: tuple[Tensor, Tensor]) -> None:
 
 
 @given(masked, st.data())
-def test_standardise_does_not_know_positions(drawn: tuple[Tensor, Tensor], data: st.DataObject) -> None:
+def test_standardise_does_not_depend_on_positions(drawn: tuple[Tensor, Tensor], data: st.DataObject) -> None:
     values, mask = drawn
     order = torch.tensor(data.draw(st.permutations(range(len(values)))))
     torch.testing.assert_close(standardise(values[order], mask[order]), standardise(values, mask)[order], rtol=0, atol=1e-6)
 
 
-def test_standardise_of_what_has_no_spread() -> None:
+def test_standardise_of_equal_and_of_random_values() -> None:
     assert torch.equal(standardise(torch.full((2, 3), 5.0), torch.ones(2, 3, dtype=torch.bool)), torch.zeros(2, 3))
     result = standardise(torch.randn(2000), torch.ones(2000, dtype=torch.bool))
     assert result.mean().abs() < 1e-5 and abs(result.std(unbiased=False) - 1) < 1e-5

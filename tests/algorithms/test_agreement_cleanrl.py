@@ -1,7 +1,7 @@
-"""Ours beside the same mathematics as CleanRL (Huang et al., JMLR 2022) writes it: plain loops over numbers, written here anew.
+"""Compares with the mathematics of CleanRL (Huang et al., JMLR 2022), reimplemented here as loops over numbers.
 
-Read beside ``cleanrl/ppo.py`` and ``ppo_continuous_action.py`` (GAE with ``nextnonterminal``, the clipped losses) and
-``sac_continuous_action.py`` (targets, actor, alpha). Where the two mean different things, the test says which and by how much.
+Sources: ``cleanrl/ppo.py`` and ``ppo_continuous_action.py`` (GAE with ``nextnonterminal``, the clipped losses) and
+``sac_continuous_action.py`` (targets, actor, alpha). Where the two differ by definition, the test states how and by how much.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def gae_with_nextnonterminal(rewards: list[float], values: list[float], ends: li
 
 @given(single_steps)
 def test_gae(rollouts: Trajectory) -> None:
-    """CleanRL takes a truncated episode for a terminated one; so do we, once what was left there is worth nothing."""
+    """CleanRL treats a truncated episode as terminated; so do we if the remaining value is 0."""
     ends = (rollouts.terminated | rollouts.truncated).any(-1)
     worthless = replace(rollouts, bootstrap_value=torch.where(ends, 0, rollouts.bootstrap_value))
     found, returns = gae(worthless, GAMMA, LAMBDA)
@@ -71,7 +71,7 @@ def played() -> tuple[LinearPolicy, Trajectory]:
 @pytest.mark.parametrize("clip_vloss", [True, False])
 @pytest.mark.parametrize("norm_adv", [True, False])
 def test_ppo_losses(played: tuple[LinearPolicy, Trajectory], norm_adv: bool, clip_vloss: bool) -> None:
-    """One minibatch that is the whole batch. CleanRL divides by the unbiased standard deviation, we by the biased one."""
+    """One minibatch with all rows. CleanRL divides by the unbiased standard deviation, we by the biased one."""
     policy, rollouts = played
     config = PPOConfig(
         gamma=GAMMA,
@@ -126,7 +126,7 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 @given(seeds)
 def test_squashed_gaussian(seed: int) -> None:
-    """CleanRL adds 1e-6 inside the logarithm, which bounds what the tails may say; we need not."""
+    """CleanRL adds 1e-6 inside the logarithm, which bounds log-probabilities in the tails; we do not."""
     mean, free, noise = normal(3, 4, seed=seed).clamp(-1.5, 1.5).tolist()
     log_std_min, log_std_max = LOG_STD_RANGE
     assert LOG_STD_RANGE == (-5, 2), "CleanRL's"

@@ -1,4 +1,4 @@
-"""Ours beside TorchRL's own modules, where both mean the same."""
+"""Compares with TorchRL's modules where both define the same quantity."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def normal(*shape: int, seed: int) -> Tensor:
 @settings(max_examples=40)
 @given(trajectories(longest_chunk=1), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.95, 1.0]))
 def test_gae(rollouts: Trajectory, gamma: float, gae_lambda: float) -> None:
-    """Terminated and truncated apart. TorchRL is given the value of the observation that followed, whatever followed it."""
+    """Terminated and truncated separately. TorchRL receives the value of the next observation in all cases."""
     following = torch.cat([rollouts.value[1:], rollouts.value[:1]])
     following = torch.where(rollouts.cut, rollouts.bootstrap_value, following)
     terminated = (rollouts.terminated & rollouts.valid).any(-1)
@@ -123,7 +123,7 @@ class Member(nn.Module):
 
 
 @settings(max_examples=10)
-@pytest.mark.filterwarnings("ignore:No target network updater:UserWarning")  # they stay as they are
+@pytest.mark.filterwarnings("ignore:No target network updater:UserWarning")  # they stay unchanged
 @given(seeds)
 def test_sac(seed: int) -> None:
     """Three critics, the least of all of them; the same random numbers. TorchRL's alpha loss is in log alpha: no factor alpha."""

@@ -21,7 +21,7 @@ def frames(lengths: list[int], successes: list[int]) -> Frames:
 
 
 @given(st.lists(st.integers(2, 6), min_size=2, max_size=12), st.floats(0.1, 0.9))
-def test_whole_episodes_are_held_out(lengths: list[int], share: float) -> None:
+def test_complete_episodes_are_held_out(lengths: list[int], share: float) -> None:
     held = round((1 - share) * len(lengths))
     algorithm, shown = ClassifierTraining(ClassifierConfig(held_out=share), 10), frames(lengths, [1] * len(lengths))
     if held in (0, len(lengths)):
@@ -36,7 +36,7 @@ def test_whole_episodes_are_held_out(lengths: list[int], share: float) -> None:
 
 
 @pytest.mark.parametrize("successes", [[0, 0, 0, 0], [1, 1, 1, 0], [3, 3, 3, 3]])
-def test_both_kinds_are_wanted_on_both_sides(successes: list[int]) -> None:
+def test_both_labels_are_required_in_both_splits(successes: list[int]) -> None:
     with pytest.raises(UserError, match="both classes are needed"):
         ClassifierTraining(ClassifierConfig(held_out=0.25), 10).split(frames([3, 3, 3, 3], successes))
 
@@ -62,7 +62,7 @@ def test_the_loss_is_cross_entropy() -> None:
     assert float(loss) == pytest.approx(expected) and float(statistics["classifier/accuracy"]) == 1
 
 
-def test_an_iteration_learns_from_a_balanced_batch_of_what_is_not_held_out() -> None:
+def test_an_iteration_learns_from_a_balanced_batch_of_training_frames() -> None:
     shown, batches = frames([5] * 10, [1] * 10), []
 
     class Flow:

@@ -64,15 +64,15 @@ def test_relative_advantages_against_a_loop(sizes: list[int], baseline: str, sca
     st.sampled_from(SCALES),
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_equal_scores_teach_nothing(score: float, count: int, baseline: str, scale: str, dtype: torch.dtype) -> None:
+def test_equal_scores_give_no_gradient(score: float, count: int, baseline: str, scale: str, dtype: torch.dtype) -> None:
     scores, group = torch.full((count,), score, dtype=dtype), torch.zeros(count, dtype=torch.int64)
     assert not relative_advantages(scores, group, baseline, scale).any()
     assert all_equal(scores, group).all()
 
 
 @given(st.lists(st.floats(-2, 2, width=32), min_size=2, max_size=300), st.floats(-3, 3, width=32), st.randoms())
-def test_equal_returns_of_differently_ordered_rewards_teach_nothing(rewards: list[float], offset: float, random: Random) -> None:
-    """Whether the cube is touched early or late, the float32 rewards are the same numbers; so is a sum by a GPU, in any order."""
+def test_equal_returns_of_differently_ordered_rewards_give_no_gradient(rewards: list[float], offset: float, random: Random) -> None:
+    """The order of equal float32 rewards does not matter, nor does the order in which a GPU sums them."""
     orders = []
     for _ in range(8):
         random.shuffle(rewards)
@@ -81,13 +81,13 @@ def test_equal_returns_of_differently_ordered_rewards_teach_nothing(rewards: lis
     assert not CONFIGURED.informative(calls).any() and not CONFIGURED.advantages(calls).any()
 
 
-def test_a_hundred_steps_of_a_reward_that_float32_does_not_have() -> None:
+def test_a_hundred_rewards_that_float32_cannot_represent() -> None:
     for reward in (-0.07, -0.1, 1 / 3):
         calls = steps(torch.full((8, 100), reward))
         assert not CONFIGURED.informative(calls).any() and not CONFIGURED.advantages(calls).any()
 
 
-def test_ten_tenths_are_as_much_as_one() -> None:
+def test_ten_rewards_of_a_tenth_equal_one() -> None:
     """0.1 is not a float32 number: the sums differ by 1.5e-8."""
     rewards = torch.zeros(2, 10)
     rewards[0, 4], rewards[1] = 1.0, 0.1
@@ -96,7 +96,7 @@ def test_ten_tenths_are_as_much_as_one() -> None:
 
 
 @given(st.integers(2, 8), st.floats(2**-10, 1, width=32), st.floats(-10, 10, width=32))
-def test_a_difference_of_a_thousandth_teaches(count: int, bonus: float, offset: float) -> None:
+def test_a_difference_of_a_thousandth_gives_a_gradient(count: int, bonus: float, offset: float) -> None:
     rewards = torch.full((count, 10), offset)
     rewards[0, 3] += bonus
     calls = steps(rewards)
@@ -106,7 +106,7 @@ def test_a_difference_of_a_thousandth_teaches(count: int, bonus: float, offset: 
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_the_order_of_the_sum_does_not_show(seed: int) -> None:
+def test_the_order_of_the_sum_does_not_matter(seed: int) -> None:
     """As ``index_add`` on a GPU adds in any order."""
     generator = torch.Generator().manual_seed(seed)
     calls = steps(torch.randn(6, 50, generator=generator))
@@ -130,7 +130,7 @@ def played(episodes: Episodes, envs: int = 4, depth: int = 2, chunk: int = 2) ->
     return collect_episodes(Actor(LinearPolicy(LinearOptions(chunk=chunk)), SETTINGS), groups(envs, depth), episodes, 0, Timeline())
 
 
-def test_attempts_begin_alike_and_differ_in_noise_alone() -> None:
+def test_attempts_start_equally_and_differ_only_in_noise() -> None:
     episodes = numbered_episodes(range(100), 0, 3, 2).repeat(4)
     assert episodes.seed.tolist() == [0] * 4 + [0] * 4 + [1] * 4 and episodes.attempt.tolist() == [0, 1, 2, 3] * 3
     calls = played(episodes)
@@ -139,15 +139,15 @@ def test_attempts_begin_alike_and_differ_in_noise_alone() -> None:
     for group in range(3):
         members = first[first.group_ids() == group]
         assert members.task_id.unique().numel() == 1
-        assert (members.inputs["image"] == members.inputs["image"][:1]).all(), "the same start"
+        assert (members.inputs["image"] == members.inputs["image"][:1]).all(), "the same initial state"
         choices = members.latent["choice"].flatten(1)
         assert len(choices.unique(dim=0)) == 4, "other actions"
 
 
-def test_whole_episodes_in_order_whoever_plays_them() -> None:
+def test_complete_episodes_in_order_for_any_grouping() -> None:
     episodes = numbered_episodes(range(100), 0, 5, 2).repeat(3)
     expected = played(episodes)
-    assert torch.equal(torch.unique_consecutive(expected.episode_ids()).sort().values, torch.arange(15)), "each once, in one piece"
+    assert torch.equal(torch.unique_consecutive(expected.episode_ids()).sort().values, torch.arange(15)), "each once, without a gap"
     starts = expected.step == 0
     assert expected.seed[starts].tolist() == episodes.seed.tolist() and expected.attempt[starts].tolist() == episodes.attempt.tolist()
     for n in range(1, len(expected)):
@@ -162,7 +162,7 @@ def test_whole_episodes_in_order_whoever_plays_them() -> None:
 
 
 @pytest.mark.parametrize(("gamma", "unit"), [(1.0, "step"), (0.8, "step"), (0.8, "chunk")])
-def test_returns_of_whole_episodes_against_a_loop(gamma: float, unit: str) -> None:
+def test_returns_of_episodes_against_a_loop(gamma: float, unit: str) -> None:
     calls = played(numbered_episodes(range(100), 0, 4, 2).repeat(2), chunk=3)
     expected, played_calls = defaultdict[tuple[int, ...], float](float), defaultdict[tuple[int, ...], int](int)
     for n in range(len(calls)):  # in order of (episode, step)
@@ -201,15 +201,15 @@ def test_an_iteration_learns_from_groups_that_differ() -> None:
     assert subject.parity is not None and subject.parity < 1e-5
 
 
-def test_it_gets_better() -> None:
-    """From 0.2; eight run seeds came to between 0.74 and 1.0."""
+def test_training_improves_success() -> None:
+    """From 0.2; eight run seeds reached 0.74 to 1.0."""
     config = replace(CONFIG, episodes=64, group_size=8, learning_rate=0.02, epochs=1, minibatch_size=64)
     success = [metrics["rollout/success_once"] for metrics in run(config, iterations=8)[1]]
     assert sum(success[-2:]) / 2 > success[0] + 0.2
 
 
 class Known:
-    """A flow whose groups have given success rates: 0 and 1 teach nothing."""
+    """A flow whose groups have given success rates: 0 and 1 are uninformative."""
 
     iteration = 0
 
@@ -241,7 +241,7 @@ class Known:
         self.metrics |= metrics
 
 
-def test_groups_that_teach_nothing_are_left_out_and_drawn_again() -> None:
+def test_uninformative_groups_are_excluded_and_drawn_again() -> None:
     subject = Known([[0.0, 0.5, 1.0], [1.0, 0.25], [0.75]])
     GRPO(replace(CONFIG, resample=5), 1.0).iteration(subject)  # type: ignore[arg-type]
     assert subject.drawn == [3, 2, 1]
@@ -252,14 +252,14 @@ def test_groups_that_teach_nothing_are_left_out_and_drawn_again() -> None:
     assert batch.advantage.abs().min() > 0.5
 
 
-def test_resampling_ends_at_its_cap_and_without_a_lesson_nothing_is_learnt() -> None:
+def test_resampling_ends_at_its_limit_without_an_update() -> None:
     subject = Known([[0.0, 0.0, 1.0]] * 3)
     GRPO(replace(CONFIG, resample=2), 1.0).iteration(subject)  # type: ignore[arg-type]
     assert subject.drawn == [3, 3, 3] and subject.updated is None
     assert subject.metrics["grpo/frac_informative"] == 0
 
 
-def test_a_step_takes_its_groups_as_they_come_and_the_last_one_what_is_left() -> None:
+def test_a_step_takes_groups_in_order_and_the_last_takes_the_rest() -> None:
     subject = Known([[0.5, 0.0, 0.25, 0.75, 0.5, 1.0], [0.25, 1.0]])
     GRPO(replace(CONFIG, episodes=24, resample=1, groups_per_step=2), 1.0).iteration(subject)  # type: ignore[arg-type]
     assert subject.steps == [[0, 2], [3, 4], [100]]
@@ -275,7 +275,7 @@ def test_reinforce_needs_no_groups() -> None:
     config = replace(VARIANTS["reinforce_pp"], episodes=6, target_kl=None)
     _, (metrics,) = run(config)
     assert metrics["grpo/groups"] == 6 and metrics["actor/updates"] > 0
-    assert metrics["actor/reference_kl"] == pytest.approx(0, abs=1e-5), "the first update begins at the reference"
+    assert metrics["actor/reference_kl"] == pytest.approx(0, abs=1e-5), "the first update starts at the reference"
 
 
 @pytest.mark.parametrize(
@@ -286,6 +286,6 @@ def test_reinforce_needs_no_groups() -> None:
         ({"baseline": "batch_mean"}, "a group of equal returns has standard deviation 0; use scale=batch_std"),
     ],
 )
-def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         GRPO(replace(CONFIG, **changes), 1.0)

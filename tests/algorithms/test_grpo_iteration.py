@@ -1,4 +1,4 @@
-"""What an iteration of GRPO draws, learns from and leaves out, on groups whose outcomes are given."""
+"""Which groups an iteration of GRPO draws, uses and excludes, with given outcomes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def group(seed: int, won: int) -> Trajectory:
 
 
 class Given:
-    """A flow whose draws are given: how many attempts of each group succeed. ``moved``: after so many updates the policy is far enough."""
+    """A flow with given numbers of successful attempts per group. ``moved``: updates until the policy exceeds target_kl."""
 
     iteration = 0
 
@@ -82,18 +82,18 @@ def iterate(draws: list[list[int]], moved: int = 1000, **changes: Any) -> Given:
 
 
 @pytest.mark.parametrize(("moved", "steps"), [(1, [[0]]), (2, [[0], [1]]), (9, [[0], [1], [2]])])
-def test_once_the_policy_has_moved_far_enough_the_iteration_learns_no_more(moved: int, steps: list[list[int]]) -> None:
+def test_target_kl_stops_the_updates_of_an_iteration(moved: int, steps: list[list[int]]) -> None:
     flow = iterate([[1, 2, 3]], moved, groups_per_step=1)
     assert flow.learnt == steps
-    assert flow.metrics == {"grpo/groups": 3, "grpo/frac_informative": 1}, "the groups are drawn and counted all the same"
+    assert flow.metrics == {"grpo/groups": 3, "grpo/frac_informative": 1}, "the groups are still drawn and counted"
 
 
 @pytest.mark.parametrize(("moved", "steps"), [(1, [[0, 1]]), (9, [[0, 1], [2]])])
-def test_the_rest_of_the_groups_is_not_learnt_either(moved: int, steps: list[list[int]]) -> None:
+def test_target_kl_also_stops_the_remaining_groups(moved: int, steps: list[list[int]]) -> None:
     assert iterate([[1, 2, 3]], moved, groups_per_step=2).learnt == steps
 
 
-def test_without_steps_of_their_own_all_groups_are_one_batch() -> None:
+def test_all_groups_are_one_batch_without_groups_per_step() -> None:
     flow = iterate([[1, 2, 3]])
     assert flow.learnt == [[0, 1, 2]]
     algorithm = GRPO(CONFIG, 1.0)
@@ -109,11 +109,11 @@ def test_a_range_of_success_rates_includes_its_bounds(bounds: list[float], kept:
     assert iterate([[1, 2, 3]], success_range=bounds).learnt == [kept]
 
 
-def test_a_range_adds_to_the_rule_that_returns_must_differ() -> None:
+def test_a_success_range_also_requires_different_returns() -> None:
     assert iterate([[0, 2, 4]], success_range=[0.0, 1.0]).learnt == [[1]]
 
 
-def test_new_groups_are_drawn_for_those_that_taught_nothing() -> None:
+def test_new_groups_replace_uninformative_groups() -> None:
     flow = iterate([[0, 2, 4], [1, 4], [3]], resample=5)
     assert flow.asked == [3, 2, 1] and flow.learnt == [[1, 100, 200]]
     assert flow.metrics == {"grpo/groups": 6, "grpo/frac_informative": 0.5}
@@ -128,13 +128,13 @@ def normalised(won: int) -> list[float]:
     return [((i < won) - rate) / std for i in range(ATTEMPTS)]
 
 
-def test_advantages_compare_with_their_own_group_alone() -> None:
+def test_advantages_are_relative_to_the_group() -> None:
     flow = iterate([[1, 2, 3]])
     found: Tensor = flow.batches[0].advantage
     assert found.tolist() == pytest.approx([*normalised(1), *normalised(2), *normalised(3)], abs=1e-4)
 
 
-def test_groups_are_told_apart_by_task_and_seed() -> None:
+def test_groups_are_identified_by_task_and_seed() -> None:
     calls = [group(7, 1), replace(group(7, 2), task_id=torch.ones(ATTEMPTS, dtype=torch.int64)), group(8, 3)]
     found = list(groups_of([Trajectory.cat(calls[:2], dim=0), calls[2]]))
     assert [(int(each.task_id[0]), int(each.seed[0]), int(each.success.sum())) for each in found] == [(0, 7, 1), (1, 7, 2), (0, 8, 3)]

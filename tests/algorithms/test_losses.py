@@ -22,7 +22,7 @@ def ppo_policy_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, mask: Tens
 
 @dataclass
 class Calls:
-    """Random policy calls, float64 ``[N]``; behind the mask stands garbage."""
+    """Random policy calls, float64 ``[N]``; masked-out elements hold garbage."""
 
     log_prob: Tensor
     old_log_prob: Tensor
@@ -84,7 +84,7 @@ def test_policy_loss_against_a_loop(drawn: Calls) -> None:
 
 
 @given(calls())
-def test_policy_statistics_have_their_ranges(drawn: Calls) -> None:
+def test_policy_statistics_are_within_their_ranges(drawn: Calls) -> None:
     statistics, count = drawn.policy_loss()[1], max(int(drawn.mask.sum()), 1)
     assert 0 <= float(statistics["clip_fraction"]) / count <= 1
     assert float(statistics["approx_kl"]) >= 0
@@ -116,7 +116,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(drawn: Calls) -> None:
     ],
 )
 def test_each_side_of_the_clip(ratio: float, advantage: float, moves: bool) -> None:
-    """Only a step further away from the old policy in the direction that pays is held back."""
+    """Only an improving step further away from the old policy is clipped."""
     log_prob = torch.tensor([math.log(ratio)], requires_grad=True)
     loss, _ = ppo_policy_loss(log_prob, torch.zeros(1), torch.tensor([advantage]), torch.ones(1, dtype=torch.bool))
     loss.backward()
@@ -125,7 +125,7 @@ def test_each_side_of_the_clip(ratio: float, advantage: float, moves: bool) -> N
 
 
 @pytest.mark.parametrize("bad", [*GARBAGE, -1e30, 1e4])
-def test_an_overflow_behind_the_mask_stays_there(bad: float) -> None:
+def test_an_overflow_outside_the_mask_has_no_effect(bad: float) -> None:
     mask = torch.tensor([True, False])
     log_prob = torch.tensor([0.1, bad], requires_grad=True)
     log_ratio, ratio = safe_ratio(log_prob, torch.zeros(2), mask)
@@ -135,8 +135,8 @@ def test_an_overflow_behind_the_mask_stays_there(bad: float) -> None:
 
 
 @pytest.mark.parametrize("difference", [25.0, 500.0])
-def test_what_became_far_too_likely_is_pushed_back(difference: float) -> None:
-    """Without a gradient it would stay so; the loss is that of a ratio of e**20."""
+def test_an_action_that_became_far_too_likely_has_a_gradient(difference: float) -> None:
+    """Its probability would not decrease otherwise; the loss is that of a ratio of e**20."""
     log_prob, mask = torch.tensor([difference, 0.1], requires_grad=True), torch.ones(2, dtype=torch.bool)
     loss, _ = ppo_policy_loss(log_prob, torch.zeros(2), -torch.ones(2), mask)
     (gradient,) = torch.autograd.grad(loss, log_prob)

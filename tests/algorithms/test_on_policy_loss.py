@@ -1,4 +1,4 @@
-"""The loss of PPO and GRPO against a loop over calls, with every coefficient a number of its own."""
+"""The loss of PPO and GRPO against a loop over calls, with different values of all coefficients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def moved(by: float = 0.02) -> LinearPolicy:
 
 
 def calls() -> Trajectory:
-    """Played by the policy before it moved, with log-probabilities of a reference."""
+    """Collected by the policy before its update, with log-probabilities of a reference."""
     actor = Actor(LinearPolicy(LinearOptions(chunk=2)), Settings(1, TEMPERATURE, 3))
     found = collect(actor, groups(6, 2), 0, 0, 4, Timeline()).flatten()
     noise = torch.randn(found.log_prob.shape, generator=torch.Generator().manual_seed(0))
@@ -91,7 +91,7 @@ def test_updates_end_once_the_divergence_passes_its_limit(divergence: float, sto
 
 
 class Given:
-    """A flow that counts updates of the critic alone."""
+    """A flow that counts updates of the critic only."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration, self.versions = iteration, 0
@@ -114,7 +114,7 @@ class Given:
     def log(self, metrics: dict[str, float]) -> None: ...
 
 
-def test_the_first_iterations_train_the_critic_alone() -> None:
+def test_the_first_iterations_train_only_the_critic() -> None:
     found = []
     for iteration in range(4):
         flow = Given(iteration)

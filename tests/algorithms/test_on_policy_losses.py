@@ -29,7 +29,7 @@ CALLS, CHUNK, DIMS = 9, 3, 2
 
 
 class Drawn:
-    """Random calls, float64, with garbage where nothing was executed: some executed nothing at all."""
+    """Random calls, float64, with garbage where nothing was executed; some calls executed no action."""
 
     def __init__(self, seed: int, granularity: str) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -75,7 +75,7 @@ def test_elements_and_their_mask(case: Drawn) -> None:
 
 
 @given(drawn, st.sampled_from(AGGREGATIONS))
-def test_aggregations_are_the_means_they_say(case: Drawn, aggregation: str) -> None:
+def test_aggregations_are_their_means(case: Drawn, aggregation: str) -> None:
     weight = aggregation_weights(case.mask, case.episode, case.group, aggregation)
     expected = mean_over(case, case.each("new"), aggregation)
     total = torch.where(case.mask, weight[:, None] * case.elements("new"), 0).sum()
@@ -121,7 +121,7 @@ def test_policy_loss_against_a_loop(case: Drawn, clip: Clip, decoupled: bool) ->
 
 
 @given(drawn)
-def test_a_proximal_policy_that_acted_itself_changes_nothing(case: Drawn) -> None:
+def test_a_proximal_policy_equal_to_the_behaviour_policy_changes_nothing(case: Drawn) -> None:
     weight = torch.ones(CALLS, dtype=torch.float64)
     arguments: Any = (case.elements("new"), case.elements("old"), case.advantage, case.mask, weight, Clip())
     plain, decoupled = policy_loss(*arguments), policy_loss(*arguments, case.elements("old"))
@@ -156,7 +156,7 @@ def test_k3_estimates_the_divergence() -> None:
     assert gradient.abs().max() < 1e-15
 
 
-def test_a_huber_critic_is_linear_far_away() -> None:
+def test_a_huber_critic_is_linear_for_large_errors() -> None:
     value = torch.tensor([0.0, 0.5, 10.0], dtype=torch.float64)
     found = [float(value_loss(value[i : i + 1], value[:1], torch.zeros(1).double(), torch.ones(1).bool(), None, 1.0)) for i in range(3)]
     assert found == pytest.approx([0.0, 0.125, 9.5])

@@ -71,7 +71,7 @@ def test_micro_batches_add_up(policy: LinearPolicy, rollouts: Trajectory) -> Non
         torch.testing.assert_close(sum(part[name] for _, part in parts), value, rtol=1e-4, atol=1e-4)
 
 
-def test_what_was_not_executed_does_not_matter(policy: LinearPolicy, rollouts: Trajectory) -> None:
+def test_actions_that_were_not_executed_do_not_matter(policy: LinearPolicy, rollouts: Trajectory) -> None:
     spoilt = torch.where(rollouts.valid[..., None], rollouts.log_prob, float("nan"))
     algorithm, results = PPO(CONFIG, 1.0), []
     for calls in (rollouts, replace(rollouts, log_prob=spoilt)):
@@ -84,7 +84,7 @@ def test_what_was_not_executed_does_not_matter(policy: LinearPolicy, rollouts: T
 
 @pytest.mark.parametrize("unit", GAMMA_UNITS)
 @pytest.mark.parametrize("normalize", [True, False])
-def test_advantages_are_normalised_over_the_whole_batch_when_asked(rollouts: Trajectory, normalize: bool, unit: str) -> None:
+def test_advantages_are_optionally_normalised_over_the_batch(rollouts: Trajectory, normalize: bool, unit: str) -> None:
     config = replace(CONFIG, normalize_advantages=normalize, gamma_unit=unit)
     batch, metrics = PPO(config, 1.0).advantages(rollouts)
     advantage, target = gae(rollouts, 0.9, 0.8, unit)
@@ -97,6 +97,6 @@ def test_advantages_are_normalised_over_the_whole_batch_when_asked(rollouts: Tra
     assert metrics["critic/return_mean"] == pytest.approx(target.mean().item())
 
 
-def test_enough() -> None:
+def test_target_kl_ends_the_updates() -> None:
     metrics = {"actor/approx_kl": 0.05}
     assert [PPO(replace(CONFIG, target_kl=limit), 1.0).enough(metrics) for limit in (None, 0.01, 0.1)] == [False, True, False]

@@ -43,7 +43,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 @given(st.floats(-1.5, 1.5), st.floats(-2, 0.5))
-def test_a_squashed_gaussian_is_a_density(mean: float, log_std: float) -> None:
+def test_a_squashed_gaussian_integrates_to_one(mean: float, log_std: float) -> None:
     pre = torch.linspace(-9, 9, 200_001, dtype=torch.float64)
     action, log_prob = squash(pre, torch.tensor(mean), torch.tensor(log_std, dtype=torch.float64))
     assert np.trapezoid(log_prob.exp().numpy(), action.numpy()) == pytest.approx(1, abs=1e-3)
@@ -60,14 +60,14 @@ def test_its_density_by_change_of_variables(seed: int) -> None:
     assert torch.equal(action, pre.tanh())
 
 
-def test_far_in_its_tails_it_is_finite() -> None:
+def test_log_probabilities_are_finite_in_the_tails() -> None:
     pre = torch.tensor([-60.0, 60.0], requires_grad=True)
     log_prob = squash(pre, torch.zeros(2), torch.zeros(2))[1]
     (gradient,) = torch.autograd.grad(log_prob.sum(), pre)
     assert log_prob.isfinite().all() and gradient.isfinite().all()
 
 
-def test_an_ensemble_is_its_members_one_by_one() -> None:
+def test_an_ensemble_equals_its_members() -> None:
     critics = Critics(5, 6, 8)
     features, action = normal(7, 4).float(), normal(7, 1, 2, seed=1).float()
     expected = []
@@ -88,7 +88,7 @@ def test_targets_against_a_loop(seed: int, backup: bool) -> None:
     reward, discount, log_prob = normal(3, 6, seed=seed)
     discount = torch.where(discount > 0.3, 0.9, torch.where(discount > -0.3, 0.81, 0.0))
     values = normal(2, 6, seed=seed + 1)
-    values[:, discount == 0] = float("nan")  # what follows a terminated episode is not looked at
+    values[:, discount == 0] = float("nan")  # the observation after a terminated episode is ignored
     found = soft_target(reward, discount, values, log_prob, torch.tensor(0.2), backup)
     for i in range(6):
         after = min(float(values[0, i]), float(values[1, i])) - (0.2 * float(log_prob[i]) if backup else 0)
@@ -145,7 +145,7 @@ def snapshot(trainer: Trainer) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
 
 
-def test_who_learns_from_what() -> None:
+def test_each_loss_trains_its_own_modules() -> None:
     subject = policy()
     trainer = Trainer(subject, SAC(CONFIG), 64)
     assert {name.split(".")[0] for name in trainer.parameters} == {"backbone", "actor", "value_head", "log_alpha"}
@@ -161,7 +161,7 @@ def test_who_learns_from_what() -> None:
     assert all(parameter.requires_grad for parameter in subject.critics.parameters())
 
 
-def test_a_vlas_adapters_learn_from_the_critics_alone() -> None:
+def test_a_vlas_adapters_learn_only_from_the_critics() -> None:
     vla = tiny()
     add_lora(vla, LoraOptions(rank=2), 0)
     subject = SAC(CONFIG).wrap(vla, 0)
@@ -183,8 +183,8 @@ def test_a_vlas_adapters_learn_from_the_critics_alone() -> None:
     assert all(torch.equal(trainer.parameters[name].detach(), kept[name]) for name in adapters)
 
 
-def test_the_actor_climbs_the_critics() -> None:
-    """With critics that like one action, the actor goes there, and alpha falls to the entropy that is asked for."""
+def test_the_actor_maximises_the_critics() -> None:
+    """With critics that prefer one action, the actor converges to it, and alpha reaches the target entropy."""
     config = replace(CONFIG, learning_rate=1e-2, value_learning_rate=0.0, initial_alpha=0.01)
     subject = policy(config)
     trainer = Trainer(subject, SAC(config), 64)
@@ -214,7 +214,7 @@ def flow(directory: Path, subject: SACPolicy, trainer: Trainer, config: SACConfi
 
 
 def run(directory: Path, config: SACConfig, iterations: int, stop: int | None = None) -> tuple[SACPolicy, list[dict[str, float]]]:
-    """``stop``: a checkpoint after so many, then a process that goes further and is lost, then one that goes on."""
+    """``stop``: iterations before a checkpoint; then a process continues and is lost, and another one resumes."""
     metrics: list[dict[str, float]] = []
     state: dict[str, Any] = {}
     checkpoint = None
@@ -234,7 +234,7 @@ def run(directory: Path, config: SACConfig, iterations: int, stop: int | None = 
     return subject, metrics
 
 
-def test_an_iteration_plays_remembers_and_learns(tmp_path: Path) -> None:
+def test_an_iteration_collects_stores_and_learns(tmp_path: Path) -> None:
     _, (metrics,) = run(tmp_path, CONFIG, 1)
     assert metrics["rollout/episodes"] == 4 and metrics["actor/updates"] == round(metrics["rollout/steps"] * 0.3)
     assert metrics["replay/size"] == metrics["rollout/steps"]
@@ -242,21 +242,21 @@ def test_an_iteration_plays_remembers_and_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", GAMMA_UNITS)
-def test_what_is_remembered_is_discounted_per_step_or_per_chunk(tmp_path: Path, unit: str) -> None:
+def test_replay_rewards_are_discounted_per_step_or_per_chunk(tmp_path: Path, unit: str) -> None:
     config = replace(CONFIG, gamma=0.5, gamma_unit=unit)
     subject = SAC(config).wrap(LinearPolicy(LinearOptions(chunk=4)), 0)
     running = flow(tmp_path, subject, Trainer(subject, SAC(config), 64), config, {})
     running.begin(0)
     running.collect_transitions(running.training_episodes(16, 0))
     now = running.replay.sample(64, torch.Generator().manual_seed(0)).now
-    # episodes of up to 6 steps in chunks of 4: whole chunks, and last ones that end early; 0 where the episode terminated
+    # episodes of up to 6 steps in chunks of 4: full chunks and shorter last ones; 0 where the episode terminated
     allowed = {0.0, 0.5} if unit == "chunk" else {0.0, 0.5, 0.25, 0.125, 0.0625}
     discounts = set(now["discount"].tolist())
     assert discounts <= allowed and 0.0 in discounts and (unit == "chunk" or 0.0625 in discounts)
 
 
 @pytest.mark.parametrize(("demonstrations", "sft_coef"), [(0, 0.0), (3, 0.0), (3, 0.5)])
-def test_going_on_from_a_checkpoint_is_the_same_run(
+def test_resume_from_a_checkpoint_is_deterministic(
     tmp_path: Path, demonstrations: int, sft_coef: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlinf_vla.training.replay.SEGMENT", 16)
@@ -267,14 +267,14 @@ def test_going_on_from_a_checkpoint_is_the_same_run(
         assert torch.equal(value, stopped.state_dict()[name]), name
 
 
-def test_it_gets_better(tmp_path: Path) -> None:
+def test_training_improves_success(tmp_path: Path) -> None:
     config = replace(CONFIG, episodes=8, updates_per_step=1.0, gamma=0.9, learning_rate=3e-3, value_learning_rate=3e-3)
     _, metrics = run(tmp_path, config, 12)
     early, late = ([m["rollout/success_once"] for m in part] for part in (metrics[:3], metrics[-3:]))
     assert sum(late) / 3 > sum(early) / 3 + 0.25
 
 
-def test_co_training_draws_the_actor_to_what_was_shown() -> None:
+def test_co_training_moves_the_actor_towards_demonstrations() -> None:
     config = replace(CONFIG, sft_coef=100.0, demonstrations=1, learning_rate=1e-2)
     subject = policy(config)
     trainer, shown = Trainer(subject, SAC(config), 64), transitions(seed=5)
@@ -286,7 +286,7 @@ def test_co_training_draws_the_actor_to_what_was_shown() -> None:
 
 
 class Flow(LinearPolicy):
-    """Its noise says how far the actions are turned: only a large fourth number pushes the level up."""
+    """The noise determines the actions: only a large fourth number raises the level."""
 
     noise_dim = 4
 
@@ -315,7 +315,7 @@ def test_a_frozen_flow_is_steered_by_its_noise(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_steered_probabilities_are_the_choices(tmp_path: Path) -> None:
+def test_steered_log_probabilities_are_those_of_the_noise(tmp_path: Path) -> None:
     subject = SAC(STEERED).wrap(Flow(LinearOptions(chunk=2)), 0)
     inputs = subject.prepare(observations(subject, 5))
     sample = subject.act(subject.encode(inputs), noise(torch.arange(5)), 1.0)
@@ -342,6 +342,6 @@ def test_a_policy_without_noise_cannot_be_steered() -> None:
         ({"demonstration_share": 0.0, "dataset": "somewhere"}, "algorithm.demonstration_share=0 disables"),
     ],
 )
-def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         SAC(replace(CONFIG, **changes), 1.0)

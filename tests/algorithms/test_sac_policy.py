@@ -1,4 +1,4 @@
-"""SAC's actor: what it chooses, how likely it says that was, and what the temperature does to both."""
+"""SAC's actor: its actions, their log-probabilities, and the effect of the temperature on both."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def drawn(seed: int) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("temperature", "seed"), [(0.1, 0), (0.5, 1), (1.0, 2), (2.0, 3)])
-def test_the_temperature_scales_the_spread_that_is_drawn_and_judged(temperature: float, seed: int) -> None:
-    """Before the squashing, actions are ``mean + temperature std z`` of a standard normal z, and their density is that one's."""
+def test_the_temperature_scales_samples_and_their_density(temperature: float, seed: int) -> None:
+    """Before the squashing, actions are ``mean + temperature std z`` of a standard normal z, with the density that follows."""
     subject, z = policy(), drawn(seed)
     features = subject.encode(INPUTS)
     mean, log_std = subject.distribution(features.pooled)
@@ -66,7 +66,7 @@ def test_the_temperature_scales_the_spread_that_is_drawn_and_judged(temperature:
 
 
 @torch.no_grad()
-def test_without_temperature_it_is_the_mean() -> None:
+def test_temperature_zero_gives_the_mean() -> None:
     subject = policy()
     features = subject.encode(INPUTS)
     mean, _ = subject.distribution(features.pooled)
@@ -76,7 +76,7 @@ def test_without_temperature_it_is_the_mean() -> None:
 
 
 @torch.no_grad()
-def test_draws_of_an_update_are_those_of_a_rollout_at_temperature_one() -> None:
+def test_samples_of_an_update_equal_those_of_a_rollout_at_temperature_one() -> None:
     subject, z = policy(), drawn(5)
     features = subject.encode(INPUTS)
     chosen, log_prob = subject.draw(features.pooled, z)
@@ -85,8 +85,8 @@ def test_draws_of_an_update_are_those_of_a_rollout_at_temperature_one() -> None:
     torch.testing.assert_close(log_prob, sample.log_prob.sum((1, 2)))
 
 
-def test_draws_are_reparameterised() -> None:
-    """The gradient of a draw goes into mean and standard deviation: d tanh(m + s z) = (1 - a**2) (dm + z ds)."""
+def test_samples_are_reparameterised() -> None:
+    """The gradient of a sample reaches mean and standard deviation: d tanh(m + s z) = (1 - a**2) (dm + z ds)."""
     mean, log_std = torch.tensor([[0.3]], requires_grad=True), torch.tensor([[-1.0]], requires_grad=True)
     z = torch.tensor([[1.5]])
     action, _ = squash(mean + log_std.exp() * z, mean, log_std)
@@ -96,7 +96,7 @@ def test_draws_are_reparameterised() -> None:
 
 
 @pytest.mark.parametrize("free", [-100.0, 0.0, 100.0])
-def test_the_spread_stays_in_its_range(free: float) -> None:
+def test_the_standard_deviation_stays_in_its_range(free: float) -> None:
     subject = policy()
     last: Any = subject.actor[-2]
     torch.nn.init.zeros_(last.weight)
@@ -108,7 +108,7 @@ def test_the_spread_stays_in_its_range(free: float) -> None:
 
 
 @torch.no_grad()
-def test_a_state_is_worth_what_the_critics_say_on_average_of_the_likeliest_action() -> None:
+def test_a_value_is_the_mean_of_the_critics_for_the_likeliest_action() -> None:
     subject = policy()
     features = subject.encode(INPUTS)
     mean, _ = subject.distribution(features.pooled)
@@ -126,7 +126,7 @@ def test_imitation_is_the_mean_squared_distance_from_the_likeliest_action() -> N
 
 
 class Steered(Places):
-    """Its actions are the noise that they begin in."""
+    """Its actions equal their initial noise."""
 
     noise_dim = DIMS
 
@@ -135,7 +135,7 @@ class Steered(Places):
 
 
 @torch.no_grad()
-def test_steered_noise_is_bounded_and_its_probability_stands_once_per_chunk() -> None:
+def test_steered_noise_is_bounded_and_its_probability_counts_once_per_chunk() -> None:
     base = Steered(PLACES, CHUNK)
     base.spec = PolicySpec(chunk=CHUNK, action_dim=DIMS, state_dim=PLACES, images={})
     subject = SACPolicy(base, PLACES, SACConfig(critics=2, hidden=16, noise_bound=1.7, frozen_backbone=True))

@@ -18,6 +18,6 @@ def test_the_learning_rate_rises_then_falls(warmup: int, more: int) -> None:
     assert all(after <= before for before, after in zip(rates[warmup:], rates[warmup + 1 :], strict=False))
 
 
-def test_half_way_down() -> None:
+def test_the_learning_rate_half_way_through_its_decay() -> None:
     assert warmup_cosine(60, 10, 110) == pytest.approx(0.5)
     assert warmup_cosine(35, 10, 110) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))

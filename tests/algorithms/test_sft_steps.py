@@ -1,4 +1,4 @@
-"""What imitation shows to a policy: chunks of an episode's actions, and random numbers of each step's own."""
+"""Batches of imitation: chunks of an episode's actions, and separate random numbers for each step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlinf_vla.algorithms.sft import SFT, DemonstrationConfig, Demonstrations, S
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7])
-def test_chunks_begin_with_the_action_of_their_state_and_repeat_the_last(chunk: int) -> None:
+def test_chunks_start_with_the_action_of_their_state_and_repeat_the_last(chunk: int) -> None:
     actions = torch.arange(10.0).reshape(5, 2)
     expected = [[actions[min(i + j, 4)].tolist() for j in range(chunk)] for i in range(5)]
     assert action_chunks(actions, chunk).tolist() == expected

@@ -1,4 +1,4 @@
-"""Random rollouts of action chunks that keep the protocol: what executes is a prefix, and an episode stops at its first done."""
+"""Random rollouts of action chunks that follow the protocol: a prefix is executed, and an episode ends at its first done."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trajectory(reward: Tensor, value: Tensor, valid: Tensor, terminated: Tensor,
 
 @st.composite
 def trajectories(draw: st.DrawFn, dtype: torch.dtype = torch.float64, garbage: bool = False, longest_chunk: int = 4) -> Trajectory:
-    """``garbage`` writes NaN, infinities and stray flags where nothing was executed."""
+    """``garbage`` writes NaN, infinities and random flags where nothing was executed."""
     calls, envs, chunk = draw(st.integers(1, 7)), draw(st.integers(1, 4)), draw(st.integers(1, longest_chunk))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     end_probability = draw(st.sampled_from([0.0, 0.3, 0.7]))

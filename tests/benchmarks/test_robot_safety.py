@@ -7,7 +7,7 @@ import pytest
 from rlinf_vla.benchmarks import robot_safety
 
 
-def test_the_bench_writes_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_writes_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "safety.md"
     monkeypatch.setattr(robot_safety, "TRIAL", 60)
     monkeypatch.setattr("sys.argv", ["robot_safety", str(page), "--actions", "120"])

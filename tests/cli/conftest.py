@@ -26,7 +26,7 @@ class Outcome:
 
     @property
     def complaint(self) -> str:
-        """The one line that a user's mistake gets."""
+        """The one-line error message of a user's mistake."""
         assert self.code == 2, self.out + self.err
         assert self.err.startswith("rlinf-vla: ") and self.err.count("\n") == 1, self.err
         return self.err.removeprefix("rlinf-vla: ").rstrip("\n")
@@ -37,7 +37,7 @@ CommandLine = Callable[..., Outcome]
 
 @contextmanager
 def as_before() -> Iterator[None]:
-    """Commands, and Ray, take signals over for the rest of their process, and commands tell Hydra something."""
+    """Commands and Ray install signal handlers for the rest of the process, and commands configure Hydra."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HYDRA_FULL_ERROR", "0")
@@ -145,7 +145,7 @@ SFT = COUNTING + "  batch_size: 8\n  warmup_steps: 1\n  learning_rate: 0.05\n  d
 
 @dataclass
 class Counting:
-    """Recipes for counter world, in a folder of the user's; ``plugin.created`` are the environments of all runs."""
+    """Recipes for counter world, in a user's folder; ``plugin.created`` are the environments of all runs."""
 
     folder: Path
     plugin: CounterPlugin
@@ -174,7 +174,7 @@ def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> toy_robot.Arguments:
-    """Words of a command line for a recipe at the toy robot, which other processes find, too."""
+    """Arguments of a command line for a recipe at the toy robot, which child processes find, too."""
     toy_robot.announce(tmp_path / "package")
     monkeypatch.syspath_prepend(str(tmp_path / "package"))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'package'}:{Path(__file__).parents[2]}")

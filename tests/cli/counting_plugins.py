@@ -1,4 +1,4 @@
-"""Counter world and the linear policy as a package of their own announces them: for commands that run in processes of their own."""
+"""Counter world and the linear policy as an installed package: for commands in separate processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ linear = rlinf_vla.testing.toy_policy:LinearPolicy
 
 
 class CountingInSuites(CounterPlugin):
-    """Two suites of the same two tasks, with more and with less time."""
+    """Two suites of the same two tasks, with a longer and a shorter time limit."""
 
     def suites(self, config: CounterConfig) -> list[Suite]:
         return [Suite(f"within {limit}", tuple(GOALS), replace(config, episode_limit=limit)) for limit in (config.episode_limit, 3)]
@@ -30,7 +30,7 @@ class CountingInSuites(CounterPlugin):
 class ProcessesConfig(CounterConfig):
     name: str = "counter_processes"
     seconds: float = 0.0
-    """Of a control step."""
+    """Seconds of a control step."""
 
 
 class CountingInProcesses(CounterPlugin):
@@ -52,7 +52,7 @@ in_processes = CountingInProcesses()
 
 
 def announce(folder: Path) -> None:
-    """Such a package in ``folder``, which is to be on PYTHONPATH."""
+    """Writes such a package into ``folder``, which must be on PYTHONPATH."""
     package = folder / "counting-0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: counting\nVersion: 0\n")

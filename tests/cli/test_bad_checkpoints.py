@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be used is the user's to mend: one line, exit code 2, and nothing in it was run."""
+"""A checkpoint that cannot be used is a user's mistake: one line, exit code 2, and nothing in it is run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INDEX, SHARDS = "model.safetensors.index.json", [f"model-0000{i}-of-00003.safete
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A good one, in three shards."""
+    """A valid one, in three shards."""
     directory = smaller_directory(tmp_path / "model")
     tiny(directory=smaller_directory(tmp_path / "source")).save(directory)
     state = load_file(directory / "model.safetensors")
@@ -32,7 +32,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 class Hostile:
-    """Leaves a file behind when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -69,7 +69,7 @@ def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], 
 
 
 def with_code(directory: Path) -> None:
-    """Nothing else is wrong, except the dataset: the checkpoint's own Python files must not be looked at."""
+    """Only the dataset is missing: the checkpoint's Python files must not be read."""
     (directory / "modeling_prismatic.py").write_text(f"from pathlib import Path; Path({str(directory.parent / 'touched')!r}).touch()")
     config = json.loads((directory / "config.json").read_text())
     config["auto_map"] = {"AutoModelForVision2Seq": "modeling_prismatic.OpenVLAForActionPrediction"}
@@ -95,7 +95,7 @@ def with_code(directory: Path) -> None:
         (with_code, ["unnorm_key", "bridge", "fractal"]),
     ],
 )
-def test_it_is_one_line(rlinf_vla: CommandLine, checkpoint: Path, spoil: Callable[[Path], None], words: list[str]) -> None:
+def test_a_bad_checkpoint_is_one_line(rlinf_vla: CommandLine, checkpoint: Path, spoil: Callable[[Path], None], words: list[str]) -> None:
     spoil(checkpoint)
     found = rlinf_vla("eval", "recipe=maniskill_ppo", "cluster=laptop", f"model.checkpoint={checkpoint}")
     assert all(word in found.complaint for word in words), found.complaint

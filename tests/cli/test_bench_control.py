@@ -1,4 +1,4 @@
-"""``rlinf-vla bench control`` as a user runs it: a few seconds, no simulator, and no word about how fast anything is."""
+"""``rlinf-vla bench control`` as a user runs it: a few seconds, no simulator, and no check of speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bench_control, name, value)
 
 
-def test_both_loops_run_and_the_budget_is_told(rlinf_vla: CommandLine, counting: Counting) -> None:
+def test_both_loops_run_and_the_budget_is_reported(rlinf_vla: CommandLine, counting: Counting) -> None:
     _, *rest = counting.arguments("bench", "counting_ppo", "run_dir=bench", "control.max_misses=1")
     found = rlinf_vla("bench", "control", *rest)
     assert found.code == 0, found.err

@@ -1,4 +1,4 @@
-"""``rlinf-vla bench env`` on counter world, beside a baseline that is a program of its own."""
+"""``rlinf-vla bench env`` on counter world, compared with a baseline in a separate program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def stock(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return code
 
 
-def test_ours_and_the_simulators_own(rlinf_vla: CommandLine, counting: Counting, stock: list[str], tmp_path: Path) -> None:
+def test_our_environment_is_compared_with_the_simulators_own(
+    rlinf_vla: CommandLine, counting: Counting, stock: list[str], tmp_path: Path
+) -> None:
     found = rlinf_vla("bench", "env", "env=counter", "run_dir=out")
     assert found.code == 0, found.out + found.err
     document = json.loads((tmp_path / "out" / "bench_env.json").read_text())["counter"]
@@ -44,12 +46,12 @@ def test_ours_and_the_simulators_own(rlinf_vla: CommandLine, counting: Counting,
     assert len(document["ratios"]) == 6 and all(env.closed for env in counting.plugin.created)
 
 
-def test_without_a_baseline_ours_alone(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+def test_without_a_baseline_only_ours_is_measured(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
     assert rlinf_vla("bench", "env", "env=counter", "run_dir=out").code == 0
     assert json.loads((tmp_path / "out" / "bench_env.json").read_text())["counter"]["ratios"] == {}
 
 
-def test_a_baseline_that_fails_ends_it(rlinf_vla: CommandLine, stock: list[str]) -> None:
+def test_a_failing_baseline_ends_the_benchmark(rlinf_vla: CommandLine, stock: list[str]) -> None:
     stock[0] = "print('begin')"
     found = rlinf_vla("bench", "env", "env=counter", "run_dir=out")
     assert found.code == 1 and "ended before it printed 'end'" in found.err

@@ -10,8 +10,8 @@ from rlinf_vla.benchmarks import load as bench_load
 from tests.cli.conftest import CommandLine
 
 
-def test_what_loading_takes_is_reported(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the tiny model and in this process: the numbers mean nothing, the steps are the same."""
+def test_time_and_memory_of_loading_are_reported(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the tiny model and in this process: the numbers are meaningless, but the steps are the same."""
     shards: list[Path] = []
 
     def in_process(stage: str, folder: str, chosen: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def test_what_loading_takes_is_reported(rlinf_vla: CommandLine, monkeypatch: pyt
     assert 0 <= above < whole and "seconds to load" in found.out
 
 
-def test_a_measurement_that_fails_says_why(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_measurement_names_the_reason(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "model.sizes is not a key" in rlinf_vla("bench", "load", "+model.sizes=7").complaint
     monkeypatch.setattr(bench_load.sys, "executable", "/bin/false")
     assert "could not make the checkpoint" in rlinf_vla("bench", "load").complaint

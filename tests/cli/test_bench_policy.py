@@ -1,4 +1,4 @@
-"""``rlinf-vla bench policy`` as a user runs it: tiny weights, no simulator, and no word about how fast anything is."""
+"""``rlinf-vla bench policy`` as a user runs it: tiny weights, no simulator, and no check of speed."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def kinds(document: dict[str, Any], batch: int) -> list[str]:
     return [each["kind"] for each in document["latencies"] if each["batch"] == batch]
 
 
-def test_a_policy_without_a_plain_way(rlinf_vla: CommandLine, counting: Counting) -> None:
+def test_a_policy_without_a_usual_implementation(rlinf_vla: CommandLine, counting: Counting) -> None:
     document = bench(rlinf_vla, counting, "rollout.batch_size=2", "rollout.pipeline_depth=1")
     assert kinds(document, 1) == kinds(document, 2) == ["act", "evaluate", "evaluate + backward"]
     assert document["plain_over_act"] == {} and document["environment"]["packages"]["torch"]
 
 
 @pytest.mark.parametrize("name", ["openvla", "pi0"])
-def test_beside_the_plain_way(
+def test_comparison_with_the_usual_implementation(
     rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     models = {"linear": plugins.models()["linear"], "openvla": OpenVLAPolicy, "pi0": Pi0Policy}
@@ -77,7 +77,7 @@ def test_openvla_generates_the_same_actions_from_a_padded_prompt() -> None:
     assert found is not None and torch.equal(found, expected) and len(expected.flatten().unique()) > 2
 
 
-def test_the_plain_pi0_sees_its_images_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_usual_pi0_encodes_its_images_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = small_pi0(tmp_path / "pi0")
     inputs = policy.prepare(observations(policy, 3))
     expected = act(policy, inputs, temperature=0.0).actions
@@ -90,6 +90,6 @@ def test_the_plain_pi0_sees_its_images_at_each_step(tmp_path: Path, monkeypatch:
     assert len(seen) == 1 + policy.options.denoise_steps, "the critic's, and one per step"
 
 
-def test_oft_has_nothing_to_compare_with(tmp_path: Path) -> None:
+def test_oft_has_no_usual_implementation(tmp_path: Path) -> None:
     policy = small_oft(tmp_path / "oft")
     assert policy.reference_actions(policy.prepare(observations(policy, 1))) is None

@@ -16,10 +16,10 @@ from tests.cli.conftest import CommandLine, Counting
 
 
 @pytest.mark.parametrize(("rate", "code"), [(0.0, 0), (1e8, 1)])
-def test_growth_is_seen(
+def test_memory_growth_is_detected(
     rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rate: float, code: int
 ) -> None:
-    """In a process that holds 1 GB, and ``rate`` bytes more each second, by a clock that advances 10 ms whenever it is looked at."""
+    """In a process that holds 1 GB, and ``rate`` bytes more each second, by a clock that advances 10 ms at each reading."""
     ticks = itertools.count()
 
     def seconds() -> float:
@@ -39,7 +39,7 @@ def test_growth_is_seen(
     assert (tmp_path / "soak.md").read_text().startswith(first), "a line is added"
 
 
-def test_warming_up_does_not_count_and_one_peak_neither() -> None:
+def test_warm_up_and_a_single_peak_do_not_count() -> None:
     held = [1, 50, *[100] * 10]
     held[7] = 300
     soaked = SoakResult(12.0, 1, 1, [Sample(float(second), memory) for second, memory in enumerate(held)])

@@ -1,4 +1,4 @@
-"""``rlinf-vla bench throughput`` in counter world, under the plans that need no cluster; the others are chosen here and run elsewhere."""
+"""``rlinf-vla bench throughput`` in counter world, under the plans that need no cluster; of the others, only the choice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_plans_of_a_recipe() -> None:
     assert [each.rollout_workers for each in found.values()] == [1, 1, 1, 1, 2, 2]
 
 
-def test_a_role_is_as_busy_as_its_tracks_on_average() -> None:
+def test_utilisation_of_a_role_is_the_mean_of_its_tracks() -> None:
     timeline = Timeline()
     for track, end in (("policy", 1.0), ("simulator 0", 2.0), ("simulator 1", 4.0), ("trainer", 0.5), ("rollout 1 policy", 3.0)):
         timeline.add("work", track, 0.0, end)

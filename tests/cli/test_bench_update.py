@@ -1,4 +1,4 @@
-"""``rlinf-vla bench update`` as a user runs it: a tiny policy, no simulator, and no word about how fast anything is."""
+"""``rlinf-vla bench update`` as a user runs it: a tiny policy, no simulator, and no check of speed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bench(rlinf_vla: CommandLine, counting: Counting, recipe: str, *overrides: s
 @pytest.mark.parametrize(
     ("overrides", "split"), [((), "micro-batches of 2"), (("cluster.micro_batch_size=4", "rollout.batch_size=2"), "micro-batches of 4")]
 )
-def test_ppo_whole_and_cut(rlinf_vla: CommandLine, counting: Counting, overrides: tuple[str, ...], split: str) -> None:
+def test_ppo_with_and_without_micro_batches(rlinf_vla: CommandLine, counting: Counting, overrides: tuple[str, ...], split: str) -> None:
     document, out = bench(rlinf_vla, counting, "counting_ppo", *overrides)
     whole = "whole minibatches"
     assert list(document["rates"]) == list(document["memory"]) == [whole, split]
@@ -53,7 +53,9 @@ def test_ppo_whole_and_cut(rlinf_vla: CommandLine, counting: Counting, overrides
     assert memory["peak"] >= memory["weights"] + memory["data"] and f"{whole}: peak / expected memory" in out
 
 
-def test_what_is_frozen_once_and_in_each_epoch(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_frozen_part_is_computed_once_or_in_each_epoch(
+    rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def precompute(self: LinearPolicy, inputs: Inputs) -> Inputs:
@@ -90,16 +92,14 @@ def test_sac_and_its_parts(rlinf_vla: CommandLine, counting: Counting, tmp_path:
     assert sorted(path.name for path in (tmp_path / "bench").iterdir()) == ["bench_update.json"], "the replay is gone"
 
 
-def test_separate_critics_say_the_same() -> None:
+def test_separate_critics_give_the_same_values() -> None:
     critics = Critics(4, 9, 8)
     x = torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
     found: Tensor = torch.stack([member(x)[:, 0] for member in update_soft.separate(critics)])
     torch.testing.assert_close(found, critics(x[:, :7], x[:, None, 7:]))
 
 
-def test_an_ensemble_that_says_something_else_is_a_failure(
-    rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ensemble_with_other_values_is_a_failure(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     separate = update_soft.separate
     monkeypatch.setattr(update_soft, "separate", lambda critics: separate(critics)[[1, 0, 2]])
     _, *rest = counting.arguments("bench", "counting_sac", "run_dir=bench")

@@ -1,4 +1,4 @@
-"""Processes that play blocks: which losses end a sweep. The workers play nothing and do what a script says."""
+"""Processes that run blocks: which losses end a sweep. These workers run no episodes but follow a script."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Play = Callable[[str, int], tuple[list[int], int]]
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Plays so many blocks in one worker; returns their seeds as they are done, and how many workers were lost.
+    """Runs blocks in one worker; returns their seeds as they are done, and the number of lost workers.
 
     ``script``: of each attempt, the block's seed and what the worker does; those that it does not name are done at once.
     """
@@ -53,20 +53,20 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     return run
 
 
-def test_workers_that_each_get_further_may_be_lost_any_number_of_times(play: Play) -> None:
+def test_workers_that_make_progress_may_be_lost_any_number_of_times(play: Play) -> None:
     lost = ["dies", "dies", "0.2 dies", "0.2 dies", "0.4 dies", "0.1 0.3 dies", "0.2 0.6 dies"]
     assert play("\n".join(f"1 {each}" for each in lost), 3) == ([0, 1, 2], 7)
 
 
-def test_each_block_may_be_lost_as_often_as_another(play: Play) -> None:
+def test_losses_are_counted_for_each_block(play: Play) -> None:
     assert play("\n".join(f"{block} dies" for block in range(5) for _ in range(2)), 5) == ([0, 1, 2, 3, 4], 10)
 
 
 @pytest.mark.parametrize("lost", [["dies"] * 3, ["0.5 dies"] * 3, ["0.2 dies", "0.5 dies", "0.4 dies", "0.5 dies"]])
-def test_workers_that_get_no_further_end_the_sweep(play: Play, lost: list[str]) -> None:
+def test_losses_without_progress_end_the_sweep(play: Play, lost: list[str]) -> None:
     with pytest.raises(Failure, match=r"3 processes in a row died or hung while playing block 00_000_000_0000001, .*: as the script says"):
         play("\n".join(f"1 {each}" for each in lost), 3)
 
 
-def test_several_answers_at_once_are_all_heard(play: Play) -> None:
+def test_several_answers_at_once_are_all_received(play: Play) -> None:
     assert play("0 0.1 0.2 0.3 0.4 0.5 done", 2) == ([0, 1], 0)

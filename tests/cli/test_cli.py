@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""The command line as a user runs it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def subprocess_run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[st
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[DictConfig]:
-    """What ``train`` was asked to do; it reads its recipe and does nothing."""
+    """Recipes that ``train`` was called with; it reads its recipe and does nothing."""
     configs: list[DictConfig] = []
 
     def run(config: DictConfig) -> None:
@@ -46,10 +46,10 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[DictConfig]:
     return configs
 
 
-# in processes of their own
+# in separate processes
 
 
-def test_a_process_that_is_asked_nothing_shows_the_usage(tmp_path: Path) -> None:
+def test_the_program_without_arguments_shows_the_usage(tmp_path: Path) -> None:
     found = subprocess_run(cwd=tmp_path)
     assert found.returncode == 0 and found.stderr == "" and list(tmp_path.iterdir()) == []
     assert all(f"  {verb} " in found.stdout for verb in VERBS)
@@ -61,7 +61,7 @@ def test_a_process_ends_with_the_code_and_one_line(tmp_path: Path) -> None:
     assert found.stderr == "rlinf-vla: algorithm.gama is not a key; did you mean algorithm.gamma?\n"
 
 
-def test_a_home_that_cannot_be_written_matters_to_nobody_who_does_not_need_it(tmp_path: Path) -> None:
+def test_a_read_only_home_matters_only_to_commands_that_write_there(tmp_path: Path) -> None:
     program = "from rlinf_vla.cli import main as cli\ncli.run(['--version'])\nimport rlinf_vla.telemetry.charts"
     environment = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"} | {"HOME": "/dev/null"}
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
@@ -73,7 +73,7 @@ def test_a_home_that_cannot_be_written_matters_to_nobody_who_does_not_need_it(tm
 
 @pytest.mark.parametrize("model", ["openvla", "openvla_oft", "pi0"])
 @pytest.mark.parametrize("name", ["maniskill_sft", "maniskill_ppo"])
-def test_the_main_recipes_have_a_start_for_every_model(name: str, model: str) -> None:
+def test_the_main_recipes_have_an_initial_checkpoint_for_every_model(name: str, model: str) -> None:
     found = recipes.read(compose.load("train", [f"recipe={name}", f"model={model}", "cluster=laptop"]))
     assert found.model.name == model
     assert (recipes.asset_path(found.model.checkpoint) / "config.json").exists()
@@ -161,7 +161,7 @@ def test_the_verb_without_a_recipe(rlinf_vla: CommandLine) -> None:
         ([PPO, "reward=success", "reward.option.x=1"], ["reward.option"]),
     ],
 )
-def test_a_mistake_in_the_keys(rlinf_vla: CommandLine, trained: list[DictConfig], arguments: list[str], words: list[str]) -> None:
+def test_a_wrong_key(rlinf_vla: CommandLine, trained: list[DictConfig], arguments: list[str], words: list[str]) -> None:
     complaint = rlinf_vla("train", *arguments).complaint
     assert all(word in complaint for word in words), complaint
     assert not trained
@@ -188,7 +188,7 @@ def test_a_mistake_in_the_keys(rlinf_vla: CommandLine, trained: list[DictConfig]
     ],
 )
 def test_an_impossible_combination(rlinf_vla: CommandLine, trained: list[DictConfig], override: str, words: list[str]) -> None:
-    """Refused before anything is built."""
+    """It is refused before anything is built."""
     complaint = rlinf_vla("train", PPO, "cluster=laptop", override).complaint
     assert all(word in complaint for word in words) and not trained, complaint
 
@@ -198,7 +198,7 @@ def test_a_model_that_is_not_in_the_package(rlinf_vla: CommandLine) -> None:
     assert "asset://openvla_tin is not in the package; did you mean openvla_tin" in complaint
 
 
-def test_a_classifier_is_no_policys(rlinf_vla: CommandLine) -> None:
+def test_a_classifier_is_no_policy(rlinf_vla: CommandLine) -> None:
     other = ["model=compact", "model.checkpoint=asset://compact"]
     assert "model=none" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", *other).complaint
     assert "model=none" in rlinf_vla("train", "recipe=maniskill_sft", "cluster=laptop", "model.name=none").complaint
@@ -208,8 +208,8 @@ def test_a_classifier_is_no_policys(rlinf_vla: CommandLine) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("cluster", ["laptop", "1gpu"])
-def test_every_recipe_is_whole(name: str, cluster: str) -> None:
-    # what only its user can give: a released checkpoint
+def test_every_recipe_is_complete(name: str, cluster: str) -> None:
+    # only the user can provide it: a released checkpoint
     given = ["model.checkpoint=given"] if name.startswith("libero") and cluster == "1gpu" else []
     assert recipes.read(compose.load("train", [f"recipe={name}", f"cluster={cluster}", *given])).name == name
 
@@ -228,7 +228,7 @@ def test_every_recipe_is_whole(name: str, cluster: str) -> None:
     ],
 )
 def test_cfg_job_prints_the_recipe(rlinf_vla: CommandLine, trained: list[DictConfig], tmp_path: Path, arguments: list[str]) -> None:
-    """Wherever the flag stands."""
+    """At any position of the flag."""
     found = rlinf_vla("train", *arguments)
     assert found.code == 0, found.err
     shown = OmegaConf.create(found.out)
@@ -236,7 +236,7 @@ def test_cfg_job_prints_the_recipe(rlinf_vla: CommandLine, trained: list[DictCon
     assert not trained and list(tmp_path.iterdir()) == []
 
 
-def test_what_is_shown_is_what_would_run(rlinf_vla: CommandLine, trained: list[DictConfig]) -> None:
+def test_the_printed_recipe_is_the_one_that_would_run(rlinf_vla: CommandLine, trained: list[DictConfig]) -> None:
     overrides = [PPO, "cluster=laptop", "algorithm.gamma=0.5"]
     shown = OmegaConf.create(rlinf_vla("train", "--cfg", "job", *overrides).out)
     rlinf_vla("train", *overrides)
@@ -279,7 +279,7 @@ def test_a_mistake_in_a_recipe_of_the_users(
     assert word in complaint and not trained
 
 
-def test_a_folder_of_recipes_that_is_not_there(rlinf_vla: CommandLine, tmp_path: Path) -> None:
+def test_a_missing_folder_of_recipes(rlinf_vla: CommandLine, tmp_path: Path) -> None:
     assert "nowhere" in rlinf_vla("train", "--config-dir", str(tmp_path / "nowhere"), PPO).complaint
 
 
@@ -327,8 +327,8 @@ def test_a_signal_ends_a_command(rlinf_vla: CommandLine, monkeypatch: pytest.Mon
     assert found.code == code and found.err == f"rlinf-vla: interrupted by {signal.Signals(signum).name}\n"
 
 
-def test_an_interrupted_run_ends_as_one_though_nobody_reads_its_output() -> None:
-    """Ctrl-C ends ``| tee log`` as well."""
+def test_an_interrupted_run_has_its_exit_code_although_its_output_is_closed() -> None:
+    """Ctrl-C also ends ``| tee log``."""
     program = (
         "import sys\nfrom rlinf_vla.cli import main as cli\nfrom rlinf_vla.core.interrupt import Interrupted\n"
         "def dispatch(arguments):\n    print('unread')\n    sys.stdin.read()\n    raise Interrupted(2)\n"
@@ -337,8 +337,8 @@ def test_an_interrupted_run_ends_as_one_though_nobody_reads_its_output() -> None
     assert unread(program) == ("rlinf-vla: interrupted by SIGINT\n", 130)
 
 
-def test_closed_standard_files_are_opened_on_nothing(tmp_path: Path) -> None:
-    """As by ``<&- >&- 2>&-``. What is opened later does not take their numbers, and what is printed goes nowhere."""
+def test_closed_standard_files_are_opened_on_dev_null(tmp_path: Path) -> None:
+    """As by ``<&- >&- 2>&-``. Files opened later do not get their numbers, and output is discarded."""
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom rlinf_vla.cli import main as cli\n"
         "def dispatch(arguments):\n"
@@ -354,7 +354,7 @@ def test_closed_standard_files_are_opened_on_nothing(tmp_path: Path) -> None:
     assert int(number) > 2 and (read, terminal) == ("''", "False")
 
 
-def test_what_failed_again_and_again_is_told_without_a_traceback(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_failures_are_reported_without_a_traceback(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(config: DictConfig) -> None:
         raise Failure("simulator processes were lost")
 
@@ -380,7 +380,7 @@ def test_list_of_something_else(rlinf_vla: CommandLine) -> None:
     assert "did you mean recipes?" in rlinf_vla("list", "recipe").complaint
 
 
-def test_bench_wants_to_know_what(rlinf_vla: CommandLine) -> None:
+def test_bench_requires_a_name(rlinf_vla: CommandLine) -> None:
     assert "bench rollout recipe=NAME" in rlinf_vla("bench").complaint
     assert "(rollout, throughput, policy, update, control, load, env, soak)" in rlinf_vla("bench", "polcy", PPO).complaint
     assert "bench rollout recipe=NAME" in rlinf_vla("bench", PPO).complaint
@@ -395,7 +395,7 @@ def test_doctor(rlinf_vla: CommandLine, counting: Counting) -> None:
     assert "--fix" in rlinf_vla("doctor", "--mend").complaint
 
 
-def test_doctor_mends_what_it_can(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_fixes_what_it_can(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     state: dict[str, Any] = {"ok": False}
 
     def diagnose() -> list[Diagnosis]:

@@ -1,4 +1,4 @@
-"""No command runs code that happens to lie in the current directory."""
+"""No command runs code from the current directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def poisoned(counting: Counting, tmp_path: Path) -> Run:
-    """Runs a command line as the installed program does, in a folder with modules that leave a mark when they are imported."""
+    """Runs a command line as the installed program does, in a folder with modules that leave a file when they are imported."""
     announce(tmp_path / "package")
     here = tmp_path / "here"
     here.mkdir()
@@ -49,19 +49,19 @@ def poisoned(counting: Counting, tmp_path: Path) -> Run:
     return run
 
 
-def test_of_a_training_run_with_simulator_processes(poisoned: Run, counting: Counting) -> None:
+def test_training_with_simulator_processes(poisoned: Run, counting: Counting) -> None:
     said = poisoned(*counting.arguments("train", "counting_ppo", "env=counter_processes", "iterations=1", "run_dir=run"))
     assert "report" in said
 
 
 @pytest.mark.slow
-def test_of_a_sweep_in_processes_and_of_verify(poisoned: Run, counting: Counting) -> None:
+def test_a_sweep_in_processes_and_verify(poisoned: Run, counting: Counting) -> None:
     work = ("env=counter_processes", "sweep.policies=[start,random]", "episodes=2", "sweep.parallel=2", "evaluation.filmed=0")
     poisoned(*counting.arguments("eval", "counting_ppo", *work, "run_dir=out"))
     assert "agrees" in poisoned("verify", "out/result.json", "--episodes", "2")
 
 
 @pytest.mark.slow
-def test_of_workers_on_ray(poisoned: Run, counting: Counting) -> None:
+def test_workers_on_ray(poisoned: Run, counting: Counting) -> None:
     work = ("env=counter_processes", "iterations=1", "run_dir=run", "evaluation.before_and_after=false", "cluster.runtime=ray")
     poisoned(*counting.arguments("train", "counting_ppo", *work))

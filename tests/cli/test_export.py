@@ -1,4 +1,4 @@
-"""From a run's checkpoint to the official layout, as a user of the command line sees it. No simulator starts."""
+"""Export of a run's checkpoint to the official layout by the command line. No simulator starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.models.tiny_openvla import smaller_directory, tiny
 
 @dataclass
 class Run:
-    """A policy that has learnt something, its checkpoint, and the model that it began from."""
+    """A trained policy, its checkpoint, and the model that it started from."""
 
     policy: Policy
     model: Path
@@ -63,18 +63,18 @@ def differences(policy: Policy, other: Policy) -> tuple[float, float, float]:
     inputs = policy.prepare(observations(policy, 4))
     first, second = act(policy, inputs, temperature=0.0), act(other, inputs, temperature=0.0)
     evaluations = [each.evaluate(inputs, first.latent, 1.0).log_prob.detach() for each in (policy, other)]
-    assert first.value.abs().max() > 1e-3, "a critic at zero would show nothing"
+    assert first.value.abs().max() > 1e-3, "a critic at zero would not be a test"
     pairs = ((first.log_prob, second.log_prob), tuple(evaluations), (first.value, second.value))
     return tuple(float((a - b).abs().max()) for a, b in pairs)  # type: ignore[return-value]
 
 
 def exported(directory: Path) -> Policy:
-    """As the next run finds it: its recipe names the directory as model.checkpoint."""
+    """As the next run loads it: its recipe names the directory as model.checkpoint."""
     overrides = ["recipe=maniskill_ppo", "cluster=laptop", f"model.checkpoint={directory}", "model.options.prompt_length=32"]
     return builders.build_policy(recipes.read(compose.load("eval", overrides)), lora=False)
 
 
-def test_what_was_learnt_is_in_the_official_layout(rlinf_vla: CommandLine, run: Run, tmp_path: Path) -> None:
+def test_trained_weights_are_in_the_official_layout(rlinf_vla: CommandLine, run: Run, tmp_path: Path) -> None:
     found = rlinf_vla("export", *run.arguments("output=out", "output_dtype=float32"))
     assert found.code == 0, found.err
     assert "iteration 7 of maniskill_ppo, merged: out" in found.out
@@ -84,12 +84,12 @@ def test_what_was_learnt_is_in_the_official_layout(rlinf_vla: CommandLine, run: 
     assert {name: value.shape for name, value in before.items()} == {name: value.shape for name, value in after.items()}
     assert all(value.dtype == torch.float32 for value in after.values())
     assert max(differences(run.policy, exported(tmp_path / "out"))) < 1e-4
-    assert differences(run.policy, exported(run.model))[1] > 1e-2, "the start is another policy"
+    assert differences(run.policy, exported(run.model))[1] > 1e-2, "the initial checkpoint is another policy"
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["iteration"] == 7 and manifest["recipe"]["name"] == "maniskill_ppo"
 
 
-def test_weights_keep_the_dtype_of_the_start(rlinf_vla: CommandLine, run: Run, tmp_path: Path) -> None:
+def test_weights_keep_the_dtype_of_the_initial_checkpoint(rlinf_vla: CommandLine, run: Run, tmp_path: Path) -> None:
     assert rlinf_vla("export", *run.arguments("output=out")).code == 0
     assert {value.dtype for value in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
     _, evaluated, value = differences(run.policy, exported(tmp_path / "out"))
@@ -97,7 +97,7 @@ def test_weights_keep_the_dtype_of_the_start(rlinf_vla: CommandLine, run: Run, t
 
 
 @pytest.mark.parametrize("run", [4], indirect=True)
-def test_what_cannot_be_exported(rlinf_vla: CommandLine, run: Run, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_exported(rlinf_vla: CommandLine, run: Run, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious").write_text("kept")
     (tmp_path / "file").write_text("kept")
@@ -114,7 +114,7 @@ def test_what_cannot_be_exported(rlinf_vla: CommandLine, run: Run, tmp_path: Pat
     assert "no such directory" in complaint("output=out", "checkpoint=nowhere")
     assert "with LoRA" in complaint("output=out", "model.lora.rank=0")
     assert not (tmp_path / "out").exists() and [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
-    assert not list(tmp_path.glob(".*")), "nothing half-written stays"
+    assert not list(tmp_path.glob(".*")), "no partial output remains"
 
 
 @pytest.mark.parametrize("run", [4], indirect=True)

@@ -1,4 +1,4 @@
-"""Every key that a recipe may have is read by something: recorded while commands run, by class, outside the declaration and its checks."""
+"""Every key of a recipe is read by some code: recorded while commands run, by class, without its declaration and checks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def unread(keys: dict[str, Key], seen: set[Key]) -> list[str]:
 
 
 def watch(nodes: set[type], seen: set[Key], counts: Callable[[type, FrameType], bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, ``seen`` learns of every attribute of an instance that is read by a frame that ``counts``."""
+    """From now on, ``seen`` records each attribute of an instance that a frame reads for which ``counts`` is true."""
     for node in nodes:
         names = {each.name for each in fields(node)}
 
@@ -77,7 +77,7 @@ def said(paths: Iterator[Path], receivers: set[str]) -> set[str]:
     return found
 
 
-# the checks see what they are for
+# tests of the checks
 
 
 @dataclass
@@ -113,7 +113,7 @@ def test_a_key_that_no_source_reads_is_found(tmp_path: Path) -> None:
     assert said(iter([source]), {"config"}) == {"read", "deep"}
 
 
-def test_no_key_is_forgotten() -> None:
+def test_every_key_is_checked() -> None:
     paths = [path for path, _ in declared(Recipe)] + [
         f"algorithm.{path}" for node in algorithm_configs().values() for path, _ in declared(node)
     ]
@@ -166,10 +166,10 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     profile(chunk=2, episode_limit=6).write(tmp_path / "known.json")
     run("train", "counting_ppo", "run_dir=foreseen", "iterations=2", "evaluation.before_and_after=false", "profile=known.json")
     there = ["cluster.runtime=ray", "cluster.address=127.0.0.1:1", "rollout.split=head", "algorithm.kl_coef=0.1", "reward=success"]
-    assert rlinf_vla(*counting.arguments("train", "counting_ppo", "run_dir=ray", *there)).code == 2, "nothing answers there"
-    # two keys are needed before the recipe is one: which directory, and whether to go on
+    assert rlinf_vla(*counting.arguments("train", "counting_ppo", "run_dir=ray", *there)).code == 2, "no server is at this address"
+    # two keys are needed before the recipe is composed: the directory, and whether to resume
     seen |= {(Recipe, name) for name in said(iter([ROOT / "rlinf_vla" / "runtime" / "run_directory.py"]), {"config"})}
-    # what drives a robot does so in real time
+    # robots are driven in real time
     loop = (ROOT / "rlinf_vla" / name for name in ("config/control.py", "realworld/control_loop.py"))
     seen |= {(ControlConfig, name) for name in said(loop, {"config", "_config"})}
     seen |= {(Recipe, name) for name in said(iter([ROOT / "benchmarks" / "control.py"]), {"recipe"})}
@@ -179,7 +179,7 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     on_ray = ROOT / "rlinf_vla" / "realworld" / "ray_link.py"
     seen |= {(RolesConfig, name) for name in said(iter([on_ray]), {"roles"})}
     seen |= {(RobotRoleConfig, name) for name in said(iter([on_ray]), {"own"})}
-    seen.add((Recipe, "preset"))  # asked by the schema's check alone, as all of its keys
+    seen.add((Recipe, "preset"))  # read only by the schema's check, as all of its keys
     assert unread(keys, seen) == []
 
 
@@ -200,10 +200,10 @@ def test_a_model_reads_its_options(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", list(plugins.envs()))
 def test_a_simulator_reads_its_options(name: str) -> None:
-    """Without starting one: by its sources. ``name`` is what the engine chooses it by."""
+    """Without starting one, from its sources. The engine selects it by ``name``."""
     config = plugins.envs()[name].Config
     _, folder, package, *_ = config.__module__.split(".")
-    receivers = {"config", "options", "_options"}  # what its processes are given is made of the config
+    receivers = {"config", "options", "_options"}  # the arguments of its processes are made from the config
     found = said((ROOT / folder).glob(f"{package}*/*.py"), receivers) | said((ROOT / folder).glob(f"{package}.py"), receivers)
     assert unread(dict(declared(config)), {(config, each) for each in found | {"name"}}) == []
 
@@ -219,7 +219,7 @@ def test_a_reward_reads_its_options(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(plugins.robots()))
 def test_a_robot_reads_its_options(name: str) -> None:
-    """Without one: by its sources."""
+    """Without a robot, from its sources."""
     config = plugins.robots()[name].Config
     found = said((ROOT / "robots").glob("**/*.py"), {"config", "options"})
     assert unread(dict(declared(config)), {(config, each) for each in found | {"name"}}) == []

@@ -1,4 +1,4 @@
-"""Algorithms of other packages, A2C and TD3, do all that the engine's own do: no line of the engine knows them."""
+"""Algorithms of other packages, A2C and TD3, have all features of the engine's algorithms without any code in the engine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_it_trains_and_resumes(rlinf_vla: CommandLine, strangers: Counting, tmp_
     assert_same_files(tmp_path / "whole", tmp_path / "parts", 3)
 
 
-def test_what_it_does_is_planned(rlinf_vla: CommandLine, strangers: Counting, tmp_path: Path) -> None:
+def test_it_has_a_plan(rlinf_vla: CommandLine, strangers: Counting, tmp_path: Path) -> None:
     profile(chunk=2, episode_limit=6).write(tmp_path / "known.json")
     said = train(rlinf_vla, strangers.arguments("plan", "counting_a2c", "run_dir=plan", f"profile={tmp_path / 'known.json'}"))
     assert "macro flow of a2c" in said and "chosen: " in said
@@ -64,7 +64,7 @@ def test_what_it_does_is_planned(rlinf_vla: CommandLine, strangers: Counting, tm
     assert "macro flow of td3" in said and "update_from_replay" in said and "there is one plan" in said
 
 
-def test_keys_and_names_of_it_are_checked(rlinf_vla: CommandLine, strangers: Counting) -> None:
+def test_its_keys_and_values_are_checked(rlinf_vla: CommandLine, strangers: Counting) -> None:
     unknown = rlinf_vla(*strangers.arguments("train", "counting_td3", "algorithm.smothing=0.1")).complaint
     assert "algorithm.smothing is not a key; did you mean algorithm.smoothing?" in unknown
     low = rlinf_vla(*strangers.arguments("train", "counting_td3", "algorithm.exploration=0")).complaint

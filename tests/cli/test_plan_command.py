@@ -1,4 +1,4 @@
-"""``rlinf-vla plan`` as a user meets it, in counter world."""
+"""``rlinf-vla plan`` as a user runs it, in counter world."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.cli.conftest import CommandLine, Counting
 from tests.planner.made_up import profile
 
 COUNTED = {"chunk": 2, "episode_limit": 6}
-"""What the profile of counter world must say."""
+"""What the profile of counter world must contain."""
 
 
 @pytest.fixture
 def known(tmp_path: Path) -> str:
-    """The file of a made-up profile of this machine's kind."""
+    """A file with an artificial profile of this type of machine."""
     profile(**COUNTED).write(tmp_path / "known.json")
     return f"profile={tmp_path / 'known.json'}"
 
@@ -66,7 +66,7 @@ def test_a_plan_is_measured_chosen_and_written(rlinf_vla: CommandLine, counting:
     assert "reward" not in measured.operations and all(env.closed for env in counting.plugin.created)
 
 
-def test_what_was_measured_is_used_again(rlinf_vla: CommandLine, counting: Counting, known: str, unmeasured: None, tmp_path: Path) -> None:
+def test_a_profile_is_reused(rlinf_vla: CommandLine, counting: Counting, known: str, unmeasured: None, tmp_path: Path) -> None:
     outputs = []
     for name in ("one", "two"):
         found = rlinf_vla(*counting.arguments("plan", "counting_ppo", known, f"run_dir={name}"))
@@ -75,7 +75,7 @@ def test_what_was_measured_is_used_again(rlinf_vla: CommandLine, counting: Count
     assert outputs[0] == outputs[1] and not (tmp_path / "one" / "profile.json").exists()
 
 
-def test_a_reward_of_ones_own_is_measured_too(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+def test_a_users_reward_is_measured_too(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
     found = rlinf_vla(*counting.arguments("plan", "counting_grpo", "reward=success", "run_dir=plan"))
     assert found.code == 0, found.err
     assert "reward" in read_profile(tmp_path / "plan" / "profile.json").operations
@@ -83,7 +83,7 @@ def test_a_reward_of_ones_own_is_measured_too(rlinf_vla: CommandLine, counting: 
 
 
 @pytest.mark.parametrize("name", ["counting_sac", "counting_classifier"])
-def test_where_there_is_nothing_to_choose(rlinf_vla: CommandLine, counting: Counting, unmeasured: None, name: str, tmp_path: Path) -> None:
+def test_an_algorithm_with_only_one_plan(rlinf_vla: CommandLine, counting: Counting, unmeasured: None, name: str, tmp_path: Path) -> None:
     found = rlinf_vla(*counting.arguments("plan", name))
     assert found.code == 0 and "macro flow of" in found.out and "nothing to choose" in found.out
     assert not (tmp_path / "runs").exists()
@@ -98,7 +98,7 @@ def test_grpo(rlinf_vla: CommandLine, counting: Counting, known: str, unmeasured
 
 
 def cluster_file(counting: Counting, text: str) -> str:
-    """A cluster of the user's own, beside the recipe."""
+    """A user's cluster file, next to the recipe."""
     folder = counting.folder / "cluster"
     folder.mkdir(exist_ok=True)
     (folder / "mine.yaml").write_text(f"defaults: [schema, _self_]\nname: mine\ndevice: cuda\n{text}")
@@ -111,7 +111,7 @@ TWO = """nodes:
 """
 
 
-def test_a_cluster_of_ones_own(rlinf_vla: CommandLine, counting: Counting, unmeasured: None, tmp_path: Path) -> None:
+def test_a_users_cluster(rlinf_vla: CommandLine, counting: Counting, unmeasured: None, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("fast.json", "slow.json")]
     for path, factor in zip(files, (10, 5), strict=True):
         profile(path.stem, **COUNTED).scaled(factor, path.stem).write(path)
@@ -125,7 +125,7 @@ def test_a_cluster_of_ones_own(rlinf_vla: CommandLine, counting: Counting, unmea
     assert any("spot machine" in each["reason"] for each in document["refused"])
 
 
-def test_a_device_that_nobody_measured(rlinf_vla: CommandLine, counting: Counting, known: str, unmeasured: None, tmp_path: Path) -> None:
+def test_a_device_without_a_profile(rlinf_vla: CommandLine, counting: Counting, known: str, unmeasured: None, tmp_path: Path) -> None:
     for more in ([], [known]):
         found = rlinf_vla(*counting.arguments("plan", "counting_ppo", "cluster=8gpu", *more))
         assert "no profile covers them" in found.complaint and "profile_scale=N" in found.complaint
@@ -151,9 +151,7 @@ def test_the_packages_clusters(name: str) -> None:
         ("node: 3\n", ["node"]),
     ],
 )
-def test_a_cluster_that_is_none(
-    rlinf_vla: CommandLine, counting: Counting, unmeasured: None, known: str, text: str, words: list[str]
-) -> None:
+def test_an_invalid_cluster(rlinf_vla: CommandLine, counting: Counting, unmeasured: None, known: str, text: str, words: list[str]) -> None:
     complaint = rlinf_vla(*counting.arguments("plan", "counting_ppo", cluster_file(counting, text), known)).complaint
     assert all(word in complaint for word in words), complaint
 

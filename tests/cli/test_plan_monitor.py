@@ -1,4 +1,4 @@
-"""A run beside its prediction, in counter world."""
+"""Comparison of a run with its prediction, in counter world."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def known(tmp_path: Path) -> str:
     return f"profile={tmp_path / 'known.json'}"
 
 
-def test_predicted_beside_measured(rlinf_vla: CommandLine, counting: Counting, known: str, tmp_path: Path) -> None:
+def test_predicted_and_measured_times_are_printed(rlinf_vla: CommandLine, counting: Counting, known: str, tmp_path: Path) -> None:
     found = rlinf_vla(*counting.arguments("train", "counting_ppo", known, *QUICK))
     assert found.code == 0, found.err
     assert re.search(r"predicted: \d+\.\d s per iteration; an iteration of .* waits for", found.out)
@@ -30,16 +30,16 @@ def test_predicted_beside_measured(rlinf_vla: CommandLine, counting: Counting, k
     assert all(line["plan/predicted_s"] > 0 for line in read_metrics(tmp_path / "run"))
 
 
-def test_a_run_without_a_prediction_says_nothing_of_it(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+def test_a_run_without_a_prediction_prints_none(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
     found = rlinf_vla(*counting.arguments("train", "counting_ppo", *QUICK))
     assert found.code == 0 and "predicted" not in found.out
     assert "plan/predicted_s" not in read_metrics(tmp_path / "run")[-1]
 
 
-def test_another_plan_in_the_middle_of_a_run_changes_nothing(
+def test_a_change_of_plan_within_a_run_does_not_change_the_result(
     rlinf_vla: CommandLine, counting: Counting, known: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan that it changes to is given here; which one is faster on this machine is not the question."""
+    """The new plan is given here, because which one is faster on this machine does not matter."""
     assert rlinf_vla(*counting.arguments("train", "counting_ppo", *QUICK[1:], "run_dir=plain")).code == 0
 
     asked: list[None] = []
@@ -60,6 +60,6 @@ def test_another_plan_in_the_middle_of_a_run_changes_nothing(
         assert other[name] == pytest.approx(one[name], rel=1e-4)
 
 
-def test_a_profile_is_no_use_to_what_has_one_plan(rlinf_vla: CommandLine, counting: Counting) -> None:
+def test_a_profile_is_refused_for_an_algorithm_with_one_plan(rlinf_vla: CommandLine, counting: Counting) -> None:
     found = rlinf_vla(*counting.arguments("train", "counting_sac", "cluster.plan=auto", "run_dir=run"))
     assert "cluster.plan and profile are for on-policy algorithms: algorithm=sac is off-policy" in found.complaint

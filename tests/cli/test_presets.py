@@ -1,4 +1,4 @@
-"""Published settings: each composes with the recipes that it is for, says where its values come from, and runs, scaled down."""
+"""Published settings: each composes with its recipes, names the sources of its values, and runs at a tiny size."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ SMALL = {
     "grpo": ["env.num_envs=2", "algorithm.episodes=4", "algorithm.group_size=2", "algorithm.minibatch_size=8", "algorithm.resample=1"],
     "sac": ["env.num_envs=2", "algorithm.episodes=2", "algorithm.batch_size=4", "algorithm.updates_per_step=0.2"],
 }
-"""The sizes that published runs need many GPUs for; what else a preset says stays as it is."""
+"""Sizes for which published runs need many GPUs; other values of a preset are unchanged."""
 
 ONCE = ["iterations=1", "run_dir=run", "evaluation.before_and_after=false", "rollout.pipeline_depth=1", "cluster=laptop"]
 PACKAGED = plugins.models()
 
 
 def composed(preset: str, model: str) -> DictConfig:
-    """Over a recipe of its algorithm; the environment and the checkpoint are that recipe's."""
+    """Composed on a recipe of its algorithm, which determines environment and checkpoint."""
     algorithm = header(preset).algorithm
     return compose.load("train", [f"recipe={RECIPE_OF[algorithm]}", f"model={model}", f"preset={preset}", "cluster=laptop"])
 
 
 def header(preset: str) -> PresetConfig:
-    """What a preset says that it is for; it may stand in the preset that it begins with."""
+    """What a preset is declared for, possibly in the preset that it derives from."""
     document = OmegaConf.load(FOLDER / f"{preset}.yaml")
     bases = [each for each in document.get("defaults", []) if each != "_self_"]
     above = [OmegaConf.structured(header(base)) for base in bases]
@@ -76,7 +76,7 @@ def test_there_are_presets() -> None:
 
 
 @pytest.mark.parametrize(("preset", "model"), CASES)
-def test_it_composes_with_a_recipe_that_it_is_for(preset: str, model: str) -> None:
+def test_it_composes_with_its_recipes(preset: str, model: str) -> None:
     config = composed(preset, model)
     found = recipes.read(config)
     assert (found.preset.name, found.preset.algorithm, found.model.name) == (preset, found.algorithm.name, model)
@@ -84,13 +84,13 @@ def test_it_composes_with_a_recipe_that_it_is_for(preset: str, model: str) -> No
     assert said
     for key, value in said.items():
         if not str(value).startswith("${"):
-            assert OmegaConf.select(config, key) == value, f"{key}: something that comes later overrides it"
+            assert OmegaConf.select(config, key) == value, f"{key}: a later source overrides it"
     if found.algorithm.name == "ppo":
         assert found.algorithm.horizon % found.env.episode_limit == 0
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_it_says_where_its_values_come_from(preset: str) -> None:
+def test_it_names_the_sources_of_its_values(preset: str) -> None:
     text = (FOLDER / f"{preset}.yaml").read_text()
     comments = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
     assert re.search(r"Source of every value: .*\b[0-9a-f]{8}\b", comments), "a repository at a commit"
@@ -122,7 +122,7 @@ def test_one_iteration_at_a_tiny_size(
     assert written.preset.name == preset and "${" not in (tmp_path / "run" / "recipe.yaml").read_text()
 
 
-# what does not fit
+# mismatches
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_it_is_for_reinforcement_learning(rlinf_vla: CommandLine) -> None:
         (["algorithm.horizon=${nothing}"], ["algorithm.horizon", "nothing"]),
     ],
 )
-def test_a_mistake_beside_a_preset(rlinf_vla: CommandLine, arguments: list[str], words: list[str]) -> None:
+def test_a_wrong_key_with_a_preset(rlinf_vla: CommandLine, arguments: list[str], words: list[str]) -> None:
     complaint = rlinf_vla("train", "recipe=maniskill_ppo", *arguments).complaint
     assert all(word in complaint for word in words), complaint
 
 
-def test_the_command_line_has_the_last_word() -> None:
+def test_the_command_line_overrides_a_preset() -> None:
     arguments = ["recipe=maniskill_ppo", "preset=rl4vla", "algorithm.learning_rate=0.5", "algorithm.horizon=90", "cluster=1gpu"]
     found = recipes.read(compose.load("train", arguments))
     assert (found.algorithm.learning_rate, found.algorithm.horizon) == (0.5, 90)

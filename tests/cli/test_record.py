@@ -1,4 +1,4 @@
-"""From the expert to a dataset and back into learning, by the command line."""
+"""Recording the expert as a dataset and training on it, by the command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_dataset_of_the_expert(rlinf_vla: CommandLine, counting: Counting, tmp
     assert all(env.closed for env in counting.plugin.created)
 
 
-def test_what_was_recorded_is_imitated_without_a_simulator(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+def test_imitation_of_a_recording_needs_no_simulator(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
     keep = ["record.failures=true", "record.video=false"]
     assert rlinf_vla(*counting.arguments("record", "counting_sft", "output=data", *keep)).code == 0
     opened = len(counting.plugin.created)
@@ -43,7 +43,7 @@ def test_what_was_recorded_is_imitated_without_a_simulator(rlinf_vla: CommandLin
     assert learnt[0] == learnt[1], "the same states and the same labels"
 
 
-def test_what_was_recorded_is_learnt_beside(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+def test_co_training_on_a_recording(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
     assert rlinf_vla(*counting.arguments("record", "counting_sft", "output=data", "record.failures=true")).code == 0
     cotraining = ["algorithm.sft_coef=1.0", "algorithm.demonstrations.dataset=data", "run_dir=ppo"]
     found = rlinf_vla(*counting.arguments("train", "counting_ppo", QUICK, *cotraining))

@@ -1,4 +1,4 @@
-"""``rlinf-vla robot``: what it says and with which exit code; the arms are made up."""
+"""``rlinf-vla robot``: its output and exit codes, with fake arms."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlinf_vla.core.robot import CellError, Finding, RobotError
 
 @dataclass
 class MadeUpConfig:
-    """A made-up arm."""
+    """A fake arm."""
 
     name: str = "made_up"
     host: str = "???"
     broken: bool = False
     latched: str | None = None
-    """And nobody drives it."""
+    """No process drives it."""
     cameras: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006  (as the Franka's)
 
 
@@ -79,20 +79,20 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     return plugin
 
 
-def test_check_prints_a_table_and_fails_where_something_is_wrong(made_up: MadeUp, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_a_table_and_fails_if_a_check_fails(made_up: MadeUp, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["robot", "check", "robot=made_up", "robot.host=here"]) == 0
     assert "to here" in capsys.readouterr().out
     assert cli.run(["robot", "check", "robot=made_up", "robot.host=here", "robot.broken=true"]) == 1
     assert "WRONG" in capsys.readouterr().out
 
 
-def test_check_takes_the_words_that_a_session_does(made_up: MadeUp, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_takes_the_keys_of_a_session(made_up: MadeUp, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["robot.host=here", "+robot.cameras.front.driver=realsense", "+robot.cameras.front.max_age_s=1"]
     assert cli.run(["robot", "check", "robot=made_up", *words]) == 0
     assert made_up.config.cameras == {"front": {"driver": "realsense", "max_age_s": 1}}
 
 
-def test_home_lets_the_arm_go_whatever_happens(made_up: MadeUp, capsys: pytest.CaptureFixture[str]) -> None:
+def test_home_releases_the_arm_in_all_cases(made_up: MadeUp, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["robot", "home", "robot=made_up", "robot.host=here"]) == 0
     assert made_up.log == ["connect", "home", "close"]
     assert cli.run(["robot", "home", "robot=made_up", "robot.host=here", "robot.broken=true"]) == 1
@@ -100,15 +100,13 @@ def test_home_lets_the_arm_go_whatever_happens(made_up: MadeUp, capsys: pytest.C
     assert capsys.readouterr().err == "rlinf-vla: the arm was not home within 60 s\n"
 
 
-def test_orders_go_to_one_arm_or_to_all(made_up: MadeUp) -> None:
+def test_commands_are_sent_to_one_arm_or_to_all(made_up: MadeUp) -> None:
     assert cli.run(["robot", "stop", "operator=Ada"]) == 0
     assert cli.run(["robot", "acknowledge", "robot=made_up", "robot.host=here", "operator=Ada"]) == 0
     assert made_up.log == ["stop by Ada at all", "acknowledge by Ada at here"]
 
 
-def test_what_was_left_latched_is_acknowledged(
-    made_up: MadeUp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_latched_fault_is_acknowledged(made_up: MadeUp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robot, "RECOVERY_S", 0.3)
     words = ["robot", "acknowledge", "operator=Ada", "robot=made_up", "robot.host=left"]
     assert cli.run([*words, "robot.latched=a reflex"]) == 0

@@ -19,7 +19,7 @@ from tests.cli.test_verbs import assert_same_files, metrics
 
 QUICK = ("evaluation.before_and_after=false", "evaluation.filmed=0")
 OVERRIDES = (*QUICK, "iterations=4", "seed=7", "rollout.temperature=0.8", "model.lora.rank=3", "episodes=6")
-"""Much that the recipe's file does not say."""
+"""Overrides that the recipe's file does not contain."""
 
 Train = Callable[..., Path]
 
@@ -39,7 +39,7 @@ def train(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatc
 
 @pytest.fixture
 def kept(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> Path:
-    """A run directory that holds its recipe and nothing else yet."""
+    """A run directory that contains only its recipe."""
     found = rlinf_vla(*counting.arguments("train", "counting_ppo", "cluster.micro_batch_size=7"), "--cfg", "job")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(found.out)
@@ -47,7 +47,7 @@ def kept(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> Path:
 
 
 def forget(run_dir: Path, after: int) -> None:
-    """As a run that was killed before it had written the checkpoints after that iteration."""
+    """Like a run that was killed before it wrote the checkpoints after that iteration."""
     for path in (run_dir / "checkpoints").iterdir():
         if int(path.name.removeprefix("step_")) > after:
             path.rename(run_dir / f"never_written_{path.name}")
@@ -60,8 +60,8 @@ def forget(run_dir: Path, after: int) -> None:
     ("name", "more"),
     [("counting_ppo", ()), ("counting_sac", ("model.lora.rank=0",)), ("counting_sft", ("model.lora.rank=0", "algorithm.decay_steps=4"))],
 )
-def test_a_run_goes_on_by_its_own_recipe(train: Train, rlinf_vla: CommandLine, name: str, more: tuple[str, ...]) -> None:
-    """Neither its recipe's file nor one override is needed, and every file of its last checkpoint is that of an undisturbed run."""
+def test_a_run_resumes_with_its_saved_recipe(train: Train, rlinf_vla: CommandLine, name: str, more: tuple[str, ...]) -> None:
+    """No recipe file and no override is needed, and its last checkpoint equals that of an undisturbed run."""
     whole = train("whole", *OVERRIDES, *more, "checkpoints.keep=9", recipe=name)
     parts = train("parts", *OVERRIDES, *more, "checkpoints.keep=9", recipe=name)
     forget(parts, after=2)
@@ -74,7 +74,7 @@ def test_a_run_goes_on_by_its_own_recipe(train: Train, rlinf_vla: CommandLine, n
     assert [path.name for path in sorted((parts / "checkpoints").iterdir())][-1] == "step_000005"
 
 
-def test_a_run_without_a_checkpoint_begins_again_and_says_so(train: Train, rlinf_vla: CommandLine) -> None:
+def test_a_run_without_a_checkpoint_starts_again_with_a_message(train: Train, rlinf_vla: CommandLine) -> None:
     whole, parts = train("whole", *OVERRIDES), train("parts", *OVERRIDES)
     forget(parts, after=0)
     found = rlinf_vla("train", "run=parts")
@@ -82,14 +82,14 @@ def test_a_run_without_a_checkpoint_begins_again_and_says_so(train: Train, rlinf
     assert_same_files(parts, whole, 4)
 
 
-def test_the_same_recipe_makes_another_run(train: Train, rlinf_vla: CommandLine, tmp_path: Path) -> None:
+def test_the_saved_recipe_can_start_another_run(train: Train, rlinf_vla: CommandLine, tmp_path: Path) -> None:
     first = train("first", *OVERRIDES)
     found = rlinf_vla("train", "run=first", "run_dir=second", "resume=never")
     assert found.code == 0, found.err
     assert_same_files(tmp_path / "second", first, 4)
 
 
-def test_what_would_make_it_another_run_is_refused(train: Train, rlinf_vla: CommandLine) -> None:
+def test_overrides_that_would_change_the_run_are_refused(train: Train, rlinf_vla: CommandLine) -> None:
     train("run", *QUICK)
     assert "resume: seed was 0" in rlinf_vla("train", "run=run", "seed=1").complaint
     assert "holds a run already" in rlinf_vla("train", "run=run", "resume=never").complaint
@@ -103,7 +103,7 @@ def evaluated(run_dir: Path, name: str) -> dict[str, Any]:
     return {mode: document[mode] for mode in ("sampled", "greedy")} | {"policy_version": document["policy_version"]}
 
 
-def test_an_evaluation_needs_no_override_again(train: Train, rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+def test_an_evaluation_needs_no_repeated_overrides(train: Train, rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
     run = train("run", *OVERRIDES)
     typed = [each for each in OVERRIDES if each not in QUICK]
     for step, location in ((4, "run"), (3, "run/checkpoints/step_000003"), (4, "run/")):
@@ -126,7 +126,7 @@ def test_a_checkpoint_may_be_named_by_its_run(train: Train, rlinf_vla: CommandLi
     assert found.code == 0 and "success of step_000002" in found.out, found.err
 
 
-def test_an_export_needs_no_override_again(train: Train, rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+def test_an_export_needs_no_repeated_overrides(train: Train, rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
     train("run", *OVERRIDES)
     typed = counting.arguments("export", "counting_ppo", *OVERRIDES, "checkpoint=run/checkpoints/step_000004", "output=typed")
     assert rlinf_vla(*typed).code == 0
@@ -140,9 +140,7 @@ def test_an_export_needs_no_override_again(train: Train, rlinf_vla: CommandLine,
     assert "run=RUN output=DIR" in rlinf_vla("export", "run=run").complaint
 
 
-def test_a_sweep_plays_the_checkpoint_of_the_run_and_goes_on_by_its_own_recipe(
-    train: Train, rlinf_vla: CommandLine, tmp_path: Path
-) -> None:
+def test_a_sweep_evaluates_the_run_and_resumes_with_its_saved_recipe(train: Train, rlinf_vla: CommandLine, tmp_path: Path) -> None:
     train("run", *QUICK)
     few = ("run_dir=sweep", "episodes=3", "evaluation.modes=[greedy]")
     found = rlinf_vla("eval", "run=run", "sweep.policies=[start,expert]", *few)
@@ -168,11 +166,11 @@ def test_other_verbs_take_the_recipe_too(train: Train, rlinf_vla: CommandLine, t
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-# what a run's recipe holds, and what is asked on top of it
+# the contents of a run's recipe, and overrides on top of it
 
 
 @pytest.mark.parametrize("name", list(list_command.recipe_names()))
-def test_every_recipe_is_kept_whole(name: str, tmp_path: Path) -> None:
+def test_every_recipe_is_saved_completely(name: str, tmp_path: Path) -> None:
     before = compose.load("train", [f"recipe={name}", "cluster=laptop", "seed=3", f"run_dir={tmp_path}", "resume=auto"])
     run_directory.save_recipe(tmp_path, before)
     after = compose.load("train", [f"run={tmp_path}"])
@@ -204,12 +202,12 @@ def test_a_run_is_shown_without_running(train: Train, rlinf_vla: CommandLine) ->
         (["checkpoint=run/checkpoints/step_000009"], "checkpoint=run/checkpoints/step_000009: no such directory"),
     ],
 )
-def test_what_is_asked_on_top_is_checked_as_always(kept: Path, rlinf_vla: CommandLine, overrides: list[str], words: str) -> None:
+def test_overrides_on_top_are_checked(kept: Path, rlinf_vla: CommandLine, overrides: list[str], words: str) -> None:
     assert words in rlinf_vla("eval", "run=run", *overrides).complaint
 
 
-def test_what_only_the_command_line_may_name_is_said_again(kept: Path) -> None:
-    """The run may be somebody else's."""
+def test_keys_of_the_command_line_must_be_repeated(kept: Path) -> None:
+    """The run may come from another user."""
     path = kept / "recipe.yaml"
     path.write_text(path.read_text().replace("address: null", "address: theirs:10001"))
     for verb in ("train", "eval"):
@@ -219,7 +217,7 @@ def test_what_only_the_command_line_may_name_is_said_again(kept: Path) -> None:
         assert compose.load(verb, [f"run={kept}", "cluster=laptop"]).cluster.address is None
 
 
-def test_no_place_to_write_comes_from_the_run(kept: Path) -> None:
+def test_no_output_path_comes_from_the_run(kept: Path) -> None:
     path = kept / "recipe.yaml"
     whole = path.read_text()
     path.write_text(whole.replace("output: null", "output: /tmp/theirs"))
@@ -232,7 +230,7 @@ def test_no_place_to_write_comes_from_the_run(kept: Path) -> None:
         compose.load("eval", [f"run={kept}"])
 
 
-def test_a_dictionary_of_the_command_line_is_not_mixed_with_the_files(tmp_path: Path) -> None:
+def test_a_dictionary_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -> None:
     before = compose.load("train", ["recipe=maniskill_ppo", "cluster=laptop"])
     theirs = {"name": "gymnasium", "id": "Pendulum-v1", "kwargs": {"theirs": 1, "g": 9.8}}
     values = OmegaConf.to_container(before, resolve=True) | {"env": theirs}
@@ -242,7 +240,7 @@ def test_a_dictionary_of_the_command_line_is_not_mixed_with_the_files(tmp_path: 
     assert compose.load("train", [f"run={tmp_path}", "+env.kwargs={g: 1}"]).env.kwargs == {"g": 1}
 
 
-def test_the_cluster_is_the_runs_unless_another_is_named(kept: Path, rlinf_vla: CommandLine) -> None:
+def test_the_cluster_is_that_of_the_run_unless_overridden(kept: Path, rlinf_vla: CommandLine) -> None:
     def cluster(*overrides: str) -> Any:
         return OmegaConf.create(rlinf_vla("train", "run=run", *overrides, "--cfg", "job").out).cluster
 
@@ -267,7 +265,7 @@ def test_the_cluster_is_the_runs_unless_another_is_named(kept: Path, rlinf_vla: 
     ],
 )
 @pytest.mark.parametrize("verb", ["train", "eval"])
-def test_a_recipe_of_another_version_or_of_somebody_else(
+def test_a_recipe_of_another_version_or_another_user(
     kept: Path, rlinf_vla: CommandLine, verb: str, change: Callable[[dict[str, Any]], object], words: list[str]
 ) -> None:
     values = OmegaConf.to_container(OmegaConf.load(kept / "recipe.yaml"))
@@ -279,7 +277,7 @@ def test_a_recipe_of_another_version_or_of_somebody_else(
 
 
 @pytest.mark.parametrize("verb", ["train", "eval", "export"])
-def test_where_no_run_is(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, verb: str) -> None:
+def test_a_folder_without_a_run(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, verb: str) -> None:
     (tmp_path / "empty").mkdir()
     assert "run=nowhere: no such directory" in rlinf_vla(verb, "run=nowhere").complaint
     assert "empty is not a run directory: recipe.yaml is missing" in rlinf_vla(verb, "run=empty").complaint
@@ -287,6 +285,6 @@ def test_where_no_run_is(rlinf_vla: CommandLine, counting: Counting, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-def test_a_run_without_a_checkpoint_has_nothing_to_evaluate(kept: Path, rlinf_vla: CommandLine) -> None:
+def test_a_run_without_a_checkpoint_cannot_be_evaluated(kept: Path, rlinf_vla: CommandLine) -> None:
     for arguments in (["eval"], ["export", "output=out"]):
         assert "no complete checkpoint there" in rlinf_vla(*arguments, "run=run").complaint

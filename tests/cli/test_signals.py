@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal, at any moment of a command in a process of its own."""
+"""Ctrl-C, SIGTERM and a closed terminal, at any moment of a command in a separate process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Finder:
             os.kill(os.getpid(), {signum})
 sys.meta_path.insert(0, Finder())
 """
-"""The moment in which a module is imported, in the middle of the interpreter's own work."""
+"""A module during whose import the signal arrives, while the interpreter is at work."""
 IN_A_DESTRUCTOR = """
 import os, signal, sys
 class Dropped:
@@ -40,7 +40,7 @@ class Finder:
             Dropped()
 sys.meta_path.insert(0, Finder())
 """
-"""Where an exception would be printed and forgotten."""
+"""A place where an exception would only be printed."""
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -70,8 +70,8 @@ def test_a_signal_during_imports_is_one_line(start: Start, counting: Counting, m
     assert (out, err, program.returncode) == ("", f"rlinf-vla: interrupted by {signum.name}\n", 128 + signum)
 
 
-def test_what_is_imported_before_signals_are_handled_is_little() -> None:
-    """Python's own traceback is what Ctrl-C ends in until then."""
+def test_few_modules_are_imported_before_signals_are_handled() -> None:
+    """Until then, Ctrl-C prints Python's traceback."""
     code = "import sys\nbefore = set(sys.modules)\nimport rlinf_vla.cli.main\nprint(*set(sys.modules) - before)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {name.split(".")[0] for name in found} <= {"rlinf_vla", *sys.stdlib_module_names}
@@ -97,7 +97,7 @@ def terminal() -> Iterator[tuple[int, int]]:
             os.close(end)
 
 
-def test_a_closed_terminal_costs_nothing(start: Start, counting: Counting, tmp_path: Path, terminal: tuple[int, int]) -> None:
+def test_a_closed_terminal_ends_with_a_checkpoint(start: Start, counting: Counting, tmp_path: Path, terminal: tuple[int, int]) -> None:
     ours, theirs = terminal
     program = start(
         counting.arguments("train", "counting_ppo", *LONG),
@@ -112,7 +112,7 @@ def test_a_closed_terminal_costs_nothing(start: Start, counting: Counting, tmp_p
 
     def has_learnt() -> bool:
         with contextlib.suppress(OSError):
-            os.read(ours, 1 << 16)  # nobody reads else, and it would wait for that
+            os.read(ours, 1 << 16)  # without a reader the process would block
         metrics = tmp_path / "run" / "metrics.jsonl"
         return metrics.exists() and metrics.read_text().count("\n") >= 2
 
@@ -124,7 +124,7 @@ def test_a_closed_terminal_costs_nothing(start: Start, counting: Counting, tmp_p
 
 
 def _take_terminal() -> None:
-    """A session's own, which a hang-up of the terminal reaches."""
+    """In a separate session, which receives the hang-up of its terminal."""
     import fcntl
     import termios
 

@@ -1,4 +1,4 @@
-"""What a mistaken command line is told: the key, the recipe or the choice that was meant."""
+"""Error messages of a wrong command line suggest the key, recipe or choice that was meant."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ KNOWN = recipes.keys()
         ("algorithm.xyzzy", []),
     ],
 )
-def test_what_was_meant(key: str, right: list[str]) -> None:
+def test_the_closest_match_is_suggested(key: str, right: list[str]) -> None:
     assert suggest_keys(key, KNOWN) == right
 
 
 @pytest.mark.parametrize("key", [f"{each}x" for each in KNOWN])
 def test_a_suggestion_can_be_set(key: str) -> None:
-    """It is no node: ``algorithm=0.1`` would be the next mistake."""
+    """It is no node, because ``algorithm=0.1`` would be another mistake."""
     assert not any(each.startswith(f"{found}.") for found in suggest_keys(key, KNOWN) for each in KNOWN)
 
 
@@ -74,19 +74,19 @@ def test_an_abbreviation() -> None:
         (["recipe=maniskill_sac", "cluster=laptop", f"algorithm.hidden={10**30}"], ["algorithm.hidden=1000", "is out of range"]),
     ],
 )
-def test_a_mistake_is_told_with_its_mend(rlinf_vla: CommandLine, arguments: list[str], words: list[str]) -> None:
+def test_an_error_message_contains_the_fix(rlinf_vla: CommandLine, arguments: list[str], words: list[str]) -> None:
     complaint = rlinf_vla("train", *arguments).complaint
     assert all(word in complaint for word in words), complaint
 
 
-def test_a_gpu_that_is_not_there(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     complaint = rlinf_vla("train", *PPO, "cluster.device=cuda").complaint
     assert "cluster.device=cuda" in complaint and "cluster=1gpu" in complaint
 
 
 @pytest.mark.parametrize("verb", ["env", "soak"])
-def test_the_help_of_what_takes_no_recipe(rlinf_vla: CommandLine, verb: str) -> None:
+def test_the_help_of_a_verb_without_a_recipe(rlinf_vla: CommandLine, verb: str) -> None:
     for chosen in ([], ["env=gymnasium"]):
         found = rlinf_vla("bench", verb, *chosen, "--help")
         assert found.code == 0 and found.out.startswith(f"rlinf-vla bench {verb} env=maniskill")

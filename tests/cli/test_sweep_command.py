@@ -55,11 +55,11 @@ def result(directory: Path) -> dict[str, Any]:
 
 
 def told(directory: Path) -> dict[str, Any]:
-    """What must be the same whenever a sweep is repeated."""
+    """The part of a result that is equal in each repetition of a sweep."""
     return {name: result(directory)[name] for name in ("policies", "differences", "episodes", "suites", "provenance")}
 
 
-def test_a_sweep_leaves_everything_in_its_directory(sweep: Eval) -> None:
+def test_a_sweep_writes_all_files_into_its_directory(sweep: Eval) -> None:
     directory = sweep("out", *SCRIPTED, "evaluation.filmed=1")
     document = result(directory)
     places = [(each["policy"], each["suite"], each["task"], each["seed"]) for each in document["episodes"]]
@@ -85,7 +85,7 @@ def test_a_sweep_leaves_everything_in_its_directory(sweep: Eval) -> None:
     assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page, "self-contained"
 
 
-def test_failures_are_filmed_first(sweep: Eval) -> None:
+def test_videos_show_failures_first(sweep: Eval) -> None:
     directory = sweep("out", "sweep.policies=[random]", "episodes=12", "evaluation.filmed=2")
     document = result(directory)
     for part, suite in enumerate(("within 6", "within 3")):
@@ -97,8 +97,8 @@ def test_failures_are_filmed_first(sweep: Eval) -> None:
             assert filmed == sorted((failed + won)[:2])
 
 
-def test_chance_and_expert_depend_on_their_episode_alone(sweep: Eval) -> None:
-    """However an episode is packed with others; chance on the seed of the recipe, too."""
+def test_random_actions_and_expert_depend_only_on_the_episode(sweep: Eval) -> None:
+    """However episodes are grouped; random actions also depend on the seed of the recipe."""
     first = told(sweep("first", *SCRIPTED))
     assert told(sweep("other", *SCRIPTED, "sweep.block=5", "env.num_envs=2", "rollout.pipeline_depth=1")) == first
     elsewhere = told(sweep("seed", *SCRIPTED, "seed=1"))["episodes"]
@@ -119,13 +119,13 @@ def test_policies_of_every_kind_in_every_mode(sweep: Eval, rlinf_vla: CommandLin
     assert document["provenance"]["step_000001 greedy"]["model_sha256"] == document["provenance"]["start greedy"]["sha256"]
     alone = result(sweep("alone", f"sweep.policies=[{runs[1]}]", "episodes=12", "evaluation.filmed=0"))
     with_others = [each | {"policy": ""} for each in document["episodes"] if each["policy"].startswith("step_000002")]
-    assert [each | {"policy": ""} for each in alone["episodes"]] == with_others, "nothing of one policy is left in the next"
+    assert [each | {"policy": ""} for each in alone["episodes"]] == with_others, "no state of one policy affects the next"
 
 
-def test_a_policy_acts_in_a_sweep_as_when_it_is_evaluated_alone(
+def test_a_policy_acts_in_a_sweep_as_in_a_single_evaluation(
     sweep: Eval, rlinf_vla: CommandLine, suites: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With rounded weights, too: to whole numbers here, which leaves nothing of what was learnt."""
+    """Also with rounded weights: here to integers, which removes all that was learnt."""
     trained = rlinf_vla(*suites.arguments("train", "counting_ppo", "run_dir=run", "evaluation.before_and_after=false"))
     assert trained.code == 0, trained.err
     monkeypatch.setattr(lora, "network_dtype", lambda policy: torch.int8)
@@ -143,7 +143,7 @@ def test_a_policy_acts_in_a_sweep_as_when_it_is_evaluated_alone(
     assert found[0] != found[1]
 
 
-def test_a_sweep_goes_on_where_it_was(sweep: Eval, rlinf_vla: CommandLine, suites: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_resumes(sweep: Eval, rlinf_vla: CommandLine, suites: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = told(sweep("whole", *SCRIPTED))
     play, played = BlockPlayer.play, list[str]()
 
@@ -163,25 +163,25 @@ def test_a_sweep_goes_on_where_it_was(sweep: Eval, rlinf_vla: CommandLine, suite
     monkeypatch.setattr(BlockPlayer, "play", lambda self, block, *rest: (played.append(block.name), play(self, block, *rest))[1])
     found = rlinf_vla(*arguments)
     assert found.code == 0 and "found 10 of 56 episodes" in found.out, found.out + found.err
-    assert set(played) & set(before) == {before[1]}, "what was damaged is played again, and nothing else"
+    assert set(played) & set(before) == {before[1]}, "only damaged blocks are repeated"
     assert told(Path("parts")) == whole
     played.clear()
     again = rlinf_vla(*arguments)
     assert "found 56 of 56 episodes" in again.out and not played and told(Path("parts")) == whole
 
 
-def test_without_a_directory_it_goes_on_with_the_unfinished_one(rlinf_vla: CommandLine, suites: Counting) -> None:
+def test_without_a_directory_the_unfinished_sweep_is_resumed(rlinf_vla: CommandLine, suites: Counting) -> None:
     arguments = suites.arguments("eval", "counting_ppo", *SCRIPTED)
     assert rlinf_vla(*arguments).code == 0
     (first,) = Path("runs/counting_ppo").iterdir()
     (first / "result.json").unlink()
     assert "found 56 of 56" in rlinf_vla(*arguments).out, "killed before its end"
-    assert "found" not in rlinf_vla(*arguments).out, "what is finished is left alone"
+    assert "found" not in rlinf_vla(*arguments).out, "a finished sweep is not changed"
     assert "found" not in rlinf_vla(*arguments, "seed=3").out, "another recipe"
     assert len(list(Path("runs/counting_ppo").iterdir())) == 3
 
 
-def test_what_would_mix_two_things_is_refused(sweep: Eval, rlinf_vla: CommandLine, suites: Counting, tmp_path: Path) -> None:
+def test_a_directory_of_another_sweep_is_refused(sweep: Eval, rlinf_vla: CommandLine, suites: Counting, tmp_path: Path) -> None:
     directory = sweep("out", *SCRIPTED)
     arguments = suites.arguments("eval", "counting_ppo", "run_dir=out", *SCRIPTED)
     assert "episodes was 7 in out and is 8 now" in rlinf_vla(*arguments, "episodes=8").complaint
@@ -221,7 +221,7 @@ def test_bad_lines(rlinf_vla: CommandLine, suites: Counting, overrides: list[str
 
 
 def test_the_model_of_a_recipe_that_only_evaluates_is_evaluated(rlinf_vla: CommandLine, suites: Counting) -> None:
-    """Nothing learns: the model can be there for no other purpose. Where it stands in sweep.policies already it plays once."""
+    """A recipe without training has a model only to evaluate it. If sweep.policies lists it already, it is evaluated once."""
     few = ("model=linear", f"model.checkpoint={suites.folder}/model", "episodes=2", "evaluation.modes=[greedy]", "evaluation.filmed=0")
     for name, policies, players in (
         ("added", "[expert,random]", ["start", "expert", "random"]),
@@ -258,7 +258,7 @@ def change(directory: Path, alter: Callable[[dict[str, Any]], object]) -> Path:
     return directory
 
 
-def test_what_was_changed_does_not_agree(sweep: Eval, rlinf_vla: CommandLine) -> None:
+def test_a_changed_result_does_not_agree(sweep: Eval, rlinf_vla: CommandLine) -> None:
     directory = sweep("out", *SCRIPTED)
 
     def better(document: dict[str, Any]) -> None:
@@ -272,7 +272,7 @@ def test_what_was_changed_does_not_agree(sweep: Eval, rlinf_vla: CommandLine) ->
     assert found.code == 1 and "tables do not follow" in found.out and "20 of 20" in found.out
 
 
-def test_on_another_machine_chance_decides(sweep: Eval, rlinf_vla: CommandLine) -> None:
+def test_on_another_machine_a_statistical_test_decides(sweep: Eval, rlinf_vla: CommandLine) -> None:
     directory = sweep("out", *SCRIPTED)
 
     def elsewhere(document: dict[str, Any]) -> None:
@@ -312,9 +312,7 @@ def test_other_weights_are_named(sweep: Eval, rlinf_vla: CommandLine, tmp_path: 
         (lambda document: document["episodes"][1].update(success="yes"), "episode 1"),
     ],
 )
-def test_a_damaged_result_is_told_in_one_line(
-    sweep: Eval, rlinf_vla: CommandLine, damage: Callable[[dict[str, Any]], object], words: str
-) -> None:
+def test_a_damaged_result_is_one_line(sweep: Eval, rlinf_vla: CommandLine, damage: Callable[[dict[str, Any]], object], words: str) -> None:
     directory = sweep("out", "sweep.policies=[expert]", "episodes=1", "evaluation.filmed=0")
     assert words in verify(rlinf_vla, change(directory, damage)).complaint
 
@@ -328,12 +326,12 @@ def test_bad_lines_of_verify(rlinf_vla: CommandLine, tmp_path: Path) -> None:
     assert "invalid int value" in rlinf_vla("verify", "half.json", "--episodes", "few").complaint
 
 
-# in processes of their own
+# in separate processes
 
 
 @pytest.fixture
 def spawned(counting: Counting, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts ``rlinf-vla eval`` on counter world in a process of its own, in ``tmp_path``."""
+    """Starts ``rlinf-vla eval`` on counter world in a separate process, in ``tmp_path``."""
     announce(tmp_path / "package")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'package'}:{ROOT}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -367,12 +365,12 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str], secon
 
 
 @pytest.mark.slow
-def test_killed_and_gone_on_with_in_parallel(spawned: Callable[..., subprocess.Popen[str]], sweep: Eval, tmp_path: Path) -> None:
-    """kill -9 of a process that plays, then of the command; what is made in the end is what one process makes undisturbed."""
+def test_a_killed_parallel_sweep_resumes(spawned: Callable[..., subprocess.Popen[str]], sweep: Eval, tmp_path: Path) -> None:
+    """kill -9 of a worker process, then of the command; the result equals that of one undisturbed process."""
     work = ("sweep.policies=[start,random]", "episodes=8", "sweep.block=1")
 
     def finished() -> int:
-        return len(list((tmp_path / "out" / "blocks").glob("[!.]*.json")))  # a dot: one that was being written
+        return len(list((tmp_path / "out" / "blocks").glob("[!.]*.json")))  # with a dot: a file that was being written
 
     process = spawned("run_dir=out", *work, "sweep.parallel=2")
     try:
@@ -397,7 +395,7 @@ def test_killed_and_gone_on_with_in_parallel(spawned: Callable[..., subprocess.P
     assert told(tmp_path / "out") == told(sweep("whole", *work, "evaluation.filmed=0"))
 
 
-def test_who_always_dies_ends_the_sweep(spawned: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_a_worker_that_always_dies_ends_the_sweep(spawned: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     dying = "import os, sys\nif 'rlinf_vla.evaluation.block_workers' in sys.orig_argv:\n    os._exit(9)\n"
     (tmp_path / "package" / "sitecustomize.py").write_text(dying)
     process = spawned("run_dir=out", "sweep.policies=[expert]", "episodes=2", "sweep.parallel=2")
@@ -407,7 +405,7 @@ def test_who_always_dies_ends_the_sweep(spawned: Callable[..., subprocess.Popen[
     assert "Traceback" not in said
 
 
-def test_who_always_hangs_ends_the_sweep(spawned: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_a_worker_that_always_hangs_ends_the_sweep(spawned: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     process = spawned("run_dir=out", "sweep.policies=[expert]", "episodes=2", "sweep.parallel=2", "cluster.call_timeout_s=0.05")
     said = process.communicate(timeout=280)[0]
     assert process.returncode == 1 and "3 processes in a row died or hung" in said.splitlines()[-1], said

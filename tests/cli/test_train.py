@@ -1,4 +1,4 @@
-"""The main job on real ManiSkill, as small as it gets: what is killed, resumed or pipelined gives the same weights, bit for bit."""
+"""A minimal main job on real ManiSkill: a run that is killed, resumed or pipelined gives bit-identical weights."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def test_the_run_directory_holds_everything(undisturbed: Path) -> None:
+def test_the_run_directory_is_complete(undisturbed: Path) -> None:
     names = {path.relative_to(undisturbed).parts[0] for path in undisturbed.rglob("*")}
     assert {"recipe.yaml", "environment.json", "metrics.jsonl", "tensorboard", "timeline.json", "report.html", "checkpoints"} <= names
     metrics = read_metrics(undisturbed)
@@ -68,7 +68,7 @@ def test_the_run_directory_holds_everything(undisturbed: Path) -> None:
     assert {"actor/approx_kl", "critic/explained_variance", "timing_s/rollout", "throughput/steps_per_s"} <= metrics[-1].keys()
     first, last = weights(undisturbed, 1), weights(undisturbed, 3)
     adapter = [name for name in last if "lora_B" in name]
-    assert adapter and all(torch.count_nonzero(first[name]) == 0 for name in adapter), "the first iteration trains the critic alone"
+    assert adapter and all(torch.count_nonzero(first[name]) == 0 for name in adapter), "the first iteration trains only the critic"
     assert any(not torch.equal(first[name], last[name]) for name in adapter)
 
 
@@ -91,7 +91,7 @@ def test_two_groups_with_a_killed_simulator_train_the_same_weights_as_one(undist
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_where_it_was(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes(undisturbed: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "stopped"
     kill_after(1, run_dir)
     assert not (run_dir / "checkpoints" / "step_000003").exists(), "the run was over before it could be killed"
@@ -101,7 +101,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(undisturbed: Path, tmp_path: 
 
 
 def kill_after(step: int, run_dir: Path) -> None:
-    """Train in a process of its own until ``step`` is saved; its simulators end with it."""
+    """Trains in a separate process until ``step`` is saved; its simulators end with it."""
     command = [sys.executable, "-m", "rlinf_vla.cli.main", *SMALL, f"run_dir={run_dir}", "resume=auto"]
     log = run_dir.with_suffix(".log")
     with log.open("w") as file:
@@ -116,7 +116,7 @@ def kill_after(step: int, run_dir: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_same_bits_on_ray_though_its_trainer_is_killed(undisturbed: Path, tmp_path: Path) -> None:
+def test_the_same_bits_on_ray_although_its_trainer_is_killed(undisturbed: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     on_ray = ("cluster.runtime=ray", "cluster.rollout_workers=2")
     command = [sys.executable, "-m", "rlinf_vla.cli.main", *SMALL, *on_ray, f"run_dir={there}"]
@@ -138,7 +138,7 @@ def test_the_same_bits_on_ray_though_its_trainer_is_killed(undisturbed: Path, tm
 
 
 def trainer_of(driver: int) -> int | None:
-    """The process of the trainer that a run's own cluster has started; Ray names its processes after what they are."""
+    """The trainer's process of a run's own cluster; Ray names processes after their actors."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             line = (path / "cmdline").read_text()

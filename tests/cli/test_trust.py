@@ -1,4 +1,4 @@
-"""A file that somebody else made is data: it names no program to run, nothing to import and no place to write (docs/trust.md)."""
+"""A file from another user is data: it names no program to run, no import and no output path (docs/trust.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = ("cluster=laptop", "model=none", "sweep.policies=[random]", "episodes=1"
 
 @pytest.fixture
 def result(tmp_path: Path) -> Callable[..., Path]:
-    """A result of a recipe for ``env``, whose ``env`` node is then altered, as another person may do."""
+    """A result of a recipe for ``env``, whose ``env`` node is then changed, as another user may do."""
 
     def write(env: str, **altered: Any) -> Path:
         kept = to_plain(compose.load("eval", ["recipe=maniskill_eval", *WORDS]))
@@ -42,7 +42,7 @@ def result(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Path:
-    """A file that ``hostile.py`` and the program ``hostile`` make."""
+    """A file that ``hostile.py`` and the program ``hostile`` create."""
     path = tmp_path / "mark"
     (tmp_path / "hostile").write_text(f"#!/bin/sh\ntouch {path}\n")
     (tmp_path / "hostile").chmod(0o755)
@@ -71,7 +71,7 @@ def test_verify_imports_nothing_that_the_file_names(
 
 
 @pytest.mark.parametrize(("env", "key"), [("genesis", "cache_dir"), ("genesis", "scene"), ("maniskill", "asset_dir")])
-def test_verify_uses_no_place_that_the_file_names(rlinf_vla: CommandLine, result: Callable[..., Path], env: str, key: str) -> None:
+def test_verify_uses_no_path_that_the_file_names(rlinf_vla: CommandLine, result: Callable[..., Path], env: str, key: str) -> None:
     assert f"sets env.{key}=/x" in rlinf_vla("verify", str(result(env, **{key: "/x"}))).complaint
 
 
@@ -85,7 +85,7 @@ def test_verify_uses_no_place_that_the_file_names(rlinf_vla: CommandLine, result
         ("asset_dir", "asset_dir is not KEY=VALUE"),
     ],
 )
-def test_the_command_line_says_nothing_else(rlinf_vla: CommandLine, result: Callable[..., Path], said: str, words: str) -> None:
+def test_other_keys_cannot_be_set_for_verify(rlinf_vla: CommandLine, result: Callable[..., Path], said: str, words: str) -> None:
     assert words in rlinf_vla("verify", str(result("maniskill")), said).complaint
 
 
@@ -95,19 +95,19 @@ def test_a_file_does_not_read_the_environment(rlinf_vla: CommandLine, result: Ca
     assert "interpolation" in complaint and "tell nobody" not in complaint
 
 
-def test_lists_in_lists_in_lists_are_no_result(rlinf_vla: CommandLine, tmp_path: Path) -> None:
+def test_deeply_nested_lists_are_no_result(rlinf_vla: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text("[" * 100_000)
     assert "no JSON" in rlinf_vla("verify", "deep.json").complaint
 
 
-def test_a_file_does_not_steer_the_terminal(rlinf_vla: CommandLine, result: Callable[..., Path]) -> None:
+def test_a_file_prints_no_control_characters(rlinf_vla: CommandLine, result: Callable[..., Path]) -> None:
     complaint = rlinf_vla("verify", str(result("maniskill", task="\x1b]0;owned\x07"))).complaint
     assert "\x1b" not in complaint and r"\x1b]0;owned\x07" in complaint
     assert printable("an é,\ta line\nand \x1b[2J\u202e\x9b") == "an é,\ta line\nand \\x1b[2J\\u202e\\x9b"
 
 
-def test_what_the_command_line_alone_says() -> None:
-    """A new key of a recipe that names a program, an import, a place to write or a machine belongs here."""
+def test_keys_that_only_the_command_line_sets() -> None:
+    """A new key of a recipe that names a program, an import, an output path or a machine belongs here."""
     found = {key for key, *_ in outside(Recipe(env=None, algorithm=None))}
     for kind, known in (("env", recipes.env_configs()), ("robot", {name: each.Config for name, each in plugins.robots().items()})):
         found |= {f"{kind}={name}: {key}" for name, config in known.items() for key, *_ in outside(config())}
@@ -127,6 +127,6 @@ def test_a_value_of_the_command_line_is_used() -> None:
     kept["env"]["asset_dir"] = "/theirs"
     assert with_overrides(kept, ["env.asset_dir=/mine"], ("env.",), "FILE").env.asset_dir == "/mine"
     assert with_overrides(kept, ["env.asset_dir=null"], ("env.",), "FILE").env.asset_dir is None
-    assert with_overrides(kept, [], ("model.",), "FILE").env.asset_dir == "/theirs"  # a caller that uses no env node is not asked for one
+    assert with_overrides(kept, [], ("model.",), "FILE").env.asset_dir == "/theirs"  # a caller that uses no env node needs none
     with pytest.raises(UserError, match=r"FILE sets env\.asset_dir=/theirs"):
         with_overrides(kept, [], ("env.",), "FILE")

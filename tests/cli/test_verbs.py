@@ -30,7 +30,7 @@ def checkpoint(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def assert_same_files(run_dir: Path, other: Path, step: int) -> None:
-    """Whole checkpoints: which files there are, and every byte of them. None of them says when, where or how long."""
+    """Complete checkpoints: names and bytes of all files. None contains a time, a path or a duration."""
     first, second = (
         {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for folder in (each / "checkpoints" / f"step_{step:06d}" for each in (run_dir, other))
@@ -65,7 +65,7 @@ def train(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatc
 QUICK = ("evaluation.before_and_after=false",)
 
 
-def test_training_leaves_everything_in_its_run_directory(train: Any, counting: Counting) -> None:
+def test_training_writes_all_files_into_its_run_directory(train: Any, counting: Counting) -> None:
     run_dir = train("run", report=True)
     for name in ("recipe.yaml", "environment.json", "timeline.json", "report.html", "tensorboard"):
         assert (run_dir / name).exists(), name
@@ -80,7 +80,7 @@ def test_training_leaves_everything_in_its_run_directory(train: Any, counting: C
     assert counting.plugin.created and all(env.closed for env in counting.plugin.created)
 
 
-def test_what_a_run_that_was_killed_at_its_end_lacks_is_made(train: Any) -> None:
+def test_missing_files_of_a_run_killed_at_its_end_are_written(train: Any) -> None:
     comparison = train("run", "iterations=1") / "evaluation" / "comparison.json"
     told = comparison.read_text()
     comparison.unlink()
@@ -88,10 +88,10 @@ def test_what_a_run_that_was_killed_at_its_end_lacks_is_made(train: Any) -> None
     assert comparison.read_text() == told
     late = train("late", *QUICK, "iterations=1")
     train("late", "iterations=1", "resume=auto", "evaluation.before_and_after=true")
-    assert [path.name for path in (late / "evaluation").iterdir()] == ["after.json"], "what was before nobody knows any more"
+    assert [path.name for path in (late / "evaluation").iterdir()] == ["after.json"], "the evaluation before training is lost"
 
 
-def test_the_plan_changes_nothing(train: Any) -> None:
+def test_the_plan_does_not_change_the_result(train: Any) -> None:
     """Groups and micro-batches: the first bit for bit, the second to rounding."""
     one = train("one", *QUICK, "rollout.pipeline_depth=1")
     for depth in (2, 4):
@@ -103,7 +103,7 @@ def test_the_plan_changes_nothing(train: Any) -> None:
         torch.testing.assert_close(cut[name], value, rtol=0, atol=2e-3, msg=name)
 
 
-def test_a_continued_run_is_the_uninterrupted_one(train: Any) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one(train: Any) -> None:
     whole = train("whole", *QUICK, "iterations=4")
     parts = train("parts", *QUICK, "iterations=2")
     train("parts", *QUICK, "iterations=4", "resume=auto", "rollout.pipeline_depth=4")
@@ -112,7 +112,7 @@ def test_a_continued_run_is_the_uninterrupted_one(train: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["evaluation/after.json", "metrics.jsonl"])
-def test_a_damaged_file_of_a_run_is_told_in_one_line(train: Any, rlinf_vla: CommandLine, counting: Counting, name: str) -> None:
+def test_a_damaged_file_of_a_run_is_one_line(train: Any, rlinf_vla: CommandLine, counting: Counting, name: str) -> None:
     path = train("run", *QUICK) / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("rubbish\n")
@@ -121,7 +121,7 @@ def test_a_damaged_file_of_a_run_is_told_in_one_line(train: Any, rlinf_vla: Comm
 
 
 @pytest.mark.parametrize("recipe", ["counting_grpo", "counting_sac"])
-def test_other_algorithms_train_and_go_on(train: Any, rlinf_vla: CommandLine, counting: Counting, recipe: str) -> None:
+def test_other_algorithms_train_and_resume(train: Any, rlinf_vla: CommandLine, counting: Counting, recipe: str) -> None:
     straight = train("straight", "iterations=4", recipe=recipe)
     parts = train("parts", *QUICK, recipe=recipe)
     train("parts", *QUICK, "iterations=4", "resume=auto", recipe=recipe)
@@ -133,7 +133,7 @@ def test_other_algorithms_train_and_go_on(train: Any, rlinf_vla: CommandLine, co
     assert again["sampled"] == after["sampled"], "the same episodes, the same outcome"
 
 
-def test_a_reward_of_the_users_is_trained_with_and_never_evaluated(train: Any) -> None:
+def test_a_users_reward_is_used_for_training_but_not_evaluation(train: Any) -> None:
     own, other = train("own", "iterations=1"), train("other", "iterations=1", "reward=success", "reward.weight=5")
     rewarded = [metrics(run_dir)[0] for run_dir in (own, other)]
     assert rewarded[0]["rollout/success_once"] == rewarded[1]["rollout/success_once"] > 0
@@ -143,7 +143,7 @@ def test_a_reward_of_the_users_is_trained_with_and_never_evaluated(train: Any) -
     assert returns[0] == returns[1] and any(episode["return"] % 1 for episode in returns[0])
 
 
-def test_a_finished_run_stays_as_it_is(train: Any) -> None:
+def test_a_finished_run_is_not_changed(train: Any) -> None:
     run_dir = train("run", *QUICK)
     before = checkpoint(run_dir, 2)
     train("run", *QUICK, "resume=auto")
@@ -153,10 +153,10 @@ def test_a_finished_run_stays_as_it_is(train: Any) -> None:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_goes_on_where_it_was(
+def test_an_interrupted_run_resumes(
     train: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], signum: int, code: int
 ) -> None:
-    """The signal comes in the midst of the second rollout."""
+    """The signal arrives during the second rollout."""
     whole = train("whole", *QUICK, "iterations=3", "checkpoints.every=3")
     steps, step_wait = [0], CounterWorld.step_wait
 
@@ -169,13 +169,13 @@ def test_an_interrupted_run_goes_on_where_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(CounterWorld, "step_wait", interrupting)
         run_dir = train("run", *QUICK, "iterations=3", "checkpoints.every=3", code=code)
-    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"], "what was done is not lost"
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"], "the finished work is not lost"
     train("run", *QUICK, "iterations=3", "checkpoints.every=3", "resume=auto")
     assert_same_files(run_dir, whole, 3)
 
 
-def test_who_does_not_wait_loses_what_was_half_made(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice Ctrl-C, in the midst of the second update: back to the last checkpoint, from which the same bits come."""
+def test_a_second_interrupt_discards_the_unfinished_iteration(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C twice during the second update: the run resumes from the last checkpoint to the same bits."""
     whole = train("whole", *QUICK, "iterations=3")
     updates, update = [0], OnPolicyUpdater.update
 
@@ -208,7 +208,7 @@ def test_demonstrations_do_not_make_a_signal_wait(train: Any, monkeypatch: pytes
     assert steps[0] < 10 and [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000000"]
 
 
-def test_a_run_that_died_before_its_first_checkpoint_begins_again(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_died_before_its_first_checkpoint_starts_again(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     late = (*QUICK, "iterations=3", "checkpoints.every=3")
     whole = train("whole", *late)
     steps, step_wait = [0], CounterWorld.step_wait
@@ -225,10 +225,10 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_again(train: Any, mo
     assert [line["step"] for line in metrics(run_dir)] == [1] and not (run_dir / "checkpoints").exists()
     train("run", *late, "resume=auto")
     assert_same_files(run_dir, whole, 3)
-    assert metrics(run_dir) == metrics(whole), "no iteration shows twice"
+    assert metrics(run_dir) == metrics(whole), "no iteration appears twice"
 
 
-def test_the_critic_may_warm_up_alone(train: Any) -> None:
+def test_the_critic_may_warm_up_first(train: Any) -> None:
     run_dir = train("run", *QUICK, "algorithm.value_warmup=1")
     first, second = checkpoint(run_dir, 1), checkpoint(run_dir, 2)
     factors = [name for name in first if ".lora_B" in name and name.startswith("adapter_model")]
@@ -238,7 +238,7 @@ def test_the_critic_may_warm_up_alone(train: Any) -> None:
 
 
 def test_training_learns_to_count(train: Any) -> None:
-    """From chance to nearly always, in a fraction of a second per iteration."""
+    """Success rises from chance to nearly 1, in a fraction of a second per iteration."""
     longer = (
         "iterations=15",
         "env.num_envs=16",
@@ -283,8 +283,8 @@ def test_imitation_writes_a_policy_that_can_be_trained(rlinf_vla: CommandLine, c
     assert start["greedy"]["episodes"] == taught["greedy"]["episodes"]
 
 
-def test_continued_imitation_is_the_uninterrupted_one(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
-    """The learning-rate schedule must not be that of a shorter run: decay_steps says how long it is."""
+def test_resumed_imitation_equals_the_uninterrupted_run(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+    """The learning-rate schedule must not be that of a shorter run: decay_steps sets its length."""
     fixed = ("algorithm.decay_steps=6", *QUICK)
     for name, iterations, resume in (("whole", 6, "never"), ("parts", 3, "never"), ("parts", 6, "auto")):
         found = rlinf_vla(
@@ -303,7 +303,7 @@ def test_bench(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> No
     assert set(document["frames_per_s"]) == {"counter"} and all(env.closed for env in counting.plugin.created)
 
 
-# what must end a run
+# errors that must end a run
 
 
 def test_a_policy_that_disagrees_with_itself_is_refused(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,16 +367,16 @@ def test_a_policy_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize("overrides", [["algorithm.horizon=0"], ["algorithm.horizon=8"]])
-def test_a_rollout_holds_whole_episodes(rlinf_vla: CommandLine, counting: Counting, overrides: list[str]) -> None:
+def test_a_rollout_has_complete_episodes(rlinf_vla: CommandLine, counting: Counting, overrides: list[str]) -> None:
     assert overrides[0] in rlinf_vla(*counting.arguments("train", "counting_ppo", *overrides)).complaint
     assert all(env.closed for env in counting.plugin.created)
 
 
-def test_a_classifier_is_learnt_and_then_rewards(rlinf_vla: CommandLine, counting: Counting, train: Any, tmp_path: Path) -> None:
+def test_a_classifier_is_trained_and_used_as_reward(rlinf_vla: CommandLine, counting: Counting, train: Any, tmp_path: Path) -> None:
     whole = train("whole", recipe="counting_classifier")
     found = json.loads((whole / "evaluation" / "after.json").read_text())
     assert found["frames of success"]["pc"] > 90
-    assert found["other frames"]["pc"] > 60, "the picture does not show the task, and so not how far it is to count"
+    assert found["other frames"]["pc"] > 60, "the image does not show the task, and therefore not the target count"
     assert (whole / "classifier" / "manifest.json").exists()
     seen = train("seen", "iterations=1", "reward=classifier", f"reward.options.checkpoint={whole}/classifier", *QUICK)
     own = train("own", "iterations=1", "reward=success", *QUICK)

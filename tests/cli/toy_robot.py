@@ -1,4 +1,4 @@
-"""A robot without hardware as a package of its own announces it: for sessions in processes of their own, in real time."""
+"""A robot without hardware as an installed package: for sessions in separate processes, in real time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ Arguments = Callable[..., list[str]]
 
 @dataclass
 class ToyConfig:
-    """fault: of a file; where it is, the arm stops with what it says, and the file is gone. by_hand, expert: of its scene. pixels: of its
+    """fault: a file; if it exists, the arm stops with its text as the fault, and deletes it. by_hand, expert: of its scene. pixels: of its
     camera's height; no policy wants pictures of that shape."""
 
     name: str = "toy"
@@ -165,7 +165,7 @@ plugin = ToyPlugin()
 
 
 def announce(folder: Path) -> None:
-    """Such a package in ``folder``, which is to be on PYTHONPATH."""
+    """Writes such a package into ``folder``, which must be on PYTHONPATH."""
     package = folder / "toy-0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 0\n")

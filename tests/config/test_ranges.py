@@ -1,4 +1,4 @@
-"""Every number of a recipe has a finite range, said in its schema and nowhere else, and what is outside is refused in one line."""
+"""Every number of a recipe has a finite range, defined only in its schema; values outside are refused in one line."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_defaults_are_within_their_ranges(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_no_absurd_number_is_taken(name: str) -> None:
+def test_absurd_numbers_are_refused(name: str) -> None:
     """Alone, or in a list or a dictionary: within the range, or refused in one line that names the key, the value and the range."""
     node = a_recipe() if name == "recipe" else SCHEMAS[name]()
     for key, owner, field_name, plain in list(paths(node)):
@@ -161,19 +161,19 @@ class Everything:
         ({"anything": {"x": math.inf}}, "anything.x=inf is out of range"),
     ],
 )
-def test_a_rule_is_told(changes: dict[str, Any], complaint: str | None) -> None:
+def test_a_rule_is_described(changes: dict[str, Any], complaint: str | None) -> None:
     found = refusal(Everything(**changes))
     assert found is None if complaint is None else found is not None and found.startswith(complaint), found
 
 
 @given(st.floats() | st.integers(), st.booleans(), st.booleans())
-def test_a_range_is_what_it_says(value: float, above: bool, below: bool) -> None:
+def test_a_range_includes_its_bounds(value: float, above: bool, below: bool) -> None:
     allowed = Range(-1, 2.5, above=above, below=below).allows(value)
     assert allowed == ((value > -1 if above else value >= -1) and (value < 2.5 if below else value <= 2.5))
 
 
 @given(st.floats())
-def test_a_name_is_no_number(value: float) -> None:
+def test_a_string_is_no_number(value: float) -> None:
     assert not Named().allows(str(value)) and Named().allows(f"{value}-x")
 
 

@@ -1,4 +1,4 @@
-"""Messages between processes: whole, never waited for, and of dead peers noticed."""
+"""Messages between processes: complete, without blocking, and with detection of dead peers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from rlinf_vla.core.channel import PACKET, Channel, ChannelClosed, Listener, ask
 
 
-def test_messages_come_whole_and_in_order(pair: tuple[Channel, Channel]) -> None:
+def test_messages_arrive_complete_and_in_order(pair: tuple[Channel, Channel]) -> None:
     ours, theirs = pair
     for number in range(3):
         ours.send({"number": number, "text": "x" * 5000})
@@ -20,7 +20,7 @@ def test_messages_come_whole_and_in_order(pair: tuple[Channel, Channel]) -> None
     assert theirs.receive(0) is None
 
 
-def test_a_peer_that_is_gone_is_noticed(pair: tuple[Channel, Channel]) -> None:
+def test_a_peer_that_is_gone_is_detected(pair: tuple[Channel, Channel]) -> None:
     ours, theirs = pair
     theirs.close()
     with pytest.raises(ChannelClosed):
@@ -29,7 +29,7 @@ def test_a_peer_that_is_gone_is_noticed(pair: tuple[Channel, Channel]) -> None:
         ours.send({})
 
 
-def test_sending_never_waits_for_a_peer_that_does_not_read(pair: tuple[Channel, Channel]) -> None:
+def test_send_does_not_block_on_a_peer_that_does_not_read(pair: tuple[Channel, Channel]) -> None:
     ours, _theirs = pair
     with pytest.raises(BlockingIOError):
         for _ in range(10_000):
@@ -37,7 +37,7 @@ def test_sending_never_waits_for_a_peer_that_does_not_read(pair: tuple[Channel, 
 
 
 @pytest.mark.parametrize("size", [PACKET - 1, PACKET, 10 * PACKET, 10 * PACKET + 1])
-def test_a_message_of_any_size_arrives_whole(pair: tuple[Channel, Channel], size: int) -> None:
+def test_a_message_of_any_size_arrives_complete(pair: tuple[Channel, Channel], size: int) -> None:
     ours, theirs = pair
     message = {"text": "x" * (size - len(json.dumps({"text": ""})))}
     sending = threading.Thread(target=ours.send, args=(message, None))
@@ -46,7 +46,7 @@ def test_a_message_of_any_size_arrives_whole(pair: tuple[Channel, Channel], size
     sending.join()
 
 
-def test_half_a_message_is_not_waited_for() -> None:
+def test_receive_does_not_block_on_a_partial_message() -> None:
     theirs, ours = Channel.pair()
     body = json.dumps({"text": "x" * PACKET}).encode()
     ours.send(body[:PACKET])
@@ -57,7 +57,7 @@ def test_half_a_message_is_not_waited_for() -> None:
     ours.close()
 
 
-def test_a_message_of_which_only_the_beginning_could_be_sent_ends_the_channel(pair: tuple[Channel, Channel]) -> None:
+def test_a_partially_sent_message_closes_the_channel(pair: tuple[Channel, Channel]) -> None:
     ours, theirs = pair
     with pytest.raises(BlockingIOError):
         ours.send({"text": "x" * 100 * PACKET})
@@ -65,7 +65,7 @@ def test_a_message_of_which_only_the_beginning_could_be_sent_ends_the_channel(pa
         theirs.receive(None)
 
 
-def test_a_listener_hears_several_callers_and_survives_nonsense(tmp_path: Path) -> None:
+def test_a_listener_serves_several_callers_and_survives_invalid_data(tmp_path: Path) -> None:
     listener = Listener(tmp_path / "socket")
     first, second, third = Channel.dial(tmp_path / "socket"), *(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
     for each in (second, third):
@@ -81,7 +81,7 @@ def test_a_listener_hears_several_callers_and_survives_nonsense(tmp_path: Path) 
         each.close()
 
 
-def test_asking_nobody_gives_nothing_and_who_is_mute_is_told(tmp_path: Path) -> None:
+def test_asking_without_a_listener_gives_none_and_a_silent_one_is_an_error(tmp_path: Path) -> None:
     assert ask(tmp_path / "nobody", {}, 0.1) is None
     mute = Listener(tmp_path / "mute")
     with pytest.raises(TimeoutError, match=r"no answer within 0\.1 s"):
@@ -89,8 +89,8 @@ def test_asking_nobody_gives_nothing_and_who_is_mute_is_told(tmp_path: Path) -> 
     mute.close()
 
 
-def test_the_last_words_are_heard_though_nobody_listened_any_more(pair: tuple[Channel, Channel]) -> None:
-    """A policy's process that says stop and goes while the arm's process is telling it something."""
+def test_the_last_message_is_received_after_the_peer_has_closed(pair: tuple[Channel, Channel]) -> None:
+    """A policy's process sends stop and ends while the arm's process is sending to it."""
     ours, theirs = pair
     theirs.send({"safety": [1e-4]})
     ours.send({"stop": "the learner is gone"})

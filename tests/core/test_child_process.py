@@ -1,4 +1,4 @@
-"""Child processes: their channel, their end, their last words, and how often they may be lost."""
+"""Child processes: their channel, their end, their last output, and the limit of losses."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def run() -> Iterator[Run]:
         child.end(0.0)
 
 
-def test_a_child_answers_and_has_what_it_was_given(run: Run) -> None:
+def test_a_child_answers_and_has_its_arguments(run: Run) -> None:
     child = run("import os; parent.send({'heard': parent.wait(), 'variable': os.environ['ANSWER']})", variables={"ANSWER": "42"})
     child.channel.send({"question": 6})
     assert child.channel.receive(60.0) == {"heard": {"question": 6}, "variable": "42"}
 
 
-def test_the_end_of_a_child_is_noticed_with_its_last_words(run: Run) -> None:
+def test_the_end_of_a_child_is_detected_with_its_last_output(run: Run) -> None:
     child = run("print('one'); print('two'); print(flush=True); sys.exit('three')")
     with pytest.raises(ChannelClosed):
         child.channel.wait()
@@ -43,7 +43,7 @@ def test_the_end_of_a_child_is_noticed_with_its_last_words(run: Run) -> None:
     assert child.end() == 1 and child.output_tail(9) == "one\ntwo\nthree", "kept after its end"
 
 
-def test_a_child_counts_as_hung_when_its_time_is_over(run: Run) -> None:
+def test_a_child_counts_as_hung_after_its_time_limit(run: Run) -> None:
     child = run("parent.wait()")
     child.allow(3600.0)
     assert child.remaining > 3000 and child.allowed == 3600.0
@@ -51,19 +51,19 @@ def test_a_child_counts_as_hung_when_its_time_is_over(run: Run) -> None:
     assert child.remaining == 0
 
 
-def test_a_child_that_does_not_leave_is_killed(run: Run) -> None:
+def test_a_child_that_does_not_exit_is_killed(run: Run) -> None:
     child = run("parent.send({})\ntime.sleep(3600)")
     assert child.channel.wait() == {} and child.wait(0.0) is None
     assert child.end(0.0) == -signal.SIGKILL == child.end(0.0)
 
 
-def test_a_child_leaves_when_its_parent_hangs_up_whatever_it_is_doing(run: Run) -> None:
+def test_a_busy_child_exits_when_its_parent_closes_the_channel(run: Run) -> None:
     child = run("parent.exit_with_peer()\nparent.send({})\ntime.sleep(3600)")
     assert child.channel.wait() == {}
     assert child.end(60.0) == 0
 
 
-def test_an_interpreter_that_is_not_there_is_an_error_and_leaves_nothing_open() -> None:
+def test_a_missing_interpreter_is_an_error_and_leaves_nothing_open() -> None:
     with pytest.raises(FileNotFoundError):
         Child(["module.py"], python="/no/python")
 

@@ -25,7 +25,7 @@ def test_products_are_those_of_matrices(a: rotations.Quaternion, b: rotations.Qu
 
 
 @given(quaternions)
-def test_a_quaternion_is_its_matrix_and_its_vector(q: rotations.Quaternion) -> None:
+def test_quaternion_matrix_and_vector_agree(q: rotations.Quaternion) -> None:
     assert same_rotation(rotations.from_matrix(rotations.matrix(q)), q)
     assert same_rotation(rotations.from_vector(rotations.to_vector(q)), q)
     assert math.hypot(*rotations.to_vector(q)) <= math.pi + 1e-12
@@ -40,7 +40,7 @@ def test_the_nearest_vector_is_the_same_rotation_and_no_other_is_nearer(q: rotat
 
 
 @given(vectors, vectors)
-def test_between_turns_one_direction_into_the_other(a: rotations.Triple, b: rotations.Triple) -> None:
+def test_between_rotates_one_direction_into_the_other(a: rotations.Triple, b: rotations.Triple) -> None:
     if math.hypot(*a) < 1e-3 or math.hypot(*b) < 1e-3:
         return
     turned = rotations.matrix(rotations.between(a, b)) @ np.array(a) / math.hypot(*a)

@@ -1,4 +1,4 @@
-"""Small random datasets, and what was written into them."""
+"""Small random datasets, and their contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def features(video: bool) -> dict[str, Feature]:
 
 
 def episode(length: int, seed: int, video: bool = False) -> dict[str, Column]:
-    """Random numbers; the brightness of the images tells the frames apart, also after lossy compression."""
+    """Random numbers; the brightness of the images identifies the frames, also after lossy compression."""
     generator = np.random.default_rng(seed)
     found: dict[str, Column] = {}
     for key, feature in features(video).items():
@@ -41,7 +41,7 @@ def episode(length: int, seed: int, video: bool = False) -> dict[str, Column]:
 
 
 def write(directory: Path, lengths: tuple[int, ...] = (5, 3, 7), video: bool = False) -> list[dict[str, Column]]:
-    """Episode ``i`` is of task ``task i % 2``."""
+    """Episode ``i`` has task ``task i % 2``."""
     written = [episode(length, seed, video) for seed, length in enumerate(lengths)]
     with LeRobotWriter(directory, FPS, features(video), "toy") as writer:
         for number, frames in enumerate(written):

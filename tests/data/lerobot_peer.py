@@ -1,4 +1,4 @@
-"""Real lerobot, in a Python of its own (it wants another torch): ``python lerobot_peer.py record DIR video|image`` or ``dump DIR OUT.npz``.
+"""Real lerobot, in a separate Python (it needs another torch): ``python lerobot_peer.py record DIR video|image`` or ``dump DIR OUT.npz``.
 
 ``record`` of lerobot 0.6.1 made the folders in ``fixtures/``.
 """
@@ -15,7 +15,7 @@ FPS, SIZE = 10, 64
 
 
 def frame(episode: int, step: int) -> dict[str, np.ndarray]:
-    """What is recorded: brightness and a bar tell the frames apart."""
+    """The recording: brightness and a bar identify the frames."""
     number = sum(LENGTHS[:episode]) + step
     last = step == LENGTHS[episode] - 1
     front = np.full((SIZE, SIZE, 3), (16 * number + 8, 100, 50), np.uint8)

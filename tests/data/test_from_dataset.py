@@ -1,4 +1,4 @@
-"""What is recorded of counter world is learnt as if it had been played."""
+"""Training on a recording of counter world equals training on the episodes themselves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOISY = DemonstrationConfig(episodes=9, noise=[0.0, 0.8], random_actions=0.3)
 
 
 class Sees(LinearPolicy):
-    """Keeps the picture, the state and the length of the instruction."""
+    """Keeps the image, the state and the length of the instruction."""
 
     def __init__(self, chunk: int = 1, state_dim: int = 2) -> None:
         super().__init__(LinearOptions(chunk=chunk))
@@ -64,7 +64,7 @@ def write(directory: Path, episodes: list[RecordedEpisode], drop: tuple[str, ...
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_what_is_recorded_is_learnt_as_if_it_were_played(tmp_path: Path, chunk: int) -> None:
+def test_training_on_a_recording_equals_training_on_the_episodes(tmp_path: Path, chunk: int) -> None:
     policy = Sees(chunk)
     expected, success = collect_demonstrations(policy, groups(4, 2), NOISY, 0)
     recorded = DemonstrationConfig(dataset=write(tmp_path / "data", played()), action_key=EXPERT_ACTION)
@@ -77,7 +77,7 @@ def test_what_is_recorded_is_learnt_as_if_it_were_played(tmp_path: Path, chunk: 
         assert torch.equal(found.inputs[name], value) and found.inputs[name].dtype == value.dtype, name
 
 
-def test_neither_groups_nor_environments_change_the_recording() -> None:
+def test_groups_and_environments_do_not_change_the_recording() -> None:
     first = played()
     for envs in (groups(1, 1), groups(6, 3)):
         for episode, other in zip(first, played(envs), strict=True):
@@ -85,8 +85,8 @@ def test_neither_groups_nor_environments_change_the_recording() -> None:
             assert all(np.array_equal(value, other.frames[key]) for key, value in episode.frames.items())
 
 
-def test_a_frame_is_what_was_seen_and_done_and_what_came_of_it() -> None:
-    """Counter world is played again with the recorded actions."""
+def test_a_frame_has_observation_action_and_outcome() -> None:
+    """The recorded actions are executed again in counter world."""
     for number, episode in enumerate(played()):
         env, frames = CounterWorld(1), episode.frames
         listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, NOISY.episodes, 2)
@@ -104,7 +104,7 @@ def test_a_frame_is_what_was_seen_and_done_and_what_came_of_it() -> None:
 
 
 @pytest.mark.parametrize("kept", ["all", "no success", "no next"])
-def test_success_is_known_or_not(tmp_path: Path, kept: str) -> None:
+def test_success_is_recorded_or_unknown(tmp_path: Path, kept: str) -> None:
     following = (form.REWARD, form.DONE, form.TRUNCATED, form.SUCCESS)
     drop = {"all": (), "no success": (form.SUCCESS,), "no next": following}[kept]
     _, success = collect_demonstrations(Sees(), (), DemonstrationConfig(dataset=write(tmp_path / "data", played(), drop)), 0)
@@ -115,8 +115,8 @@ CLEAN = DemonstrationConfig(episodes=6, noise=[0.0])
 
 
 @pytest.mark.parametrize("limit", [3, 30])
-def test_transitions_as_if_they_were_played(tmp_path: Path, limit: int) -> None:
-    """Where an episode was cut, the recording lacks what its last action led to: one transition less."""
+def test_transitions_equal_those_of_the_episodes(tmp_path: Path, limit: int) -> None:
+    """Where an episode was truncated, the recording lacks its final observation: one transition less."""
     policy, config = Sees(), SACConfig(dataset=str(tmp_path / "data"), gamma=0.9)
     envs = groups(2, 1, episode_limit=limit)
     write(tmp_path / "data", played(envs, CLEAN))
@@ -172,7 +172,7 @@ def test_chunks_and_ends(tmp_path: Path, flags: dict[str, bool], terminated: boo
         assert records[REWARD].tolist() == [2, 5, 0] and records[DISCOUNT].tolist() == [0.25, 0.25, 0]
 
 
-def test_a_single_frame_that_was_cut_shows_nothing(tmp_path: Path) -> None:
+def test_a_truncated_episode_of_one_frame_gives_no_transition(tmp_path: Path) -> None:
     config = recording(tmp_path / "data", [1], {})
     assert list(dataset_transitions(Sees(state_dim=0), config)) == []
 

@@ -1,4 +1,4 @@
-"""What real lerobot recorded (``fixtures/``), and datasets that something happened to."""
+"""Datasets that real lerobot recorded (``fixtures/``), and damaged datasets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VIDEO = f"videos/{FRONT}/chunk-000/file-000.mp4"
 
 
 @pytest.mark.parametrize("kind", ["image", "video"])
-def test_what_lerobot_recorded(kind: str) -> None:
+def test_a_dataset_recorded_by_lerobot(kind: str) -> None:
     reader = LeRobotReader(FIXTURES / kind)
     assert len(reader) == 3 and reader.fps == lerobot_peer.FPS and list(reader.cameras) == [FRONT, WRIST]
     for number, (length, task) in enumerate(zip(lerobot_peer.LENGTHS, lerobot_peer.TASKS, strict=True)):
@@ -122,7 +122,7 @@ ACCIDENTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("accident", ACCIDENTS)
-def test_accidents_are_one_line(tmp_path: Path, accident: str) -> None:
+def test_a_damaged_dataset_is_one_line(tmp_path: Path, accident: str) -> None:
     directory = tmp_path / "data"
     write(directory, video=True)
     read_all(directory)
@@ -133,7 +133,7 @@ def test_accidents_are_one_line(tmp_path: Path, accident: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_images_that_are_none(tmp_path: Path) -> None:
+def test_invalid_images(tmp_path: Path) -> None:
     write(tmp_path / "data")
     empty = pa.array([{"bytes": b"\x89PNG", "path": None}] * 15, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
     edit_table(tmp_path / "data" / DATA, lambda t: t.set_column(t.column_names.index(FRONT), FRONT, empty))
@@ -148,7 +148,7 @@ def test_tasks_whose_index_has_no_name(tmp_path: Path) -> None:
     assert LeRobotReader(tmp_path / "data").episode(1, []).instruction[0] == "task 1"
 
 
-def test_a_shape_that_begins_with_channels(tmp_path: Path) -> None:
+def test_a_shape_that_starts_with_channels(tmp_path: Path) -> None:
     write(tmp_path / "data")
     features = json.loads((tmp_path / "data/meta/info.json").read_text())["features"]
     features[FRONT] |= {"shape": [3, 32, 48], "names": ["channels", "height", "width"]}
@@ -158,8 +158,8 @@ def test_a_shape_that_begins_with_channels(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_bytes_that_change_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
-    """Whatever is flipped in the files of meta/ and data/: there is a dataset, or one line."""
+def test_changed_bytes_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    """For any flipped bytes in meta/ and data/, the reader returns a dataset or reports one line."""
     directory = tmp_path / "data"
     if not directory.exists():
         write(directory)
@@ -189,7 +189,7 @@ def grey_video(path: Path, fps: int, levels: list[int]) -> None:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fps=st.sampled_from([3, 10, 24, 30, 50]), chosen=st.lists(st.integers(0, 29), min_size=1, unique=True).map(sorted))
 def test_any_frames_of_any_video(tmp_path: Path, fps: int, chosen: list[int]) -> None:
-    """Also with keyframes far apart and frames that lean on later ones."""
+    """Also with distant keyframes and frames that depend on later ones."""
     path = tmp_path / f"{fps}.mp4"
     if not path.exists():
         grey_video(path, fps, [8 * index for index in range(30)])
@@ -197,7 +197,7 @@ def test_any_frames_of_any_video(tmp_path: Path, fps: int, chosen: list[int]) ->
     assert found == chosen
 
 
-def test_times_between_frames_and_after_them(tmp_path: Path) -> None:
+def test_times_between_and_after_frames(tmp_path: Path) -> None:
     grey_video(tmp_path / "v.mp4", 10, [0, 100, 200])
     with pytest.raises(UserError, match=r"has no frame at 0\.1500 s, the next one is at 0\.2000 s"):
         list(read_frames(tmp_path / "v.mp4", [0.1, 0.15]))

@@ -1,4 +1,4 @@
-"""Against numpy on all values at once."""
+"""Compared with numpy on all values at once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_of_the_episodes_and_of_the_dataset(tmp_path: Path) -> None:
     assert row[f"stats/{FRONT}/q50"] == of_images(histogram(written[0][FRONT]), 5)["q50"]
 
 
-def test_lerobots_own() -> None:
+def test_statistics_agree_with_lerobot() -> None:
     """All but its quantiles, which are averages over episodes; it computes a variance as a difference of squares, in float32."""
     directory = Path(__file__).parent / "fixtures/image"
     reader, theirs = LeRobotReader(directory), json.loads((directory / "meta/stats.json").read_text())

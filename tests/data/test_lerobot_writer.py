@@ -19,7 +19,7 @@ NUMBERS = [key for key, feature in features(False).items() if not feature.is_cam
 
 
 @pytest.mark.parametrize("video", [False, True])
-def test_what_was_written_is_read(tmp_path: Path, video: bool) -> None:
+def test_the_reader_returns_what_was_written(tmp_path: Path, video: bool) -> None:
     written = write(tmp_path / "data", video=video)
     reader = LeRobotReader(tmp_path / "data")
     assert len(reader) == 3 and reader.fps == FPS
@@ -38,7 +38,7 @@ def test_what_was_written_is_read(tmp_path: Path, video: bool) -> None:
 
 
 @pytest.mark.parametrize("video", [False, True])
-def test_files_roll_over_and_folders_too(tmp_path: Path, video: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_folders_roll_over(tmp_path: Path, video: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(form, "MEGABYTE", 25 if video else 100)
     monkeypatch.setattr(form, "CHUNKS_SIZE", 2)
     lengths = (40,) * 7
@@ -55,7 +55,7 @@ def test_files_roll_over_and_folders_too(tmp_path: Path, video: bool, monkeypatc
             assert abs(frame.mean() - truth.mean()) < 3
 
 
-def test_each_frame_knows_its_place(tmp_path: Path) -> None:
+def test_each_frame_has_its_indices(tmp_path: Path) -> None:
     write(tmp_path / "data", (2, 3))
     table = pq.read_table(tmp_path / "data/data/chunk-000/file-000.parquet").to_pydict()
     assert table["episode_index"] == [0, 0, 1, 1, 1] and table["frame_index"] == [0, 1, 0, 1, 2]
@@ -70,14 +70,14 @@ def test_each_frame_knows_its_place(tmp_path: Path) -> None:
     assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (2, 5, 2)
 
 
-def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
+def test_an_exception_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), LeRobotWriter(tmp_path / "data", FPS, features(True)) as writer:
         writer.add_episode(episode(3, 0, video=True), "task")
         raise RuntimeError
     assert not (tmp_path / "data").exists()
 
 
-def test_a_process_that_died_leaves_no_dataset(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_no_dataset(tmp_path: Path) -> None:
     writer = LeRobotWriter(tmp_path / "data", FPS, features(True))
     writer.add_episode(episode(3, 0, video=True), "task")
     with pytest.raises(UserError, match=r"has no meta/info\.json: its recording was never finished"):
@@ -88,7 +88,7 @@ def test_a_process_that_died_leaves_no_dataset(tmp_path: Path) -> None:
     assert len(LeRobotReader(tmp_path / "data")) == 1
 
 
-def test_no_episode_is_no_dataset(tmp_path: Path) -> None:
+def test_without_an_episode_there_is_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no episode was recorded"), LeRobotWriter(tmp_path / "data", FPS, features(False)):
         pass
     assert not (tmp_path / "data").exists()
@@ -106,7 +106,7 @@ def test_no_episode_is_no_dataset(tmp_path: Path) -> None:
         (WRIST, None, "episode 0 has features"),
     ],
 )
-def test_what_does_not_fit_is_refused_whole(tmp_path: Path, key: str, change: Any, message: str) -> None:
+def test_an_episode_that_does_not_fit_is_refused_completely(tmp_path: Path, key: str, change: Any, message: str) -> None:
     good = episode(4, 0)
     bad = {name: value for name, value in good.items() if name != key} | ({key: change(good[key])} if change else {})
     with LeRobotWriter(tmp_path / "data", FPS, features(False)) as writer:
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused_whole(tmp_path: Path, key: str, change: An
         (10, STATE, Feature("float32", (3, 2)), "only scalars, vectors and RGB images"),
     ],
 )
-def test_what_cannot_be_a_dataset_is_refused_before_it_begins(tmp_path: Path, fps: float, key: str, feature: Feature, message: str) -> None:
+def test_an_invalid_dataset_is_refused_before_recording(tmp_path: Path, fps: float, key: str, feature: Feature, message: str) -> None:
     with pytest.raises(UserError, match=message):
         LeRobotWriter(tmp_path / "data", fps, {key: feature})
     assert not (tmp_path / "data").exists()

@@ -1,4 +1,6 @@
-"""Both ways with lerobot itself. ``LEROBOT_PYTHON``: a Python that has it (``uv pip install "lerobot[dataset]==0.6.1"``, Python 3.12)."""
+"""Compares reading and writing with lerobot itself.
+
+``LEROBOT_PYTHON``: a Python that has it (``uv pip install "lerobot[dataset]==0.6.1"``, Python 3.12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A level that actions push up or down, seen in a small image: a simulator of pure numpy for processes of its own, which starts at once."""
+"""A level that actions raise or lower, shown in a small image: a numpy simulator for child processes that starts at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured inside one process with OpenGL: what our scenes do, beside what robosuite's own environment does. Prints one JSON object."""
+"""Compares our scenes with robosuite's own environment in one process with OpenGL. Prints one JSON object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def seen(scene: Scene, episode: Episode) -> list[Any]:
 
 
 def disturb(sim: Any, joint: str | None) -> None:
-    """Turn a stove on, for example: its flame is no part of the physical state."""
+    """Turns a stove on, for example: its flame is not part of the physical state."""
     if joint is not None:
         sim.data.set_joint_qpos(joint, 1.0)
 
@@ -47,7 +47,7 @@ def ours(scene: Scene, number: int, joint: str | None = None) -> list[list[Any]]
 
 
 def stock(task: LiberoTask, number: int, joint: str | None, cameras: dict[str, str]) -> list[list[Any]]:
-    """The published way: a hard reset, all observables, an image at every control step."""
+    """As published: a hard reset, all observables, an image at every control step."""
     from libero.libero.envs.env_wrapper import ControlEnv
 
     np.random.seed(0)
@@ -80,7 +80,7 @@ def same(a: list[list[Any]], b: list[list[Any]]) -> bool:
 
 
 def against_stock() -> dict[str, bool]:
-    """Tasks with a fixture; with a stove to be lit; and with a drawer that begins open, whose property robosuite draws once more at each
+    """Tasks with a fixture; with a stove to turn on; and with a drawer that starts open, whose property robosuite draws again at each
     reset."""
     found = {}
     for suite, number, joint, renderings, cameras in (
@@ -99,7 +99,7 @@ def against_stock() -> dict[str, bool]:
 
 
 def mistakes() -> dict[str, bool]:
-    """Whether numbers and pixels are still robosuite's own when a known mistake is made; ``none``: when none is."""
+    """Whether numbers and pixels equal robosuite's with a known mistake; ``none``: without one."""
     task, none = of_suite("libero_spatial")[0], nullcontext()
     expected, here = stock(task, 3, None, CAMERAS), scene(task)
     gripper, reset = here.env.robots[0].gripper, here.env.reset
@@ -121,7 +121,7 @@ def mistakes() -> dict[str, bool]:
     for name, mistake in made.items():
         with mistake:
             found[name] = same(ours(here, 3), expected)
-    # robosuite refuses its 1001st step; a policy that waits and then has 520 steps, twice, would meet that
+    # robosuite refuses its 1001st step, which two episodes of 520 steps after waiting would reach
     here.env.timestep, here.env.done = 5000, True
     found["plays on"] = np.isfinite(ours(here, 3)[-1][0]).all().item()
     here.close()
@@ -129,7 +129,7 @@ def mistakes() -> dict[str, bool]:
 
 
 def interleaved(one: Scene, other: Scene) -> bool:
-    """Two episodes in one scene, and a second scene with its own OpenGL context, in turns, are what each is alone."""
+    """Two episodes in one scene, and a second scene with its own OpenGL context, in turns, equal those of each alone."""
     expected = [ours(one, 1), ours(one, 2), ours(other, 1)]
     episodes = [(one, one.begin(1, WAIT_STEPS)), (one, one.begin(2, WAIT_STEPS)), (other, other.begin(1, WAIT_STEPS))]
     found = [[seen(*each)] for each in episodes]
@@ -142,8 +142,8 @@ def interleaved(one: Scene, other: Scene) -> bool:
 
 
 def projected(here: Scene) -> dict[str, Any]:
-    """Thing -> where the camera must see it by geometry (row, column of an upright image), and the middle of the pixels that change when
-    it is taken away."""
+    """Object -> its position in the image by geometry (row, column of an upright image), and the middle of the pixels that change when
+    it is removed."""
     import mujoco
 
     episode = here.begin(0, WAIT_STEPS)

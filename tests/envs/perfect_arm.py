@@ -1,4 +1,4 @@
-"""An arm without physics that does what docs/conventions.md says, exactly and at once, or makes one known mistake. No simulator needed."""
+"""An arm without physics that follows docs/conventions.md exactly and at once, or makes one known mistake. It needs no simulator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PerfectArm:
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         self.position[rows], self.finger[rows] = torch.tensor([0.4, 0.0, 0.3]), 0.04
-        self.quaternion[rows] = torch.tensor([0.0, 1.0, 0.0, 0.0])  # it looks down
+        self.quaternion[rows] = torch.tensor([0.0, 1.0, 0.0, 0.0])  # it points down
         self.kept = self._state()
         return ["be still"] * NUM_ENVS
 

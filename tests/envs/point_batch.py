@@ -1,4 +1,4 @@
-"""Points that walk to their goals, all at once: a batch of pure PyTorch. As a program it serves them in a process."""
+"""Points that move to their goals as one batch in PyTorch. As a program it serves them in a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlinf_vla.envs.batch_serving import serve_together
 
 
 class PointBatch:
-    """Points that walk to their goals, all at once."""
+    """Points that move to their goals as one batch."""
 
     action_dim, state_dim, control_hz, images, picture = 2, 2, 10.0, {"map": (4, 6)}, (2, 2)
     device, tool, stack = torch.device("cpu"), None, dict[str, str]()

@@ -1,4 +1,4 @@
-"""A point that walks to a goal: a simulator of pure numpy that starts at once, and fails when told to."""
+"""A point that moves to a goal: a numpy simulator that starts at once, and fails on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_vla.envs.serving import Seen, SimulatorSpec, SimulatorUnavailable, St
 class PointSimulator:
     """Actions over 50 hang the process, those over 100 kill it, those under -100 raise.
 
-    ``options["lives"]``: a file with a number for each process to be started, after so many control steps of which it dies; those that find
+    ``options["lives"]``: a file with a number for each process: the control steps after which it dies; processes that find
     none there live on.
     """
 

@@ -1,4 +1,4 @@
-"""Processes whose slots step together: the conformance suite, and a process that dies."""
+"""Processes whose slots step together: conformance suite, and death of a process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestConformance(VectorEnvConformance):
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
 def test_episodes_of_different_age_are_replayed(ahead: int) -> None:
-    """The slots of a lost process began at different times, some only now: each is brought to where it was."""
+    """The slots of a lost process started at different times, some only now: each is replayed to its state."""
     env = make_env()
     actions = random_actions(env, 7, seed=0)
     only_first = torch.tensor([True, False, False])
@@ -50,8 +50,8 @@ def test_episodes_of_different_age_are_replayed(ahead: int) -> None:
     env.close()
 
 
-def test_a_process_tells_how_far_it_is() -> None:
-    """One more than the control steps of each slot's episode, also when it was replayed."""
+def test_a_process_reports_its_progress() -> None:
+    """One more than the control steps of each slot's episode, also after a replay."""
     env = make_env()
     env.reset(episodes(1, 2, 3))
     env.step(random_actions(env, 2, seed=0))
@@ -64,7 +64,7 @@ def test_a_process_tells_how_far_it_is() -> None:
 
 
 def test_slots_that_end_at_different_times_are_observed_at_their_ends() -> None:
-    """One is truncated two steps into the chunk, the others go on."""
+    """One is truncated two steps into the chunk, the others continue."""
     env = make_env()
     env.reset(episodes(1, 2, 3))
     still = torch.zeros(NUM_ENVS, EPISODE_LIMIT - 2, 2)

@@ -16,8 +16,8 @@ class TestConformance(VectorEnvConformance):
         return [BatchedVectorEnv(PointBatch(NUM_ENVS), EPISODE_LIMIT, ("walk",)) for _ in range(2)]
 
 
-def test_what_an_environment_saw_at_its_end_is_kept() -> None:
-    """The others of the batch go on, and it with them; that is not shown."""
+def test_the_final_observation_of_an_environment_is_kept() -> None:
+    """The batch continues, including this environment; its later observations are not returned."""
     batch = PointBatch(NUM_ENVS)
     env = BatchedVectorEnv(batch, EPISODE_LIMIT, ("walk",))
     env.reset(episodes(1, 2, 3))

@@ -1,6 +1,6 @@
-"""Known mistakes of adapters that cost success rate (docs/pitfalls.md), each made on purpose: the check passes, and fails where it is made.
+"""Known mistakes of adapters that cost success rate (docs/pitfalls.md), each made on purpose: a check must pass, and fail with the mistake.
 
-No simulator is started here; tests/envs/test_libero.py has what needs one, tests/models/test_pitfalls.py what belongs to a policy.
+No simulator is started here; tests/envs/test_libero.py has the tests that need one, tests/models/test_pitfalls.py those of policies.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def caught(mistake: str) -> list[str]:
     return failed
 
 
-def test_an_arm_that_keeps_the_conventions_passes() -> None:
+def test_an_arm_that_follows_the_conventions_passes() -> None:
     assert caught("") == []
 
 
@@ -67,7 +67,7 @@ def shorter_way(quaternion: NDArray[Any]) -> NDArray[Any]:
 
 
 def jump(convert: Convert) -> float:
-    """The largest change between neighbours while the tool, which looks down, sways through pi."""
+    """The largest change between neighbours while the tool, which points down, moves through pi."""
     swaying = [np.array([math.cos(angle / 2), math.sin(angle / 2), 0.0, 0.0]) for angle in np.linspace(math.pi - 0.1, math.pi + 0.1, 21)]
     found = [convert(each) for each in swaying]
     return max(float(np.abs(b - a).max()) for a, b in itertools.pairwise(found))
@@ -80,7 +80,7 @@ def test_the_antipodal_flip_of_axis_angle() -> None:
 
 @pytest.mark.parametrize("state", conventions.STATES)
 def test_the_order_of_the_state(state: str) -> None:
-    """Each number is where docs/libero.md says; any two exchanged is another state."""
+    """Each number is at its place in docs/libero.md; exchanging any two gives another state."""
     position, quaternion, fingers = np.array([0.1, 0.2, 0.3]), np.array([0.1, 0.7, 0.1, 0.7]), np.array([0.03, -0.02])
     turn = conventions.axis_angle(quaternion)
     expected = {"quaternion": [*position, *quaternion, 0.03], "axis_angle": [*position, *turn, 0.03, -0.02]}[state]
@@ -95,20 +95,20 @@ def test_the_order_of_the_state(state: str) -> None:
 
 
 def test_images_upside_down_or_mirrored() -> None:
-    """A letter F as OpenGL gives it, its first row at the bottom: in all but one orientation it is no F."""
+    """A letter F as OpenGL gives it, its first row at the bottom: it is an F in only one orientation."""
     letter = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 0, 0]], np.uint8)
     raw = letter[::-1, :, None].repeat(3, axis=2)
     shown = {flip: conventions.flipped(raw, flip)[..., 0] for flip in conventions.FLIPS}
     assert np.array_equal(shown["upright"], letter)
-    assert np.array_equal(shown["rot180"], letter[:, ::-1]), "as OpenVLA's data has it: upright, mirrored"
+    assert np.array_equal(shown["rot180"], letter[:, ::-1]), "as in OpenVLA's data: upright, mirrored"
     assert len({image.tobytes() for image in shown.values()}) == 3
     presets = {name: simulator_options(LiberoConfig(convention=name))["flip"] for name in ("common", "openvla")}
     assert presets == {"common": "upright", "openvla": "rot180"}
 
 
 @torch.no_grad()
-def test_cameras_go_by_name_and_not_by_order() -> None:
-    """An environment may list its cameras in any order; what each sees must not be exchanged."""
+def test_cameras_are_selected_by_name_and_not_by_order() -> None:
+    """An environment may list its cameras in any order; their images must not be exchanged."""
     from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy
 
     with torch.random.fork_rng(devices=[]):
@@ -125,7 +125,7 @@ def test_cameras_go_by_name_and_not_by_order() -> None:
 
 
 def libero_period(module: ModuleType) -> float:
-    """Seconds of physics in a control step of LIBERO, by its own constants."""
+    """Seconds of physics in a control step of LIBERO, from its constants."""
     return module.SUBSTEPS * module.TIMESTEP
 
 
@@ -142,7 +142,7 @@ def test_the_control_rate_of_genesis() -> None:
 
 
 def test_demonstrations_recorded_at_another_rate_are_refused(tmp_path: Path) -> None:
-    """Counter world acts at 10 Hz, and what was recorded of it has 10 steps per second."""
+    """Counter world acts at 10 Hz, and its recordings have 10 steps per second."""
     path = write(tmp_path / "data", played())
     config = DemonstrationConfig(dataset=path)
     (env,) = groups(2, 1)
@@ -155,7 +155,7 @@ def test_demonstrations_recorded_at_another_rate_are_refused(tmp_path: Path) -> 
 PUBLISHED = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 
 
-def test_the_horizon_is_the_published_one_and_waiting_is_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_horizon_is_the_published_one_without_waiting_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """500 instead of 600 steps cost another benchmark 10 points."""
     assert {suite: limit(suite) for suite in PUBLISHED} == PUBLISHED
     assert simulator_options(LiberoConfig())["wait_steps"] == 10
@@ -177,10 +177,10 @@ STACK = {"renderer": "egl: llvmpipe", "rendering": "exact", "convention": "rot18
         ("2.3.7", "fast", "no antialiasing"),
     ],
 )
-def test_a_result_says_where_it_differs_from_the_reference(
+def test_a_result_names_differences_from_the_reference(
     monkeypatch: pytest.MonkeyPatch, mujoco: str, rendering: str, words_of_it: str
 ) -> None:
-    """MuJoCo 3.3.3 moved published checkpoints from 88 to 68 %; everything else that moves a result is named beside it."""
+    """MuJoCo 3.3.3 moved published checkpoints from 88 to 68 %; everything else that changes a result is named, too."""
     monkeypatch.setattr(simulator, "version", lambda name: mujoco if name == "mujoco" else "1.0")
     found = simulator.stack(STACK | {"rendering": rendering})
     assert words_of_it in found["differs_from_reference"] and found["mujoco"] == mujoco
@@ -188,7 +188,7 @@ def test_a_result_says_where_it_differs_from_the_reference(
 
 
 def test_an_error_in_libero_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LIBERO's own reset tries again whatever happened, for ever; only what was drawn badly may be drawn again."""
+    """LIBERO's own reset retries after any error, without end; only a failed random placement may be retried."""
 
     class RandomizationError(Exception): ...
 
@@ -216,15 +216,15 @@ def test_an_error_in_libero_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) ->
         scene.until_placed(never)
 
 
-def test_libero_draws_from_its_own_seed_and_gives_the_generator_back() -> None:
-    """LIBERO's ``env.seed`` seeds numpy's global generator, from which others draw too."""
+def test_libero_draws_from_its_own_seed_and_restores_the_generator() -> None:
+    """LIBERO's ``env.seed`` seeds numpy's global generator, which other code uses, too."""
     np.random.seed(1)
     expected = np.random.rand(3)[1:]
     np.random.seed(1)
     np.random.rand()
     with scene.drawn_from(0):
         first = np.random.rand(4)
-    assert np.array_equal(np.random.rand(2), expected), "as if nobody had drawn in between"
+    assert np.array_equal(np.random.rand(2), expected), "as if nothing had been drawn in between"
     with scene.drawn_from(0):
         assert np.array_equal(np.random.rand(4), first)
     with scene.drawn_from(7):

@@ -1,4 +1,4 @@
-"""Genesis itself. Its kernels are compiled once per machine (about two minutes) and kept in the user's cache."""
+"""Tests with Genesis. Its kernels are compiled once per machine (about two minutes) and stored in the user's cache."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestPickCube(VectorEnvConformance):
     def make(cls) -> list[VectorEnv]:
         return make(groups=2, episode_limit=EPISODE_LIMIT, control_mode="ee_delta_pose", reward="progress", image_size=48)
 
-    def test_a_killed_process_is_not_noticed(self, env: ProcessVectorEnv) -> None:
+    def test_a_killed_process_does_not_change_the_episodes(self, env: ProcessVectorEnv) -> None:
         """Its episodes have different ages, so that they are replayed one after the other."""
         actions = random_actions(env, 4, seed=10)
         results = []
@@ -58,13 +58,13 @@ class TestPickCube(VectorEnvConformance):
         assert_same(*results)
         assert env.pool.restarts == 1
 
-    def test_the_tool_starts_where_the_scene_says(self, env: VectorEnv) -> None:
+    def test_the_tool_starts_at_the_position_of_the_scene(self, env: VectorEnv) -> None:
         state = env.reset(episodes(1, 2, 3)).state
         assert torch.allclose(state[:, :3], torch.tensor([0.45, 0.0, 0.3]).expand(NUM_ENVS, 3), atol=0.06)
         assert (state[:, 4].abs() > 0.99).all(), "it points down"
         assert torch.allclose(state[:, 7], torch.full((NUM_ENVS,), 0.04), atol=1e-3)
 
-    def test_an_arm_that_does_nothing_stands_still(self, env: VectorEnv) -> None:
+    def test_an_arm_without_actions_does_not_move(self, env: VectorEnv) -> None:
         before = env.reset(episodes(1, 2, 3)).state
         still = torch.zeros(NUM_ENVS, 10, 7)
         still[:, :, -1] = 1
@@ -100,7 +100,7 @@ def solved(env: VectorEnv, seeds: range, actions: Any) -> float:
             result = env.step(actions()[:, None])
             done |= result.success.any(1)
             over = result.done
-            if over.any():  # begin something else there, so that the others can go on
+            if over.any():  # start another episode there, so that the others can continue
                 env.reset(episodes(*[9_000] * number), over)
             if done.all():
                 break
@@ -111,12 +111,12 @@ def solved(env: VectorEnv, seeds: range, actions: Any) -> float:
 class TestPutOnPlate:
     pytestmark = real
 
-    def test_the_expert_solves_it_and_chance_does_not(self, plates: VectorEnv) -> None:
+    def test_the_expert_succeeds_and_random_actions_fail(self, plates: VectorEnv) -> None:
         assert solved(plates, range(10), plates.expert_actions) >= 0.8
         generator = torch.Generator().manual_seed(0)
         assert solved(plates, range(10), lambda: torch.randn(10, 4, generator=generator)) == 0
 
-    def test_it_says_which_cube(self, plates: VectorEnv) -> None:
+    def test_the_instruction_names_the_cube(self, plates: VectorEnv) -> None:
         told = set(plates.reset(episodes(*range(10))).instruction)
         assert told <= {f"put the {colour} cube on the plate" for colour in ("red", "green", "blue")}
         assert len(told) > 1
@@ -145,7 +145,7 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"num_envs": 6, "processes": 4}, 1, "=6 cannot be shared by 4 groups"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], groups: int, message: str) -> None:
+def test_a_wrong_setting_is_named_with_its_fix(config: dict[str, Any], groups: int, message: str) -> None:
     with pytest.raises(UserError) as error:
         check_values(GenesisConfig(**config), "env.")
         plugin.create(GenesisConfig(**config), groups)
@@ -160,7 +160,7 @@ def test_the_gpu_backend_needs_a_gpu() -> None:
         plugin.create(GenesisConfig(backend="gpu"), 1)
 
 
-def test_a_machine_that_cannot_draw_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_opengl_gets_the_packages_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["rlinf_vla.envs.genesis.plugin"]
     monkeypatch.setattr(module, "gl", lambda: None)
     monkeypatch.setattr(module, "find_spec", lambda name: name)

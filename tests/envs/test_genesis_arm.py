@@ -1,4 +1,4 @@
-"""Differential inverse kinematics and rotations, beside plain loops; nothing here needs Genesis."""
+"""Differential inverse kinematics and rotations, compared with loops; no test needs Genesis."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quaternions(number: int, seed: int) -> Tensor:
     return drawn / drawn.norm(dim=1, keepdim=True)
 
 
-def test_products_third_axes_and_turned_vectors_are_those_of_matrices() -> None:
+def test_products_third_axes_and_rotated_vectors_are_those_of_matrices() -> None:
     a, b, vectors = quaternions(20, 0), quaternions(20, 1), torch.randn(20, 3, dtype=torch.float64)
     product, axes, turned = rotations.product(a, b), rotations.third_axes(a), rotations.turned(a, vectors)
     for i in range(20):
@@ -41,8 +41,8 @@ def test_products_third_axes_and_turned_vectors_are_those_of_matrices() -> None:
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_the_error_of_a_pose_is_the_way_and_the_turn(sign: float) -> None:
-    """A quaternion and its negative are the same orientation: the error does not go the long way round."""
+def test_the_error_of_a_pose_is_translation_and_rotation(sign: float) -> None:
+    """A quaternion and its negative are the same orientation: the error is the shorter rotation."""
     turn = torch.tensor([[0.02, -0.03, 0.01]], dtype=torch.float64)
     now = quaternions(1, 2)
     wanted = sign * rotations.product(rotations.from_vector(turn), now)
@@ -51,7 +51,7 @@ def test_the_error_of_a_pose_is_the_way_and_the_turn(sign: float) -> None:
 
 
 def planar(joints: Tensor, lengths: tuple[float, ...] = (0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.05)) -> tuple[Tensor, Tensor, Tensor]:
-    """Seven hinges about z, one behind the other: their places and axes ``[N, 7, 3]``, and the last one's end ``[N, 3]``."""
+    """Seven hinges about z in a chain: their positions and axes ``[N, 7, 3]``, and the end of the last ``[N, 3]``."""
     angles = joints.cumsum(1)
     links = torch.stack([angles.cos(), angles.sin(), torch.zeros_like(angles)], dim=-1) * torch.tensor(lengths)[:, None]
     ends = links.cumsum(1)
@@ -60,7 +60,7 @@ def planar(joints: Tensor, lengths: tuple[float, ...] = (0.3, 0.25, 0.2, 0.15, 0
 
 
 def follow(joints: Tensor, goal: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Joints that go 0.6 of the way to their targets at every step, the point held at ``goal``; where they and the point end."""
+    """Joints that move 0.6 of the distance to their targets per step, for the fixed ``goal``; their final state and the point's."""
     targets = joints.clone()
     for _ in range(steps):
         anchors, axes, point = planar(joints)
@@ -70,16 +70,16 @@ def follow(joints: Tensor, goal: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     return joints, planar(joints)[2]
 
 
-def test_the_tool_comes_to_rest_where_it_is_sent() -> None:
+def test_the_tool_comes_to_rest_at_its_goal() -> None:
     joints = torch.tensor([[0.4, 0.5, 0.3, -0.2, 0.3, 0.2, 0.1]])
     goal = planar(joints)[2] + torch.tensor([[-0.05, 0.06, 0.0]])
     found, end = follow(joints, goal, 40)
     assert (end - goal).norm() < 1e-4
     later, _ = follow(found, goal, 40)
-    assert (later - found).abs().max() < 1e-3, "what the goal leaves free stands still"
+    assert (later - found).abs().max() < 1e-3, "joints that the goal leaves free do not move"
 
 
-def test_one_step_is_the_damped_least_squares_of_the_textbook() -> None:
+def test_one_step_is_textbook_damped_least_squares() -> None:
     generator = torch.Generator().manual_seed(3)
     anchors, axes, targets, joints = (torch.randn(shape, generator=generator) for shape in ((5, 7, 3), (5, 7, 3), (5, 7), (5, 7)))
     point, error = torch.randn(5, 3, generator=generator), 0.01 * torch.randn(5, 6, generator=generator)
@@ -95,8 +95,8 @@ def test_one_step_is_the_damped_least_squares_of_the_textbook() -> None:
         assert np.allclose(found[i] - targets[i].numpy(), change, atol=1e-4)
 
 
-def test_no_joint_is_thrown() -> None:
-    """Stretched out, the last millimetre would need any angle."""
+def test_no_joint_jumps() -> None:
+    """For a stretched arm, the last millimetre would need an arbitrary angle."""
     joints = torch.full((1, 7), 1e-3)
     anchors, axes, point = planar(joints)
     error = torch.tensor([[0.08, 0.0, 0.0, 0.0, 0.0, 0.0]])
@@ -105,8 +105,8 @@ def test_no_joint_is_thrown() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 7, 20])
-def test_no_row_depends_on_the_others_or_on_its_place(number: int) -> None:
-    """Bit for bit, else an episode would depend on who is played beside it."""
+def test_a_row_depends_neither_on_the_others_nor_on_its_place(number: int) -> None:
+    """Bit for bit, otherwise an episode would depend on others of its batch."""
     generator = torch.Generator().manual_seed(4)
     drawn = [torch.randn(number, *shape, generator=generator) for shape in ((7, 3), (7, 3), (3,), (6,), (7,), (7,))]
     whole = joint_targets(*drawn)
@@ -116,5 +116,5 @@ def test_no_row_depends_on_the_others_or_on_its_place(number: int) -> None:
         assert torch.equal(joint_targets(*(each[row : row + 1] for each in drawn))[0], whole[row])
 
 
-def test_a_full_turn_is_none() -> None:
+def test_a_full_turn_is_no_rotation() -> None:
     assert rotations.to_vector(rotations.from_vector(torch.tensor([[0.0, 2 * math.pi, 0.0]]))).abs().max() < 1e-5

@@ -1,4 +1,4 @@
-"""Scene files, layouts and goals: nothing here needs Genesis."""
+"""Scene files, layouts and goals; no test needs Genesis."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def changed(path: list[Any], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_the_built_in_scenes_are_good(name: str) -> None:
+def test_the_built_in_scenes_are_valid(name: str) -> None:
     found, document = read_scene(FOLDER / f"{SCENES[name]}.yaml")
     assert why_no_expert(found) is None
     assert scene_from(document, Path("/elsewhere.yaml")).things == found.things
@@ -65,12 +65,12 @@ def test_the_built_in_scenes_are_good(name: str) -> None:
         draw(found, seed)
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
+def test_a_scene_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "corner.yaml"
     path.write_text(yaml.safe_dump(GOOD))
     found, document = read_scene(path)
     assert (found.name, found.episode_limit, found.told(1)) == ("corner", 30, "put the ball into the corner")
-    assert document == GOOD, "`on` stays a word"
+    assert document == GOOD, "`on` is not parsed as a boolean"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (["apart_m"], 1.0, "my.yaml no layout keeps the objects 1.0 m apart: widen their regions or lower apart_m"),
     ],
 )
-def test_each_mistake_is_one_line_that_says_where(path: list[Any], value: Any, message: str) -> None:
+def test_each_mistake_is_one_line_with_its_place(path: list[Any], value: Any, message: str) -> None:
     with pytest.raises(UserError) as error:
         scene(changed(path, value))
     assert str(error.value).startswith(message)
@@ -136,7 +136,7 @@ def test_an_instruction_that_names_a_target_needs_one() -> None:
         ("? [a]\n: b", r"^my.yaml"),
     ],
 )
-def test_what_is_not_yaml_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_yaml_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=message) as error:
@@ -161,7 +161,7 @@ anything = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(places(GOOD)), anything)
-def test_whatever_stands_in_a_scene_it_loads_or_is_refused_in_one_line(path: tuple[Any, ...], value: Any) -> None:
+def test_any_content_of_a_scene_loads_or_is_refused_in_one_line(path: tuple[Any, ...], value: Any) -> None:
     try:
         draw(scene(changed(list(path), value)), 1)
     except UserError as error:
@@ -175,12 +175,12 @@ def test_a_layout_is_a_function_of_the_seed_and_keeps_its_distance() -> None:
         assert np.array_equal(layout.centre, draw(found, seed).centre)
         distance = np.linalg.norm(layout.centre[:, None, :2] - layout.centre[None, :, :2], axis=-1)
         assert distance[~np.eye(3, dtype=bool)].min() >= 0.08
-        assert layout.centre[:, 2].tolist() == [0.02, 0.02, 0.01], "everything stands on the table"
+        assert layout.centre[:, 2].tolist() == [0.02, 0.02, 0.01], "all objects are on the table"
     assert {draw(found, seed).target for seed in range(20)} == {0, 1}
 
 
 def state(found: Scene, **centres: list[float]) -> predicates.State:
-    """One environment: still, upright things, the tool high above with open fingers, the first target."""
+    """One environment: objects upright and at rest, the tool high above with open fingers, the first target."""
     centre = torch.tensor(draw(found, 0).centre, dtype=torch.float32)
     for name, value in centres.items():
         if name in found.things:
@@ -208,19 +208,19 @@ ON_TRAY = [0.5, 0.2, 0.04]
         ({"red_cube": ON_TRAY}, True),
         ({"ball": ON_TRAY}, False),  # the target is the cube
         ({"red_cube": [0.5, 0.2, 0.06]}, False),  # above it
-        ({"red_cube": [0.5, 0.35, 0.04]}, False),  # beside it
+        ({"red_cube": [0.5, 0.35, 0.04]}, False),  # next to it
         ({"red_cube": ON_TRAY, "speed": [0.2, 0.0, 0.0]}, False),  # still moving
         ({"red_cube": ON_TRAY, "tool": ON_TRAY, "finger": [0.02]}, False),  # still in the gripper
-        ({"red_cube": ON_TRAY, "tool": ON_TRAY}, True),  # let go
+        ({"red_cube": ON_TRAY, "tool": ON_TRAY}, True),  # released
     ],
 )
-def test_success_is_what_the_predicates_say(centres: dict[str, list[float]], expected: bool) -> None:
+def test_success_is_that_of_the_predicates(centres: dict[str, list[float]], expected: bool) -> None:
     found = scene()
     assert predicates.success(found, state(found, **centres)).tolist() == [expected]
     assert (predicates.progress(found, state(found, **centres)) == 1).tolist() == [expected]
 
 
-def test_progress_grows_on_the_way() -> None:
+def test_progress_grows_towards_success() -> None:
     found = scene()
     way = [
         {"red_cube": [0.4, -0.2, 0.02], "tool": [0.4, 0.0, 0.4]},
@@ -233,7 +233,7 @@ def test_progress_grows_on_the_way() -> None:
     assert done == sorted(done) and len(set(done)) == len(done), done
 
 
-def test_an_object_that_lies_on_its_side_is_as_high_as_it_lies() -> None:
+def test_the_height_of_an_object_on_its_side() -> None:
     document = changed(["objects", "red_cube", "size_m"], [0.02, 0.04, 0.1])
     document["success"] = [{"lifted": {"object": "red_cube", "height_m": 0.05}}]
     found = scene(document)
@@ -243,7 +243,7 @@ def test_an_object_that_lies_on_its_side_is_as_high_as_it_lies() -> None:
     assert predicates.success(found, replace(standing, quaternion=lying, up=rotations.third_axes(lying)[..., 1, :])).tolist() == [True]
 
 
-def test_an_expert_says_what_it_cannot_grasp() -> None:
+def test_an_expert_names_what_it_cannot_grasp() -> None:
     assert why_no_expert(scene()) is None
     wide = scene(changed(["objects", "ball", "radius_m"], 0.05))
     assert "ball of the scene my is wider or turned" in str(why_no_expert(wide))
@@ -251,7 +251,7 @@ def test_an_expert_says_what_it_cannot_grasp() -> None:
     assert "red_cube" in str(why_no_expert(turned))
 
 
-def test_the_expert_goes_there_grasps_and_carries() -> None:
+def test_the_expert_approaches_grasps_and_carries() -> None:
     found = scene()
     cube = [0.4, -0.2, 0.02]
     above, at = state(found, red_cube=cube, tool=[0.4, -0.1, 0.2]), state(found, red_cube=cube, tool=cube)

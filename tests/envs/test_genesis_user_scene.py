@@ -1,4 +1,4 @@
-"""A scene file that uses everything there is, run in Genesis."""
+"""A scene file that uses all features, run in Genesis."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def facts() -> dict[str, Any]:
     return answer
 
 
-def test_the_file_has_everything() -> None:
+def test_the_file_uses_all_features() -> None:
     scene, _ = read_scene(SCENE)
     assert {type(thing.shape) for thing in scene.things.values()} == {Mesh, Box, Sphere, Cylinder}
     assert {type(predicate) for predicate in scene.success} == {Lifted, Inside}
     assert scene.things["ghost"].fixed and not scene.things["ghost"].collision
 
 
-def test_objects_stand_where_the_file_puts_them(facts: dict[str, Any]) -> None:
+def test_objects_are_where_the_file_puts_them(facts: dict[str, Any]) -> None:
     """The mesh too, whose own origin is a corner."""
     standing = facts["standing"]
     assert all(way < 0.003 for way in standing["moved"].values()), standing
@@ -49,7 +49,7 @@ def test_objects_stand_where_the_file_puts_them(facts: dict[str, Any]) -> None:
     assert standing["low"] == pytest.approx(expected, abs=0.003)
 
 
-def test_what_does_not_collide_is_passed_through(facts: dict[str, Any]) -> None:
+def test_objects_without_collision_are_passed_through(facts: dict[str, Any]) -> None:
     """The ghost is where the hand is."""
     assert facts["standing"]["tool_moved"] < 0.01
 
@@ -59,7 +59,7 @@ def test_predicates_hold_one_by_one(facts: dict[str, Any]) -> None:
     assert lifted == [True] * 4 and inside == [False] * 4
 
 
-def test_the_expert_solves_it(facts: dict[str, Any]) -> None:
+def test_the_expert_succeeds(facts: dict[str, Any]) -> None:
     assert sum(facts["solved"]) >= 3, facts["solved"]
     assert set(facts["told"]) == {f"put the {name} at the right, and leave the ball on its stand" for name in ("wedge", "cube")}
 

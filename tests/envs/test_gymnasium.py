@@ -1,4 +1,4 @@
-"""Gymnasium environments: the conformance suite as far as it can hold for what others wrote, and every way to say it wrong."""
+"""Gymnasium environments: the applicable part of the conformance suite, and all mistakes in their settings."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_asynchronous_environments_are_the_same() -> None:
     assert torch.equal(seen[0].state, seen[1].state) and torch.equal(seen[0].images["base"], seen[1].images["base"])
 
 
-def test_what_is_rendered_can_be_an_image() -> None:
+def test_a_rendered_frame_can_be_an_image() -> None:
     (env,) = make(**{**TINY, "images": {"base": "@render"}}, render=True)
     assert env.reset(episodes(1, 2, 3)).images["base"].eq(7).all()
     assert env.render(0).shape == (4, 4, 3)
@@ -113,7 +113,7 @@ def test_what_is_rendered_can_be_an_image() -> None:
         ({"num_envs": 3, "processes": 2}, "=3 cannot be shared by 2 groups"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], message: str) -> None:
+def test_a_wrong_setting_is_named_with_its_fix(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         check_values(GymnasiumConfig(**{**TINY, **config}), "env.")
         make(**{**TINY, **config})
@@ -121,7 +121,7 @@ def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], message:
     assert "\n" not in str(error.value)
 
 
-def test_a_time_limit_of_its_own_is_refused() -> None:
+def test_an_environment_with_a_time_limit_is_refused() -> None:
     (env,) = make(**TINY, kwargs={"truncates": True})
     env.reset(episodes(1, 2, 3))
     with pytest.raises(UserError, match="truncates episodes itself"):

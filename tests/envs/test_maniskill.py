@@ -1,4 +1,4 @@
-"""ManiSkill itself. Starting a simulator takes about ten seconds, so tests share theirs."""
+"""Tests with ManiSkill. A simulator takes about ten seconds to start, so tests share it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TestPushCube(VectorEnvConformance):
         config = ManiSkillConfig(task="PushCube", num_envs=2 * NUM_ENVS, processes=2, episode_limit=EPISODE_LIMIT, backend="cpu")
         return plugin.create(config, groups=2)
 
-    def test_a_killed_process_is_not_noticed(self, env: ProcessVectorEnv) -> None:
+    def test_a_killed_process_does_not_change_the_episodes(self, env: ProcessVectorEnv) -> None:
         actions = random_actions(env, 6, seed=10)
         env.reset(episodes(111, 112, 113))
         env.step(actions)
@@ -51,7 +51,7 @@ class TestPushCube(VectorEnvConformance):
 
     def test_the_state_is_the_tool_and_a_finger(self, env: VectorEnv) -> None:
         state = env.reset(episodes(1, 2, 3)).state
-        assert ((state[:, 2] > 0.1) & (state[:, 2] < 0.3)).all(), "the tool hangs above the table, in metres"
+        assert ((state[:, 2] > 0.1) & (state[:, 2] < 0.3)).all(), "the tool is above the table, in metres"
         assert torch.allclose(state[:, 3:7].norm(dim=1), torch.ones(NUM_ENVS), atol=1e-5)
         assert torch.allclose(state[:, 7], torch.full((NUM_ENVS,), 0.04), atol=1e-3)
         up_and_closed = torch.tensor([0.0, 0.0, 0.5, -1.0]).expand(NUM_ENVS, 4, 4)
@@ -78,7 +78,7 @@ def test_the_experts_succeed(facts: dict[str, Any]) -> None:
     assert min(facts["expert_under_noise"].values()) >= 0.6, facts["expert_under_noise"]
 
 
-def test_a_positive_rotation_turns_the_positive_way(facts: dict[str, Any]) -> None:
+def test_a_positive_rotation_turns_in_the_positive_direction(facts: dict[str, Any]) -> None:
     for axis, turn in enumerate(facts["turns"]):
         assert turn[axis] > 0.15, facts["turns"]
         assert all(abs(part) < 0.1 for other, part in enumerate(turn) if other != axis), facts["turns"]
@@ -99,7 +99,7 @@ def test_put_on_plate_draws_layouts_without_collisions(facts: dict[str, Any]) ->
     assert min(layouts["targets"]) > 60
 
 
-def test_put_on_plate_says_which_cube(facts: dict[str, Any]) -> None:
+def test_put_on_plate_names_the_cube(facts: dict[str, Any]) -> None:
     for text, colour in facts["instructions"]:
         assert text == f"put the {colour} cube on the plate"
     assert {colour for _, colour in facts["instructions"]} == {"red", "green", "blue"}
@@ -107,7 +107,7 @@ def test_put_on_plate_says_which_cube(facts: dict[str, Any]) -> None:
 
 def test_put_on_plate_rewards_grasping_then_placing(facts: dict[str, Any]) -> None:
     rewards = [reward for reward in facts["progress_rewards"] if reward]
-    assert rewards == [0.5, 0.5], "half at the grasp, half at the end, and nothing else in an expert's episode"
+    assert rewards == [0.5, 0.5], "half at the grasp and half at the end of an expert's episode"
 
 
 def test_importing_the_plugin_imports_no_simulator() -> None:
@@ -135,7 +135,7 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"num_envs": 2, "processes": 4}, 1, "env.processes=4 is more than env.num_envs=2"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_mend(config: dict[str, Any], groups: int, message: str) -> None:
+def test_a_wrong_setting_is_named_with_its_fix(config: dict[str, Any], groups: int, message: str) -> None:
     with pytest.raises(UserError) as error:
         check_values(ManiSkillConfig(**config), "env.")
         plugin.create(ManiSkillConfig(**config), groups)
@@ -149,7 +149,7 @@ def test_the_gpu_backend_needs_a_gpu() -> None:
         plugin.create(ManiSkillConfig(backend="gpu"), 1)
 
 
-def test_a_task_without_an_expert_says_which_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_without_an_expert_names_those_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlinf_vla.envs.maniskill.plugin import why_no_expert
 
     assert why_no_expert(ManiSkillConfig()) is None
@@ -183,7 +183,7 @@ def no_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.setenv(name, str(folder / "nothing.json"))
 
 
-def test_a_machine_without_a_driver_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_driver_gets_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_driver(monkeypatch, tmp_path)
     with pytest.raises(UserError, match="rlinf-vla doctor --fix"):
         plugin.create(ManiSkillConfig(), 1)
@@ -192,7 +192,7 @@ def test_a_machine_without_a_driver_is_told_what_to_do(tmp_path: Path, monkeypat
     assert check.repair is vulkan.install
 
 
-def test_a_driver_that_vanished_is_reported_by_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_driver_is_reported_by_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_driver(monkeypatch, tmp_path)
     options = {**simulator_options(ManiSkillConfig()), "render_backend": "cpu"}
     pool = SimulatorPool(["-m", "rlinf_vla.envs.maniskill.simulator"], options, slots=1, processes=1, episode_limit=5)

@@ -1,4 +1,4 @@
-"""A machine without a simulator is a machine that does not need it: ``rlinf-vla doctor`` notes it, and nothing is wrong."""
+"""A missing simulator is optional: ``rlinf-vla doctor`` reports it without an error."""
 
 from __future__ import annotations
 

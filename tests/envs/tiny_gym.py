@@ -1,4 +1,4 @@
-"""A gymnasium environment that starts at once: a point to be brought to the middle, seen in a small image."""
+"""A gymnasium environment that starts at once: a point to move to the middle, shown in a small image."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_every_episode_is_in_one_block(policies: int, tasks: list[int], episodes
         for seed in EVALUATION_SEEDS[:episodes]
     }
     assert len(found) == len(wanted) and set(found) == wanted
-    assert len({block.name for block in blocks}) == len(blocks), "each has a file of its own"
+    assert len({block.name for block in blocks}) == len(blocks), "each has a separate file"
     assert all(0 < len(block.seeds) <= size for block in blocks)
     assert [block.suite for block in blocks] == sorted(block.suite for block in blocks), "simulators are started once"
 
@@ -36,7 +36,7 @@ def test_there_are_not_more_episodes_than_seeds() -> None:
 
 
 @given(names, st.sampled_from([["greedy"], ["sampled", "greedy"]]))
-def test_policies_have_names_of_their_own(policies: list[str], modes: list[str]) -> None:
+def test_policies_have_unique_names(policies: list[str], modes: list[str]) -> None:
     found = eval_policies(policies, modes)
     places = {str(Path(each.source).absolute()) if each.source not in ("start", "expert", "random") else each.source for each in found}
     if len(places) == len(policies):  # the same directory in two spellings has one name
@@ -45,7 +45,7 @@ def test_policies_have_names_of_their_own(policies: list[str], modes: list[str])
     assert all((each.mode is None) == (each.source in ("expert", "random")) for each in found)
 
 
-def test_names_are_as_short_as_can_be() -> None:
+def test_names_are_as_short_as_possible() -> None:
     assert eval_policies(["start", "expert"], ["sampled", "greedy"]) == [
         EvalPolicy("start sampled", "start", "sampled"),
         EvalPolicy("start greedy", "start", "greedy"),

@@ -1,4 +1,4 @@
-"""Paired comparison where outcomes go against each other, and where tasks share their seeds."""
+"""Paired comparison with negatively correlated outcomes, and with tasks that share their seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_vla.evaluation.statistics import compare, paired_difference, wilson_i
 
 @pytest.mark.parametrize(("both", "gained", "lost", "neither"), [(2, 9, 7, 3), (0, 12, 4, 1), (5, 20, 18, 4)])
 def test_a_negative_correlation_is_not_corrected(both: int, gained: int, lost: int, neither: int) -> None:
-    """Newcombe 1998, method 10: phi's numerator is corrected by n / 2 where it is positive, and stays what it is where it is negative."""
+    """Newcombe 1998, method 10: phi's numerator is corrected by n / 2 if it is positive, and unchanged if it is negative."""
     n = both + gained + lost + neither
     before = [True] * both + [False] * gained + [True] * lost + [False] * neither
     after = [True] * both + [True] * gained + [False] * lost + [False] * neither

@@ -62,7 +62,7 @@ def test_tables_are_sums_over_episodes(played: list[dict[str, Any]]) -> None:
 
 
 @given(episodes())
-def test_csv_gives_the_episodes_back(played: list[dict[str, Any]]) -> None:
+def test_csv_contains_the_episodes(played: list[dict[str, Any]]) -> None:
     lines = list(csv.DictReader(io.StringIO(as_csv(played), newline="")))
     assert list(lines[0]) == list(COLUMNS) and len(lines) == len(played)
     for line, each in zip(lines, played, strict=True):

@@ -30,7 +30,7 @@ def test_wilson_published(successes: int, n: int, low: float, high: float) -> No
 
 
 @given(counts)
-def test_wilson_contains_the_rate_and_mirrors(count: tuple[int, int]) -> None:
+def test_wilson_contains_the_rate_and_is_symmetric(count: tuple[int, int]) -> None:
     successes, n = count
     low, high = wilson_interval(successes, n)
     assert 0 <= low <= (successes / n if n else 0.5) <= high <= 1
@@ -64,7 +64,7 @@ def test_wilson_covers_the_truth(rate: float, n: int) -> None:
 
 
 def test_mcnemar_against_enumeration() -> None:
-    """With n changed episodes, all 2**n ways in which they could have gone are equally likely."""
+    """With n changed episodes, all 2**n outcomes are equally likely."""
     for gained, lost in itertools.product(range(6), range(6)):
         n = gained + lost
         extreme = sum(abs(2 * sum(way) - n) >= abs(gained - lost) for way in itertools.product((0, 1), repeat=n))
@@ -72,7 +72,7 @@ def test_mcnemar_against_enumeration() -> None:
 
 
 @given(pairs)
-def test_mcnemar_is_symmetric_and_sees_changes_only(outcomes: list[tuple[bool, bool]]) -> None:
+def test_mcnemar_is_symmetric_and_depends_only_on_changes(outcomes: list[tuple[bool, bool]]) -> None:
     before, after = [first for first, _ in outcomes], [second for _, second in outcomes]
     p = mcnemar_exact(before, after)
     assert 0 < p <= 1

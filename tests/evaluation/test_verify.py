@@ -25,7 +25,7 @@ def test_on_the_same_stack_every_episode_counts() -> None:
 
 
 @pytest.mark.parametrize(("lost", "agrees"), [(0, True), (5, True), (6, False), (20, False)])
-def test_elsewhere_chance_decides(lost: int, agrees: bool) -> None:
+def test_on_another_stack_a_statistical_test_decides(lost: int, agrees: bool) -> None:
     """Five changes of one kind have p = 2/32, six have 2/64."""
     verdict = compare_outcomes(played(*[True] * 20), played(*[False] * lost, *[True] * (20 - lost)), exact=False)
     assert verdict.agrees is agrees and verdict.played == 20 and len(verdict.different) == lost
@@ -40,7 +40,7 @@ def test_a_sample_is_spread_and_in_order(total: int, count: int) -> None:
 
 
 @given(trees, trees)
-def test_differences_are_found_and_nothing_else(before: Any, now: Any) -> None:
+def test_only_differences_are_listed(before: Any, now: Any) -> None:
     assert differing({"key": before, "other": 1}, {"key": before, "other": 2}, ["key"]) == []
     found = differing({"key": before}, {"key": now}, ["key"])
     assert (found == []) == (leaves(before) == leaves(now))
@@ -48,7 +48,7 @@ def test_differences_are_found_and_nothing_else(before: Any, now: Any) -> None:
 
 
 def leaves(tree: Any, path: str = "") -> dict[str, Any]:
-    """Without those that are None, which is how absence looks."""
+    """Without those that are None, which means absent."""
     if isinstance(tree, dict):
         return {full: leaf for name, child in tree.items() for full, leaf in leaves(child, f"{path}.{name}").items()}
     return {} if tree is None else {path: tree}

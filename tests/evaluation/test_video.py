@@ -18,7 +18,7 @@ def moving_square(count: int, height: int, width: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (65, 97)])
-def test_a_video_shows_what_was_written(tmp_path: Path, height: int, width: int) -> None:
+def test_a_video_shows_the_written_frames(tmp_path: Path, height: int, width: int) -> None:
     frames = moving_square(20, height, width)
     path = tmp_path / "episode.mp4"
     write_video(path, frames, fps=12.5, title="push the cube · seed 3 · success")
@@ -33,13 +33,13 @@ def test_a_video_shows_what_was_written(tmp_path: Path, height: int, width: int)
     assert shown[0].shape == (height + height % 2, width + width % 2, 3)
     for original, decoded in zip(frames, shown, strict=True):
         assert np.abs(decoded[:height, :width].astype(int) - original).mean() < 12
-    # The index comes before the pictures, so that a browser can start at once.
+    # The index precedes the frames, so that a browser can start at once.
     content = path.read_bytes()
     assert content.index(b"moov") < content.index(b"mdat")
     assert [each.name for each in tmp_path.iterdir()] == ["episode.mp4"]
 
 
-def test_a_failed_video_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_failed_video_keeps_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "episode.mp4"
     write_video(path, moving_square(3, 32, 32), fps=10)
     before = path.read_bytes()
@@ -58,10 +58,10 @@ def test_annotate_writes_at_the_bottom_of_a_copy() -> None:
     assert result.shape == frame.shape and result.dtype == np.uint8
     assert (result[:40] == 90).all()
     assert result[40:].max() > 200 and result[90, 1].tolist() == [30, 30, 30]
-    # A longer line wraps, and so takes more room.
+    # A longer line wraps, and therefore needs more space.
     short = annotate(frame, ["step 12"])
     assert (short != 90).any(axis=(1, 2)).sum() < (result != 90).any(axis=(1, 2)).sum()
 
 
-def test_annotate_never_fails_for_want_of_room() -> None:
+def test_annotate_never_fails_for_lack_of_space() -> None:
     assert annotate(np.zeros((16, 16, 3), np.uint8), ["a very long instruction indeed", "step 1", ""]).shape == (16, 16, 3)

@@ -1,4 +1,4 @@
-"""The compact policy, and what SAC makes of it."""
+"""The compact policy, alone and wrapped by SAC."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestCompactPolicy(PolicyConformance):
 
 
 class TestSoftPolicy(PolicyConformance):
-    test_its_options_fit_into_a_recipe = None  # it has those of the policy that it extends
+    test_its_options_fit_into_a_recipe = None  # it has those of the wrapped policy
     continuous = True
     greedy_is_likeliest = False
 
@@ -59,7 +59,7 @@ def test_a_timm_encoder() -> None:
         compact(encoder="timm:resnet11")
 
 
-def test_what_is_no_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="choose conv or timm:NAME"):
         compact(encoder="mlp")
     monkeypatch.setitem(sys.modules, "timm", None)
@@ -67,7 +67,7 @@ def test_what_is_no_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
         compact(encoder="timm:resnet10t")
 
 
-def test_a_frozen_backbone_is_remembered_as_features() -> None:
+def test_the_replay_of_a_frozen_backbone_stores_features() -> None:
     policy = SAC(SACConfig(frozen_backbone=True)).wrap(compact(), 0)
     learns = {name.split(".")[0] for name, parameter in policy.named_parameters() if parameter.requires_grad}
     assert policy.frozen and learns == {"value_head", "actor", "log_alpha"}

@@ -1,4 +1,4 @@
-"""A config.json of which nothing can be built: one line that names the file and the key, before anything is built."""
+"""An invalid config.json: one line that names the file and the key, before anything is built."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def without(model: str, key: str, value: Any, folder: Path) -> str:
-    """What the user is told where config.json has this ``value`` at ``key``."""
+    """The error message for this ``value`` at ``key`` of config.json."""
     directory = folder / model
     shutil.copytree(recipes.asset_path(f"asset://{ASSETS[model]}"), directory)
     document = json.loads(json.dumps(DOCUMENTS[model]))
@@ -50,7 +50,7 @@ PARTS = [(model, key) for model, document in DOCUMENTS.items() for key in keys(d
 
 
 def test_the_sizes_are_known() -> None:
-    """Each whole number of our own files that makes something large."""
+    """Each integer of our own files that determines a size."""
     other = {"max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "empty_token_id", "proprio_dim"}
     for document in DOCUMENTS.values():
         named = dict(zip(keys(document), values(document), strict=True))
@@ -69,23 +69,23 @@ def values(node: dict[str, Any]) -> Iterator[Any]:
 def test_a_size_is_bounded(model: str, key: str, tmp_path: Path) -> None:
     for i, value in enumerate((2**21, -1, 1.5, "many", None, math.nan)):
         if value is None and key.rpartition(".")[2] in OPTIONAL:
-            continue  # another number says it
+            continue  # another number determines it
         assert f"{key}={json.dumps(value)} is not valid" in without(model, key, value, tmp_path / str(i))
 
 
 @pytest.mark.parametrize(("model", "key"), PARTS)
-def test_a_part_is_an_object(model: str, key: str, tmp_path: Path) -> None:
+def test_a_section_is_an_object(model: str, key: str, tmp_path: Path) -> None:
     for i, value in enumerate((None, 5)):
         assert f"{key}={json.dumps(value)} is not valid, an object is expected" in without(model, key, value, tmp_path / str(i))
 
 
 @pytest.mark.parametrize("low", [[0.0] * 7, [math.nan] * 8, [1.0] * 8, [[0.0]] * 8])
-def test_a_range_of_the_state_that_is_none(low: list[Any], tmp_path: Path) -> None:
+def test_an_invalid_range_of_the_state(low: list[Any], tmp_path: Path) -> None:
     assert "state_range" in without("compact", "state_range", {"low": low, "high": [1.0] * 8}, tmp_path)
 
 
 @pytest.mark.parametrize("model", ["openvla", "openvla_oft"])
-def test_sizes_that_do_not_go_together(model: str, tmp_path: Path) -> None:
+def test_inconsistent_sizes(model: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"
     shutil.copytree(recipes.asset_path(f"asset://{ASSETS[model]}"), directory)
     document = DOCUMENTS[model] | {"vision_config": {"featurizer": {"embed_dim": 96}}}

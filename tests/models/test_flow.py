@@ -12,7 +12,7 @@ MEAN, STD = 0.3, 0.4
 
 
 def velocity(x: Tensor, t: Tensor) -> Tensor:
-    """``E[noise - action | x_t]`` in closed form, where actions are normal with MEAN and STD."""
+    """``E[noise - action | x_t]`` in closed form, for normal actions with MEAN and STD."""
     variance = t**2 + (1 - t) ** 2 * STD**2
     off = x - (1 - t) * MEAN
     return (t - (1 - t) * STD**2) / variance * off - MEAN
@@ -40,7 +40,7 @@ def test_samples_have_the_distribution_of_the_actions(stochastic: bool) -> None:
     level=st.floats(0.05, 1.0),
     steps=st.integers(1, 20),
 )
-def test_a_stochastic_step_is_euler_and_maruyamas(t: float, x: float, v: float, level: float, steps: int) -> None:
+def test_a_stochastic_step_is_that_of_euler_and_maruyama(t: float, x: float, v: float, level: float, steps: int) -> None:
     """``dx = (v - sigma**2 / 2 * score) dt + sigma dw``, backwards in time."""
     delta = 1 / steps
     remaining = delta if t >= 1 - 0.5 * delta else 1 - t
@@ -58,7 +58,7 @@ def test_the_first_step_has_the_noise_level_for_any_number_of_steps() -> None:
         assert std.tolist() == pytest.approx([0.7] * 4)
 
 
-def test_no_noise_is_eulers_step() -> None:
+def test_a_step_without_noise_is_eulers() -> None:
     x, v = torch.randn(5), torch.randn(5)
     mean, std = flow.sde_step(x, v, torch.full((5,), 0.5), 4, noise_level=0.0)
     torch.testing.assert_close(mean, flow.ode_step(x, v, 4))
@@ -75,7 +75,7 @@ def test_densities_integrate_to_one_and_entropy_is_their_mean(mean: float, std: 
     assert float(-(log_prob.exp() * log_prob).sum() * width) == pytest.approx(float(entropy), abs=1e-6)
 
 
-def test_a_certain_step_adds_nothing_and_passes_no_nan_back() -> None:
+def test_a_deterministic_step_adds_nothing_and_has_no_nan_gradient() -> None:
     mean = torch.randn(3, requires_grad=True)
     std = torch.tensor([0.0, 0.5, 0.0])
     log_prob = flow.gaussian_log_prob(mean.detach() + 0.1, mean, std)

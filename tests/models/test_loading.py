@@ -1,4 +1,4 @@
-"""Weights on their way in and out: dtypes, shards, and what must not be left on the meta device."""
+"""Loading and saving of weights: dtypes, shards, and no tensors left on the meta device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAKERS: dict[str, Callable[[Path], Policy]] = {
 
 @pytest.fixture(params=list(MAKERS))
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Policy:
-    """A random policy whose weights bfloat16 holds exactly."""
+    """A random policy whose weights bfloat16 represents exactly."""
     policy = MAKERS[request.param](tmp_path / "source")
     with torch.no_grad():
         for module in (policy.backbone, getattr(policy, "action_head", None) or policy.backbone):
@@ -51,7 +51,7 @@ def reload(policy: Any, directory: Path, **options: Any) -> Policy:
     return type(policy).load(directory, type(policy).Config(**mine | options))
 
 
-def test_a_loaded_policy_is_real_and_the_same(source: Policy, tmp_path: Path) -> None:
+def test_a_loaded_policy_is_not_on_the_meta_device_and_equal(source: Policy, tmp_path: Path) -> None:
     loaded = reload(source, tmp_path / "saved")
     assert not [name for name, value in chain(loaded.named_parameters(), loaded.named_buffers()) if value.is_meta]
     buffers = dict(loaded.named_buffers())
@@ -93,7 +93,7 @@ def test_random_weights_in_bfloat16(tmp_path: Path) -> None:
     assert half.backbone.language_model.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
-def test_weights_go_out_in_the_dtype_they_came_in(tmp_path: Path) -> None:
+def test_weights_are_saved_in_the_dtype_of_their_file(tmp_path: Path) -> None:
     reload(tiny(directory=smaller_directory(tmp_path / "source")), tmp_path / "saved")
     state = load_file(tmp_path / "saved" / "model.safetensors")
     assert {value.dtype for value in state.values()} == {torch.bfloat16}
@@ -119,7 +119,7 @@ def test_large_checkpoints_are_written_in_shards(source: Policy, tmp_path: Path,
     total, places = 0, {}
     for path in shards:
         with safe_open(path, "pt") as file:
-            assert file.metadata() == {"format": "pt"}, "official loaders insist"
+            assert file.metadata() == {"format": "pt"}, "official loaders require this"
         state = load_file(path)
         size = sum(value.nbytes for value in state.values())
         assert size <= limit or len(state) == 1
@@ -130,7 +130,7 @@ def test_large_checkpoints_are_written_in_shards(source: Policy, tmp_path: Path,
         assert torch.equal(loaded.backbone.state_dict()[name], value)
 
 
-def test_a_file_that_changes_later_does_not_reach_into_the_policy(tmp_path: Path) -> None:
+def test_a_later_change_of_the_file_does_not_change_the_policy(tmp_path: Path) -> None:
     loaded = reload(tiny(directory=smaller_directory(tmp_path / "source")), tmp_path / "saved", dtype="bfloat16")
     before = {name: value.clone() for name, value in loaded.backbone.state_dict().items()}
     path = tmp_path / "saved" / "model.safetensors"

@@ -35,7 +35,7 @@ class TestOFT(OFT):
     def policy(self, tmp_path: Path) -> OpenVLAOFTPolicy:
         return small(tmp_path / "small")
 
-    def test_slots_do_not_see_each_others_choice(self, policy: OpenVLAOFTPolicy) -> None:
+    def test_slots_do_not_depend_on_each_others_tokens(self, policy: OpenVLAOFTPolicy) -> None:
         inputs = policy.prepare(observations(policy, 2))
         choice = act(policy, inputs).latent["token_ids"]
         other = choice.clone()
@@ -50,10 +50,10 @@ class TestOFTWithProprioceptionAndFiLM(OFT):
         return small(tmp_path / "small", proprio=True, film=True, stop_token=False)
 
     @pytest.mark.parametrize("changed", ["state", "word"])
-    def test_actions_follow_what_is_neither_image_nor_position(self, policy: OpenVLAOFTPolicy, changed: str) -> None:
+    def test_actions_depend_on_state_and_instruction(self, policy: OpenVLAOFTPolicy, changed: str) -> None:
         inputs = policy.prepare(replace(observations(policy, 2), instruction=["push the red cube", "push the blue cube"]))
         same = ("image.base", "token_ids", "token_mask") if changed == "state" else ("image.base", "proprio")
-        latent = {"token_ids": torch.full((2, 8), 506)}  # alike in both rows, so that only the inputs can make a difference
+        latent = {"token_ids": torch.full((2, 8), 506)}  # equal in both rows, so that only the inputs differ
         log_prob = policy.evaluate(inputs | {name: inputs[name][[0, 0]] for name in same}, latent, 1.0).log_prob
         assert (log_prob[0] - log_prob[1]).abs().max() > 1e-3
 
@@ -129,7 +129,7 @@ def test_no_code_of_a_checkpoint_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "touched").exists()
 
 
-def test_the_switches_travel_with_the_checkpoint(tmp_path: Path) -> None:
+def test_the_switches_are_stored_in_the_checkpoint(tmp_path: Path) -> None:
     small(tmp_path / "small", options={"chunk": 3, "stop_token": False}).save(smaller_directory(tmp_path / "saved"))
     stored = json.loads((tmp_path / "saved" / "config.json").read_text())["oft"]
     assert stored == {"head": "discrete", "chunk": 3, "proprio": False, "film": False, "stop_token": False}

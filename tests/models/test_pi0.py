@@ -55,7 +55,7 @@ def directory(path: Path, pi05: bool = False) -> Path:
     return path
 
 
-def test_the_packaged_asset_is_what_the_module_writes(tmp_path: Path) -> None:
+def test_the_packaged_asset_is_that_of_the_module(tmp_path: Path) -> None:
     write_pi0(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in TINY.iterdir()}
     for path in tmp_path.iterdir():
@@ -68,7 +68,7 @@ def small(path: Path, pi05: bool = False, **options: Any) -> Pi0Policy:
         options = {"denoise_steps": 3, "frozen_vlm": False, "prompt_length": 64 if pi05 else 32} | options
         policy = Pi0Policy.load(directory(path, pi05), Pi0Options(random_weights=True, **options))
         for name, parameter in policy.backbone.named_parameters():
-            if ".dense." in name:  # of adaRMS, whose gates start closed
+            if ".dense." in name:  # of adaRMS, whose gates are zero at first
                 torch.nn.init.normal_(parameter, std=0.2)
         return policy
 
@@ -90,8 +90,8 @@ class Pi0(PolicyConformance):
         return Pi0Policy.load(directory, options)
 
     @torch.no_grad()
-    def test_a_deterministic_chain_would_be_found_unlikely(self, policy: Pi0Policy) -> None:
-        """Samples of a Gaussian have, on average, the log-probability that its entropy says."""
+    def test_the_log_probability_detects_a_deterministic_chain(self, policy: Pi0Policy) -> None:
+        """The mean log-probability of a Gaussian's samples is its negative entropy."""
         inputs = policy.prepare(observations(policy, 1))
         many = {name: value.expand(2048, *value.shape[1:]) for name, value in inputs.items()}
         sample = act(policy, many)
@@ -108,7 +108,7 @@ class TestPi0(Pi0):
 
 
 @torch.no_grad()
-def test_steering_begins_in_the_noise_that_it_is_given(tmp_path: Path) -> None:
+def test_steering_starts_from_the_given_noise(tmp_path: Path) -> None:
     policy = small(tmp_path / "small", sampler="flow_noise")
     inputs = policy.prepare(observations(policy, 3))
     features = policy.encode(inputs)
@@ -135,7 +135,7 @@ class TestPi0FlowNoise(Pi0):
     test_save_and_load = None  # type: ignore[assignment]  # a training checkpoint keeps the noise head; the model's own layout has no place for it
 
 
-def test_a_frozen_vlm_learns_nothing(tmp_path: Path) -> None:
+def test_a_frozen_vlm_is_not_trained(tmp_path: Path) -> None:
     policy = small(tmp_path / "small", frozen_vlm=True)
     inputs = policy.prepare(observations(policy, 2))
     policy.evaluate(inputs, act(policy, inputs).latent, 1.0).log_prob.sum().backward()
@@ -144,7 +144,7 @@ def test_a_frozen_vlm_learns_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"pi05": True}, {"value_on": "vlm", "sampler": "flow_sde_all"}])
-def test_what_is_frozen_is_computed_once_for_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+def test_the_frozen_part_is_computed_once_for_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     policy = small(tmp_path / "small", frozen_vlm=True, **options)
     inputs = with_critic(policy).prepare(observations(policy, 5))
     latent = act(policy, inputs).latent
@@ -167,7 +167,7 @@ def test_what_is_frozen_is_computed_once_for_all_epochs(tmp_path: Path, monkeypa
             torch.testing.assert_close(again[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_is_kept_of_what_learns(tmp_path: Path) -> None:
+def test_features_of_trained_parts_are_not_reused(tmp_path: Path) -> None:
     policy = small(tmp_path / "small", frozen_vlm=False)
     inputs = policy.prepare(observations(policy, 2))
     assert precompute_frozen(policy, inputs, rows=1) is inputs
@@ -198,7 +198,7 @@ def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize(("name", "value"), [("sampler", "ddim"), ("value_on", "both")])
-def test_unknown_words(name: str, value: str) -> None:
+def test_unknown_option_values(name: str, value: str) -> None:
     with pytest.raises(UserError, match=f"model.options.{name}={value} is not known"):
         check_values(Pi0Options(**{name: value}), "model.options.")
 

@@ -1,9 +1,9 @@
 """Known mistakes that cost success rate (measured by vla-eval, their docs/reproductions/common-pitfalls.md), each made on purpose.
 
-Every test shows that the official answer is met and that the mistake is far from it. Where a mistake belongs to the environment, its
-test is there, not here: the antipodal flip of quaternions on their way to axis-angle, the source of the state (what is measured, in
+Every test compares with the official result and checks that the mistake differs much from it. Mistakes of environments are tested in
+tests/envs: the antipodal flip of quaternions on their way to axis-angle, the source of the state (what is measured, in
 which frame), images rotated by 180 degrees, the control rate, the episode limit, when an episode counts as a success, rot6d layouts (no
-policy here reads or writes them). What a policy owns of the state is its order, its statistics, and where they apply.
+policy here reads or writes them). The policy determines the order of the state, its statistics, and where they apply.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def prismatic() -> Fixture:
 
 @pytest.fixture(scope="module")
 def evaluated(prismatic: Fixture) -> Arrays:
-    """Images of the official evaluation, made by TensorFlow."""
+    """Images of the official evaluation, computed by TensorFlow."""
     return Arrays(prismatic.path / "expected_tf.npz")
 
 
@@ -80,7 +80,7 @@ def test_no_jpeg_round_trip(prismatic: Fixture, evaluated: Arrays) -> None:
     assert mean_difference(lanczos(images(image), SIZE)[..., ::3, ::3], expected) > 3
 
 
-def test_an_official_fine_tune_is_cropped_unless_told_otherwise(tmp_path: Path) -> None:
+def test_an_official_fine_tune_is_cropped_by_default(tmp_path: Path) -> None:
     base = {"norm_stats": {"bridge_orig": {}}}
     assert read_conventions(tmp_path, base, OpenVLAOptions()) == {"center_crop": False, "resize": "processor", "gripper": "raw"}
     (tmp_path / "dataset_statistics.json").write_text("{}")
@@ -92,7 +92,7 @@ def test_an_official_fine_tune_is_cropped_unless_told_otherwise(tmp_path: Path) 
         read_conventions(tmp_path, base, OpenVLAOptions(resize="bilinear"))
 
 
-def test_the_policy_crops_what_it_is_told_to_and_remembers(tmp_path: Path) -> None:
+def test_the_crop_is_configured_and_stored_in_the_checkpoint(tmp_path: Path) -> None:
     plain, cropping = tiny(), tiny(center_crop=True, resize="rlds")
     observed = observations(plain, 2)
     seen = observed.images["base"]
@@ -114,7 +114,7 @@ def decoded(gripper: str) -> list[float]:
 
 
 def test_gripper_sign_and_threshold() -> None:
-    """LIBERO closes at +1: the official ``2 g - 1``, its sign, inverted. Raw numbers never open it; 0 as threshold always does."""
+    """LIBERO closes at +1: the official ``2 g - 1``, its sign, inverted. Raw numbers never open it; a threshold of 0 always does."""
     libero = (-torch.sign(2 * OPENNESS - 1)).tolist()
     assert libero == [1, 1, -1, -1] == decoded("close_positive")
     assert decoded("open_positive") == [-value for value in libero]
@@ -123,7 +123,7 @@ def test_gripper_sign_and_threshold() -> None:
 
 
 @pytest.mark.parametrize("gripper", ["open_positive", "close_positive"])
-def test_demonstrations_in_the_environments_sign_are_learnt_in_the_models(gripper: str) -> None:
+def test_demonstrations_are_converted_to_the_models_gripper_sign(gripper: str) -> None:
     tokenizer = ActionTokenizer(32000, 256, STATISTICS, gripper)
     actions = torch.tensor([[0.5, 1.0], [0.5, -1.0]])
     assert tokenizer.decode(tokenizer.encode(actions))[:, 1].tolist() == [1, -1]
@@ -149,8 +149,8 @@ def test_the_statistics_of_another_dataset(tmp_path: Path) -> None:
             read_statistics(tmp_path, {"norm_stats": both}, wrong)
 
 
-def test_least_and_greatest_in_place_of_quantiles() -> None:
-    """OpenVLA: ``q01 + (a + 1) / 2 (q99 - q01)``; datasets carry min and max beside them."""
+def test_minimum_and_maximum_instead_of_quantiles() -> None:
+    """OpenVLA: ``q01 + (a + 1) / 2 (q99 - q01)``; datasets contain min and max, too."""
     statistics = {"q01": [-0.1], "q99": [0.3], "min": [-2.0], "max": [2.0]}
     assert ActionTokenizer(32000, 256, statistics).denormalise(torch.tensor([0.5])) == pytest.approx(0.2)
     assert ActionTokenizer(32000, 256, {"q01": [-2.0], "q99": [2.0]}).denormalise(torch.tensor([0.5])) == pytest.approx(1.0)
@@ -158,7 +158,7 @@ def test_least_and_greatest_in_place_of_quantiles() -> None:
     assert proprio(torch.tensor([0.2])) == pytest.approx(0.5) and proprio(torch.tensor([2.0])) == 1
 
 
-def test_quantiles_are_pi05s_and_standard_deviations_pi0s(tmp_path: Path) -> None:
+def test_pi05_uses_quantiles_and_pi0_standard_deviations(tmp_path: Path) -> None:
     fixture = Fixture("openpi_preproc")
     statistics = fixture.json("norm_stats.json")["norm_stats"]["actions"]
     for quantiles in (False, True):
@@ -170,7 +170,7 @@ def test_quantiles_are_pi05s_and_standard_deviations_pi0s(tmp_path: Path) -> Non
 
 @torch.no_grad()
 def test_a_shorter_chunk_than_oft_was_trained_on() -> None:
-    """All slots see each other: half as many predict other actions, not the first half of them."""
+    """All slots attend to each other: half as many predict other actions, not the first half of them."""
     fixture = Fixture("oft_tiny")
     network = PrismaticVLA(fixture.config, bidirectional=True)
     network.load_state_dict(fixture.weights)
@@ -182,7 +182,7 @@ def test_a_shorter_chunk_than_oft_was_trained_on() -> None:
 
 
 @torch.no_grad()
-def test_pi0_denoises_its_whole_horizon_however_few_actions_are_executed(tmp_path: Path) -> None:
+def test_pi0_denoises_its_full_horizon_for_any_number_of_executed_actions(tmp_path: Path) -> None:
     whole, part = small_pi0(tmp_path / "whole"), small_pi0(tmp_path / "part", chunk=2)
     observed = observations(whole, 2)
     found = [act(policy, policy.prepare(observed)).actions for policy in (whole, part)]
@@ -208,7 +208,7 @@ def test_absolute_actions_taken_for_deltas() -> None:
 
 
 @torch.no_grad()
-def test_pi0_adds_the_state_that_the_robot_has_not_the_normalised_one(tmp_path: Path) -> None:
+def test_pi0_adds_the_robots_state_and_not_the_normalised_one(tmp_path: Path) -> None:
     plain, delta = small_pi0(tmp_path / "plain"), small_pi0(tmp_path / "delta", delta_mask=[3, -1])
     observed = observations(plain, 2)
     inputs = plain.prepare(observed)
@@ -216,14 +216,14 @@ def test_pi0_adds_the_state_that_the_robot_has_not_the_normalised_one(tmp_path: 
     found = act(delta, inputs).actions
     assert difference(found, expected) <= 1e-5
     assert difference(found, act(plain, inputs).actions + inputs["state"][:, None, :4]) > 0.1
-    # imitating what delta would do costs as much as imitating the same deltas
+    # the imitation loss is that of the same deltas
     losses = [policy.supervised_loss(inputs, actions, noise(torch.arange(2))) for policy, actions in ((plain, found), (delta, found))]
     deltas = act(plain, inputs).actions
     assert difference(losses[1], plain.supervised_loss(inputs, deltas, noise(torch.arange(2)))) <= 1e-4
     assert difference(losses[0], losses[1]) > 1e-2
 
 
-def test_a_delta_mask_is_kept_with_the_checkpoint_and_must_fit(tmp_path: Path) -> None:
+def test_a_delta_mask_is_stored_in_the_checkpoint_and_must_fit(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     saved.mkdir()
     small_pi0(tmp_path / "small", delta_mask=[3, -1]).save(saved)

@@ -1,4 +1,4 @@
-"""Real-time chunking, where all of it is known in closed form: actions that are jointly normal, and so have a linear flow."""
+"""Real-time chunking in a case with a closed form: jointly normal actions, which have a linear flow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COVARIANCE = torch.exp(-(((PLACE[:, None] - PLACE) / 4) ** 2)) + 1e-3 * torch.ey
 
 
 def field(t: Tensor) -> tuple[Tensor, Tensor]:
-    """``A``, ``b``: the velocity ``E[noise - action | x]`` is ``A x + b``, where actions have MEAN and COVARIANCE."""
+    """``A``, ``b``: the velocity ``E[noise - action | x]`` is ``A x + b``, for actions with MEAN and COVARIANCE."""
     inverse = torch.linalg.inv(t**2 * torch.eye(HORIZON) + (1 - t) ** 2 * COVARIANCE)
     slope = (t * torch.eye(HORIZON) - (1 - t) * COVARIANCE) @ inverse
     return slope, -MEAN - (1 - t) * slope @ MEAN
@@ -66,7 +66,7 @@ def test_guidance_is_that_of_the_paper(t: float) -> None:
     assert float(real_time.guidance(torch.tensor(t, dtype=torch.float64))) == pytest.approx(min(5, (1 - tau) / (tau * r2)), rel=1e-6)
 
 
-def test_guidance_is_bounded_where_there_is_noise_alone() -> None:
+def test_guidance_is_bounded_for_pure_noise() -> None:
     assert float(real_time.guidance(torch.tensor(1.0))) == 5
 
 
@@ -83,11 +83,11 @@ def test_a_guided_step_in_closed_form() -> None:
         torch.testing.assert_close(onto(target, 8, 3)(x, t)[0][..., 0], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_without_a_prefix_the_flow_is_as_it_was() -> None:
+def test_without_a_prefix_the_flow_is_unchanged() -> None:
     assert torch.equal(sample(onto(torch.zeros(HORIZON), 0, 0), 50, 10), sample(velocity, 50, 10))
 
 
-def test_the_prefix_is_kept_and_the_rest_goes_on_from_it() -> None:
+def test_the_prefix_is_kept_and_the_rest_continues_it() -> None:
     before = torch.linalg.cholesky(COVARIANCE) @ torch.randn(HORIZON, generator=torch.Generator().manual_seed(3)) + MEAN
     frozen = 5
     target = torch.where(PLACE < 9, before, 0)
@@ -95,14 +95,14 @@ def test_the_prefix_is_kept_and_the_rest_goes_on_from_it() -> None:
     prefix = before[:frozen]
     assert (free[:, :frozen] - prefix).abs().mean() > 0.5
     assert (kept[:, :frozen] - prefix).abs().mean() < 0.05
-    # what normal trajectories do after that prefix, by conditioning
+    # the conditional distribution of normal trajectories after that prefix
     gain = COVARIANCE[frozen:, :frozen] @ torch.linalg.inv(COVARIANCE[:frozen, :frozen])
     following = MEAN[frozen] + (gain @ (prefix - MEAN[:frozen]))[0]
-    assert (kept[:, frozen].mean() - following).abs() < 0.1, "one step on, they are as good as certain"
+    assert (kept[:, frozen].mean() - following).abs() < 0.1, "the next step is almost certain"
     jumps = (free[:, frozen] - prefix[-1]).abs().mean(), (kept[:, frozen] - prefix[-1]).abs().mean()
     natural = (before[1:] - before[:-1]).abs().max()
     assert jumps[1] < natural < jumps[0], "a chunk that is spliced onto the prefix jumps; this one does not"
-    assert kept[:, -1].std() > 0.5, "far off, it is as free as ever"
+    assert kept[:, -1].std() > 0.5, "distant steps are not constrained"
 
 
 def noise(count: int) -> Noise:
@@ -113,7 +113,7 @@ def noise(count: int) -> Noise:
 @pytest.mark.parametrize("sampler", ["flow_sde", "flow_sde_all", "flow_noise"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @torch.no_grad()
-def test_pi0_acts_onto_nothing_as_it_acts(tmp_path: Path, sampler: str, temperature: float) -> None:
+def test_pi0_with_an_empty_prefix_acts_as_without(tmp_path: Path, sampler: str, temperature: float) -> None:
     policy = small(tmp_path / "pi0", sampler=sampler)
     assert isinstance(policy, RealTimeChunking)
     features = policy.encode(policy.prepare(observations(policy, 3)))
@@ -124,7 +124,7 @@ def test_pi0_acts_onto_nothing_as_it_acts(tmp_path: Path, sampler: str, temperat
 
 @pytest.mark.parametrize("pi05", [False, True])
 @torch.no_grad()
-def test_pi0_continues_what_is_committed(tmp_path: Path, pi05: bool) -> None:
+def test_pi0_continues_the_committed_actions(tmp_path: Path, pi05: bool) -> None:
     policy = small(tmp_path / "pi0", pi05, denoise_steps=10, delta_mask=[3, -1])
     features = policy.encode(policy.prepare(observations(policy, 8)))
     plain = policy.act(features, noise(8), 1.0).actions
@@ -133,5 +133,5 @@ def test_pi0_continues_what_is_committed(tmp_path: Path, pi05: bool) -> None:
     assert torch.equal(found[:, :2], committed[:, :2])
     distance, before = ((each[:, 2] - committed[:, 2]).abs().mean() for each in (found, plain))
     assert distance < 0.8 * before
-    assert not torch.equal(found[:, 3], plain[:, 3]), "what follows sees it through the network"
+    assert not torch.equal(found[:, 3], plain[:, 3]), "later actions depend on it through the network"
     assert policy.backbone.action_out_proj.weight.grad is None

@@ -33,7 +33,7 @@ class SeesLevel(RewardModel):
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_success_is_seen_after_the_last_step_that_counts(ends: bool) -> None:
+def test_success_is_judged_after_the_last_valid_step(ends: bool) -> None:
     env = CounterWorld(3)
     env.reset(EPISODES)
     result = env.step(UP)
@@ -71,7 +71,7 @@ class TestClassifier(RewardConformance):
         ({"checkpoint": "HERE", "images": ["base", "base2"]}, "base2|head"),
     ],
 )
-def test_what_cannot_judge_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_an_invalid_classifier_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     directory = saved(tmp_path / "classifier")
     options = options | ({"checkpoint": str(directory)} if options.get("checkpoint") == "HERE" else {})
     with pytest.raises(UserError, match=said) as error:

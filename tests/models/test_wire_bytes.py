@@ -1,6 +1,6 @@
-"""The numbers of docs/split.md: what crosses the wire for a policy in two places, and how much of the full weights trains.
+"""The numbers of docs/split.md: bytes sent for a split policy, and the trained share of the full weights.
 
-Full-size networks are built on the meta device, where weights take no memory and a pass computes shapes alone.
+Full-size networks are built on the meta device, where weights take no memory and a pass computes only shapes.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def pi05_3b(directory: Path) -> Policy:
         (pi05_3b, 302_984, 13_128_520, 920_099_908, 17_141_537),
     ],
 )
-def test_full_size_in_two_places(make: Any, up: int, down: int, head: int, trained_head: int, tmp_path: Path) -> None:
-    """In bfloat16, per environment: bytes of prepared inputs, of packed features, and of the head; numbers in it that train."""
+def test_bytes_of_a_split_full_size_policy(make: Any, up: int, down: int, head: int, trained_head: int, tmp_path: Path) -> None:
+    """In bfloat16, per environment: bytes of prepared inputs, of packed features, and of the head; trained numbers in it."""
     policy = make(tmp_path)
     inputs = policy.prepare(observations(policy, 1))
     files.cast(policy.backbone, torch.bfloat16)
@@ -103,7 +103,7 @@ def test_full_size_in_two_places(make: Any, up: int, down: int, head: int, train
         (CompactPolicy, "compact", CompactOptions(random_weights=True), 12_320, 512),
     ],
 )
-def test_tiny_in_two_places(model: type[Policy], asset: str, options: Any, up: int, down: int) -> None:
+def test_bytes_of_a_split_tiny_policy(model: type[Policy], asset: str, options: Any, up: int, down: int) -> None:
     """Measured: one call for eight environments."""
     policy = model.load(ASSETS / asset, options)
     actor = split(policy, model.without_weights(ASSETS / asset, options), Settings(0, 1.0, 8))
@@ -140,7 +140,7 @@ BOUND = 0.015
         (pi05_3b, 0.00474, 0.00888),
     ],
 )
-def test_what_trains_is_a_small_share_of_the_full_weights(make: Any, share: float, exact: float, tmp_path: Path) -> None:
+def test_the_trained_share_of_the_full_weights_is_small(make: Any, share: float, exact: float, tmp_path: Path) -> None:
     found = shares(make, tmp_path)
     assert LoraOptions().rank == 32
     assert found == pytest.approx((share, exact), abs=5e-6) and found[0] <= BOUND
@@ -155,6 +155,6 @@ def test_what_trains_is_a_small_share_of_the_full_weights(make: Any, share: floa
         (lambda path: pi0_3b(path, frozen_vlm=False), {}, 0.01796, 0.03500),
     ],
 )
-def test_what_takes_more(make: Any, lora: dict[str, Any], share: float, exact: float, tmp_path: Path) -> None:
+def test_settings_with_a_larger_share(make: Any, lora: dict[str, Any], share: float, exact: float, tmp_path: Path) -> None:
     """OFT's projector of proprioception, which trains in full; adapters in PaliGemma."""
     assert shares(make, tmp_path, **lora) == pytest.approx((share, exact), abs=5e-6)

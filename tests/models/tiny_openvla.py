@@ -1,4 +1,4 @@
-"""OpenVLA in two sizes that a test can afford: the packaged tiny one, and a still smaller one."""
+"""OpenVLA in two small sizes for tests: the packaged tiny one, and a smaller one."""
 
 from __future__ import annotations
 

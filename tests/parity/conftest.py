@@ -9,7 +9,7 @@ LAST = "test_everything_was_compared"
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """It looks at what the other tests of its module have compared, with the same parameter of the
+    """It checks what the other tests of its module have compared, with the same parameter of the
     module's fixture, so it is their last in any order."""
     modules = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
 

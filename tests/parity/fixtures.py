@@ -1,4 +1,4 @@
-"""What the official implementations gave on tiny random models: one folder each, of sizes that its config.json states.
+"""Outputs of the official implementations on tiny random models: one folder each, with sizes in its config.json.
 
 ``PARITY_FIXTURES`` names another set of the same layout.
 """
@@ -25,7 +25,7 @@ ROOT = Path(os.environ.get("PARITY_FIXTURES") or Path(__file__).with_name("fixtu
 
 
 class Arrays(dict[str, Tensor]):
-    """The arrays of an .npz file; remembers which ones a test has looked at."""
+    """The arrays of an .npz file; records which ones a test has read."""
 
     def __init__(self, path: Path) -> None:
         stored = np.load(path)

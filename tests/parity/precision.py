@@ -1,6 +1,6 @@
-"""How far a float32 network may be from what an official implementation computed on another machine: as far as rounding goes.
+"""Bounds the difference of a float32 network from an official implementation on another machine by rounding.
 
-Every compared quantity is computed twice here: in float32, as the policies do, and in float64, which stands for the exact answer. The two
+Every compared quantity is computed twice here: in float32, as the policies do, and in float64, which serves as the exact answer. The two
 differ by the rounding of this machine's instructions. The official numbers, which another machine rounded, may be as far from the exact
 answer, times ``FACTOR``. A wrong network is wrong in float64, too.
 """
@@ -29,8 +29,8 @@ FACTOR = 8.0
 """The largest accepted ratio of the official rounding to the one measured here; docs/results/portability.md has the ratios found."""
 
 ULPS = 1000.0
-"""The largest accepted rounding here, in float32 spacings of the largest number compared. bfloat16 has spacings of 65536 of them: what is
-computed in less than float32 does not pass for rounding."""
+"""The largest accepted rounding here, in float32 spacings of the largest number compared. bfloat16 has spacings of 65536 of them: results
+computed in less than float32 do not count as rounding."""
 
 KINKS = 8
 """ReLUs so close to zero that rounding decides their side: gradients are computed for both sides of each, 2**KINKS times at most."""
@@ -59,7 +59,7 @@ class Precision:
 
 
 class Exact(TorchFunctionMode):
-    """Whatever asks for float32 gets float64. Inputs of ReLUs are kept, one tensor per call, and may be told their side."""
+    """Requests for float32 get float64. Inputs of ReLUs are kept, one tensor per call, and their side can be set."""
 
     def __init__(self, sides: Mapping[tuple[int, int], bool] | None = None) -> None:
         super().__init__()
@@ -112,9 +112,9 @@ def _run(compute: Compute, mode: Exact) -> dict[str, Tensor]:
 
 
 def agree(compute: Compute, expected: Mapping[str, Tensor]) -> None:
-    """What ``compute`` returns by name must stand in ``expected``, but for rounding.
+    """The results of ``compute``, by name, must equal ``expected`` up to rounding.
 
-    A scalar's rounding can cancel by chance: it is judged by the largest relative rounding of all that is compared in this call.
+    A scalar's rounding can cancel by chance: its bound is the largest relative rounding of this call.
     """
     found, exact = _run(compute, Rounded()), _run(compute, Exact())
     relative = {name: _largest(found[name] - exact[name]) / _largest(exact[name]) for name in exact}
@@ -163,7 +163,7 @@ def _accept(name: str, off: float, rounding: float) -> None:
 
 
 def _ratio(off: float, rounding: float) -> float:
-    """What does not depend on anything, such as the gradient of a layer that is never run, has no rounding."""
+    """A result that depends on nothing, such as the gradient of a layer that is never run, has no rounding."""
     return off / rounding if rounding else math.inf if off else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Full-size networks have exactly the published keys and shapes. Built without memory, on the meta device."""
+"""Full-size networks have exactly the published keys and shapes (built on the meta device)."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def slots_of(fixture: Fixture) -> int:
 
 
 Prompt = tuple[Tensor, Tensor]
-"""Embeddings and which of them count."""
+"""Embeddings and their mask."""
 
 
 def embedded(at: Precision, network: PrismaticVLA, pixels: Tensor, ids: Tensor, proprio: Tensor | None = None) -> Prompt:
@@ -83,7 +83,7 @@ def embedded(at: Precision, network: PrismaticVLA, pixels: Tensor, ids: Tensor, 
 
 @torch.no_grad()
 def test_embeddings(fixture: Fixture, one_image: PrismaticVLA) -> None:
-    """The official ones go on with empty slots and the stop token."""
+    """The official ones continue with empty slots and the stop token."""
     for i, ids in enumerate(prompts(fixture)):
         name, length = f"llm_input_embeds_{i}", one_image.prefix_length + ids.shape[1]
 

@@ -113,7 +113,7 @@ def test_a_padded_batch_its_loss_and_gradients(fixture: Fixture, network: Prisma
 
 @torch.no_grad()
 def test_an_adapter_of_the_official_script(fixture: Fixture, tmp_path: Path) -> None:
-    """Stock peft puts it onto this network."""
+    """Stock peft loads it into this network."""
     from peft import PeftModel
     from safetensors.torch import save_file
 

@@ -142,7 +142,7 @@ def test_loss_and_gradients(fixture: Fixture, network: Pi0Network) -> None:
 
 
 def rlinf_times(steps: int) -> Tensor:
-    """openpi, and so ``flow.times``, subtracts the step again and again. One float32 spacing more or less of the time turns the fastest
+    """openpi, and so ``flow.times``, subtracts the step repeatedly. One float32 spacing of the time changes the fastest
     part of its embedding, of period 4e-3, by 1e-4: that is no rounding of the network's."""
     return torch.linspace(1, 1 / steps, steps)
 

@@ -1,4 +1,4 @@
-"""Small mistakes are more than rounding, whatever instructions this machine rounds with."""
+"""Small mistakes exceed rounding on all instruction sets."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_mistake(fixture: Fixture, network: PrismaticVLA, mistake: Callable[[P
 
 
 def test_less_than_float32_is_no_rounding(fixture: Fixture, network: PrismaticVLA) -> None:
-    """Where float32 is computed in bfloat16, but float64 is not: the measured rounding would excuse it."""
+    """If float32 is computed in bfloat16 but float64 is not, the measured rounding would hide it."""
 
     def compute(at: Precision) -> dict[str, Tensor]:
         x = at(fixture.expected["tf_last_hidden_0"])
@@ -115,7 +115,7 @@ def kinked(weight: Tensor, x: Tensor) -> Callable[[Precision], dict[str, Tensor]
 def test_a_relu_within_rounding_of_zero_has_two_right_gradients() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(64), torch.randn(20, 64)
-    x[0] -= weight * (x[0] @ weight) / weight.square().sum()  # orthogonal to the weight, but for rounding
+    x[0] -= weight * (x[0] @ weight) / weight.square().sum()  # orthogonal to the weight up to rounding
     positive = x.double() @ weight.double() > 0
     norms = []
     for side in (False, True):

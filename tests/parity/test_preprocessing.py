@@ -100,7 +100,7 @@ def test_openpi_delta_actions(openpi: Fixture) -> None:
 
 
 class Recording:
-    """A tokenizer that notes what it is asked."""
+    """A tokenizer that records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

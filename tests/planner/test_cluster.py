@@ -15,7 +15,7 @@ def test_without_nodes_the_cluster_is_this_machine() -> None:
     assert found.devices == found.machines == 1 and found.price_per_hour is None
 
 
-def test_a_cluster_adds_up() -> None:
+def test_totals_of_a_cluster() -> None:
     nodes = [NodeConfig("big", 2, 8, "fast", price_per_hour=20.0), NodeConfig("cheap", 3, 4, "slow", spot=True, price_per_hour=1.0)]
     found = describe("mine", nodes, gpu=True)
     assert (found.devices, found.machines, found.price_per_hour) == (28, 5, 43.0)
@@ -24,7 +24,7 @@ def test_a_cluster_adds_up() -> None:
     assert describe("mine", [*nodes, NodeConfig("free", gpus=1)], gpu=True).price_per_hour is None
 
 
-def test_what_may_be_taken_away_comes_last_and_what_lacks_gpus_is_left_out() -> None:
+def test_spot_nodes_come_last_and_nodes_without_gpus_are_excluded_on_gpus() -> None:
     nodes = [NodeConfig("spot", gpus=1, spot=True), NodeConfig("plain"), NodeConfig("kept", gpus=1)]
     assert [node.name for node in describe("mine", nodes, gpu=True).nodes] == ["kept", "spot"]
     assert [node.name for node in describe("mine", nodes, gpu=False).nodes] == ["plain", "kept", "spot"]
@@ -43,14 +43,14 @@ def test_what_may_be_taken_away_comes_last_and_what_lacks_gpus_is_left_out() -> 
         ({"spot": True}, "on-demand"),
     ],
 )
-def test_a_node_that_cannot_be(node: dict[str, object], word: str) -> None:
+def test_an_invalid_node(node: dict[str, object], word: str) -> None:
     with pytest.raises(UserError, match=word):
         odd = NodeConfig("odd", **node)  # type: ignore[arg-type]
         check_values(odd)
         describe("mine", [odd], gpu=False)
 
 
-def test_a_cluster_that_cannot_be() -> None:
+def test_an_invalid_cluster() -> None:
     with pytest.raises(UserError, match=r"two of cluster\.nodes have the same name"):
         describe("mine", [NodeConfig("a"), NodeConfig("a")], gpu=False)
     with pytest.raises(UserError, match="needs GPUs"):

@@ -25,7 +25,7 @@ def tasks(draw: st.DrawFn) -> list[Task]:
 RESOURCES = {"a": Resource(1.0), "b": Resource(2.0)}
 
 
-def test_alone_a_task_takes_its_work() -> None:
+def test_a_single_task_takes_the_time_of_its_work() -> None:
     played = run_events([task("a", 3.0), task("", 1.0, 0), task("b", 4.0, 1, width=2.0)], RESOURCES)
     assert played.end == pytest.approx([3.0, 4.0, 6.0]) and played.cause == [-1, 0, 1]
 
@@ -35,13 +35,13 @@ def test_two_tasks_share_one_unit() -> None:
     assert played.end == pytest.approx([2.0, 3.0]) and played.busy["a"] == pytest.approx(3.0)
 
 
-def test_cores_are_shared_by_what_each_can_use() -> None:
-    """Two units; one task that can use both beside one that can use one: 4/3 and 2/3 of a unit until the first of them has ended."""
+def test_cores_are_shared_up_to_what_each_task_can_use() -> None:
+    """Two units; one task that can use both and one that can use one: 4/3 and 2/3 of a unit until the first of them has ended."""
     played = run_events([task("b", 4.0, width=2.0), task("b", 1.0)], RESOURCES)
     assert played.end == pytest.approx([2.5, 1.5])
 
 
-def test_a_crowd_is_slower() -> None:
+def test_crowding_is_slower() -> None:
     crowded = {"a": Resource(2.0, lambda busy: 1.0 + 0.5 * (busy > 1))}
     assert run_events([task("a", 1.0), task("a", 1.0)], crowded).end == pytest.approx([1.5, 1.5])
     assert run_events([task("a", 1.0), task("a", 1.0, 0)], crowded).end == pytest.approx([1.0, 2.0])
@@ -61,7 +61,7 @@ def test_nothing_is_lost_and_nothing_is_overbooked(listed: list[Task]) -> None:
 
 
 def least(listed: list[Task]) -> float:
-    """The longest chain, as if nothing were shared."""
+    """The longest chain without shared resources."""
     end: list[float] = []
     for each in listed:
         alone = each.work / (min(each.width, RESOURCES[each.resource].capacity) if each.resource else 1.0)

@@ -36,7 +36,7 @@ def test_ppo_waits_for_all_rollouts_before_its_update() -> None:
     assert not graph.streams_into("update") and graph.streams_into("score")
 
 
-def test_the_reference_policy_is_in_the_graph_where_it_is_asked_for() -> None:
+def test_the_reference_policy_is_in_the_graph_if_it_is_used() -> None:
     graph = trace(PPO(PPOConfig(kl_coef=0.1), 1.0))
     assert "reference" in graph and "reference" not in trace(PPO(PPOConfig(), 1.0))
     assert edges(graph)["score", "reference"] == "stream" and edges(graph)["reference", "update"] == "barrier"
@@ -49,21 +49,21 @@ def test_new_weights_reach_the_rollouts_that_staleness_allows(staleness: int) ->
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))
-def test_the_relatives_of_grpo(name: str) -> None:
+def test_the_variants_of_grpo(name: str) -> None:
     graph = trace(GRPO(VARIANTS[name], 1.0))
     assert edges(graph)["collect_groups", "score"] == "stream"
     assert not graph.streams_into("update")
     assert ("reference" in graph) == (VARIANTS[name].kl_coef > 0)
 
 
-def test_grpo_in_order_of_groups_updates_while_others_still_play() -> None:
+def test_grpo_with_groups_per_step_updates_during_rollouts() -> None:
     graph = trace(GRPO(GRPOConfig(groups_per_step=2), 1.0))
     assert edges(graph)["score", "update"] == "stream" and graph.streams_into("update")
     assert not trace(GRPO(GRPOConfig(), 1.0)).streams_into("update")
 
 
-def test_what_streams_is_seen_and_not_declared() -> None:
-    """An algorithm that looks at its shards one by one, and another that does so after it has all of them."""
+def test_streaming_is_observed_and_not_declared() -> None:
+    """One algorithm reads its shards one by one, and another after it has all of them."""
 
     class OneByOne(PPO):
         def iteration(self, flow: Any) -> None:
@@ -94,7 +94,7 @@ def test_sac() -> None:
     ("algorithm", "pair"),
     [(SFT(SFTConfig(), 10), ("demonstrate", "imitate")), (ClassifierTraining(ClassifierConfig(), 10), ("label", "classify"))],
 )
-def test_what_learns_from_what_is_shown(algorithm: Any, pair: tuple[str, str]) -> None:
+def test_the_graph_shows_the_inputs_of_each_operation(algorithm: Any, pair: tuple[str, str]) -> None:
     assert edges(trace(algorithm)) == {pair: "barrier"}
 
 
@@ -106,7 +106,7 @@ def test_a_graph_is_read_line_by_line() -> None:
     assert lines[5].endswith("=> collect 2 iterations later")
 
 
-def test_tracing_leaves_the_algorithm_as_it_was() -> None:
+def test_tracing_does_not_change_the_algorithm() -> None:
     algorithm = PPO(PPOConfig(), 1.0)
     trace(algorithm)
     assert isinstance(algorithm.config, OnPolicyConfig) and trace(algorithm) == trace(algorithm)

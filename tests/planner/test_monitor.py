@@ -1,4 +1,4 @@
-"""A profile that is corrected by a run predicts what the run has measured, and may ask for another plan."""
+"""A profile corrected by a run predicts the measured time, and may lead to another plan."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def test_a_corrected_profile_predicts_what_was_measured(rollout: float, update: 
     assert phase_seconds(again, UPDATE) == pytest.approx(measured[1], rel=0.02)
 
 
-def test_what_was_not_measured_stays() -> None:
+def test_unmeasured_costs_are_unchanged() -> None:
     prediction = simulate(ppo(), PLAN, workload(), cluster(), {"cpu": profile()})
     assert corrected(profile(), prediction, 0.0, 0.0).operations == profile().operations

@@ -22,8 +22,8 @@ def used(plan: Plan, count: int, **node: object) -> list[tuple[int, tuple[int, .
     return [(machine.copies, machine.rollout, machine.trainers) for machine in place(plan, cluster(count, **node))]
 
 
-def test_who_gets_which_gpu() -> None:
-    assert used(ray("collocated", 4, 4), 2, **GPUS) == [(2, (0, 1), (0, 1))], "alike"
+def test_placement_of_roles_on_gpus() -> None:
+    assert used(ray("collocated", 4, 4), 2, **GPUS) == [(2, (0, 1), (0, 1))], "equal"
     assert used(ray("hybrid", 4, 1), 2, **GPUS) == [(1, (0, 1), (0,)), (1, (0, 1), ())]
     assert used(ray("disaggregated", 2, 2), 2, **GPUS) == [(1, (), (0, 1)), (1, (0, 1), ())]
     assert used(ray("disaggregated", 2, 1), 4, **GPUS) == [(1, (1,), (0,)), (1, (0,), ())]
@@ -44,7 +44,7 @@ def test_a_cluster_that_is_too_small() -> None:
         place(ray("disaggregated", 1, 1), cluster(1))
 
 
-def test_no_trainer_where_it_may_be_taken_away() -> None:
+def test_no_trainer_on_spot_nodes() -> None:
     machines = Cluster("mixed", (NodeConfig("stays", gpus=1), NodeConfig("spot", gpus=2, spot=True)))
     assert [machine.node.name for machine in place(ray("disaggregated", 2, 1), machines)] == ["stays", "spot"]
     with pytest.raises(UserError, match="spot"):
@@ -68,10 +68,10 @@ def fits(plan: Plan, gigabytes: float, **changes: object) -> bool:
 def test_memory_of_a_trainer_is_weights_gradients_and_moments() -> None:
     apart = ray("disaggregated", 1, 1)
     assert fits(apart, 7.1 / 0.9) and not fits(apart, 6.9 / 0.9)
-    assert fits(apart, 8.1 / 0.9, reference=True) and not fits(apart, 7.9 / 0.9, reference=True), "a copy of what trained at first"
+    assert fits(apart, 8.1 / 0.9, reference=True) and not fits(apart, 7.9 / 0.9, reference=True), "a copy of the initial trained weights"
 
 
-def test_two_roles_on_one_gpu_want_room_for_both_unless_one_moves_away() -> None:
+def test_two_roles_on_one_gpu_need_memory_for_both_unless_one_is_off_loaded() -> None:
     both = ray("collocated", 1, 1)
     assert not fits(both, 11.9 / 0.9) and fits(both, 12.1 / 0.9)
     assert fits(replace(both, offload=True), 7.1 / 0.9) and not fits(replace(both, offload=True), 6.9 / 0.9)
@@ -88,7 +88,7 @@ def test_activations_grow_with_the_micro_batch() -> None:
     check_memory(replace(ray("collocated", 2, 2), micro_batch_size=64), workload(minibatch_size=8), machines, known)
 
 
-def test_simulators_want_memory_where_the_policy_has_no_gpu() -> None:
+def test_simulators_need_memory_where_the_policy_has_no_gpu() -> None:
     small = {"memory_gb": 12.0}
     check_memory(Plan(), workload(processes=1), cluster(**small), KNOWN)
     with pytest.raises(UserError, match="wanted in node, which has 12"):

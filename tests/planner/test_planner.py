@@ -20,7 +20,7 @@ LOAD = workload(envs=16, processes=2)
 
 
 def test_the_choice_is_the_best_of_all() -> None:
-    """Against every plan played in full."""
+    """Compared with a full simulation of every plan."""
     for machines in (SMALL, cluster(cpus=8), cluster(2, cpus=4), cluster(**GPUS)):
         found = choose(ppo(), LOAD, machines, KNOWN, 320)
         times = [simulate(ppo(), each.plan, LOAD, machines, KNOWN).seconds for each in found.fitting]
@@ -30,27 +30,27 @@ def test_the_choice_is_the_best_of_all() -> None:
             assert each.prediction is None or each.prediction.seconds == pytest.approx(seconds)
 
 
-def test_what_is_hardly_faster_is_not_worth_more_processes() -> None:
-    """Where the update takes all the time there is, one process without a pipeline will do."""
+def test_a_small_gain_does_not_justify_more_processes() -> None:
+    """If the update takes nearly all the time, one process without a pipeline suffices."""
     slow = {"cpu": profile(operations=COSTS | {"update": Cost(0.0, 100.0, cores=2.0)})}
     assert choose(ppo(), LOAD, SMALL, slow, 320).best.plan == Plan(pipeline_depth=1)
 
 
-def test_more_gpus_are_used_where_they_help() -> None:
+def test_more_gpus_are_used_if_they_help() -> None:
     found = choose(ppo(), workload(envs=64, minibatch_size=64), cluster(**GPUS, cpus=64), KNOWN, 320)
     assert found.best.plan.runtime == "ray" and found.best.plan.rollout_workers == 4
     assert "not in process: at least" in found.explain()
 
 
-def test_only_what_divides_is_a_candidate() -> None:
+def test_only_divisors_are_candidates() -> None:
     for plan in candidates(LOAD, SMALL, KNOWN, 320):
         assert divides(plan, LOAD)
     assert not divides(Plan(pipeline_depth=2), workload(envs=7))
-    assert not divides(Plan("ray", rollout_workers=2), workload(envs=24, batch_size=8)), "calls of eight do not divide twelve"
+    assert not divides(Plan("ray", rollout_workers=2), workload(envs=24, batch_size=8)), "eight does not divide twelve"
     assert divides(Plan("ray", rollout_workers=2), workload(envs=24, batch_size=16)), "one call does for twelve"
 
 
-def test_roles_are_tried_where_the_recipe_has_work_for_them() -> None:
+def test_only_roles_with_work_are_tried() -> None:
     plain = list(candidates(LOAD, SMALL, KNOWN, 320))
     assert not any(plan.reward_workers or plan.reference_workers for plan in plain)
     both = list(candidates(replace(LOAD, rewarded=True, reference=True), SMALL, KNOWN, 320))
@@ -76,7 +76,7 @@ def test_nothing_fits() -> None:
         choose(ppo(), workload(envs=13, batch_size=5), SMALL, KNOWN, 32)
 
 
-def test_the_explanation_says_what_was_compared_and_refused() -> None:
+def test_the_explanation_counts_compared_and_refused_plans() -> None:
     machines = Cluster(
         "mixed", (NodeConfig("big", gpus=1, gpu="fast", cpus=64), NodeConfig("spot", gpus=3, gpu="fast", cpus=64, spot=True))
     )

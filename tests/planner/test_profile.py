@@ -16,14 +16,14 @@ POSITIVE = st.floats(1e-4, 10.0)
 
 
 @given(st.floats(0.0, 1.0), POSITIVE, st.lists(st.integers(1, 500), min_size=2, max_size=6, unique=True))
-def test_a_line_is_found_again(fixed: float, per_item: float, sizes: list[int]) -> None:
+def test_a_linear_cost_is_fitted(fixed: float, per_item: float, sizes: list[int]) -> None:
     found = fit(sizes, [fixed + per_item * size for size in sizes])
     for size in sizes:
         assert found[0] + found[1] * size == pytest.approx(fixed + per_item * size, rel=1e-4)
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), POSITIVE), min_size=1, max_size=6))
-def test_no_cost_is_negative_and_no_other_line_is_nearer(measured: list[tuple[int, float]]) -> None:
+def test_fitted_costs_are_nonnegative_and_optimal(measured: list[tuple[int, float]]) -> None:
     sizes, costs = [size for size, _ in measured], [cost for _, cost in measured]
 
     def misfit(fixed: float, per_item: float) -> float:
@@ -36,7 +36,7 @@ def test_no_cost_is_negative_and_no_other_line_is_nearer(measured: list[tuple[in
         assert misfit(fixed, per_item) <= misfit(fixed, per_item * change) + 1e-6
 
 
-def test_one_size_says_nothing_of_a_fixed_cost() -> None:
+def test_one_size_gives_no_fixed_cost() -> None:
     assert fit([4, 4], [2.0, 2.0]) == pytest.approx((0.0, 0.5))
 
 
@@ -69,7 +69,7 @@ def test_a_wrong_profile_is_one_line_that_names_the_file(tmp_path: Path, change:
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "3", '"profile"', "{}"])
-def test_what_is_no_profile(tmp_path: Path, text: str | None) -> None:
+def test_an_invalid_profile(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "profile.json"
     if text is not None:
         path.write_text(text)
@@ -85,14 +85,14 @@ def test_any_other_document_is_refused(document: object) -> None:
         Profile.of(document)
 
 
-def test_a_supposed_device_says_so() -> None:
+def test_an_assumed_device_is_marked_as_such() -> None:
     supposed = profile().scaled(10, "fast")
     assert supposed.assumed and supposed.device == "fast" and "ASSUMED" in supposed.note and "10 times" in supposed.note
     assert supposed.cost("act").of(8) == pytest.approx(profile().cost("act").of(8) / 10) and supposed.cost("act").on == GPU
     assert supposed.cost("simulate") == profile().cost("simulate"), "simulators run on the machine's cores"
 
 
-def test_neighbours_cost() -> None:
+def test_crowding_increases_costs() -> None:
     crowded = profile(crowding=0.5)
     assert [crowded.crowded(busy, 2) for busy in (0, 1, 2, 7)] == [1.0, 1.0, 1.5, 1.5]
     assert crowded.crowded(2, 3) == 1.25 and crowded.crowded(4, 1) == 1.0

@@ -22,7 +22,7 @@ from tests.planner.made_up import BYTES, COSTS, cluster, ppo, profile, workload
 
 RAY = Plan("ray")
 LIGHT = Bytes(weights=4e9, trained=0.0, call=0.0)
-"""Nothing that takes time to move."""
+"""Transfers that take no time."""
 
 
 def played(
@@ -34,28 +34,28 @@ def played(
 
 
 ROLLOUT = 0.5 + 4.0 + 8 * (0.5 + 1.6) + 0.25 + 4.0 + 0.25
-"""By hand: merged adapters, a reset of all, eight calls and steps, values and a second reset in the middle, values at the end."""
+"""Computed by hand: merged adapters, a reset of all, eight calls and steps, values and a second reset in the middle, values at the end."""
 UPDATE = 2 * (0.25 + 32 * 0.01 + 0.125) / 2
 
 
-def test_one_group_in_one_process_does_one_thing_after_the_other() -> None:
+def test_one_group_in_one_process_is_sequential() -> None:
     found = played(Plan())
     assert found.seconds == pytest.approx(ROLLOUT + UPDATE)
-    assert sum(found.critical.values()) == pytest.approx(found.seconds), "all of it is waited for"
+    assert sum(found.critical.values()) == pytest.approx(found.seconds), "all time is accounted for"
     assert found.critical["the simulators"] == pytest.approx(8 * 1.6) and found.critical["resets in the simulators"] == pytest.approx(8.0)
     assert found.bottleneck.startswith(f"an iteration of {found.seconds:.3g} s waits for the simulators")
     assert found.steps == 128 and found.steps_per_s == pytest.approx(128 / found.seconds)
 
 
-def test_two_groups_hide_the_policy_behind_the_simulators() -> None:
-    """Each group's step takes 0.8 s, and while it lasts the other group's call of 0.3 s is made."""
+def test_two_groups_overlap_inference_with_simulation() -> None:
+    """Each group's step takes 0.8 s, during which the other group's call of 0.3 s is made."""
     long = workload(processes=2, calls=40, episode_calls=40)
     serial, pipelined = (played(Plan(pipeline_depth=depth), long).seconds for depth in (1, 2))
     assert serial == pytest.approx(0.5 + 40 * (0.5 + 0.8) + 2.0 + 0.25 + 5 * UPDATE)
     assert pipelined == pytest.approx(0.5 + 40 * (0.3 + 0.8) + 2.0 + 5 * UPDATE, rel=0.03)
 
 
-def test_a_simulator_in_the_policys_own_process_hides_nothing() -> None:
+def test_a_simulator_in_the_policys_process_does_not_overlap() -> None:
     inline = profile(inline=True)
     one, two = (played(Plan(pipeline_depth=depth), workload(processes=2), inline).seconds for depth in (1, 2))
     assert two >= one
@@ -69,7 +69,7 @@ def test_busy_cores_are_shared() -> None:
     assert played(replace(RAY, rollout_workers=2), workload(processes=2), cpus=64).seconds < 0.7 * alone.seconds
 
 
-def test_a_crowd_is_slower() -> None:
+def test_crowding_is_slower() -> None:
     plan, load = Plan(pipeline_depth=2), workload(processes=2)
     assert played(plan, load, profile(crowding=0.5), cpus=2).seconds > played(plan, load, cpus=2).seconds
 
@@ -82,7 +82,7 @@ def test_ray_moves_trajectories_and_weights() -> None:
 
 
 def test_weights_cross_the_network_once_per_machine() -> None:
-    """Disaggregated over machines that are alike: the trainer's link carries what trains to each of the others."""
+    """Disaggregated over equal machines: the trainer's link sends the trained weights to each of the others."""
     apart = Plan("ray", "disaggregated", 4)
     stored = replace(LIGHT, trained=1e9)
     for gbps, seconds in ((8.0, 4.0), (80.0, 0.4)):
@@ -103,14 +103,14 @@ def test_smaller_micro_batches_cost_their_fixed_part_again() -> None:
     assert cut.seconds - whole.seconds == pytest.approx(2 * 3 * 0.25 / 2)
 
 
-def test_what_idles_is_moved_away_and_back() -> None:
+def test_an_idle_role_is_off_loaded_and_back() -> None:
     gpus = profile().scaled(1, "fast")
     node = {"gpus": 1, "gpu_link_gbps": 80.0}
     stays, leaves = (played(replace(RAY, offload=offload), known=gpus, **node) for offload in (False, True))
     assert leaves.seconds > stays.seconds and leaves.critical["off-loading"] == pytest.approx(leaves.seconds - stays.seconds)
 
 
-def test_stale_rollouts_are_played_while_the_trainer_works() -> None:
+def test_stale_rollouts_run_while_the_trainer_works() -> None:
     heavy = profile(operations=COSTS | {"update": Cost(0.0, 0.5)})
     graphs = [ppo(), ppo(staleness=1, decoupled=True)]
     apart = Plan("ray", "disaggregated", 1)
@@ -120,7 +120,7 @@ def test_stale_rollouts_are_played_while_the_trainer_works() -> None:
     assert here[0] == pytest.approx(here[1]), "in one process nothing overlaps an update"
 
 
-def test_groups_are_learnt_from_as_they_come() -> None:
+def test_groups_are_used_as_they_arrive() -> None:
     graph = trace(GRPO(GRPOConfig(groups_per_step=1), 1.0))
     load = workload(calls=None, listed=16, attempts=4, groups_per_step=1, critic=False, processes=1)
     heavy = profile(operations=COSTS | {"update": Cost(0.0, 0.2)}, bytes=LIGHT)
@@ -138,12 +138,12 @@ def test_a_rewards_time() -> None:
     assert apart.seconds == pytest.approx(inside.seconds)
 
 
-def test_reference_workers_work_while_others_play() -> None:
+def test_reference_workers_work_during_rollouts() -> None:
     load = workload(reference=True, processes=1, calls=None, listed=16, critic=False)
     known = profile(operations=COSTS | {"reference": Cost(per_item=0.2)})
     graph = trace(GRPO(GRPOConfig(kl_coef=0.1), 1.0))
     trainer, worker = (played(replace(RAY, reference_workers=count), load, known, graph).seconds for count in (0, 1))
-    assert worker == pytest.approx(trainer), "either begins with the first shard"
+    assert worker == pytest.approx(trainer), "either starts with the first shard"
     assert played(replace(RAY, streaming=False), load, known, graph).seconds > 1.1 * trainer
 
 
@@ -156,15 +156,15 @@ def test_a_split_policy_pays_for_its_features() -> None:
     assert split.critical["moving features"] > 0
 
 
-def test_machines_that_are_used_alike_are_played_once() -> None:
-    """Four machines with a fourth of the work each take as long as one with its fourth, but for what crosses the network."""
+def test_machines_with_the_same_use_are_simulated_once() -> None:
+    """Four machines with a quarter of the work each take as long as one with its quarter, except for network transfers."""
     one = played(RAY, workload(envs=8), known=profile(bytes=LIGHT))
     four = played(replace(RAY, rollout_workers=4, trainer_ranks=4), workload(envs=32, minibatch_size=128), profile(bytes=LIGHT), count=4)
     assert four.seconds == pytest.approx(one.seconds)
     assert len({span.track for span in four.spans}) <= len({span.track for span in one.spans}) + 1
 
 
-# what holds for every plan
+# properties of every plan
 
 NUMBERS = st.floats(0.0, 1.0)
 PROFILES = st.builds(
@@ -189,7 +189,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=4)
 
 @settings(max_examples=40)
 @given(PROFILES, PLANS, LENGTHS, st.sampled_from([1, 2, 64]))
-def test_no_resource_does_more_than_it_can(known: Profile, plan: Plan, lengths: list[tuple[int, bool]], cpus: int) -> None:
+def test_no_resource_exceeds_its_capacity(known: Profile, plan: Plan, lengths: list[tuple[int, bool]], cpus: int) -> None:
     load = workload(lengths=tuple(lengths))
     found = played(plan, load, known, cpus=cpus)
     assert all(share <= 1 + 1e-6 for share in found.utilisation.values())
@@ -202,8 +202,8 @@ def test_no_resource_does_more_than_it_can(known: Profile, plan: Plan, lengths: 
 
 @settings(max_examples=40)
 @given(PROFILES, st.sampled_from(sorted(COSTS)), st.floats(1.0, 5.0), st.sampled_from([1, 2, 64]))
-def test_what_is_done_one_after_the_other_is_never_slower_for_less(known: Profile, name: str, factor: float, cpus: int) -> None:
-    """Of a plan that is a chain: faster operations, a faster network, fewer policy calls."""
+def test_a_sequential_plan_is_never_slower_with_less_work(known: Profile, name: str, factor: float, cpus: int) -> None:
+    """For a plan that is a chain: faster operations, a faster network, fewer policy calls."""
     slow = played(RAY, workload(processes=1), known, cpus=cpus).seconds
     faster = replace(known, operations=known.operations | {name: known.cost(name).times(1 / factor)})
     assert played(RAY, workload(processes=1), faster, cpus=cpus).seconds <= slow + 1e-6
@@ -215,7 +215,7 @@ def test_what_is_done_one_after_the_other_is_never_slower_for_less(known: Profil
 
 @settings(max_examples=30)
 @given(PROFILES, st.sampled_from([1, 2]))
-def test_more_workers_are_never_slower_where_nothing_is_shared(known: Profile, depth: int) -> None:
+def test_more_workers_are_never_slower_without_shared_resources(known: Profile, depth: int) -> None:
     known = replace(known, bytes=LIGHT)
     times = [
         played(Plan("ray", "disaggregated", workers, pipeline_depth=depth), workload(processes=2), known, count=9).seconds
@@ -224,7 +224,7 @@ def test_more_workers_are_never_slower_where_nothing_is_shared(known: Profile, d
     assert times[1] <= times[0] + 1e-6 and times[2] <= times[1] + 1e-6
 
 
-def test_pictures_and_traces(tmp_path: Path) -> None:
+def test_timelines_and_traces(tmp_path: Path) -> None:
     found = played(replace(RAY, rollout_workers=2), workload(processes=2))
     picture = found.picture(60).splitlines()
     assert all(row.count("|") == 2 and len(row.split("|")[1]) == 60 for row in picture[:-2])

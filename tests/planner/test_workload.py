@@ -1,4 +1,4 @@
-"""What a workload says of rollouts is held against rollouts: by the real player, in environments whose episodes have given lengths."""
+"""Compares workloads with rollouts of the real player, in environments whose episodes have given lengths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Spec:
 
 @dataclass
 class Clockwork:
-    """An episode's seed says how many policy calls it lasts; it is truncated where that is the limit. Notes what it is told to do."""
+    """An episode's seed sets its number of policy calls; it is truncated at the limit. Records its calls."""
 
     spec: Any
     limit: int
@@ -57,7 +57,7 @@ class Clockwork:
 
 
 class Nobody:
-    """A policy that does nothing, and says so when it is asked for values."""
+    """A policy that does nothing and records requests for values."""
 
     def __init__(self, env: Clockwork) -> None:
         self.env, self.policy = env, self
@@ -99,7 +99,7 @@ def workload(lengths: Sequence[int], **options: Any) -> Workload:
 
 
 @given(LENGTHS, st.integers(1, 9), st.sampled_from([1, 2]))
-def test_environments_that_play_for_a_time(lengths: list[int], calls: int, depth: int) -> None:
+def test_environments_that_run_for_a_fixed_time(lengths: list[int], calls: int, depth: int) -> None:
     load, size = workload(lengths, calls=calls), 4 // depth
     envs = [Clockwork(Spec(size), LIMIT) for _ in range(depth)]
     players = []
@@ -134,7 +134,7 @@ def as_env(env: Clockwork) -> VectorEnv:
 def test_rows_and_steps() -> None:
     assert workload([2, 4], calls=6).rows == 24 and workload([2, 4], calls=6, chunk=3).steps == 72
     assert workload([2, 4], listed=4).rows == 12
-    assert workload([], listed=3).rows == 3 * LIMIT, "without measured episodes all last for their limit"
+    assert workload([], listed=3).rows == 3 * LIMIT, "without measured episodes all reach their limit"
 
 
 def test_lengths_are_drawn_equally_often() -> None:

@@ -1,4 +1,4 @@
-"""A control loop on a virtual clock, and the same again as a few plain lines."""
+"""A control loop on a virtual clock, and a short reference simulation of it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HZ = 1 / (100 * MS)
 """Nearly 10 Hz: a control period of 100 MS."""
 
 Done = tuple[str, int | None, int | None]
-"""By whom a step was done; of a policy's, the tick of its observation and the action's place in the chunk."""
+"""The source of a step; for the policy, the tick of its observation and the action's index in the chunk."""
 
 
 @dataclass
 class Cell:
-    """Inferences last as long as ``delays`` say, in turn (milliseconds of MS), and the last of them for good."""
+    """Inferences last as long as ``delays``, in turn (milliseconds of MS); the last delay applies to all later ones."""
 
     delays: Sequence[float]
     chunk: int = 1
@@ -47,7 +47,7 @@ class Cell:
         return self.delays[min(len(self.asked), len(self.delays)) - 1] * MS
 
     def infer(self, request: Request) -> Chunk:
-        """Each action says what it was made of: 0.001 times the observation, 0.001 times its place."""
+        """Each action encodes its origin: 0.001 times the observation, 0.001 times its index."""
         actions = np.zeros((self.chunk, 4), np.float32)
         actions[:, 0], actions[:, 1] = 0.001 * request.seen.number, 0.001 * np.arange(self.chunk)
         return Chunk(request, actions, {"act": 0.5})
@@ -72,7 +72,7 @@ class Cell:
 def expected(
     delays: Sequence[int], ticks: int, chunk: int, asynchronous: bool, horizon: int, max_age: int, reserve: int = 10
 ) -> list[Done]:
-    """``Cell.done`` where neither sensors nor commands cost time and misses stop nothing: simulated millisecond by millisecond."""
+    """``Cell.done`` if sensors and commands take no time and misses stop nothing: simulated in steps of a millisecond."""
     period, executed, asked, queued, last_seen = 100, 0, 0, -1000, -1
     running: tuple[int, int, int] | None = None  # (observed at, executed then, done at)
     waiting: tuple[int, int] | None = None
@@ -81,7 +81,7 @@ def expected(
     done: list[Done] = []
 
     def settle(now: int) -> None:
-        """Inferences that end by now, and those that begin then."""
+        """Inferences that end by now, and those that start then."""
         nonlocal running, waiting, asked
         while True:
             if running is None and waiting is not None:

@@ -1,4 +1,4 @@
-"""Threads by their events, not by their speed; the same rules on a virtual clock."""
+"""Inference threads, tested by events instead of times; the same rules on a virtual clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def chunk(number: int, step: int = 0, time: float = 0.0, tick: int = 0, length: 
 
 
 class Gate:
-    """An inference that ends when it is let."""
+    """An inference that ends when it is released."""
 
     def __init__(self) -> None:
         self.began, self.let = threading.Semaphore(0), threading.Semaphore(0)
@@ -37,7 +37,7 @@ class Gate:
         return Chunk(asked, np.zeros((1, 4), np.float32))
 
 
-def test_the_latest_request_takes_the_place_of_the_one_that_waits() -> None:
+def test_the_latest_request_replaces_the_waiting_one() -> None:
     gate, clock = Gate(), Clock()
     background = InferenceWorker(gate, clock)
     first, second, third = map(request, range(3))
@@ -56,7 +56,7 @@ def test_the_latest_request_takes_the_place_of_the_one_that_waits() -> None:
     background.close()
 
 
-def test_settling_withdraws_and_says_whether_all_is_quiet() -> None:
+def test_settling_withdraws_requests_and_returns_whether_none_runs() -> None:
     gate, clock = Gate(), Clock()
     background = InferenceWorker(gate, clock)
     background.submit(request(0))
@@ -69,7 +69,7 @@ def test_settling_withdraws_and_says_whether_all_is_quiet() -> None:
     background.close()
 
 
-def test_what_an_inference_raises_is_raised_where_it_is_taken() -> None:
+def test_an_exception_of_an_inference_is_raised_at_collection() -> None:
     def fail(asked: Request) -> Chunk:
         raise ZeroDivisionError
 
@@ -95,7 +95,7 @@ def test_the_same_on_a_virtual_clock() -> None:
     assert [each.request.seen.number for each in background.take()] == [2]
 
 
-def test_a_chunk_takes_over_at_the_place_of_its_time() -> None:
+def test_a_chunk_takes_over_at_the_index_of_its_time() -> None:
     queue = ChunkQueue(max_age=1.0)
     assert queue.next(0.0, 0) is None and queue.committed(0) is None
     assert queue.offer(chunk(0, step=0), 0.1, step=1, tick=1) is None
@@ -104,18 +104,18 @@ def test_a_chunk_takes_over_at_the_place_of_its_time() -> None:
     assert queue.offer(chunk(3, step=2, time=0.2, tick=2), 0.5, step=3, tick=5) is None
     committed = queue.committed(4)
     assert committed is not None and committed.actions[:, 0].tolist() == [8, 12]
-    assert committed.frozen == 2, "the slowest of the latest took three ticks, but two actions are left"
+    assert committed.frozen == 2, "the slowest of the latest took three ticks, but only two actions are left"
     assert queue.next(0.6, 6) is None
 
 
-def test_what_is_stale_is_rejected() -> None:
+def test_stale_chunks_are_rejected() -> None:
     queue = ChunkQueue(max_age=1.0)
     assert queue.offer(chunk(5, time=4.0), 4.1, step=0, tick=1) is None
     assert queue.offer(chunk(5, time=4.0), 4.1, step=0, tick=1) == SUPERSEDED
     assert queue.offer(chunk(4, time=4.0), 4.1, step=0, tick=1) == SUPERSEDED
     assert queue.offer(chunk(6, time=4.0), 5.1, step=0, tick=1) == TOO_OLD
     assert queue.offer(chunk(6, time=4.0), 4.1, step=4, tick=1) == SPENT
-    assert queue.next(5.1, 0) is None, "nor is a chunk executed to its end where that is too late"
+    assert queue.next(5.1, 0) is None, "a chunk is not executed beyond the age limit"
     queue.forget(before=9)
     assert queue.next(4.1, 0) is None and queue.offer(chunk(8, time=4.0), 4.1, step=0, tick=1) == SUPERSEDED
     assert queue.offer(chunk(9, time=4.0), 4.1, step=0, tick=1) is None

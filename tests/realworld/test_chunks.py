@@ -1,4 +1,4 @@
-"""Which action is executed, in a table of cases."""
+"""Selection of the executed action, in a table of cases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def executed(queue: ChunkQueue, step: int, now: float = 0.0) -> float | None:
 
 
 @pytest.mark.parametrize(("late", "said"), [(0, None), (2, None), (3, SPENT), (4, SPENT)])
-def test_a_chunk_takes_over_at_the_place_of_the_present_step(late: int, said: str | None) -> None:
+def test_a_chunk_takes_over_at_the_index_of_the_present_step(late: int, said: str | None) -> None:
     queue = ChunkQueue(MAX_AGE)
     assert queue.offer(chunk(1, step=5), 0.0, 5 + late, late) == said
     assert executed(queue, 5 + late) == (None if said else 10 + late)
@@ -34,7 +34,7 @@ def test_a_chunk_takes_over_at_the_place_of_the_present_step(late: int, said: st
 
 
 @pytest.mark.parametrize(("age", "said"), [(0.5, None), (1.0, None), (1.01, TOO_OLD)])
-def test_what_was_seen_too_long_ago_does_not_act(age: float, said: str | None) -> None:
+def test_observations_that_are_too_old_do_not_act(age: float, said: str | None) -> None:
     assert ChunkQueue(MAX_AGE).offer(chunk(1, 0), age, 0, 0) == said
     queue = ChunkQueue(MAX_AGE)
     queue.offer(chunk(1, 0), 0.0, 0, 0)
@@ -49,18 +49,18 @@ def test_only_newer_observations_take_over() -> None:
     assert queue.offer(chunk(3, 1), 0.0, 1, 1) is None and executed(queue, 1) == 30
 
 
-def test_what_was_forgotten_does_not_come_back() -> None:
+def test_a_discarded_chunk_does_not_return() -> None:
     queue = ChunkQueue(MAX_AGE)
     queue.offer(chunk(2, 0), 0.0, 0, 0)
     queue.forget(5)
     assert executed(queue, 1) is None and queue.committed(1) is None
     assert queue.offer(chunk(4, 0), 0.0, 1, 1) == SUPERSEDED
     queue.forget(3)
-    assert queue.offer(chunk(4, 0), 0.0, 1, 1) == SUPERSEDED, "and an earlier number forgets no less"
+    assert queue.offer(chunk(4, 0), 0.0, 1, 1) == SUPERSEDED, "an earlier number discards as much"
     assert queue.offer(chunk(5, 0), 0.0, 1, 1) is None
 
 
-def test_the_slowest_of_the_latest_inferences_says_how_much_is_frozen() -> None:
+def test_the_slowest_of_the_latest_inferences_sets_the_frozen_actions() -> None:
     queue = ChunkQueue(MAX_AGE)
     assert queue.committed(0) is None
     queue.offer(chunk(1, 0, length=12), 0.0, 0, 0)
@@ -73,4 +73,4 @@ def test_the_slowest_of_the_latest_inferences_says_how_much_is_frozen() -> None:
     assert queue.committed(12) is None
     for _ in range(DELAYS):
         queue.took(1)
-    assert (again := queue.committed(3)) is not None and again.frozen == 1, "older ones are forgotten"
+    assert (again := queue.committed(3)) is not None and again.frozen == 1, "older ones do not count"

@@ -11,7 +11,7 @@ from tests.realworld.virtual_time import VirtualClock
 
 
 @given(st.lists(st.floats(0, 10), max_size=20), st.lists(st.floats(0, 12), max_size=10))
-def test_events_happen_in_their_order_at_their_time(moments: list[float], sleeps: list[float]) -> None:
+def test_events_run_in_order_at_their_time(moments: list[float], sleeps: list[float]) -> None:
     clock, seen = VirtualClock(), list[tuple[float, int]]()
     for index, moment in enumerate(moments):
         clock.at(moment, lambda index=index: seen.append((clock.now(), index)))
@@ -23,7 +23,7 @@ def test_events_happen_in_their_order_at_their_time(moments: list[float], sleeps
         assert seen == sorted((moment, index) for index, moment in enumerate(moments) if moment <= reached)
 
 
-def test_what_is_scheduled_for_the_past_happens_next_and_time_does_not_go_back() -> None:
+def test_a_past_event_runs_next_and_time_does_not_go_back() -> None:
     clock, seen = VirtualClock(5.0), list[float]()
     clock.at(1.0, lambda: seen.append(clock.now()))
     clock.sleep_until(2.0)
@@ -31,14 +31,14 @@ def test_what_is_scheduled_for_the_past_happens_next_and_time_does_not_go_back()
     assert clock.step(5.0) and seen == [5.0]
 
 
-def test_an_event_may_schedule_another_on_the_way() -> None:
+def test_an_event_may_schedule_another() -> None:
     clock, seen = VirtualClock(), list[float]()
     clock.at(1.0, lambda: clock.at(clock.now() + 1, lambda: seen.append(clock.now())))
     clock.sleep_until(2.0)
     assert seen == [2.0]
 
 
-def test_the_machines_clock_never_returns_early_and_knows_no_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machines_clock_is_monotonic_and_never_returns_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)
     clock = Clock()
     until = clock.now() + 0.01

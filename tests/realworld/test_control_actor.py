@@ -48,7 +48,7 @@ def test_it_acts_as_rollouts_do_with_noise_of_episode_and_tick() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_flow_policy_continues_what_is_committed(temperature: float) -> None:
+def test_a_flow_policy_continues_the_committed_actions(temperature: float) -> None:
     clock, policy = VirtualClock(), Pi0Policy.load(TINY, Pi0Options(random_weights=True, denoise_steps=3))
     shown, actor = seen(clock), ControlActor(policy, Settings(3, temperature, 1), clock)
     require_fit(policy, list(policy.spec.images), ControlConfig(real_time_chunking=True))

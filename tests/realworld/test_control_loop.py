@@ -78,7 +78,7 @@ def test_periods_that_pass_during_a_tick_are_skipped_and_counted() -> None:
     assert (account.steps["skipped"], account.missed, account.steps["policy"]) == (1, 1, 9)
 
 
-def test_a_step_whose_sensors_outlast_it_is_not_executed_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_with_too_slow_sensors_is_not_executed_late(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell([0])
     look = cell.camera.latest
 
@@ -94,7 +94,7 @@ def test_a_step_whose_sensors_outlast_it_is_not_executed_late(monkeypatch: pytes
     assert cell.loop.accounting.missed == 2
 
 
-def test_after_so_many_misses_the_robot_is_stopped() -> None:
+def test_after_max_misses_the_robot_is_stopped() -> None:
     cell = Cell([0, 0, 10_000], config=ControlConfig(warmup=0, max_misses=4))
     ended = cell.run(100)
     assert ended == Ended(MISSED, "4 control steps in a row without a command")
@@ -107,7 +107,7 @@ def test_a_policy_that_never_answers_moves_nothing() -> None:
     assert cell.by == "ssssshhhh" and not cell.robot.commands
 
 
-def test_an_answer_after_its_time_is_rejected_and_the_arm_goes_on_from_a_fresh_one() -> None:
+def test_a_late_chunk_is_rejected_and_the_arm_continues_with_a_new_one() -> None:
     cell = Cell([0, 0, 700, 0], config=ControlConfig(warmup=0, max_observation_age_s=300 * MS))
     cell.run(14)
     assert cell.by == "pp" + 7 * "h" + "ppppp"
@@ -115,7 +115,7 @@ def test_an_answer_after_its_time_is_rejected_and_the_arm_goes_on_from_a_fresh_o
     assert all(step.chosen.age <= 300 * MS for step in cell.steps if step.chosen)
 
 
-def test_warm_up_moves_nothing_and_counts_nowhere() -> None:
+def test_warm_up_moves_nothing_and_is_not_counted() -> None:
     cell = Cell([9000, 3000, 20], config=ControlConfig(warmup=2))
     cell.loop.warm_up("touch the cube")
     assert not cell.robot.commands
@@ -127,7 +127,7 @@ def test_warm_up_moves_nothing_and_counts_nowhere() -> None:
     assert document["sections_ms"]["act"]["n"] == document["ages_ms"]["action"]["n"] == 10
 
 
-def test_a_person_takes_over() -> None:
+def test_an_operator_takes_over() -> None:
     cell = Cell([20], chunk=4)
     cell.human = lambda: np.array([0, 0, 1, 1], np.float32) if 3 <= len(cell.steps) < 6 else None
     cell.run(9)
@@ -138,7 +138,7 @@ def test_a_person_takes_over() -> None:
     assert all(step.chosen is None for step in cell.steps[3:6])
 
 
-def test_an_episode_does_not_act_on_what_the_last_one_saw() -> None:
+def test_an_episode_does_not_act_on_observations_of_the_last_one() -> None:
     cell = Cell([150], chunk=6)
     cell.run(5)
     first = cell.camera.latest().number - 1  # images so far
@@ -148,14 +148,14 @@ def test_an_episode_does_not_act_on_what_the_last_one_saw() -> None:
     assert cell.loop.accounting.seconds == pytest.approx(800 * MS)
 
 
-def test_a_latched_fault_ends_it_and_stays_named() -> None:
+def test_a_latched_fault_ends_the_run_and_keeps_its_name() -> None:
     cell = Cell([0])
     cell.clock.at(250 * MS, lambda: setattr(cell.robot, "state", replace(cell.robot.state, fault="joint_reflex")))
     assert cell.run(100) == Ended(FAULT, "joint_reflex")
     assert len(cell.robot.commands) == 3 and cell.robot.state.fault == "joint_reflex"
 
 
-def test_a_blind_camera_stops_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_camera_stops_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell([0])
 
     def blind() -> None:
@@ -166,7 +166,7 @@ def test_a_blind_camera_stops_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(cell.robot.commands) == 3 and cell.robot.state.fault == "camera base: frozen for 0.3 s"
 
 
-def test_a_robot_that_is_gone_is_named_even_if_it_cannot_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_robot_is_named_even_if_it_cannot_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell([0])
 
     def gone(*args: object) -> None:
@@ -179,8 +179,8 @@ def test_a_robot_that_is_gone_is_named_even_if_it_cannot_be_stopped(monkeypatch:
 
 @pytest.mark.parametrize("who", ["policy", "operator"])
 @pytest.mark.parametrize("number", [math.nan, math.inf, -20.0])
-def test_an_action_that_is_none_is_not_executed(who: str, number: float) -> None:
-    """-20 is a metre's way here."""
+def test_an_invalid_action_is_not_executed(who: str, number: float) -> None:
+    """-20 is a metre here."""
     cell = Cell([0])
     action = np.array([0, number, 0, 1], np.float32)
     if who == "operator":
@@ -201,7 +201,7 @@ def test_an_action_a_little_beyond_its_range_is_clipped() -> None:
 
 
 @pytest.mark.parametrize("where", ["policy", "session"])
-def test_a_mistake_in_the_program_stops_the_arm_and_is_raised(where: str) -> None:
+def test_an_exception_stops_the_arm_and_is_raised(where: str) -> None:
     cell = Cell([0])
 
     def fail(*args: object) -> None:
@@ -214,7 +214,7 @@ def test_a_mistake_in_the_program_stops_the_arm_and_is_raised(where: str) -> Non
     assert str(cell.robot.state.fault).startswith("ZeroDivisionError")
 
 
-def test_what_a_policy_continues_is_what_the_arm_will_do() -> None:
+def test_the_committed_actions_are_those_that_the_arm_executes() -> None:
     config = ControlConfig(warmup=0, real_time_chunking=True, execution_horizon=2)
     cell = Cell([150], chunk=8, config=config)
     cell.run(30)
@@ -237,7 +237,7 @@ def test_what_a_policy_continues_is_what_the_arm_will_do() -> None:
         (8, {"asynchronous": False, "max_observation_age_s": 0.6}, "control.max_observation_age_s=0.6"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(chunk: int, settings: dict[str, Any], said: str) -> None:
+def test_invalid_settings_are_refused(chunk: int, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         timing(ControlConfig(**settings), 10.0, chunk)
 
@@ -270,12 +270,12 @@ def test_within_the_budget_there_is_no_miss(chunk: int, horizon: int, asynchrono
     for cell in (within, beyond):
         cell.run(60)
     assert within.loop.accounting.missed == 0
-    if not asynchronous and horizon == chunk:  # else one may be luckier than the worst, or has an older chunk to go on with
+    if not asynchronous and horizon == chunk:  # otherwise one may be faster than the worst case, or continue an older chunk
         assert beyond.loop.accounting.missed > 0
 
 
-def test_no_collection_looks_at_what_was_there_before() -> None:
-    """It would take longer than a control period, and hold every thread meanwhile."""
+def test_garbage_collection_skips_earlier_objects() -> None:
+    """It would take longer than a control period and block all threads meanwhile."""
     gc.unfreeze()
     Cell([20.0])
     assert gc.get_freeze_count() > 10_000 > len(gc.get_objects())

@@ -1,4 +1,4 @@
-"""Two processes' accounts, one after the other."""
+"""Statistics of two processes in succession."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlinf_vla.realworld.loop_statistics import HELD, POLICY, LoopStatistics, co
 
 
 def account(*parts: int) -> LoopStatistics:
-    """Part ``n``: n steps of the policy, n held, n commands that were n tenths of a period late."""
+    """Part ``n``: n steps of the policy, n held, n commands that were late by n tenths of a period."""
     found = LoopStatistics(10.0)
     for part in parts:
         found.seconds += part
@@ -27,7 +27,7 @@ def test_counts_of_two_processes_are_those_of_one() -> None:
     assert merged_statistics(before, later) == both | {"sections_ms": later["sections_ms"]}
 
 
-def test_what_does_not_fit_does_not_count() -> None:
+def test_an_invalid_document_is_not_counted() -> None:
     later = account(3).document()
     assert merged_statistics({}, later) == later == merged_statistics({**account(2).document(), "control_hz": 20.0}, later)
 

@@ -22,7 +22,7 @@ CONFIG = SACConfig(episodes=2, updates_per_step=0.2, batch_size=4, critics=2, hi
 
 
 class Played:
-    """A player that says what it was asked, and whose episodes depend on their seed alone. Steps ``human`` of each are a person's."""
+    """A player that records its jobs, with episodes that depend only on their seed. Their steps ``human`` are the operator's."""
 
     def __init__(self, human: slice = slice(0)) -> None:
         self.log: list[tuple[str, int]] = []
@@ -110,7 +110,7 @@ def iterate(flow: OnlineFlow, iteration: int, config: SACConfig = CONFIG) -> Non
     SAC(config, 1.0).iteration(flow)
 
 
-def test_the_robot_plays_on_while_updates_are_made(policy: SACPolicy, tmp_path: Path) -> None:
+def test_the_robot_continues_during_updates(policy: SACPolicy, tmp_path: Path) -> None:
     player = Played()
     flow = flow_of(policy, player, tmp_path / "replay")
     iterate(flow, 0)
@@ -127,23 +127,23 @@ def test_the_robot_plays_on_while_updates_are_made(policy: SACPolicy, tmp_path: 
     assert player.log == [
         *((end, 2), (end, 3), (begin, 4), (begin, 5), ("publish", 2)),
         *((end, 4), (end, 5), ("publish", 3)),
-    ], "after the last iteration nothing is played"
+    ], "no episodes run after the last iteration"
     assert not any(name.startswith("value_head") for name in before) and any(
         (player.weights[name] != before[name]).any() for name in before
     )
 
 
-def test_what_was_played_is_learnt_from(policy: SACPolicy, tmp_path: Path) -> None:
+def test_collected_episodes_are_used_for_training(policy: SACPolicy, tmp_path: Path) -> None:
     player = Played(human=slice(1, 3))
     flow = flow_of(policy, player, tmp_path / "replay")
     iterate(flow, 0)
     lengths = [4 + job.seed % 3 for job in player.played if job.kind == TRAINING]
-    assert len(flow.replay) == sum(lengths) == flow.metrics["rollout/steps"], "cut episodes end with an observation that is no step"
+    assert len(flow.replay) == sum(lengths) == flow.metrics["rollout/steps"], "truncated episodes end with an observation that is no step"
     assert flow.metrics["control/missed"] == 3
     assert flow.metrics["demonstrations/success"] == 1 and flow.metrics["rollout/human_share"] == 4 / sum(lengths)
     assert flow.metrics["actor/updates"] == round(0.2 * sum(lengths)) and "critic/vf_loss" in flow.metrics
     shown = [job for job in player.log if job[0] == f"end {DEMONSTRATION}"]
-    assert len(shown) == 2 and flow.shown.total > 2 * 3, "a person's steps join the demonstrations"
+    assert len(shown) == 2 and flow.shown.total > 2 * 3, "the operator's steps join the demonstrations"
     state = flow.save()
     assert state["replay"] == flow.replay.total and state["demonstrations"] == flow.shown.total
     again = flow_of(policy, player, tmp_path / "replay", state)
@@ -152,7 +152,7 @@ def test_what_was_played_is_learnt_from(policy: SACPolicy, tmp_path: Path) -> No
     assert [entry for entry in player.log if entry[0] == "forget"] == [("forget", 0), ("forget", 1)]
 
 
-def test_without_demonstrations_a_persons_steps_are_the_first(policy: SACPolicy, tmp_path: Path) -> None:
+def test_without_demonstrations_the_operators_steps_are_the_first(policy: SACPolicy, tmp_path: Path) -> None:
     config = replace(CONFIG, demonstrations=0)
     flow = flow_of(policy, Played(human=slice(0, 2)), tmp_path / "replay", config=config)
     iterate(flow, 0, config)
@@ -160,13 +160,13 @@ def test_without_demonstrations_a_persons_steps_are_the_first(policy: SACPolicy,
 
 
 @pytest.mark.parametrize("scripted", [True, False])
-def test_a_person_or_the_expert_demonstrates(policy: SACPolicy, tmp_path: Path, scripted: bool) -> None:
+def test_the_operator_or_the_expert_demonstrates(policy: SACPolicy, tmp_path: Path, scripted: bool) -> None:
     player = Played()
     iterate(flow_of(policy, player, tmp_path / "replay", scripted=scripted), 0)
     assert player.scripted == [scripted] * 2 + [False] * 4
 
 
-def test_a_demonstration_without_an_action_teaches_nothing(policy: SACPolicy, tmp_path: Path) -> None:
+def test_a_demonstration_without_an_action_is_not_counted(policy: SACPolicy, tmp_path: Path) -> None:
     player = Played()
     player.empty = 0
     flow = flow_of(policy, player, tmp_path / "replay")
@@ -174,7 +174,7 @@ def test_a_demonstration_without_an_action_teaches_nothing(policy: SACPolicy, tm
     assert len(flow.shown) == sum(4 + job.seed % 3 for job in player.shown if job.number == 1)
 
 
-def test_who_leaves_in_the_demonstrations_goes_on_with_all_of_them(policy: SACPolicy, tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_its_demonstrations(policy: SACPolicy, tmp_path: Path) -> None:
     player = Played()
     flow = flow_of(policy, player, tmp_path / "replay")
     flow.begin(0)
@@ -196,7 +196,7 @@ def test_who_leaves_in_the_demonstrations_goes_on_with_all_of_them(policy: SACPo
     assert again.save()["demonstrations"] == again.shown.total == sum(4 + job.seed % 3 for job in player.shown[:2])
 
 
-def test_how_many_demonstrations_succeeded_is_told(policy: SACPolicy, tmp_path: Path) -> None:
+def test_the_number_of_successful_demonstrations_is_reported(policy: SACPolicy, tmp_path: Path) -> None:
     player = Played()
     player.empty = 0
     flow = flow_of(policy, player, tmp_path / "replay")
@@ -212,7 +212,7 @@ def test_a_date_is_a_seed(policy: SACPolicy, tmp_path: Path) -> None:
     assert flow.metrics["actor/updates"] > 0
 
 
-def test_demonstrations_that_fail_are_told(policy: SACPolicy, tmp_path: Path) -> None:
+def test_failed_demonstrations_are_reported(policy: SACPolicy, tmp_path: Path) -> None:
     player = Played()
     player.shows_well = False
     with pytest.raises(UserError, match="none of them succeeded"):

@@ -24,8 +24,8 @@ SPEC = EnvSpec(1, 4, 8, 10.0, 20, {"base": (64, 64)}, ("Touch",), torch.device("
 
 
 @pytest.mark.parametrize("limit", [1, 20])
-def test_a_dataset_gives_the_records_that_the_session_would_have(limit: int, tmp_path: Path) -> None:
-    """Cut, and ended by success."""
+def test_a_dataset_gives_the_same_records_as_the_session(limit: int, tmp_path: Path) -> None:
+    """Truncated, and ended by success."""
     toy = Toy(limit=limit)
     toy.player.play(Job(DEMONSTRATION, 0, 7, scripted=True), toy.keep)
     large = torch.randint(256, (len(toy.episodes[0]) + 1, 64, 64, 3), dtype=torch.uint8)
@@ -39,14 +39,14 @@ def test_a_dataset_gives_the_records_that_the_session_would_have(limit: int, tmp
     for name in (ACTION, REWARD, DISCOUNT, ACTED, "image"):
         torch.testing.assert_close(found.records[name], wanted.records[name])
     action = LeRobotReader(tmp_path / "data").episode(0, ["action"]).columns["action"]
-    assert (action[len(episode) :] == [0, 0, 0, episode.action[-1, -1]]).all(), "nothing moves, not even the hand"
+    assert (action[len(episode) :] == [0, 0, 0, episode.action[-1, -1]]).all(), "nothing moves, including the hand"
     again, state = ReplayScene(toy.scene, action[: len(episode)]), toy.robot.state
     assert again.arrange(7) == episode.instruction
     np.testing.assert_array_equal(np.stack([again.expert(state) for _ in range(len(episode))]), episode.action.numpy())  # type: ignore[arg-type]
     assert again.expert(state) is None
 
 
-def test_a_replay_begins_anew_after_a_fault_and_a_person_says_the_words() -> None:
+def test_a_replay_restarts_after_a_fault_on_the_operators_command() -> None:
     actions = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
 
     def replayed(scene: ToyScene) -> ReplayScene:
@@ -60,4 +60,4 @@ def test_a_replay_begins_anew_after_a_fault_and_a_person_says_the_words() -> Non
     (episode,) = toy.episodes
     np.testing.assert_array_equal(episode.action.numpy(), actions)
     assert episode.human.all() and [each["for"] for each in toy.told if "for" in each] == [RESUME, ACKNOWLEDGE, RESUME, RESUME, RESUME]
-    assert 4 < len(toy.robot.commands) - len(actions) < 2 * len(actions), "it was cut twice"
+    assert 4 < len(toy.robot.commands) - len(actions) < 2 * len(actions), "it was interrupted twice"

@@ -45,7 +45,7 @@ def inputs_of(episode: RobotEpisode) -> Tensors:
     return prepared(episode, lambda seen: {"state": seen.state, **seen.images}, torch.device("cpu"))
 
 
-def test_success_ends_an_episode_and_is_worth_one() -> None:
+def test_success_ends_an_episode_with_a_reward_of_one() -> None:
     toy = Toy()
     towards(toy)
     episode = played(toy)
@@ -82,7 +82,7 @@ def test_time_in_which_the_arm_was_held_is_discounted() -> None:
     torch.testing.assert_close(records[DISCOUNT][:-1], GAMMA ** waited.float())
 
 
-def test_a_scripted_human_shows_how() -> None:
+def test_a_scripted_operator_demonstrates() -> None:
     toy = Toy()
     episode = played(toy, SHOW)
     assert episode.success and episode.human.all()
@@ -91,14 +91,14 @@ def test_a_scripted_human_shows_how() -> None:
     assert shown.success and all((shown.records[name] == value).all() for name, value in whole.records.items())
 
 
-def test_a_demonstration_is_never_the_policys() -> None:
+def test_the_policy_never_acts_in_a_demonstration() -> None:
     toy = Toy()
     toy.scene.has_expert = False
     episode = played(toy, SHOW)
     assert episode.human.all() and (episode.state == episode.state[0]).all() and len(episode) == 20
 
 
-def test_what_a_person_holds_stays_held() -> None:
+def test_an_object_that_the_operator_holds_stays_held() -> None:
     toy = Toy()
     hands = DeviceReader(Silent(), 4)
     toy.operator.acts = hands.action
@@ -111,8 +111,8 @@ def test_what_a_person_holds_stays_held() -> None:
     assert 2 <= closed <= 5 and (gripper[:closed] == 1).all() and (gripper[closed:] == -1).all() and moved.sum() in (2, 3, 4)
 
 
-def test_a_person_who_takes_over_holds_what_the_policy_holds() -> None:
-    """Until she works the hand herself; and her button counts in an episode only."""
+def test_an_operator_who_takes_over_holds_what_the_policy_holds() -> None:
+    """Until the operator moves the hand; the operator's button counts only in an episode."""
     toy, hands = Toy(), DeviceReader(Silent(), 4)
     toy.acts, toy.operator.acts = lambda position, goal: [0.0, 0.0, 0.0, -0.5], hands.action
     toy.clock.at(0.1, lambda: hands.hear(Event(toggles=True)))
@@ -121,10 +121,10 @@ def test_a_person_who_takes_over_holds_what_the_policy_holds() -> None:
     episode = played(toy)
     hand = episode.action[episode.human][:, -1].tolist()
     assert episode.human.any() and not episode.human[0] and (episode.action[~episode.human][:, -1] == -0.5).all()
-    assert sorted(set(hand)) == [-0.5, 1.0] and hand == sorted(hand), "as it was, and open from then on"
+    assert sorted(set(hand)) == [-0.5, 1.0] and hand == sorted(hand), "unchanged, and open from then on"
 
 
-def test_a_person_goes_before_the_script() -> None:
+def test_the_operator_has_priority_over_the_script() -> None:
     toy = Toy()
     by_hand = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
     toy.operator.acts = lambda hand: by_hand if len(toy.robot.commands) < 3 else None
@@ -132,7 +132,7 @@ def test_a_person_goes_before_the_script() -> None:
     assert (episode.action[:3] == torch.from_numpy(by_hand)).all() and episode.success and episode.human.all()
 
 
-def test_steps_of_a_person_are_flagged_and_cut_out() -> None:
+def test_steps_of_the_operator_are_flagged_and_extracted() -> None:
     toy = Toy()
     by_hand = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
     toy.operator.acts = lambda hand: by_hand if len(toy.robot.commands) in (3, 4, 5, 9) else None
@@ -144,15 +144,15 @@ def test_steps_of_a_person_are_flagged_and_cut_out() -> None:
     assert (first.records["state"] == episode.state[3:7]).all() and not first.success
 
 
-def test_a_patient_human_takes_over_late() -> None:
+def test_the_scripted_operator_takes_over_after_its_patience() -> None:
     toy = Toy(limit=40, patience_s=1.0)
     episode = played(toy)
     first = int(episode.human.int().argmax())
     assert episode.success and 9 <= first <= 11 and episode.human[first:].all()
-    assert not played(toy, Job(EVALUATION, 0, 7, temperature=0.0)).human.any(), "an evaluation is the policy's own"
+    assert not played(toy, Job(EVALUATION, 0, 7, temperature=0.0)).human.any(), "only the policy acts in an evaluation"
 
 
-def test_an_evaluation_in_which_a_person_took_over_has_failed() -> None:
+def test_an_evaluation_with_a_takeover_has_failed() -> None:
     toy = Toy()
     toy.operator.acts = lambda hand: np.zeros(4, np.float32) if len(toy.robot.commands) == 5 else None
     episode = played(toy, Job(EVALUATION, 0, 7))
@@ -160,7 +160,7 @@ def test_an_evaluation_in_which_a_person_took_over_has_failed() -> None:
 
 
 @pytest.mark.parametrize(("word", "success"), [(SUCCESS, True), (FAILURE, False)])
-def test_a_person_judges(word: str, success: bool) -> None:
+def test_the_operator_judges_success(word: str, success: bool) -> None:
     toy = Toy()
     toy.scene.can_tell = False
     toy.operator.plan = {900: word}
@@ -169,7 +169,7 @@ def test_a_person_judges(word: str, success: bool) -> None:
     assert episode.reward[-1] == float(success) and len(episode) < 10
 
 
-def test_a_classifier_judges_where_the_scene_cannot() -> None:
+def test_a_classifier_judges_success_without_a_predicate() -> None:
     def sees(before: Observation, action: torch.Tensor, result: StepResult) -> StepResult:
         assert before.instruction == ["touch the point"] and action.shape == (1, 1, 4)
         there = result.observation.state[:, :1] > REST.position[0] + 0.22
@@ -181,11 +181,11 @@ def test_a_classifier_judges_where_the_scene_cannot() -> None:
         episode = played(toy, job)
         assert episode.success and episode.terminated and len(episode) == 5 and episode.reward[-1] == 1
     toy.scene.can_tell = True
-    assert not played(toy, Job(EVALUATION, 1, 7)).success, "the scene's own word counts in an evaluation"
+    assert not played(toy, Job(EVALUATION, 1, 7)).success, "the scene's predicate counts in an evaluation"
 
 
 @pytest.mark.parametrize(("word", "worth"), [(SUCCESS, 1.0), (FAILURE, 0.0)])
-def test_a_person_knows_better_than_a_classifier(word: str, worth: float) -> None:
+def test_the_operator_overrides_a_classifier(word: str, worth: float) -> None:
     toy = Toy(score=lambda before, action, result: replace(result, reward=torch.full((1, 1), 1 - worth)))
     toy.scene.can_tell = False
     toy.operator.plan = {900: word}
@@ -195,7 +195,7 @@ def test_a_person_knows_better_than_a_classifier(word: str, worth: float) -> Non
         toy.operator.plan = {toy.clock.now() / MS + 900: word}
 
 
-def test_a_reward_is_told_that_time_is_up() -> None:
+def test_a_reward_is_told_of_truncation() -> None:
     told: list[bool] = []
 
     def reward(before: Observation, action: torch.Tensor, result: StepResult) -> StepResult:
@@ -206,7 +206,7 @@ def test_a_reward_is_told_that_time_is_up() -> None:
     assert told == [False] * (len(episode) - 1) + [True] and not episode.terminated
 
 
-def test_a_pause_in_the_moment_of_success_counts() -> None:
+def test_a_pause_at_the_moment_of_success_counts() -> None:
     toy = Toy()
     toy.scene.can_tell = False
     toy.operator.plan = {900: SUCCESS, 900.5: PAUSE, 30_000: RESUME}
@@ -219,7 +219,7 @@ def test_a_pause_in_the_moment_of_success_counts() -> None:
 
 
 @pytest.mark.parametrize(("word", "why"), [(PAUSE, "paused by Ada"), (QUIT, "Ada said quit"), (None, "the session is over")])
-def test_who_objects_while_the_arm_goes_home_stops_it(word: str | None, why: str) -> None:
+def test_a_pause_or_an_end_of_the_session_stops_the_arm_on_its_way_home(word: str | None, why: str) -> None:
     toy = Toy()
     homed: list[float] = []
 
@@ -240,11 +240,11 @@ def test_who_objects_while_the_arm_goes_home_stops_it(word: str | None, why: str
     else:
         with pytest.raises(OperatorLeft, match=why):
             played(toy)
-        assert toy.robot.state.fault is None and not toy.robot.commands, "who leaves in good order leaves nothing latched"
+        assert toy.robot.state.fault is None and not toy.robot.commands, "a regular end latches nothing"
     assert 0.9 < homed[0] < 1.1
 
 
-def test_who_rests_says_that_it_is_still_there() -> None:
+def test_a_waiting_player_sends_heartbeats() -> None:
     toy = Toy()
     for _ in range(30):
         toy.clock.sleep_until(toy.clock.now() + 0.1)
@@ -252,22 +252,22 @@ def test_who_rests_says_that_it_is_still_there() -> None:
     assert toy.said == [{}] * 2
 
 
-def test_a_pause_cuts_and_waits() -> None:
+def test_a_pause_truncates_and_waits() -> None:
     toy = Toy()
     toy.operator.plan = {900: PAUSE, 30_000: RESUME}
     episode = played(toy)
     assert episode.ended == PAUSE and not episode.terminated and 0 < len(episode) < 10
     assert toy.clock.now() > 29 and [*toy.told[0]] == ["waiting", "for"] and "going_on" in toy.told[-1]
     toy.operator.plan = {30_900: PAUSE, 40_000: RESUME}
-    assert played(toy, Job(EVALUATION, 0, 7)).ended == "time is up", "an evaluation is played again"
+    assert played(toy, Job(EVALUATION, 0, 7)).ended == "time is up", "an evaluation is repeated"
 
 
-def test_what_was_said_before_it_was_asked_for_does_not_count() -> None:
+def test_a_word_before_it_is_awaited_does_not_count() -> None:
     toy = Toy()
     toy.scene.by_hand, toy.scene.can_tell = True, False
     toy.operator.plan = {0: RESUME, 10_000: RESUME, 10_001: SUCCESS}
     episode = played(toy)
-    assert episode.ended == "time is up" and len(episode) == 20 and not episode.success, "she had said so while the arm went home"
+    assert episode.ended == "time is up" and len(episode) == 20 and not episode.success, "it was sent while the arm went home"
     assert toy.robot.commands[0][0] > 10_000 * MS
 
 
@@ -287,7 +287,7 @@ def test_an_acknowledgement_is_for_one_fault() -> None:
 
 
 @pytest.mark.parametrize("early", [0, 308])
-def test_a_pause_counts_whenever_it_is_said(early: int) -> None:
+def test_a_pause_counts_at_any_time(early: int) -> None:
     toy = Toy()
     toy.operator.plan = {early: PAUSE, 10_000: RESUME}
     assert len(played(toy)) == 20 and len(toy.episodes) == 1 and toy.robot.commands[-20][0] > 10_000 * MS
@@ -298,7 +298,7 @@ def test_a_pause_counts_whenever_it_is_said(early: int) -> None:
     assert toy.clock.now() >= before + 5
 
 
-def test_who_quits_early_leaves_before_the_arm_moves() -> None:
+def test_an_early_quit_ends_before_the_arm_moves() -> None:
     for call in (lambda toy: toy.player.play(TRAIN, toy.keep), lambda toy: toy.player.rest()):
         toy = Toy()
         toy.operator.plan = {0: QUIT}
@@ -308,18 +308,18 @@ def test_who_quits_early_leaves_before_the_arm_moves() -> None:
 
 
 @pytest.mark.parametrize("kind", [TRAINING, DEMONSTRATION])
-def test_an_episode_without_an_action_is_played_again(kind: str) -> None:
+def test_an_episode_without_an_action_is_repeated(kind: str) -> None:
     toy = Toy(limit=1)
     toy.operator.acts = lambda hand: None if toy.clock.now() < 10 else np.zeros(4, np.float32)
     toy.delay = lambda request: 1.0
-    if kind == DEMONSTRATION:  # in which nothing but lateness leaves a step without an action
+    if kind == DEMONSTRATION:  # here only lateness leaves a step without an action
         toy.scene.expert = lambda state: toy.clock.sleep_until(toy.clock.now() + 0.3 * (toy.clock.now() < 10))  # type: ignore[method-assign, func-returns-value]
     toy.operator.plan = {20_000: ACKNOWLEDGE}
     assert len(played(toy, Job(kind, 0, 7, scripted=kind == DEMONSTRATION))) == 1 and len(toy.episodes) == 1
     assert {"waiting": "no action was executed in the episode: time is up", "for": ACKNOWLEDGE} in toy.told
 
 
-def test_success_at_once_takes_an_action() -> None:
+def test_immediate_success_still_takes_an_action() -> None:
     toy = Toy()
     toy.scene.succeeded = lambda state: True  # type: ignore[method-assign]
     for job in (TRAIN, SHOW, Job(EVALUATION, 0, 7)):
@@ -327,7 +327,7 @@ def test_success_at_once_takes_an_action() -> None:
         assert episode.success and len(episode) == 1 and episode.reward.tolist() == [1.0]
 
 
-def test_who_quits_leaves_with_what_there_is() -> None:
+def test_quit_ends_with_the_finished_episodes() -> None:
     toy = Toy()
     toy.operator.plan = {900: QUIT}
     assert not played(toy).terminated
@@ -354,13 +354,13 @@ def test_a_fault_waits_for_an_acknowledgement(kind: str) -> None:
         second = first
     else:
         assert first.fault and first.ended == "reflex" and 0 < len(first) <= 5 and not first.terminated and not first.success
-        assert toy.robot.state.fault == "reflex", "nothing was cleared without a person"
+        assert toy.robot.state.fault == "reflex", "nothing was cleared without the operator"
         second = played(toy, job)
     assert toy.clock.now() >= 20_000 / 1024 and len(second) == 20 and not second.fault
     assert {"waiting": "reflex", "for": ACKNOWLEDGE} in toy.told
 
 
-def test_consent_by_script_has_an_end() -> None:
+def test_acknowledgements_by_script_are_limited() -> None:
     toy = Toy(scripted_consent=True)
 
     def blind() -> None:
@@ -372,7 +372,7 @@ def test_consent_by_script_has_an_end() -> None:
     assert toy.episodes == []
 
 
-def test_a_robot_that_was_lost_is_connected_anew() -> None:
+def test_a_lost_robot_is_connected_again() -> None:
     toy = Toy(scripted_consent=True)
     observe, connected = toy.robot.observe, []
 
@@ -388,7 +388,7 @@ def test_a_robot_that_was_lost_is_connected_anew() -> None:
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_a_camera_that_was_lost_is_started_anew(warmup: int) -> None:
+def test_a_lost_camera_is_started_again(warmup: int) -> None:
     toy = Toy(scripted_consent=True, warmup=warmup)
     camera = toy.camera
     latest, started = camera.latest, list[None]()
@@ -403,7 +403,7 @@ def test_a_camera_that_was_lost_is_started_anew(warmup: int) -> None:
     assert len(played(toy)) == 20 and len(started) == 1
 
 
-def test_a_policy_that_fails_leaves_what_was_seen() -> None:
+def test_a_policy_failure_keeps_the_recorded_steps() -> None:
     toy = Toy()
 
     def fail(position: object, goal: object) -> list[float]:
@@ -417,7 +417,7 @@ def test_a_policy_that_fails_leaves_what_was_seen() -> None:
     assert len(toy.episodes[0]) == 4 and toy.episodes[0].fault and toy.robot.state.fault == "FloatingPointError: not finite"
 
 
-def test_leaving_cuts_the_episode_and_stops() -> None:
+def test_leaving_truncates_the_episode_and_stops() -> None:
     toy = Toy()
     toy.clock.at(0.9, lambda: toy.player.leave("the learner is gone"))
     assert played(toy).ended == "the learner is gone"
@@ -425,7 +425,7 @@ def test_leaving_cuts_the_episode_and_stops() -> None:
         toy.player.play(TRAIN, toy.keep)
 
 
-def test_a_file_holds_an_episode(tmp_path: Path) -> None:
+def test_an_episode_is_stored_in_a_file(tmp_path: Path) -> None:
     toy = Toy()
     episode = played(toy)
     path = episode.write(tmp_path / "episodes")

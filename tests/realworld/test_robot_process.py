@@ -12,7 +12,7 @@ from rlinf_vla.realworld.episode import TRAINING, Job
 from rlinf_vla.realworld.process import END, LEARNER_GONE, SESSION_OVER, AnswerWriter, CommandReader
 
 
-def test_a_learner_that_does_not_listen_for_long_loses_no_answer_and_makes_nobody_wait(pair: tuple[Channel, Channel]) -> None:
+def test_a_slow_learner_loses_no_answer_and_blocks_nothing(pair: tuple[Channel, Channel]) -> None:
     learner, robot = pair
     answer = AnswerWriter(robot)
     for number in range(5000):
@@ -34,7 +34,7 @@ def test_a_learner_that_is_gone_does_not_stop_the_robot_process(pair: tuple[Chan
 
 
 @pytest.mark.parametrize(("ended", "why"), [(True, SESSION_OVER), (False, LEARNER_GONE)])
-def test_jobs_come_in_order_and_then_the_reason_of_the_end(
+def test_jobs_arrive_in_order_followed_by_the_reason_of_the_end(
     pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, ended: bool, why: str
 ) -> None:
     monkeypatch.setattr(process.threading, "Timer", lambda seconds, work, arguments: threading.Thread())

@@ -33,7 +33,7 @@ def matrix(q: np.ndarray) -> np.ndarray:
 
 
 @given(vectors, vectors)
-def test_turning_is_a_rotation_about_the_bases_axes(first: np.ndarray, second: np.ndarray) -> None:
+def test_rotations_are_about_the_bases_axes(first: np.ndarray, second: np.ndarray) -> None:
     q = turned(np.array([1.0, 0, 0, 0]), first)
     angle = float(np.linalg.norm(second))
     x, y, z = second / angle if angle else second
@@ -43,14 +43,14 @@ def test_turning_is_a_rotation_about_the_bases_axes(first: np.ndarray, second: n
 
 
 @given(vectors)
-def test_the_rotation_vector_is_the_way_back(vector: np.ndarray) -> None:
+def test_the_rotation_vector_inverts_the_rotation(vector: np.ndarray) -> None:
     q = turned(np.array([1.0, 0, 0, 0]), 3 * vector)
     found = lead(-q, np.array([1.0, 0, 0, 0]))
     assert np.linalg.norm(found) <= np.pi + 1e-9
     np.testing.assert_allclose(matrix(turned(np.array([1.0, 0, 0, 0]), found)), matrix(q), atol=1e-9)
 
 
-def test_actions_add_up_on_the_target_whatever_the_arm_lags() -> None:
+def test_actions_accumulate_on_the_target_for_any_lag() -> None:
     tracked = TrackedTarget(SPEC)
     for count in range(1, 6):
         target = tracked.move(action(0.8, -0.4, 0, 1), REST)
@@ -59,7 +59,7 @@ def test_actions_add_up_on_the_target_whatever_the_arm_lags() -> None:
         assert target.gripper_width == 0.08
 
 
-def test_seven_numbers_turn_too_and_the_gripper_closes() -> None:
+def test_seven_numbers_also_rotate_and_the_gripper_closes() -> None:
     tracked = TrackedTarget(SPEC)
     for count in (1, 2):
         target = tracked.move(action(0, 0, 0, 0, 0, 1, -1), REST)
@@ -69,8 +69,8 @@ def test_seven_numbers_turn_too_and_the_gripper_closes() -> None:
 
 
 @given(st.lists(st.tuples(*[st.floats(-100, 100)] * 7), min_size=1, max_size=20), st.floats(0.1, 0.4))
-def test_the_target_never_runs_ahead_and_turns_back_at_once(actions: list[tuple[float, ...]], lag: float) -> None:
-    """Of an arm that does not move at all."""
+def test_the_lead_of_the_target_is_limited_and_it_reverses_at_once(actions: list[tuple[float, ...]], lag: float) -> None:
+    """For an arm that does not move."""
     tracked, most = TrackedTarget(replace(SPEC, lag_s=lag)), 10 * lag
     for each in actions:
         target = tracked.move(action(*each), REST)
@@ -85,7 +85,7 @@ def test_the_target_never_runs_ahead_and_turns_back_at_once(actions: list[tuple[
 
 
 @given(st.tuples(*[st.floats(-100, 100)] * 7))
-def test_no_action_goes_further_than_a_straight_one(numbers: tuple[float, ...]) -> None:
+def test_no_action_moves_further_than_a_straight_one(numbers: tuple[float, ...]) -> None:
     target = TrackedTarget(SPEC).move(action(*numbers), REST)
     moved, clipped = target.pose.position - REST.position, np.clip(numbers, -1, 1)
     assert np.linalg.norm(moved) <= 0.05 * (1 + 1e-9)
@@ -93,7 +93,7 @@ def test_no_action_goes_further_than_a_straight_one(numbers: tuple[float, ...]) 
     assert np.linalg.norm(lead(target.pose.quaternion, REST.quaternion)) <= 0.25 * (1 + 1e-9)
 
 
-def test_at_full_speed_an_arm_that_lags_as_it_says_never_holds_the_target_back() -> None:
+def test_an_arm_with_the_declared_lag_never_limits_the_target_at_full_speed() -> None:
     tracked, way = TrackedTarget(replace(SPEC, lag_s=0.3)), []
     for _ in range(10):
         seen = REST if len(way) < 3 else way[-3]
@@ -101,7 +101,7 @@ def test_at_full_speed_an_arm_that_lags_as_it_says_never_holds_the_target_back()
     np.testing.assert_allclose(way[-1].position, REST.position + 10 * 0.05 / np.sqrt(3))
 
 
-def test_a_restart_begins_where_the_arm_is() -> None:
+def test_a_restart_starts_at_the_arms_position() -> None:
     tracked = TrackedTarget(SPEC)
     tracked.move(action(1, 0, 0, 0), REST)
     tracked.restart()

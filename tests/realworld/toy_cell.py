@@ -1,4 +1,4 @@
-"""A robot, a scene and a person without hardware, on a virtual clock: touch a point that the seed names."""
+"""A robot, a scene and an operator without hardware, on a virtual clock: touch a point that the seed selects."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ToyScene:
 
 
 class ToyPerson:
-    """Says and does what is planned, each at its tick of the clock: ``plan[ms] = word``."""
+    """Sends planned words and motions, each at its time: ``plan[ms] = word``."""
 
     name = "Ada"
 
@@ -65,7 +65,7 @@ class ToyPerson:
 
 
 class Toy:
-    """``acts``: of (position, goal), what the policy does; its inference takes ``delay`` of control.MS. ``wrap``: of its scene."""
+    """``acts``: the policy's action from (position, goal); its inference takes ``delay`` of control.MS. ``wrap``: wraps the scene."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Toy:
 
     @property
     def told(self) -> list[dict[str, str]]:
-        """What was said, but for signs of life."""
+        """Messages without heartbeats."""
         return [message for message in self.said if message]
 
     def keep(self, episode: RobotEpisode) -> None:

@@ -48,7 +48,7 @@ def step() -> StepResult:
     return env.step(UP)
 
 
-def test_success_is_worth_one() -> None:
+def test_success_has_a_reward_of_one() -> None:
     result = step()
     scored = made("success")(result.observation, UP, result)
     assert torch.equal(scored.reward, (result.success & result.valid).float()) and scored.reward.any()
@@ -63,7 +63,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "rewards_of_mine"
 
 
-def test_a_function_of_the_users(module: str) -> None:
+def test_a_users_function(module: str) -> None:
     result = step()
     scored = made("function", function=f"{module}:halves")(result.observation, UP, result)
     assert torch.equal(scored.reward, 0.5 * result.valid.float())
@@ -80,7 +80,7 @@ def test_a_function_of_the_users(module: str) -> None:
         ("", "cannot be imported"),
     ],
 )
-def test_a_function_that_is_not_there(module: str, location: str, said: str) -> None:
+def test_a_missing_function(module: str, location: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as error:
         made("function", function=location)
     assert "\n" not in str(error.value)

@@ -1,6 +1,6 @@
-"""Rounds of chaos: an arm that never stands still, something that fails at a random moment, and what must be true every time.
+"""Fault injection: the arm moves, a fault occurs at a random moment, and the same conditions must hold each time.
 
-The same rounds are played by the real franky against franky-sim and, exactly, on a virtual clock: player, control loop, servo,
+The same rounds run with the real franky against franky-sim and, exactly, on a virtual clock: player, control loop, servo,
 safety filter and files are those of a session.
 """
 
@@ -28,16 +28,16 @@ from rlinf_vla.realworld.player import RobotPlayer
 from rlinf_vla.robots.cell import Cell as Limits
 
 ROUNDS = int(os.environ.get("ROBOT_CHAOS", "0"))
-"""Of each fault; 0: as many as the suite has time for. ``make robot-chaos`` makes it 100."""
+"""Rounds of each fault; 0: the default of the suite. ``make robot-chaos`` makes it 100."""
 STRICT = "ROBOT_CHAOS_PAGE" in os.environ
-"""On a machine with nothing else to do, real rounds are held to the stated times; else they share their cores with other tests."""
+"""On an idle machine, real rounds must meet the stated times; otherwise they share their cores with other tests."""
 CAMERA_S = 0.1
-"""Between two pictures, at most."""
+"""Maximum seconds between two images."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """latched: how its name begins, a regular expression; None: nothing may happen. notice: seconds until the arm begins to stop at the
+    """latched: start of its name, a regular expression; None: nothing may happen. notice: seconds until the arm starts to stop at the
     latest, of the cell's limits and of what a camera may."""
 
     latched: str | None
@@ -55,7 +55,7 @@ def _at_once(limits: Limits, cameras: CameraLimits) -> float:
 
 
 def _next_tick(limits: Limits, cameras: CameraLimits) -> float:
-    """Of the control loop, and then of the servo."""
+    """Periods of the control loop and of the servo."""
     return 1 / limits.control_hz + 1 / limits.servo_hz
 
 
@@ -84,13 +84,13 @@ class Round:
     fault: str
     where: str
     stood_s: float
-    """Until the arm stood, since the fault; NaN where it was to go on."""
+    """Seconds from the fault until the arm stopped; NaN if it had to continue."""
     stated_s: float
     wrong: str | None
 
 
 class Circling:
-    """What the policy does: the tool goes round, and the fingers may be told to close."""
+    """The policy's actions: the tool moves in a circle, and the fingers may close."""
 
     def __init__(self, spec: Any) -> None:
         self._period, self._metre = 1 / spec.control_hz, 1 / spec.translation_m
@@ -108,7 +108,7 @@ class Circling:
 
 
 class Nothing:
-    """A scene without a task, and a person who acknowledges whatever is asked; nobody asks while an episode is played."""
+    """A scene without a task, and an operator who acknowledges all requests; there is none during an episode."""
 
     task, by_hand, has_expert, name = "Circle", False, False, "tester"
 
@@ -135,11 +135,11 @@ class Chaos(ABC):
 
     where: str
     still: float
-    """No faster is standing; in the unit of ``trajectory``."""
+    """Speed below which the arm counts as stopped, in the unit of ``trajectory``."""
     settle_s: float
-    """That the arm swings after its command stands."""
+    """Seconds that the arm oscillates after its command has stopped."""
     patience = 1.0
-    """Times the stated time: above 1 where cores are shared with other tests."""
+    """Factor on the stated time: above 1 if cores are shared with other tests."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Chaos(ABC):
         )
         self._number = 0
         self._latched: str | None = None
-        """How what stopped the last episode begins."""
+        """Start of the reason that stopped the last episode."""
         self._pending: tuple[float, str] | None = None
         self._began = self._injected = self._called = math.nan
 
@@ -180,22 +180,22 @@ class Chaos(ABC):
 
     @abstractmethod
     def inject(self, fault: str) -> None:
-        """Something that is not the policy's."""
+        """A fault that the policy does not cause."""
 
     @abstractmethod
     def fix(self, fault: str) -> None:
-        """The cause is gone."""
+        """Removes the cause."""
 
     def _hear(self, message: dict[str, Any]) -> None:
         self.told += [message] if message else []
         if message.get("for") == ACKNOWLEDGE and self._pending is not None and not math.isnan(self._injected):
-            self.fix(self._pending[1])  # nothing was done in the episode, which is played again: a person mends before she acknowledges
+            self.fix(self._pending[1])  # the episode had no action and is repeated: the operator removes the cause before acknowledging
 
     def stated_s(self, fault: str) -> float:
         return FAULTS[fault].notice(self.limits, self.cameras_may) + self.limits.stop_time_s + self.settle_s
 
     def rounds(self, fault: str, count: int) -> list[Round]:
-        """And an episode at the end that nothing disturbs. A round that went wrong is told, and followed by the next."""
+        """A final episode is undisturbed. A failed round is reported, and the next one follows."""
         found = []
         for number in range(count):
             delay = random.Random(f"{fault} {number}").uniform(0.4, 1.0)
@@ -217,9 +217,9 @@ class Chaos(ABC):
         episode = self._play()
         latched = FAULTS[fault].latched
         before = [speed for when, speed in self.trajectory() if self._injected - 0.5 < when < self._injected]
-        assert before and max(before) > self.still, "the arm moved when it happened"
+        assert before and max(before) > self.still, "the arm moved at the time of the fault"
         until = self._began + float(episode.tick[-1]) / self.limits.control_hz
-        assert until >= self._injected - 2 / self.limits.control_hz, "what was seen until then is on the disk"
+        assert until >= self._injected - 2 / self.limits.control_hz, "the data until the fault is on the disk"
         if latched is None:
             assert episode.ended == "time is up" and not episode.fault, episode.ended
             assert self.robot.observe().fault is None
@@ -227,9 +227,9 @@ class Chaos(ABC):
         assert episode.fault and not episode.terminated, episode.ended
         self._wait_standing(self.stated_s(fault))
         after = [(when, speed) for when, speed in self.trajectory() if when >= self._injected]
-        assert after[-1][0] > self._injected + self.stated_s(fault), "it was looked at long enough"
+        assert after[-1][0] > self._injected + self.stated_s(fault), "it was observed long enough"
         stood = max((when for when, speed in after if speed > self.still), default=self._injected) - self._injected
-        assert stood <= self.patience * self.stated_s(fault), f"it stood after {stood:.2f} s, {self.stated_s(fault):.2f} s are stated"
+        assert stood <= self.patience * self.stated_s(fault), f"it stopped after {stood:.2f} s; the bound is {self.stated_s(fault):.2f} s"
         self._named(latched)
         self.fix(fault)
         self._wait(self.clock.now() + 0.2)
@@ -243,7 +243,7 @@ class Chaos(ABC):
         assert found is not None and re.match(latched, found), found
 
     def _play(self) -> RobotEpisode:
-        """Whatever stopped the arm before was acknowledged, and is named by who asks for that."""
+        """Any earlier stop was acknowledged, and the request names it."""
         self._number += 1
         self._began, self._called = math.nan, self.clock.now()
         self.told.clear()
@@ -251,7 +251,7 @@ class Chaos(ABC):
         self.player.play(job, lambda episode: kept.append(episode.write(self.folder)))
         waits = [message["waiting"] for message in self.told if message.get("for") == ACKNOWLEDGE]
         if self._latched is not None:
-            assert waits and re.match(self._latched, waits[0]), f"{waits}: a person is told what she acknowledges"
+            assert waits and re.match(self._latched, waits[0]), f"{waits}: the operator sees what is acknowledged"
         self._latched = None
         return RobotEpisode.read(kept[0])
 
@@ -270,7 +270,7 @@ class Chaos(ABC):
         self.inject(fault)
 
     def _wait_standing(self, stated_s: float) -> None:
-        """Longer than stated only while it moves, where one must be patient."""
+        """Longer than stated only while it moves, with a larger time limit."""
         self._wait(max(self.clock.now(), self._injected + stated_s) + 0.2)
         while (
             self.clock.now() < self._injected + self.patience * stated_s and max(speed for _, speed in self.trajectory()[-40:]) > self.still

@@ -1,4 +1,4 @@
-"""docs/results/robot_chaos.md."""
+"""Writes docs/results/robot_chaos.md."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from statistics import median
 import numpy as np
 from chaos import Round
 
-HEAD = """# Faults, again and again
+HEAD = """# Repeated faults
 
 `make robot-chaos ROUNDS={rounds}`, {today}: {where}.
 
-Each fault comes at a random moment while the arm moves, in a session that goes on from round to round. "Stood": seconds from the fault to
-the last moment at which a joint was faster than 0.05 rad/s, by the simulator's own account every 5 ms (on the virtual clock: the tool
-faster than 0.1 mm/s). A round also goes wrong where the fault is not latched and named, what was seen until then is not on the disk,
-anything but an acknowledgement clears it, or the session does not go on after that. What is stated: [robot_safety.md](../robot_safety.md).
+Each fault is injected at a random moment while the arm moves, in a session that continues from
+round to round. "Stopped": seconds from the fault to the last moment at which a joint was faster
+than 0.05 rad/s, as the simulator reports it every 5 ms (on the virtual clock: the tool faster than
+0.1 mm/s). A round also fails if the fault is not latched and named, if the data seen until then is
+not on the disk, if anything but an acknowledgement clears the fault, or if the session does not
+continue after that. The bounds are those of [robot_safety.md](../robot_safety.md).
 
-| fault | where | rounds | went wrong | stated s | stood s, median | worst |
+| fault | where | rounds | failed | bound s | stopped s, median | maximum |
 |---|---|---|---|---|---|---|
 """
 
@@ -32,11 +34,11 @@ def page(rounds: Sequence[Round]) -> str:
         these = [each for each in rounds if (each.fault, each.where) == (fault, where)]
         stood = [each.stood_s for each in these if not np.isnan(each.stood_s)]
         bad = [each.wrong for each in these if each.wrong is not None]
-        times = f"{these[0].stated_s:.2f} | {median(stood):.2f} | {max(stood):.2f}" if stood else "goes on | |"
+        times = f"{these[0].stated_s:.2f} | {median(stood):.2f} | {max(stood):.2f}" if stood else "continues | |"
         lines.append(f"| {fault.replace('_', ' ')} | {where} | {len(these)} | {len(bad)} | {times} |\n")
         wrong += [f"* {fault}, {where}: {each}\n" for each in bad]
     head = HEAD.format(rounds=os.environ.get("ROBOT_CHAOS", "0"), today=date.today(), where=machine())
-    return head + "".join(lines) + ("\nWhat went wrong:\n\n" + "".join(wrong) if wrong else "")
+    return head + "".join(lines) + ("\nFailures:\n\n" + "".join(wrong) if wrong else "")
 
 
 def machine() -> str:

@@ -1,4 +1,4 @@
-"""One simulated cell for all tests: franky-sim takes seconds to start. Each test gets an arm that is at home, sound and let go."""
+"""One simulated cell for all tests (franky-sim takes seconds to start). Each test gets an arm at home, released and without a fault."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedCell]:
 
 @pytest.fixture(scope="session")
 def wall_clock_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file; processes that are started from now on see a wall clock that is off by the seconds that it says."""
+    """A file with an offset in seconds; processes started from now on see a wall clock with this offset."""
     path = tmp_path_factory.mktemp("wall_clock") / "off"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent / "stepped_clock"), prepend=":")
@@ -47,7 +47,7 @@ def all_rounds() -> list[Round]:
 
 @pytest.fixture
 def rounds(all_rounds: list[Round]) -> Iterator[list[Round]]:
-    """What rounds of chaos came to; kept as a page, from test to test, where ROBOT_CHAOS_PAGE says so."""
+    """Results of all rounds; written as a page after each test if ROBOT_CHAOS_PAGE is set."""
     yield all_rounds
     if page := os.environ.get("ROBOT_CHAOS_PAGE"):
         Path(page).write_text(chaos_page.page(all_rounds))

@@ -1,4 +1,4 @@
-"""``python driving.py FOLDER PYTHON``: the arm goes round until this is killed; what it finds latched, it acknowledges."""
+"""``python driving.py FOLDER PYTHON``: the arm moves in a circle until this is killed; it acknowledges a latched fault."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ CELL_YAML = (
     .replace("heartbeat_timeout_s: 0.5 ", "heartbeat_timeout_s: 2 ")
     .replace("max_state_age_s: 0.3 ", "max_state_age_s: 0.5 ")
 )
-"""More patient than the shipped one: tests share the machine with anything."""
+"""With larger time limits than the shipped one, because tests share the machine with other work."""
 
 SMALL = (
     *("iterations=100000", "cluster=laptop", "evaluation.before_and_after=false", "checkpoints.every=1", "session.learner_nice=0"),
     *("algorithm.demonstrations=0", "algorithm.episodes=1", "algorithm.batch_size=16", "algorithm.updates_per_step=0.05"),
-    # the scene's expert keeps the arm moving; nothing that a test left behind goes on for ever
+    # the scene's expert keeps the arm moving; a process that a test left behind ends by itself
     *(
         "session.minutes=120",
         "session.patience_s=0.2",
@@ -39,16 +39,16 @@ SMALL = (
         "control.max_misses=100",
     ),
 )
-"""Words for ``rlinf-vla train``: learning that costs next to nothing, without end, and an arm that moves."""
+"""Arguments of ``rlinf-vla train``: minimal learning without end, and an arm that moves."""
 
 
 def journal(folder: Path) -> list[dict[str, Any]]:
-    """What happened to the arm, oldest first; a line that is being written is not."""
+    """Events of the arm, oldest first, without a line that is being written."""
     return [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def pursues(folder: Path) -> bool:
-    """The arm of this folder has a command: an episode is being played."""
+    """The arm of this folder has a command: an episode is running."""
     try:
         data = SharedRecord(folder / STATE).read()
     except (OSError, ValueError):
@@ -57,7 +57,7 @@ def pursues(folder: Path) -> bool:
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> float:
-    """How long it took."""
+    """Returns the seconds that it took."""
     begun = time.monotonic()
     while not condition():
         if time.monotonic() - begun > seconds:
@@ -79,7 +79,7 @@ class Session:
 
     @property
     def speed(self) -> float:
-        """Of the fastest joint, by the simulator's own account."""
+        """Speed of the fastest joint, as the simulator reports it."""
         return float(np.abs(self.cell.truth().joint_velocities).max())
 
     def move(self, seconds: float, *, by: tuple[float, float, float] = (0.01, 0.005, -0.01), width: float | None = None) -> RobotState:
@@ -94,7 +94,7 @@ class Session:
         return self.robot.observe()
 
     def wait_still(self, seconds: float) -> float:
-        """For a tenth of a second, so that no turning point is taken for rest."""
+        """For a tenth of a second, so that a turning point does not count as rest."""
         since = [time.monotonic()]
 
         def still() -> bool:
@@ -102,14 +102,14 @@ class Session:
                 since[0] = time.monotonic()
             return time.monotonic() - since[0] > 0.1
 
-        return wait_until(still, seconds, "the arm stands still")
+        return wait_until(still, seconds, "the arm is at rest")
 
     def wait_fault(self, seconds: float) -> str:
         wait_until(lambda: self.robot.observe().fault, seconds, "a fault is latched")
         return str(self.robot.observe().fault)
 
     def acknowledge(self) -> None:
-        """Until it helps: a person presses again, too."""
+        """Repeats until it succeeds, as an operator would."""
 
         def sound() -> bool:
             if self.robot.observe().fault is not None and self.robot.refusal is not None:

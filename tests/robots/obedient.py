@@ -1,4 +1,4 @@
-"""An arm and a hand that do at once what they are told, and a Franka of these whose servo ticks on a virtual clock."""
+"""An arm and a hand that follow commands at once, and a Franka with them whose servo runs on a virtual clock."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def joints_of(arm: ObedientArm) -> Vector:
 
 
 class VirtualFranka:
-    """Implements ``Robot``: all of the arm's process but its sockets and franky."""
+    """Implements ``Robot``: all of the arm's process except its sockets and franky."""
 
     def __init__(self, clock: VirtualClock, folder: Path) -> None:
         self.spec, self._clock, self._folder = CELL.spec, clock, folder
@@ -76,7 +76,7 @@ class VirtualFranka:
         """(when, metres per second), at each tick."""
         self._interventions: list[Intervention] = []
         self.silent = False
-        """No state of the arm comes any more."""
+        """The arm sends no more states."""
         self._journal: Journal | None = None
         self.connect(0.0)
         self._tick()

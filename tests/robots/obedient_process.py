@@ -1,6 +1,6 @@
-"""In place of Python, as ``robot.python`` may name one: the arm's process, whose arm and hand obey at once. It needs no franky.
+"""A replacement for ``robot.python``: the arm's process with an arm and a hand that follow at once. It needs no franky.
 
-``python obedient_process.py BOOTSTRAP MODULE DESCRIPTOR``; ``$OBEDIENT_TRUTH``: where the arm was told to go, and when.
+``python obedient_process.py BOOTSTRAP MODULE DESCRIPTOR``; ``$OBEDIENT_TRUTH``: file of the commanded poses and their times.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Gripper(ObedientGripper):
 
 
 if __name__ == "__main__":
-    sys.modules.setdefault("franky", types.ModuleType("franky"))  # for what only names its exceptions
+    sys.modules.setdefault("franky", types.ModuleType("franky"))  # for modules that only name its exceptions
     for name, kind in (("driver", ("FrankyArm", Arm)), ("gripper", ("FrankyGripper", Gripper))):
         module = types.ModuleType(f"rlinf_vla.robots.franka.{name}")
         setattr(module, *kind)

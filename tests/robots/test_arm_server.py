@@ -1,4 +1,4 @@
-"""Physics and the client of the simulated arm go in step, however busy the machine."""
+"""Physics and the client of the simulated arm stay synchronised on a busy machine."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def command(server: ArmServer) -> None:
     server._handle_udp_command(UDPCommand.STRUCT.pack(1, *(number for each in fields for number in each)))
 
 
-def test_time_stands_still_until_the_command_for_the_last_state_has_come(server: ArmServer) -> None:
+def test_simulated_time_waits_for_the_command_for_the_last_state(server: ArmServer) -> None:
     server.send_state()
-    assert not server.waiting, "a client looks at the first states without a word"
+    assert not server.waiting, "a client reads the first states without commands"
     command(server)
     assert not server.waiting
     for _ in range(3):
@@ -42,11 +42,11 @@ def test_time_stands_still_until_the_command_for_the_last_state_has_come(server:
         assert not server.waiting
 
 
-def test_time_goes_on_where_nothing_can_come(server: ArmServer) -> None:
+def test_simulated_time_continues_if_no_command_can_arrive(server: ArmServer) -> None:
     command(server)
     server.send_state()
     server.inject("udp_silence")
-    assert not server.waiting, "the line is dead"
+    assert not server.waiting, "the connection is dead"
     server.end("udp_silence")
     assert server.waiting
     server.reset_current_motion_id()

@@ -1,4 +1,4 @@
-"""Work with a disk that nobody waits for."""
+"""Disk writes in the background."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from rlinf_vla.robots.runtime_folder import BackgroundWriter, Journal, Latch
 
 
-def test_all_is_done_in_order_and_nobody_waits(tmp_path: Path) -> None:
+def test_writes_are_in_order_and_do_not_block(tmp_path: Path) -> None:
     later, may = BackgroundWriter(), threading.Event()
     later(may.wait)
     latch, journal = Latch(tmp_path, later), Journal(tmp_path / "journal", later)
@@ -16,7 +16,7 @@ def test_all_is_done_in_order_and_nobody_waits(tmp_path: Path) -> None:
     assert not later.settle(0.01)
     latch.write("second")
     journal.write("fault", durable=True)
-    assert latch.read() is None, "it has not been waited for"
+    assert latch.read() is None, "the caller did not block"
     may.set()
     assert later.settle(120)
     assert latch.read() == "second" and "fault" in (tmp_path / "journal").read_text() and later.problem is None
@@ -24,7 +24,7 @@ def test_all_is_done_in_order_and_nobody_waits(tmp_path: Path) -> None:
     later.close()
 
 
-def test_a_full_disk_is_a_problem_and_no_exception() -> None:
+def test_a_full_disk_is_reported_without_an_exception() -> None:
     later = BackgroundWriter()
     journal = Journal(Path("/dev/full"), later)
     journal.write("fault", durable=True)

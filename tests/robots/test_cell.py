@@ -30,7 +30,7 @@ def error(tmp_path: Path, text: str) -> str:
     return message
 
 
-def test_the_shipped_cell_is_sound_and_conservative() -> None:
+def test_the_shipped_cell_is_valid_and_conservative() -> None:
     cell = cell_file.load(SHIPPED)
     assert cell.name == "franka_sim"
     assert cell.spec.control_hz == 10 and cell.spec.gripper_width_m == 0.08
@@ -43,7 +43,7 @@ def test_every_key_of_the_shipped_cell_is_explained(values: dict[str, Any]) -> N
     assert set(values) == {field for field in Cell.__dataclass_fields__ if field != "name"}
 
 
-def test_a_cell_travels_as_json() -> None:
+def test_a_cell_round_trips_through_json() -> None:
     cell = cell_file.load(SHIPPED)
     assert cell_file.of(json.loads(json.dumps(cell_file.as_json(cell))), cell.name) == cell
 
@@ -52,7 +52,7 @@ NONSENSE = [None, True, "fast", float("nan"), float("inf"), -1e9, 1e9, 10**400, 
 
 
 @pytest.mark.parametrize("key", [field for field in Cell.__dataclass_fields__ if field != "name"])
-def test_no_key_may_be_missing_or_nonsense(values: dict[str, Any], key: str) -> None:
+def test_no_key_may_be_missing_or_invalid(values: dict[str, Any], key: str) -> None:
     for nonsense in NONSENSE:
         with pytest.raises(CellError, match=f"^{key}: "):
             cell_file.of(values | {key: nonsense}, "lab")
@@ -101,11 +101,11 @@ def test_no_key_may_be_missing_or_nonsense(values: dict[str, Any], key: str) -> 
         ({"max_rotation_acceleration_rad_s2": 0.5}, "max_rotation_acceleration_rad_s2: turning at full speed already takes all"),
     ],
 )
-def test_contradictions_and_absurdities_are_named(tmp_path: Path, values: dict[str, Any], change: dict[str, Any], said: str) -> None:
+def test_contradictory_and_absurd_limits_are_named(tmp_path: Path, values: dict[str, Any], change: dict[str, Any], said: str) -> None:
     assert said in error(tmp_path, yaml.safe_dump(values | change, allow_unicode=True))
 
 
-def test_what_is_no_cell_file(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_an_invalid_cell_file(tmp_path: Path, values: dict[str, Any]) -> None:
     assert "is not a mapping of keys to values" in error(tmp_path, "- 1\n")
     assert "is not a mapping of keys to values" in error(tmp_path, "")
     assert "line 2: max_speed_m_s is given twice; keep one" in error(tmp_path, "max_speed_m_s: 0.1\nmax_speed_m_s: 3\n")

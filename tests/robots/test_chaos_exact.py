@@ -1,4 +1,4 @@
-"""Every fault that needs no process of its own, again and again at random moments, on a virtual clock."""
+"""Every fault that needs no separate process, repeated at random moments on a virtual clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INFERENCE_S = 0.02
 
 
 class VirtualCamera:
-    """A new picture at every look, unless it is told to fail."""
+    """A new image at every read, unless it is set to fail."""
 
     name = "front"
 
@@ -103,7 +103,7 @@ class Exact(Chaos):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_arm_stands_in_time_and_waits_for_a_person(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fault_stops_the_arm_in_time_and_is_latched(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chaos = Exact(tmp_path, monkeypatch)
     found = chaos.rounds(fault, max(ROUNDS, 20))
     chaos.arm.close()

@@ -1,4 +1,4 @@
-"""The rounds of chaos by the real franky against franky-sim. ``ROBOT_CHAOS=3`` plays three of each fault."""
+"""Fault injection with the real franky against franky-sim. ``ROBOT_CHAOS=3`` runs three rounds of each fault."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class Real(Chaos):
     def inject(self, fault: str) -> None:
         if fault in CAMERAS:
             self._cell.fault(CAMERAS[fault])
-            self._injected = self.clock.now()  # it is obeyed after the picture that is being drawn
+            self._injected = self.clock.now()  # it takes effect after the image that is being rendered
         elif fault == "stalled_policy":
             self._goes_on.clear()
             self._stalled.set()
-        elif fault == "clock_step":  # back, and at the next round forth
+        elif fault == "clock_step":  # backwards, and forwards in the next round
             if self._off.exists():
                 self._off.unlink()
             else:
@@ -108,11 +108,11 @@ def real(cell: SimulatedCell, wall_clock_off: Path) -> Iterator[Real]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_real_driver_stands_in_time_and_waits_for_a_person(fault: str, real: Real, rounds: list[Round]) -> None:
+def test_each_fault_stops_the_real_driver_in_time_and_is_latched(fault: str, real: Real, rounds: list[Round]) -> None:
     before = len(journal(real.arm_folder)) if fault == "clock_step" else 0
     found = real.rounds(fault, ROUNDS or 1)
     rounds += found
     assert [each.wrong for each in found] == [None] * len(found)
     if fault == "clock_step":
         off = [line["wall_time"] - line["time"] for line in journal(real.arm_folder)[before:]]
-        assert max(off) - min(off) > 0.9 * STEP_S, "the arm's process saw the step"
+        assert max(off) - min(off) > 0.9 * STEP_S, "the arm's process saw the clock step"

@@ -1,4 +1,4 @@
-"""A session at the simulated Franka whose processes are killed while the arm moves: the learner, and the process beside the robot."""
+"""A session at the simulated Franka whose processes are killed while the arm moves: the learner and the robot process."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900 + 300 * ROUNDS)]
 
 SETTLE_S, PATIENCE = 0.5, 1.0 if STRICT else 8.0
 START_S = 240.0
-"""Two processes that import PyTorch, on cores that others use, too."""
+"""Two processes that import PyTorch, on shared cores."""
 GONE, DIED = "policy: its process is gone", "the robot process died (exit code -9)"
 
 
 class Killed:
-    """``rlinf-vla train``, again and again in one run directory."""
+    """``rlinf-vla train``, restarted in one run directory."""
 
     def __init__(self, cell: SimulatedCell, run: Path) -> None:
         self.cell, self.run, self.seen = cell, run, Trajectory(cell)
@@ -52,12 +52,12 @@ class Killed:
             self.learner = subprocess.Popen(self._command, stdout=said, stderr=said, start_new_session=True)
 
     def beside(self) -> int | None:
-        """The process beside the robot."""
+        """The robot process."""
         children = Path(f"/proc/{self.learner.pid}/task/{self.learner.pid}/children").read_text().split()
         return next((int(each) for each in children if b"realworld.process" in _cmdline(int(each))), None)
 
     def wait_moving(self) -> None:
-        """In an episode."""
+        """Waits for an episode."""
         since = [time.monotonic()]
 
         def moving() -> bool:
@@ -66,22 +66,22 @@ class Killed:
                 since[0] = time.monotonic()
             return time.monotonic() - since[0] > 0.3
 
-        wait_until(moving, START_S, "an episode is being played")
+        wait_until(moving, START_S, "an episode is running")
 
     def kill(self, pid: int, fault: str) -> tuple[float, float]:
-        """When, and how long the arm still moved."""
+        """The time of the fault, and for how long the arm still moved."""
         when, before = time.monotonic(), len(journal(self.cell.folder))
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: any(each["event"] == "end" for each in journal(self.cell.folder)[before:]), 30, "the arm's process ends")
         latched = [each["fault"] for each in journal(self.cell.folder)[before:] if each["event"] == "end"]
         assert latched[0] == fault, latched
-        wait_until(lambda: self.seen.samples[-1][0] > when + self.stated_s, 60, "it was looked at long enough")
+        wait_until(lambda: self.seen.samples[-1][0] > when + self.stated_s, 60, "it was observed long enough")
         stood = self.seen.last_moving(when, STILL_RAD_S) - when
-        assert stood <= PATIENCE * self.stated_s, f"it stood after {stood:.2f} s, {self.stated_s:.2f} s are stated"
+        assert stood <= PATIENCE * self.stated_s, f"it stopped after {stood:.2f} s; the bound is {self.stated_s:.2f} s"
         return when, stood
 
     def wait_acknowledged(self, fault: str, before: int) -> None:
-        """After the arm's process ended, later than the ``before``-th line of the journal: the next found the fault, and waited."""
+        """After the ``before``-th line of the journal the arm's process ended; the next one found the fault and waited."""
 
         def since() -> list[tuple[str, str | None]]:
             events = [(each["event"], each.get("fault")) for each in journal(self.cell.folder)[before:] if each["event"] != "interventions"]
@@ -99,7 +99,7 @@ class Killed:
         return sum("rollout/steps" in line for line in read_metrics(self.run))
 
     def wait_played(self, more_than: int) -> None:
-        wait_until(lambda: self.played() > more_than, START_S, "another episode was learnt from")
+        wait_until(lambda: self.played() > more_than, START_S, "another episode was used for training")
 
     def close(self) -> None:
         self.learner.kill()
@@ -123,16 +123,16 @@ def killed(cell: SimulatedCell, tmp_path_factory: pytest.TempPathFactory) -> Ite
         made.close()
 
 
-def test_the_policys_process_is_killed_and_replaced(killed: Killed, rounds: list[Round]) -> None:
+def test_a_killed_policy_process_stops_the_arm_and_is_replaced(killed: Killed, rounds: list[Round]) -> None:
     def its_round() -> float:
         killed.wait_moving()
         beside, played, kept = killed.beside(), killed.played(), set((killed.run / EPISODES).glob("training_*"))
         assert beside is not None
         said, before = killed.said.read_text().count(DIED), len(journal(killed.cell.folder))
         _, stood = killed.kill(beside, GONE)
-        assert all(len(RobotEpisode.read(path)) for path in kept if path.exists()), "whole files"
+        assert all(len(RobotEpisode.read(path)) for path in kept if path.exists()), "complete files"
         cut = recover_episode(killed.run / EPISODES / UNDER_WAY)
-        wait_until(lambda: cut is None or (killed.run / EPISODES / cut.job.file).exists(), START_S, "what it had seen is there")
+        wait_until(lambda: cut is None or (killed.run / EPISODES / cut.job.file).exists(), START_S, "its recorded data is there")
         killed.wait_played(played)
         assert killed.said.read_text().count(DIED) == said + 1
         killed.wait_acknowledged(GONE, before)
@@ -141,22 +141,22 @@ def test_the_policys_process_is_killed_and_replaced(killed: Killed, rounds: list
     _play("killed_policy_process", killed, its_round, rounds)
 
 
-def test_the_learner_is_killed_and_goes_on(killed: Killed, rounds: list[Round]) -> None:
+def test_a_killed_learner_stops_the_arm_and_resumes(killed: Killed, rounds: list[Round]) -> None:
     def its_round() -> float:
         killed.wait_moving()
         beside, played, before = killed.beside(), killed.played(), len(journal(killed.cell.folder))
         assert beside is not None
         when, stood = killed.kill(killed.learner.pid, f"policy: {LEARNER_GONE}")
         killed.learner.wait()
-        wait_until(lambda: not _cmdline(beside), 30, "the process beside the robot ends")
+        wait_until(lambda: not _cmdline(beside), 30, "the robot process ends")
         newest = max((killed.run / EPISODES).glob("training_*"), key=lambda path: path.stat().st_mtime_ns)
         cut = RobotEpisode.read(newest)
         assert cut.ended == LEARNER_GONE and len(cut) and not cut.terminated, cut.ended
-        assert newest.stat().st_mtime > time.time() - (time.monotonic() - when) - 1, "it is the one that was being played"
+        assert newest.stat().st_mtime > time.time() - (time.monotonic() - when) - 1, "it is the episode that was running"
         written = newest.stat().st_mtime_ns
         killed.start()
         killed.wait_played(played)
-        assert not newest.exists() or newest.stat().st_mtime_ns == written, "it is not played again"
+        assert not newest.exists() or newest.stat().st_mtime_ns == written, "it is not repeated"
         killed.wait_acknowledged(f"policy: {LEARNER_GONE}", before)
         return stood
 
@@ -164,7 +164,7 @@ def test_the_learner_is_killed_and_goes_on(killed: Killed, rounds: list[Round]) 
 
 
 def _play(fault: str, killed: Killed, its_round: Callable[[], float], rounds: list[Round]) -> None:
-    """A round that goes wrong is told, and followed by the next."""
+    """A failed round is reported, and the next one follows."""
     found = []
     for _ in range(ROUNDS or 1):
         stood, wrong = math.nan, None

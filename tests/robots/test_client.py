@@ -1,4 +1,4 @@
-"""The arm as the policy's process sees it, where the arm's process does not even start."""
+"""The arm's client in the policy's process if the arm's process does not start."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
 @pytest.mark.parametrize(
     ("python", "why"), [("/nope", "No such file or directory"), ("/tmp", "Permission denied"), ("/bin/false", "ended with exit code 1")]
 )
-def test_an_interpreter_that_is_none_is_one_line(tmp_path: Path, python: str, why: str) -> None:
+def test_an_invalid_interpreter_is_one_line(tmp_path: Path, python: str, why: str) -> None:
     left = list[None]()
     robot = FrankaRobot(CELL, tmp_path, lambda timeout: "127.0.0.1", lambda: left.append(None), python=python)
     with pytest.raises(RobotError, match=why) as raised:
         robot.connect(20.0)
-    assert "\n" not in str(raised.value) and left == [None], "what was started for it is ended"
+    assert "\n" not in str(raised.value) and left == [None], "processes started for it are ended"
     with pytest.raises(RobotError, match="not connected"):
         robot.observe()
 
 
-def test_a_host_that_is_not_found_is_left(tmp_path: Path) -> None:
+def test_a_host_that_is_not_found_is_released(tmp_path: Path) -> None:
     def nowhere(timeout: float) -> str:
         raise RobotError("no simulated cell")
 
@@ -38,7 +38,7 @@ def test_a_host_that_is_not_found_is_left(tmp_path: Path) -> None:
     assert left == [None]
 
 
-def test_what_its_python_lacks_is_named_with_the_mend(tmp_path: Path) -> None:
+def test_a_package_that_its_python_lacks_is_named_with_the_fix(tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o700)

@@ -1,4 +1,4 @@
-"""The gate alone: it must refuse what no filter of ours would send."""
+"""The gate alone: it must refuse commands that our filter would never send."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resting_at(target: ToolTarget) -> CommandGate:
     return gate
 
 
-def test_standing_passes() -> None:
+def test_a_resting_command_passes() -> None:
     gate = resting_at(at())
     assert all(gate.check(at()) is None for _ in range(300))
 
@@ -57,18 +57,18 @@ def test_standing_passes() -> None:
         (at(turn=(0.0013, 0, 0)), "max_rotation_jerk_rad_s3"),
     ],
 )
-def test_each_limit_is_kept_and_named(command: ToolTarget, said: str) -> None:
+def test_each_limit_is_enforced_and_named(command: ToolTarget, said: str) -> None:
     gate = resting_at(at())
     problem = gate.check(command)
     assert problem is not None and problem.startswith((said, f"the command is {said}"))
-    assert gate.check(at()) is None, "what did not leave is forgotten"
+    assert gate.check(at()) is None, "a refused command is not remembered"
 
 
 @pytest.mark.parametrize(
     ("direction", "key"), [((0.0, 1.0, 0.0), "max_translation_per_second_m"), ((0.0, 0.0, 1.0), "max_rotation_per_second_rad")]
 )
-def test_the_way_of_a_second_is_kept(direction: rotations.Triple, key: str) -> None:
-    """Up to speed within acceleration and jerk, then on and on."""
+def test_the_path_length_per_second_is_limited(direction: rotations.Triple, key: str) -> None:
+    """Accelerates within acceleration and jerk, then keeps its speed."""
     rotation, gate = "rotation" in key, resting_at(at())
     speed, gone, problem = 0.0, 0.0, None
     most = CELL.max_rotation_speed_rad_s if rotation else CELL.max_speed_m_s
@@ -82,7 +82,7 @@ def test_the_way_of_a_second_is_kept(direction: rotations.Triple, key: str) -> N
     assert problem is not None and problem.startswith(key)
 
 
-def test_the_way_of_a_step_is_kept() -> None:
+def test_the_path_length_per_step_is_limited() -> None:
     gate, problems = CommandGate(dataclasses.replace(CELL, max_translation_per_step_m=0.02)), []
     gate.rest(at())
     for tick in range(60):  # up to 0.23 m/s

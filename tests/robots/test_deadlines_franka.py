@@ -1,4 +1,4 @@
-"""Inferences that take too long, in real time, by the real franky against franky-sim: misses, ages, and what the arm makes of them."""
+"""Inferences that take too long, in real time, by the real franky against franky-sim: misses, ages, and the arm's motion."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.robots.simulated.scene import SimulatorState
 
 PAGE = os.environ.get("ROBOT_DEADLINES_PAGE")
-"""On a machine with nothing else to do misses are exactly those that were injected; else they share their cores with other tests."""
+"""On an idle machine, misses are exactly those injected; otherwise the tests share their cores."""
 DELAYS_MS = {0: 0, 50: 0, 90: 0, 110: 1, 200: 2, 400: 4}
-"""And the control steps of 100 ms that each costs."""
+"""Milliseconds of a slow inference, and the control steps of 100 ms that it costs."""
 USUAL_MS, JITTER_MS = 20.0, 70.0
 EVERY, SLOW = 10, 20 if PAGE else 2
-"""Every so many inferences one is slow; so many are."""
+"""One of EVERY inferences is slow, SLOW in all."""
 MAX_AGE_S, EDGE_S = 0.6, 0.025
-"""Between the two ends of a slope."""
-HEAD = """# Late inferences, in real time
+"""Seconds between the two ends of a slope."""
+HEAD = """# Late inferences in real time
 
 `make robot-deadlines`, {today}: {where}.
 
-The simulated Franka goes round at 10 Hz, chunks of one action, infer then execute; franky, the arm's process, the camera and MuJoCo are
-beside it on the same cores. An inference takes 20 ms, and every tenth as long as stated; in the last line each takes 0 to 70 ms, at random.
-A step whose action is not there is held. No command may come from an observation older than {age:g} ms. The tool's acceleration is the
-simulator's, from slopes over {edge:g} ms; the command's limit is {limit:g} m/s².
+The simulated Franka moves in a circle at 10 Hz, with chunks of one action, infer then execute;
+franky, the arm's process, the camera and MuJoCo share its cores. An inference takes 20 ms, and
+every tenth takes the stated time; in the last line each takes a random time from 0 to 70 ms. A step
+whose action is not ready is held. No command may come from an observation older than {age:g} ms.
+The tool's acceleration is the simulator's, from slopes over {edge:g} ms; the command's limit is
+{limit:g} m/s².
 
-| every tenth takes, ms | misses injected | counted | oldest observation of a command, ms | step begun too late, p99 ms | tool, most m/s² |
+| every tenth takes, ms | misses injected | counted | oldest observation, ms | lateness of a step, p99 ms | tool, maximum m/s² |
 |---|---|---|---|---|---|
 """
 
@@ -51,7 +53,7 @@ def joints(truth: SimulatorState) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Late:
-    """A policy whose arm goes round, and which is late as it is told."""
+    """A policy that moves the arm in a circle, with configured delays."""
 
     def __init__(self, slow_ms: float | None, metre: float) -> None:
         self._slow, self._metre, self._count, self._draw = slow_ms, metre, 0, random.Random(0)
@@ -67,7 +69,7 @@ class Late:
 
 @pytest.mark.simulator
 @pytest.mark.timeout(600)
-def test_misses_are_those_that_were_injected(session: Session, cell: SimulatedCell) -> None:
+def test_counted_misses_are_those_that_were_injected(session: Session, cell: SimulatedCell) -> None:
     robot, clock, limits = session.robot, Clock(), session.robot.cell
     seen, lines = Trajectory(cell, joints), list[str]()
     config = ControlConfig(asynchronous=False, warmup=0, max_misses=1000, max_observation_age_s=MAX_AGE_S)
@@ -99,7 +101,7 @@ def test_misses_are_those_that_were_injected(session: Session, cell: SimulatedCe
 
 
 def acceleration(samples: list[tuple[float, tuple[np.ndarray, np.ndarray]]], arm: FrankaKinematics) -> float:
-    """Of the tool, the most, m/s²."""
+    """The tool's largest acceleration, in m/s²."""
     times = np.array([when for when, _ in samples])
     speeds = np.array([(arm.jacobian(at) @ rate)[:3] for _, (at, rate) in samples])
     later = np.searchsorted(times, times + EDGE_S)

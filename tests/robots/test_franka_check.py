@@ -1,4 +1,4 @@
-"""What ``rlinf-vla doctor`` and ``rlinf-vla robot check`` find without an arm."""
+"""Findings of ``rlinf-vla doctor`` and ``rlinf-vla robot check`` without an arm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.skips import needs
 SHIPPED = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
 
 
-def test_what_is_not_installed_is_optional_and_has_a_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_optional_and_have_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "find_spec", lambda module: None)
     found = [*franka.diagnose(), *franka_sim.diagnose()]
     assert [each.name for each in found] == ["franky", "OpenCV", "RealSense", "franky-sim"]
@@ -22,7 +22,7 @@ def test_what_is_not_installed_is_optional_and_has_a_mend(monkeypatch: pytest.Mo
         assert not each.ok and each.detail == "optional: not installed" and each.fix == "pip install 'rlinf-vla[franka]'"
 
 
-def test_a_package_that_lacks_a_library_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_lacks_a_library_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(module: str) -> None:
         raise ImportError("libusb-1.0.so.0: cannot open shared object file")
 
@@ -33,13 +33,13 @@ def test_a_package_that_lacks_a_library_is_told_apart(monkeypatch: pytest.Monkey
 
 
 @needs("franka")
-def test_versions_and_the_kernel_are_told() -> None:
+def test_versions_and_the_kernel_are_reported() -> None:
     found = {each.name: each for each in franka.diagnose()}
     assert found["franky"].ok and found["franky"].detail[0].isdigit()
     assert found["real-time kernel"].ok == check.realtime()
 
 
-def test_where_the_arm_does_not_reach_is_named_with_the_reason() -> None:
+def test_unreachable_points_are_named_with_the_reason() -> None:
     found = check.unreachable(dataclasses.replace(SHIPPED, workspace_x_m=(0.28, 0.65), workspace_z_m=(0.02, 0.55)))
     assert found[0.28, 0.0, 0.1525] == "joint 4 at its limit", "folded, close to the base"
     assert found[0.65, 0.3, 0.55] == "too far" and found[0.65, -0.3, 0.55] == "too far"
@@ -47,11 +47,11 @@ def test_where_the_arm_does_not_reach_is_named_with_the_reason() -> None:
 
 
 def test_in_the_shipped_box_the_arm_is_never_stretched() -> None:
-    """There joint 4 turns far for a little way of the tool. Close to the base it is folded, and goals end in time."""
+    """There joint 4 turns far for a short path of the tool. Close to the base the arm is folded, and goals end early enough."""
     found = check.unreachable(SHIPPED)
     assert {x for x, _, _ in found} == {SHIPPED.workspace_x_m[0]} and set(found.values()) == {"joint 4 at its limit"}
 
 
-def test_a_box_in_the_middle_is_all_reached() -> None:
+def test_all_points_of_a_box_in_the_middle_are_reachable() -> None:
     box = {"workspace_x_m": (0.35, 0.55), "workspace_y_m": (-0.2, 0.2), "workspace_z_m": (0.05, 0.45)}
     assert check.unreachable(dataclasses.replace(SHIPPED, **box)) == {}

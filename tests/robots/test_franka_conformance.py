@@ -1,4 +1,4 @@
-"""The simulated Franka keeps what the engine expects of every robot: real franky against franky-sim."""
+"""The simulated Franka passes the conformance suite of robots: real franky against franky-sim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real franky and libfranka against franky-sim: what the arm does, and what it refuses. test_chaos_franka.py injects the faults."""
+"""Real franky and libfranka against franky-sim: motions, faults and refusals of the arm. test_chaos_franka.py injects the faults."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.skips import require
 pytestmark = pytest.mark.simulator
 
 STANDS_S = 8.0
-"""The simulator's second may be longer than ours on a machine with other work."""
+"""Simulated time may run slower than real time on a busy machine."""
 
 
-def test_it_goes_where_it_is_told(session: Session) -> None:
+def test_the_arm_moves_to_its_goal(session: Session) -> None:
     before = session.robot.observe()
     after = session.move(1.5, width=0.0)
     moved = after.pose.position - before.pose.position
@@ -39,7 +39,7 @@ def test_it_goes_where_it_is_told(session: Session) -> None:
     session.wait_still(STANDS_S)
 
 
-def test_home_is_where_the_cell_says(session: Session) -> None:
+def test_home_is_that_of_the_cell(session: Session) -> None:
     session.move(1.0)
     session.robot.home(30)
     np.testing.assert_allclose(session.robot.observe().joints, session.robot.cell.home_joints_rad, atol=0.02)
@@ -55,7 +55,7 @@ def test_a_fault_outlives_the_arms_process(session: Session) -> None:
     session.acknowledge()
 
 
-def test_a_user_stop_that_is_still_pressed_is_not_acknowledged(session: Session) -> None:
+def test_a_pressed_user_stop_cannot_be_acknowledged(session: Session) -> None:
     session.cell.fault("user_stop")
     session.wait_fault(10)
     session.robot.acknowledge("tester")
@@ -65,7 +65,7 @@ def test_a_user_stop_that_is_still_pressed_is_not_acknowledged(session: Session)
     session.acknowledge()
 
 
-def test_a_policy_that_stalls_is_a_fault(session: Session) -> None:
+def test_a_stalled_policy_is_a_fault(session: Session) -> None:
     session.move(0.5)
     begun = time.monotonic()
     took = session.wait_still(STANDS_S)
@@ -73,7 +73,7 @@ def test_a_policy_that_stalls_is_a_fault(session: Session) -> None:
     assert "policy: its process has said nothing" in str(session.robot.observe().fault), took
 
 
-def test_goals_that_cease_make_it_hold(session: Session) -> None:
+def test_the_arm_holds_without_goals(session: Session) -> None:
     session.move(0.5)
 
     def hold() -> bool:
@@ -83,7 +83,7 @@ def test_goals_that_cease_make_it_hold(session: Session) -> None:
     wait_until(hold, STANDS_S, "it holds while the policy's process lives")
 
 
-def test_a_session_that_ends_leaves_the_arm_at_rest_and_latches_nothing(session: Session) -> None:
+def test_the_end_of_a_session_stops_the_arm_and_latches_nothing(session: Session) -> None:
     session.move(0.5)
     before = len(journal(session.folder))
     session.robot.close()
@@ -93,7 +93,7 @@ def test_a_session_that_ends_leaves_the_arm_at_rest_and_latches_nothing(session:
     assert "fault" not in [each["event"] for each in since]
 
 
-def test_the_arm_stands_when_its_process_is_killed(session: Session) -> None:
+def test_the_arm_stops_when_its_process_is_killed(session: Session) -> None:
     session.move(0.5)
     killed = session.robot.pid
     os.kill(killed, signal.SIGKILL)
@@ -107,7 +107,7 @@ def test_the_arm_stands_when_its_process_is_killed(session: Session) -> None:
     session.acknowledge()
 
 
-def test_a_signal_makes_it_stand_and_end(session: Session) -> None:
+def test_a_signal_stops_the_arm_and_ends_its_process(session: Session) -> None:
     session.move(0.5)
     os.kill(session.robot.pid, signal.SIGTERM)
     session.wait_still(STANDS_S)
@@ -116,7 +116,7 @@ def test_a_signal_makes_it_stand_and_end(session: Session) -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1, 0.5])
-def test_a_stop_on_the_way_home_is_never_lost(session: Session, delay_s: float) -> None:
+def test_a_stop_during_home_is_never_lost(session: Session, delay_s: float) -> None:
     session.move(1.5)
     session.wait_still(STANDS_S)
     away = session.robot.observe().joints
@@ -132,7 +132,7 @@ def test_a_stop_on_the_way_home_is_never_lost(session: Session, delay_s: float) 
     assert np.abs(stands - session.robot.cell.home_joints_rad).max() > 0.3 * np.abs(away - session.robot.cell.home_joints_rad).max()
 
 
-def test_no_joint_goes_home_faster_than_the_cell_says(session: Session) -> None:
+def test_no_joint_exceeds_the_home_speed_of_the_cell(session: Session) -> None:
     session.move(1.5)
     session.wait_still(STANDS_S)
     seen = Trajectory(session.cell)
@@ -142,31 +142,31 @@ def test_no_joint_goes_home_faster_than_the_cell_says(session: Session) -> None:
     assert 0.5 * session.robot.cell.home_speed_rad_s < fastest < 1.1 * session.robot.cell.home_speed_rad_s
 
 
-def test_a_stop_that_comes_while_an_acknowledgement_is_worked_on_stays(session: Session) -> None:
+def test_a_stop_during_an_acknowledgement_is_latched_after_it(session: Session) -> None:
     session.cell.fault("tcp_close")
     session.wait_fault(10)
     session.robot.acknowledge("tester")
     session.robot.stop("wait")
-    wait_until(lambda: session.robot.observe().fault == "policy: wait", 15, "it is what is latched now")
+    wait_until(lambda: session.robot.observe().fault == "policy: wait", 15, "it is the latched fault now")
     assert session.robot.refusal == "policy: wait"
     session.acknowledge()
 
 
-def test_a_full_disk_stops_it(session: Session) -> None:
+def test_a_full_disk_stops_the_arm(session: Session) -> None:
     session.robot.close()
     session.robot = franka_sim.make(replace(session.config, journal="/dev/full"))
     session.robot.connect(30)
     with contextlib.suppress(RobotError):
-        session.move(2.5, by=(0.0, 0.1, 0.0))  # further than it may: there is something to write
+        session.move(2.5, by=(0.0, 0.1, 0.0))  # beyond its limit, so that the journal has something to write
     assert session.wait_fault(5).startswith("disk: No space left on device")
     session.wait_still(STANDS_S)
     assert session.robot.pid, "the arm's process lives"
 
 
-def test_fingers_stop_where_the_arm_does(session: Session) -> None:
+def test_fingers_stop_with_the_arm(session: Session) -> None:
     for width, there in ((0.08, lambda now: now > 0.075), (0.0, lambda now: now < 0.07)):
         session.move(0.3, by=(0.0, 0.0, 0.0), width=width)
-        wait_until(lambda: there(session.robot.observe().gripper_width), 5, f"they are on their way to {width} m")  # noqa: B023
+        wait_until(lambda: there(session.robot.observe().gripper_width), 5, f"they move to {width} m")  # noqa: B023
     session.robot.stop("not there")
     session.wait_fault(1)
     time.sleep(1.0)
@@ -175,12 +175,12 @@ def test_fingers_stop_where_the_arm_does(session: Session) -> None:
     assert abs(session.robot.observe().gripper_width - width) < 1e-3 and width > 0.005
     session.acknowledge()
     session.move(1.0, by=(0.0, 0.0, 0.0), width=0.0)
-    wait_until(lambda: session.robot.observe().gripper_width < 0.01, 5, "the same wish is a new one")
+    wait_until(lambda: session.robot.observe().gripper_width < 0.01, 5, "the same width is a new command")
 
 
-def test_a_failure_of_its_process_is_latched_and_named(session: Session) -> None:
+def test_an_error_of_the_arms_process_is_latched_and_named(session: Session) -> None:
     session.move(0.5)
-    session.robot.command(ToolTarget(ToolPose(np.array([1.0]), np.array([]))), 0.0)  # which nobody sends
+    session.robot.command(ToolTarget(ToolPose(np.array([1.0]), np.array([]))), 0.0)  # an invalid message
     with pytest.raises(RobotError, match=r"ended with exit code 1: IndexError"):
         wait_until(lambda: session.robot.observe() is None, 10, "the arm's process ends")
     session.wait_still(STANDS_S)
@@ -191,7 +191,7 @@ def test_a_failure_of_its_process_is_latched_and_named(session: Session) -> None
     session.acknowledge()
 
 
-def test_a_user_stop_that_was_pressed_before_outlives_its_release(session: Session) -> None:
+def test_an_earlier_user_stop_outlives_its_release(session: Session) -> None:
     session.robot.close()
     session.cell.fault("user_stop")
     for _ in range(2):
@@ -205,13 +205,13 @@ def test_a_user_stop_that_was_pressed_before_outlives_its_release(session: Sessi
     session.acknowledge()
 
 
-def test_anyone_may_stop_it_from_beside(session: Session) -> None:
+def test_another_process_may_stop_the_arm(session: Session) -> None:
     session.move(0.5)
     assert len(franka_sim.order(session.config, "stop", "tester")) == 1
     assert session.wait_fault(5) == "stopped by tester"
     session.wait_still(STANDS_S)
     franka_sim.order(session.config, "acknowledge", "tester")
-    wait_until(lambda: session.robot.observe().fault is None, 5, "it is let go")
+    wait_until(lambda: session.robot.observe().fault is None, 5, "it is released")
 
 
 def test_one_process_drives_an_arm(session: Session) -> None:
@@ -224,13 +224,13 @@ def test_one_process_drives_an_arm(session: Session) -> None:
 def test_malformed_goals_move_nothing(session: Session) -> None:
     before = session.robot.observe().pose
     session.robot.command(ToolTarget(ToolPose(np.full(3, np.nan), before.quaternion)), time.monotonic() + 0.25)
-    wait_until(lambda: [each.rule for each in session.robot.interventions()] == ["not_finite"], 2, "it is told")
+    wait_until(lambda: [each.rule for each in session.robot.interventions()] == ["not_finite"], 2, "it is reported")
     assert np.abs(session.robot.observe().pose.position - before.position).max() < 0.002
 
 
 @pytest.fixture
 def real_cell(tmp_path: Path) -> str:
-    """A cell file as of a real arm, but impatient."""
+    """A cell file like that of a real arm, but with short time limits."""
     path = tmp_path / "mine.yaml"
     path.write_text(CELL_YAML.replace("connect_timeout_s: 10 ", "connect_timeout_s: 1 "))
     return str(path)
@@ -245,10 +245,10 @@ def connect(host: str, cell: str) -> None:
         robot.close()
 
 
-def test_a_silent_host_is_given_up(real_cell: str) -> None:
+def test_a_silent_host_is_an_error(real_cell: str) -> None:
     with socket.socket() as server:
         server.bind(("127.9.9.9", 1337))
-        server.listen()  # the system takes connections from here on
+        server.listen()  # the system accepts connections from here on
         with pytest.raises(RobotError, match=r"127.9.9.9 accepted the connection but was silent for 1 s"):
             connect("127.9.9.9", real_cell)
 

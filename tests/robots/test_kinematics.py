@@ -1,4 +1,4 @@
-"""Against MuJoCo's FR3 (franky-sim's model, evaluated once), and against finite differences."""
+"""Compared with MuJoCo's FR3 (franky-sim's model, evaluated once) and with finite differences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ all_joints = st.tuples(*(st.floats(low, high) for low, high in zip(kinematics.LO
 
 
 @pytest.mark.parametrize(("joints", "position", "quaternion"), MUJOCO)
-def test_the_tool_is_where_mujoco_has_it(joints: np.ndarray, position: list[float], quaternion: list[float]) -> None:
+def test_the_pose_of_the_tool_equals_mujocos(joints: np.ndarray, position: list[float], quaternion: list[float]) -> None:
     pose = HAND.pose(joints)
     assert pose.position == pytest.approx(position, abs=1e-8)
     assert abs(float(pose.quaternion @ quaternion)) == pytest.approx(1, abs=1e-8)
@@ -58,7 +58,7 @@ def test_a_pose_nearby_is_reached(moves: list[float]) -> None:
     assert np.abs(joints - READY).max() < 0.5
 
 
-def test_what_is_out_of_reach_has_no_answer() -> None:
+def test_an_unreachable_pose_has_no_solution() -> None:
     far = HAND.pose(READY)
     far.position[0] = 1.2
     assert HAND.reach(READY, far, 1e-4, 20) is None

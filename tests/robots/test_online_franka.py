@@ -1,4 +1,4 @@
-"""A session at the simulated Franka: the code for a real one, a few episodes."""
+"""A session of a few episodes at the simulated Franka, with the code of a real one."""
 
 from __future__ import annotations
 

@@ -62,14 +62,14 @@ def pad() -> Iterator[gamepad.Gamepad]:
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """Our end, and the one that a program reads."""
+    """Our end, and the end that the program reads."""
     yield (ends := pty.openpty())
     for end in ends:
-        with contextlib.suppress(OSError):  # it was hung up
+        with contextlib.suppress(OSError):  # it was closed
             os.close(end)
 
 
-def test_a_spacemouse_speaks_in_the_robots_axes(mouse: spacemouse.SpaceMouse) -> None:
+def test_a_spacemouse_uses_the_robots_axes(mouse: spacemouse.SpaceMouse) -> None:
     forward = struct.pack("<Bhhh", 1, 0, -350, 0)
     left_and_up = struct.pack("<Bhhh", 1, -175, 0, -350)
     turned = struct.pack("<Bhhh", 2, 0, 0, -350)
@@ -80,7 +80,7 @@ def test_a_spacemouse_speaks_in_the_robots_axes(mouse: spacemouse.SpaceMouse) ->
     )
 
 
-def test_its_buttons_count_when_they_are_let_go_and_both_at_once(mouse: spacemouse.SpaceMouse) -> None:
+def test_its_buttons_count_at_release_and_together(mouse: spacemouse.SpaceMouse) -> None:
     def said(*reports: int) -> list[tuple[bool, str | None]]:
         events = [mouse.parse(bytes([3, pressed])) for pressed in reports]
         return [(event.toggles, event.word) for event in events if event]
@@ -88,11 +88,11 @@ def test_its_buttons_count_when_they_are_let_go_and_both_at_once(mouse: spacemou
     assert said(1, 1) == [] and said(0) == [(True, None)]
     assert said(2, 0) == [(False, SUCCESS)]
     for first, last in ((1, 2), (2, 1), (1, 1)):
-        assert said(first, 3) == [(False, PAUSE)] and said(last, 3, 0) == [], "neither button counts besides"
+        assert said(first, 3) == [(False, PAUSE)] and said(last, 3, 0) == [], "neither button counts separately"
 
 
 @given(st.binary(max_size=20))
-def test_no_report_breaks_it(report: bytes) -> None:
+def test_it_accepts_any_report(report: bytes) -> None:
     with still_mouse() as mouse:
         event = mouse.parse(report)
     assert event is None or event.motion is None or max(map(abs, event.motion)) <= 1
@@ -109,8 +109,8 @@ def test_a_gamepad(pad: gamepad.Gamepad) -> None:
     pressed = [pad.parse(event(1, 1, number)) for number in (0, 1, 2, 3, 6, 7, 8)]
     assert [each and each.word for each in pressed] == [None, SUCCESS, FAILURE, RESUME, ACKNOWLEDGE, PAUSE, QUIT]
     assert pressed[0] is not None and pressed[0].toggles
-    assert pad.parse(event(0, 1, 1)) is None, "let go"
-    assert pad.parse(event(1, 0x81, 1)) is None and pad.parse(event(full, 0x82, 1)) is None, "how it lies there"
+    assert pad.parse(event(0, 1, 1)) is None, "released"
+    assert pad.parse(event(1, 0x81, 1)) is None and pad.parse(event(full, 0x82, 1)) is None, "its state at rest"
 
 
 def test_keys() -> None:
@@ -120,26 +120,26 @@ def test_keys() -> None:
     assert keyboard.parse("ß") is None
 
 
-def test_hands_hold_until_they_let_go() -> None:
+def test_the_operators_motion_holds_until_release() -> None:
     hands = DeviceReader(Silent(), 4)
     assert hands.action(1) is None and hands.words() == []
     hands.hear(Event(motion=(0.5, 0, 0, 0.9, 0, 0)))
     for _ in range(2):
         np.testing.assert_allclose(hands.action(0.3), [0.5, 0, 0, 0.3], err_msg="the hand stays, and four numbers have no turn", rtol=1e-6)  # type: ignore[arg-type]
     hands.hear(Event(motion=(0.01,) * 6))
-    assert hands.action(1) is None, "that is no hand"
+    assert hands.action(1) is None, "that is no takeover"
     hands.hear(Event(toggles=True))
     np.testing.assert_allclose(hands.action(0.3), [0.01, 0.01, 0.01, -1], rtol=1e-6)  # type: ignore[arg-type]
     assert hands.action(-1) is None
     for _ in range(2):
         hands.hear(Event(toggles=True))
-    assert hands.action(-1) is None, "as it was"
+    assert hands.action(-1) is None, "unchanged"
     hands.hear(Event(word=SUCCESS))
     assert hands.words() == [SUCCESS] and hands.words() == []
     hands.close()
 
 
-def test_a_mouse_that_falls_silent_lets_go(tmp_path: Path) -> None:
+def test_a_silent_spacemouse_counts_as_released(tmp_path: Path) -> None:
     os.mkfifo(path := tmp_path / "hidraw0")
     ours = os.open(path, os.O_RDWR)
     hands = DeviceReader(spacemouse.SpaceMouse(path), 4)
@@ -152,7 +152,7 @@ def test_a_mouse_that_falls_silent_lets_go(tmp_path: Path) -> None:
     os.close(ours)
 
 
-def test_keys_come_from_a_terminal_which_is_left_as_it_was(terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_read_from_a_terminal_which_is_restored(terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(keyboard, "time", SimpleNamespace(monotonic=lambda: now[0]))
     master, slave = terminal
@@ -166,7 +166,7 @@ def test_keys_come_from_a_terminal_which_is_left_as_it_was(terminal: tuple[int, 
     os.write(master, b"a")
     assert wait_for(lambda: (action := operator.action(1)) is not None and action[1] == 1.0)
     now[0] += keyboard.HOLD_S + 0.01
-    assert wait_for(lambda: operator.action(1) is None), "a key is let go"
+    assert wait_for(lambda: operator.action(1) is None), "a key is released"
     os.write(master, b"a")
     assert wait_for(lambda: operator.action(1) is not None)
     now[0] += keyboard.HOLD_S + 0.01
@@ -180,7 +180,7 @@ def forward(device: str) -> bytes:
 
 
 @pytest.mark.parametrize("device", ["gamepad", "spacemouse"])
-def test_a_device_that_is_gone_lets_go_and_pauses(device: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_device_counts_as_released_and_pauses(device: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / device
     os.mkfifo(path)
     ours = os.open(path, os.O_RDWR)
@@ -189,13 +189,13 @@ def test_a_device_that_is_gone_lets_go_and_pauses(device: str, tmp_path: Path, c
     assert operator.words() == []
     os.close(ours)
     assert wait_for(lambda: operator.action(1) is None)
-    assert wait_for(lambda: PAUSE in operator.words()) and operator.words() == [PAUSE], "for good"
+    assert wait_for(lambda: PAUSE in operator.words()) and operator.words() == [PAUSE], "permanently"
     assert operator.name == f"{device}, disconnected"
     assert wait_for(lambda: f"{device} is disconnected" in capfd.readouterr().err)
     operator.close()
 
 
-def test_a_terminal_that_hangs_up_lets_go_and_pauses(terminal: tuple[int, int], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_terminal_counts_as_released_and_pauses(terminal: tuple[int, int], capfd: pytest.CaptureFixture[str]) -> None:
     master, slave = terminal
     operator = keyboard.open_keyboard(os.ttyname(slave), 4)
     os.write(master, b"w")
@@ -207,16 +207,16 @@ def test_a_terminal_that_hangs_up_lets_go_and_pauses(terminal: tuple[int, int], 
     operator.close()
 
 
-def test_keys_that_end_let_go(terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_keys_counts_as_release(terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     master, slave = terminal
     device = keyboard.Keyboard(os.ttyname(slave))
     monkeypatch.setattr(os, "read", lambda file, most: b"")
     os.write(master, b"w")
-    assert list(device.events()) == [], "and not for ever nothing"
+    assert list(device.events()) == [], "the events end"
     device.close()
 
 
-def test_a_device_that_breaks_lets_go_and_pauses(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_device_counts_as_released_and_pauses(capfd: pytest.CaptureFixture[str]) -> None:
     class Breaks(Silent):
         def events(self) -> Iterator[Event]:
             yield Event(motion=(1.0,) * 6)
@@ -227,19 +227,19 @@ def test_a_device_that_breaks_lets_go_and_pauses(capfd: pytest.CaptureFixture[st
     assert wait_for(lambda: "(ValueError: nobody thought of this)" in capfd.readouterr().err)
 
 
-def test_who_closes_a_device_does_not_pause(capfd: pytest.CaptureFixture[str]) -> None:
+def test_closing_a_device_does_not_pause(capfd: pytest.CaptureFixture[str]) -> None:
     operator = DeviceReader(Silent(), 4)
     operator.close()
     assert wait_for(lambda: all(each.name != "silent" for each in threading.enumerate()))
     assert operator.words() == [] and capfd.readouterr().err == ""
 
 
-def test_all_words_can_be_said() -> None:
+def test_all_words_can_be_sent() -> None:
     for device in (keyboard, gamepad):
         assert set(device.WORDS.values()) == set(WORDS)
 
 
-def test_beside_a_spacemouse_the_keys_say_the_words(terminal: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_spacemouse_the_keys_send_the_words(terminal: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "hidraw"
     os.mkfifo(path)
     reports = os.open(path, os.O_RDWR)
@@ -267,7 +267,7 @@ def open_files() -> list[str]:
 
 
 @pytest.mark.parametrize("opens", [gamepad.open_gamepad, spacemouse.open_spacemouse, keyboard.open_keyboard])
-def test_who_closes_a_device_keeps_none_of_its_files(
+def test_closing_a_device_closes_its_files(
     terminal: tuple[int, int], opens: OperatorPlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyboard, "TERMINAL", os.ttyname(terminal[1]))
@@ -282,7 +282,7 @@ def test_who_closes_a_device_keeps_none_of_its_files(
     os.close(ours)
 
 
-def test_what_cannot_be_opened_keeps_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_cannot_be_opened_leaves_no_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyboard, "TERMINAL", os.devnull)
     os.mkfifo(tmp_path / "device")
     ours = os.open(tmp_path / "device", os.O_RDWR)
@@ -294,7 +294,7 @@ def test_what_cannot_be_opened_keeps_no_file(tmp_path: Path, monkeypatch: pytest
     os.close(ours)
 
 
-def test_a_device_that_is_not_there_is_one_line(tmp_path: object) -> None:
+def test_a_missing_device_is_one_line(tmp_path: object) -> None:
     for opens in (gamepad.open_gamepad, spacemouse.open_spacemouse, keyboard.open_keyboard):
         with pytest.raises(RobotError, match="nothing-here") as raised:
             opens(f"{tmp_path}/nothing-here", 4)
@@ -302,7 +302,7 @@ def test_a_device_that_is_not_there_is_one_line(tmp_path: object) -> None:
 
 
 def wait_for(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 120  # bounds a hang alone
+    deadline = time.monotonic() + 120  # only bounds a hang
     while not holds():
         if time.monotonic() > deadline:
             return False

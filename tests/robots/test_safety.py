@@ -37,7 +37,7 @@ def started(cell: Cell = CELL) -> tuple[SafetyFilter, Follower]:
 
 
 def go(filter_: SafetyFilter, follower: Follower, goal: ToolTarget | None, ticks: int = 10) -> Counter[str]:
-    """Rules told meanwhile."""
+    """Rules reported meanwhile."""
     told: Counter[str] = Counter()
     for _ in range(ticks):
         filtered = filter_.step(goal, follower.state(), TICK)
@@ -54,7 +54,7 @@ def away(
     return ToolTarget(ToolPose(CELL.home.position + step, np.array(quaternion)), width)
 
 
-# --- whatever is sent
+# --- any input
 
 odd = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([1e300, -1e300, 5e-324, math.nan, math.inf])
 near = st.floats(-1, 1)
@@ -69,7 +69,7 @@ sequences = st.lists(st.tuples(st.none() | made, st.integers(1, 25)), max_size=1
 @pytest.mark.parametrize("cell", [SHIPPED, ROOMY], ids=["shipped", "roomy"])
 @settings(max_examples=30)
 @given(sent=sequences)
-def test_no_command_outside_the_limits_leaves_whatever_is_sent(cell: Cell, sent: Goals) -> None:
+def test_no_command_outside_the_limits_leaves_for_any_input(cell: Cell, sent: Goals) -> None:
     filter_ = SafetyFilter(cell)
     played = safety_trials.run_trial(cell, filter_, iter(sent))
     assert played.fault is None
@@ -80,7 +80,7 @@ def test_no_command_outside_the_limits_leaves_whatever_is_sent(cell: Cell, sent:
 @pytest.mark.parametrize("cell", [SHIPPED, ROOMY], ids=["shipped", "roomy"])
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**31), actions=st.integers(1, 80))
-def test_from_wherever_it_is_it_stops_within_all_limits_and_in_the_stated_time(cell: Cell, seed: int, actions: int) -> None:
+def test_it_stops_from_any_state_within_all_limits_and_the_stated_time(cell: Cell, seed: int, actions: int) -> None:
     draw, filter_ = np.random.default_rng(seed), SafetyFilter(cell)
 
     def sent() -> Iterator[tuple[ToolTarget | None, int]]:
@@ -101,7 +101,7 @@ def test_from_wherever_it_is_it_stops_within_all_limits_and_in_the_stated_time(c
 @pytest.mark.parametrize("cell", [SHIPPED, ROOMY], ids=["shipped", "roomy"])
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**31), actions=st.integers(1, 60))
-def test_what_was_admitted_passes_unchanged(cell: Cell, seed: int, actions: int) -> None:
+def test_an_admitted_goal_passes_unchanged(cell: Cell, seed: int, actions: int) -> None:
     """The filter is idempotent: in the same state, the admitted goal makes the same command, without an intervention."""
     draw, (filter_, follower) = np.random.default_rng(seed), started(cell)
     for goal, _ in zip(safety_trials.goals(draw, cell, lambda: filter_.admitted), range(actions), strict=False):
@@ -141,7 +141,7 @@ def test_the_command_goes_straight() -> None:
         assert moved == pytest.approx(direction * (moved @ direction) / (direction @ direction), abs=1e-12)
 
 
-def test_a_jump_of_a_metre_is_one_step_and_is_told_once() -> None:
+def test_a_jump_of_a_metre_is_one_step_and_is_reported_once() -> None:
     filter_, follower = started()
     told: list[Any] = []
     jump = away((0, 0, -1))
@@ -157,7 +157,7 @@ def test_a_jump_of_a_metre_is_one_step_and_is_told_once() -> None:
     assert math.dist(follower.state().pose.position, CELL.home.position) == pytest.approx(0.025)
 
 
-def test_the_speed_limit_ends_a_goal_where_it_is_tighter_than_the_steps() -> None:
+def test_the_speed_limit_shortens_a_goal_if_it_is_tighter_than_the_step() -> None:
     cell = dataclasses.replace(CELL, max_speed_m_s=0.1)
     filter_, follower = started(cell)
     (told,) = filter_.step(away((0.02, 0, 0)), follower.state(), TICK).interventions
@@ -184,9 +184,9 @@ def test_a_quaternion_and_its_negative_are_one_rotation() -> None:
     assert (commands[0].quaternion == commands[1].quaternion).all()
 
 
-def test_past_the_end_of_the_twist_it_does_not_go_the_long_way_round() -> None:
+def test_beyond_the_limit_of_twist_it_does_not_rotate_the_long_way() -> None:
     filter_, follower = started(ROOMY)
-    for number in range(60):  # on and on to the left, through 180 degrees
+    for number in range(60):  # further and further to the left, through 180 degrees
         go(filter_, follower, away(turn=(0, 0, 0.1 * number)))
     turned = rotations.multiply(follower.state().pose.quaternion.tolist(), rotations.inverse(CELL.home.quaternion.tolist()))
     about_z = rotations.to_vector(turned)[2]
@@ -195,7 +195,7 @@ def test_past_the_end_of_the_twist_it_does_not_go_the_long_way_round() -> None:
 
 
 @pytest.mark.parametrize("joint_end", ["far", "high", "low"])
-def test_pushing_to_the_ends_of_the_joints_stays_out_of_the_margin(joint_end: str) -> None:
+def test_goals_at_the_joint_limits_stay_out_of_the_margin(joint_end: str) -> None:
     direction = {"far": (0.02, 0.0, 0.0), "high": (-0.01, 0.0, 0.02), "low": (-0.02, 0.0, -0.01)}[joint_end]
     filter_, follower = started(ROOMY)
     for _ in range(60):
@@ -204,12 +204,12 @@ def test_pushing_to_the_ends_of_the_joints_stays_out_of_the_margin(joint_end: st
         assert left > 0.9 * ROOMY.joint_margin_rad
     assert filter_.counts["joint_margin_rad"] > 0
     before = follower.state().pose.position
-    for _ in range(8):  # slowly, where joints would have to be fast
+    for _ in range(8):  # slowly where joints would have to be fast
         go(filter_, follower, ToolTarget(ToolPose(filter_.admitted.pose.position - direction, filter_.admitted.pose.quaternion)))
-    assert math.dist(before, follower.state().pose.position) > 0.01, "and back it may"
+    assert math.dist(before, follower.state().pose.position) > 0.01, "it may move back"
 
 
-def test_an_arm_that_is_held_up_is_not_pulled_further_than_the_lead() -> None:
+def test_a_blocked_arm_is_not_pulled_further_than_the_lead() -> None:
     filter_, follower = started()
     held = follower.state()
     rules: Counter[str] = Counter()
@@ -251,13 +251,13 @@ def test_a_malformed_goal_is_refused_and_named(position: Any, quaternion: Any, w
     assert [each.rule for each in filtered.interventions] == [rule]
     assert all(math.isfinite(each.before) and math.isfinite(each.after) for each in filtered.interventions)
     assert math.dist(filter_.admitted.pose.position, CELL.home.position) < math.dist(ahead.pose.position, CELL.home.position), (
-        "the way ends"
+        "the path ends"
     )
     go(filter_, follower, None, CELL.windows.length + 1)
     assert follower.state().pose.position == pytest.approx(filter_.admitted.pose.position, abs=1e-12)
 
 
-def test_a_gripper_goes_no_wider_than_it_is_and_none_leaves_it() -> None:
+def test_the_gripper_width_is_clipped_and_none_keeps_it() -> None:
     filter_, follower = started()
     assert filter_.step(away(), follower.state(), TICK).command.gripper_width is None
     filtered = filter_.step(away(width=0.5), follower.state(), TICK)
@@ -272,7 +272,7 @@ def test_a_gripper_goes_no_wider_than_it_is_and_none_leaves_it() -> None:
 
 
 def stays(filter_: SafetyFilter, state: RobotState, goal: ToolTarget) -> str:
-    """The fault, after which the arm stands within the stated time and limits although goals go on."""
+    """The fault, after which the arm stops within the stated time and limits although goals continue."""
     before, said = filter_.admitted.pose.position, ""
     commands = []
     for _ in range(CELL.windows.length + 3):
@@ -298,14 +298,14 @@ def stays(filter_: SafetyFilter, state: RobotState, goal: ToolTarget) -> str:
         ({"pose": ToolPose(CELL.home.position, np.zeros(4))}, "state: the measured quaternion is not of length 1"),
     ],
 )
-def test_what_is_measured_beyond_a_limit_is_a_fault_and_the_arm_stops(change: dict[str, Any], said: str) -> None:
+def test_a_measurement_beyond_a_limit_is_a_fault_and_stops_the_arm(change: dict[str, Any], said: str) -> None:
     filter_, follower = started()
     for number in range(3):
         go(filter_, follower, away((0.02 * (number + 1), 0, 0)))
     assert stays(filter_, dataclasses.replace(follower.state(), **change), away((0.1, 0, 0))).startswith(said)
 
 
-def test_after_a_fault_it_begins_anew_where_the_arm_stands() -> None:
+def test_after_a_fault_it_restarts_at_the_arms_position() -> None:
     filter_, follower = started()
     go(filter_, follower, away((0.02, 0, 0)), 40)
     stays(filter_, follower.state(np.array([99.0, 0, 0, 0, 0, 0])), away())
@@ -314,7 +314,7 @@ def test_after_a_fault_it_begins_anew_where_the_arm_stands() -> None:
     assert not go(filter_, follower, away((0.03, 0, 0)))
 
 
-def test_the_gate_holds_and_latches_what_the_generator_got_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_holds_and_latches_an_error_of_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     filter_, follower = started()
     go(filter_, follower, away((0.02, 0, 0)))
     last = follower.state().pose
@@ -343,12 +343,12 @@ def test_the_gate_holds_and_latches_what_the_generator_got_wrong(monkeypatch: py
         ({"joints": np.full(7, math.nan)}, "state: a measurement is not finite"),
     ],
 )
-def test_it_does_not_begin_where_it_must_not(change: dict[str, Any], said: str) -> None:
+def test_it_does_not_start_in_an_invalid_state(change: dict[str, Any], said: str) -> None:
     with pytest.raises(RobotError, match=said):
         SafetyFilter(CELL).start(dataclasses.replace(Follower(CELL).state(), **change))
 
 
-def test_it_does_not_begin_outside_the_workspace_or_the_cone() -> None:
+def test_it_does_not_start_outside_the_workspace_or_the_cone() -> None:
     follower = Follower(CELL)
     follower.joints = follower.joints + 0.8 * np.eye(7)[5]
     state = dataclasses.replace(follower.state(), pose=CELL.arm.pose(follower.joints))
@@ -359,7 +359,7 @@ def test_it_does_not_begin_outside_the_workspace_or_the_cone() -> None:
 
 
 @pytest.mark.parametrize(("beyond", "begins"), [(0.0029, True), (0.0031, False)])
-def test_an_arm_that_sags_at_a_wall_begins_at_the_wall(beyond: float, begins: bool) -> None:
+def test_an_arm_that_sags_at_a_wall_starts_at_the_wall(beyond: float, begins: bool) -> None:
     state = Follower(CELL).state()
     wall = float(state.pose.position[2]) + beyond
     filter_ = SafetyFilter(dataclasses.replace(ROOMY, workspace_z_m=(wall, wall + 0.3)))
@@ -371,7 +371,7 @@ def test_an_arm_that_sags_at_a_wall_begins_at_the_wall(beyond: float, begins: bo
             filter_.start(state)
 
 
-def test_a_step_before_the_start_is_a_mistake() -> None:
+def test_a_step_before_the_start_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="before start"):
         SafetyFilter(CELL).step(None, Follower(CELL).state(), TICK)
 
@@ -380,7 +380,7 @@ def test_a_step_before_the_start_is_a_mistake() -> None:
 
 
 @pytest.mark.parametrize("dt", [0.0, 0.004, -1.0, math.nan])
-def test_a_tick_that_comes_too_early_repeats_the_last_command(dt: float) -> None:
+def test_an_early_tick_repeats_the_last_command(dt: float) -> None:
     filter_, follower = started()
     go(filter_, follower, away((0.02, 0, 0)))
     filtered = filter_.step(away((0.02, 0, 0)), follower.state(), dt)
@@ -388,8 +388,8 @@ def test_a_tick_that_comes_too_early_repeats_the_last_command(dt: float) -> None
     assert [each.rule for each in filtered.interventions] == ["servo_hz"]
 
 
-def test_after_a_gap_it_begins_again_from_rest_where_it_was() -> None:
-    """The arm stood meanwhile; to go on at speed would be a jerk."""
+def test_after_a_gap_it_restarts_from_rest_at_its_position() -> None:
+    """The arm has stopped meanwhile; continuing at speed would be a jerk."""
     filter_, follower = started()
     go(filter_, follower, away((0.02, 0, 0)), 8)
     stood = follower.state().pose.position
@@ -400,13 +400,13 @@ def test_after_a_gap_it_begins_again_from_rest_where_it_was() -> None:
         steps.append(filtered.command.pose.position)
     for order, limit in ((1, CELL.max_speed_m_s), (2, CELL.max_acceleration_m_s2), (3, CELL.max_jerk_m_s3)):
         assert np.linalg.norm(np.diff(np.array(steps), order, axis=0), axis=1).max() * CELL.servo_hz**order <= limit * ALL_OF_IT
-    assert steps[-1] == pytest.approx(goal.pose.position, abs=1e-12), "and the goal is still gone for"
+    assert steps[-1] == pytest.approx(goal.pose.position, abs=1e-12), "the goal is still pursued"
     assert filter_.counts["servo_hz"] == 1
 
 
 @settings(max_examples=10)
 @given(st.lists(st.floats(0.5, 2).map(lambda part: part * TICK * 0.999 + 1e-5), min_size=60, max_size=60))
-def test_a_servo_that_jitters_changes_nothing(dts: list[float]) -> None:
+def test_servo_jitter_changes_no_command(dts: list[float]) -> None:
     filters = [started() for _ in range(2)]
     goal = away((0.02, 0.01, 0))
     for dt in dts:
@@ -418,7 +418,7 @@ def test_a_servo_that_jitters_changes_nothing(dts: list[float]) -> None:
         assert (commands[0] == commands[1]).all()
 
 
-def test_what_has_left_cannot_be_changed_afterwards() -> None:
+def test_a_sent_command_cannot_be_changed_afterwards() -> None:
     filter_, follower = started()
     command = filter_.step(away((0.02, 0, 0)), follower.state(), TICK).command
     with pytest.raises(ValueError, match="read-only"):

@@ -1,4 +1,4 @@
-"""Limits of the safety filter that only goals in a row, an arm that is held or slow joints come to."""
+"""Limits of the safety filter that only consecutive goals, a blocked arm or slow joints reach."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def away(step: tuple[float, float, float] = (0, 0, 0), turn: tuple[float, float,
     return ToolTarget(ToolPose(CELL.home.position + step, np.array(quaternion)))
 
 
-def test_full_steps_in_a_row_are_one_even_motion() -> None:
-    """The reference goes on at the speed of full steps, so that, once up to it, the command does exactly that."""
+def test_consecutive_full_steps_are_one_uniform_motion() -> None:
+    """The reference moves at the speed of full steps, which the command reaches and keeps exactly."""
     cell = dataclasses.replace(CELL, max_translation_per_second_m=0.3, max_lead_m=0.2)
     filter_, follower = SafetyFilter(cell), Follower(cell)
     filter_.start(follower.state())
@@ -44,8 +44,8 @@ def test_full_steps_in_a_row_are_one_even_motion() -> None:
     assert at_speed == pytest.approx(np.full(len(at_speed), cell.step_m * cell.control_hz))
 
 
-def test_the_way_of_any_second_stays_within_its_budget() -> None:
-    """There and back, as far as it may, for four seconds: of the reference, summed over every second of it."""
+def test_the_path_length_of_any_second_stays_within_its_limit() -> None:
+    """Back and forth at the limits for four seconds: the path of the reference, summed over each second."""
     filter_, follower = SafetyFilter(CELL), Follower(CELL)
     filter_.start(follower.state())
     ends = [filter_.admitted.pose.position]
@@ -59,10 +59,10 @@ def test_the_way_of_any_second_stays_within_its_budget() -> None:
     ways = np.linalg.norm(np.diff(np.array(ends), axis=0), axis=1)
     seconds = np.convolve(ways, np.ones(round(CELL.control_hz)), "valid")
     assert seconds.max() <= CELL.max_translation_per_second_m + 1e-9
-    assert seconds.max() >= 0.99 * CELL.max_translation_per_second_m, "and all of it may be used"
+    assert seconds.max() >= 0.99 * CELL.max_translation_per_second_m, "and the full limit may be used"
 
 
-def test_an_arm_that_is_held_is_not_turned_further_than_the_lead() -> None:
+def test_a_blocked_arm_is_not_rotated_further_than_the_lead() -> None:
     cell = dataclasses.replace(CELL, max_rotation_per_second_rad=2.0, max_lead_rad=0.3)
     filter_, held = SafetyFilter(cell), Follower(cell).state()
     filter_.start(held)
@@ -77,7 +77,7 @@ def test_an_arm_that_is_held_is_not_turned_further_than_the_lead() -> None:
     assert 0.29 < turned <= cell.max_lead_rad + 1e-6
 
 
-def test_joints_are_no_faster_than_they_may_be() -> None:
+def test_joints_stay_within_their_speed_limits() -> None:
     cell = dataclasses.replace(CELL, max_joint_speed_rad_s=0.1)
     filter_, follower = SafetyFilter(cell), Follower(cell)
     filter_.start(follower.state())
@@ -90,18 +90,18 @@ def test_joints_are_no_faster_than_they_may_be() -> None:
         fastest = np.abs(follower.joints - begun).max() * cell.control_hz
         assert fastest <= 1.05 * cell.max_joint_speed_rad_s
     assert filter_.counts["max_joint_speed_rad_s"] >= 4
-    assert np.abs(follower.joints - before).max() > 0.01, "slowly it goes there"
+    assert np.abs(follower.joints - before).max() > 0.01, "it gets there slowly"
 
 
 @pytest.mark.parametrize("speed", [0.2, -0.2])
-def test_it_does_not_begin_while_any_joint_moves_either_way(speed: float) -> None:
+def test_it_does_not_start_while_any_joint_moves(speed: float) -> None:
     state = dataclasses.replace(Follower(CELL).state(), joint_velocities=speed * np.eye(7)[3])
     with pytest.raises(RobotError, match="the arm is moving; wait until it stands"):
         SafetyFilter(CELL).start(state)
 
 
 def test_a_joint_within_its_margin_may_leave_it() -> None:
-    """An arm that was guided by hand to near a joint's end, past the margin but not past its half."""
+    """An arm that was guided by hand close to a joint limit, beyond the margin but not beyond its half."""
     cell = safety_trials.roomy(CELL)
     follower = Follower(cell)
     follower.joints = np.array(cell.home_joints_rad)
@@ -114,18 +114,18 @@ def test_a_joint_within_its_margin_may_leave_it() -> None:
     for _ in range(cell.ticks_per_step + cell.windows.length):
         filtered = filter_.step(ToolTarget(back), state, TICK)
         assert filtered.fault is None
-    assert abs(filtered.command.pose.quaternion @ back.quaternion) > abs(pose.quaternion @ back.quaternion) + 1e-5, "back in it may"
+    assert abs(filtered.command.pose.quaternion @ back.quaternion) > abs(pose.quaternion @ back.quaternion) + 1e-5, "it may move back"
     out = cell.arm.pose(follower.joints + 0.03 * np.eye(7)[6])
     filter_.start(state)
     for _ in range(cell.ticks_per_step + cell.windows.length):
         filtered = filter_.step(ToolTarget(out), state, TICK)
     assert filter_.counts["joint_margin_rad"] > 0
-    assert abs(filtered.command.pose.quaternion @ pose.quaternion) == pytest.approx(1, abs=1e-6), "further out it may not"
+    assert abs(filtered.command.pose.quaternion @ pose.quaternion) == pytest.approx(1, abs=1e-6), "it may not move further out"
 
 
 @pytest.mark.parametrize("stopped_by", ["no goal", "a force"])
-def test_to_stop_is_to_end_the_way_where_it_is_and_not_at_its_goal(stopped_by: str) -> None:
-    """After three of ten ticks towards a goal, three tenths of the way are gone: there it stands in the end."""
+def test_stop_ends_the_path_at_its_position_and_not_at_the_goal(stopped_by: str) -> None:
+    """After three of ten ticks towards a goal, three tenths of the path are done, and it stops there."""
     filter_, follower = SafetyFilter(CELL), Follower(CELL)
     filter_.start(follower.state())
     goal = away((0.02, 0, 0))
@@ -139,8 +139,8 @@ def test_to_stop_is_to_end_the_way_where_it_is_and_not_at_its_goal(stopped_by: s
     assert (filtered.fault is None) == (stopped_by == "no goal")
 
 
-def test_a_rest_does_not_renew_the_gates_budget_of_a_second() -> None:
-    """Up to speed and on, to nearly all of the budget; after a rest of the filter the same second goes on."""
+def test_a_rest_does_not_reset_the_gates_path_limit_per_second() -> None:
+    """Moves for nearly the full limit; after a rest of the filter the same second continues."""
     cell = dataclasses.replace(CELL, max_translation_per_second_m=0.12)
     gate = CommandGate(cell)
     gate.rest(away())

@@ -1,4 +1,4 @@
-"""The servo on a virtual clock, with an arm that does at once what it is told."""
+"""The servo on a virtual clock, with an arm that follows commands at once."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def test_a_goal_expires(bench: Bench) -> None:
     assert bench.arm.pose.position[0] < begin + 0.015
 
 
-def test_no_goal_is_valid_for_longer_than_the_cell_says(bench: Bench) -> None:
+def test_no_goal_is_valid_for_longer_than_the_limit_of_the_cell(bench: Bench) -> None:
     bench.goal(0.01, valid_s=1e9)
     bench.run(CELL.max_goal_validity_s + 2 * CELL.stop_time_s + 0.1)
     assert not bench.arm.on_springs
 
 
-def test_goals_that_come_too_late_are_counted(bench: Bench) -> None:
+def test_late_goals_are_counted(bench: Bench) -> None:
     bench.goal(0.001, valid_s=0.02)
     for late in range(int(CELL.expired_goals_to_stop)):
         assert bench.run(0.1).fault is None, late
@@ -83,7 +83,7 @@ def test_goals_that_come_too_late_are_counted(bench: Bench) -> None:
     assert "late" in str(bench.run(0.1).fault)
 
 
-def test_goals_in_time_are_not(bench: Bench) -> None:
+def test_goals_in_time_are_not_counted_as_late(bench: Bench) -> None:
     for _ in range(3 * int(CELL.expired_goals_to_stop)):
         bench.goal(0.001)
         assert bench.run(0.1).fault is None
@@ -122,7 +122,7 @@ def test_each_cause_is_latched_and_stops_the_arm(bench: Bench, cause: str) -> No
     assert bench.run(0.2).fault is None and bench.arm.pose is not at
 
 
-def test_an_arm_that_is_let_go_comes_to_rest_and_nothing_is_latched(bench: Bench) -> None:
+def test_a_released_arm_comes_to_rest_and_nothing_is_latched(bench: Bench) -> None:
     bench.goal(0.02)
     bench.run(0.1)
     bench.servo.release()
@@ -133,10 +133,10 @@ def test_an_arm_that_is_let_go_comes_to_rest_and_nothing_is_latched(bench: Bench
     assert not bench.servo.standing
     bench.servo.release()
     bench.run(3 / CELL.servo_hz)
-    assert bench.arm.halted == 3, "a homing is broken off, until it is"
+    assert bench.arm.halted == 3, "home is interrupted until it has stopped"
 
 
-def test_what_the_filter_took_in_each_tick_is_known(bench: Bench) -> None:
+def test_the_time_of_the_filter_is_recorded_at_each_tick(bench: Bench) -> None:
     bench.run(0.2)
     assert bench.servo.took == []
     bench.goal(0.02)
@@ -159,13 +159,13 @@ def test_a_fault_outlives_the_arms_process(bench: Bench, fault: str) -> None:
     assert bench.make().fault is None
 
 
-def test_it_does_not_begin_where_it_must_not(bench: Bench) -> None:
+def test_it_does_not_start_in_an_invalid_state(bench: Bench) -> None:
     bench.arm.pose = ToolPose(np.array([0.3, 0.0, 2.0]), CELL.home.quaternion)
     bench.goal(0.001)
     assert bench.run(0.1).fault is not None
 
 
-def test_home_refuses_goals_on_the_way(bench: Bench) -> None:
+def test_goals_are_refused_during_home(bench: Bench) -> None:
     bench.servo.home()
     at = bench.arm.pose
     bench.goal(0.01)
@@ -174,7 +174,7 @@ def test_home_refuses_goals_on_the_way(bench: Bench) -> None:
 
 
 def test_commands_are_within_the_cells_speed(bench: Bench) -> None:
-    """By finite differences of what reaches the arm."""
+    """By finite differences of the commands that reach the arm."""
     before, fastest = bench.arm.pose.position, 0.0
     for _ in range(20):
         bench.goal(1.0)
@@ -185,26 +185,26 @@ def test_commands_are_within_the_cells_speed(bench: Bench) -> None:
     assert 0 < fastest <= CELL.max_speed_m_s * 1.0001
 
 
-def test_a_fault_that_is_found_at_the_start_outlives_its_cause(bench: Bench) -> None:
+def test_a_fault_found_at_the_start_outlives_its_cause(bench: Bench) -> None:
     bench.arm.problem = "user stop: pressed at the arm"
     assert bench.make().fault == bench.arm.problem
     bench.arm.problem = None
     assert bench.make().fault == "user stop: pressed at the arm"
 
 
-def test_a_homing_that_was_stopped_is_broken_off_until_it_is(bench: Bench) -> None:
+def test_a_stopped_home_is_interrupted_until_it_ends(bench: Bench) -> None:
     bench.servo.home()
     bench.run(0.1)
     bench.servo.stop("stopped by tester", bench.now)
     bench.run(0.2)
-    assert bench.arm.halted >= 5, "the first may have come before there was a motion"
+    assert bench.arm.halted >= 5, "the first stop may precede the motion"
     bench.arm.homing = False
     halted = bench.arm.halted
     bench.run(0.1)
     assert bench.arm.halted == halted
 
 
-def test_on_the_way_home_forces_and_silence_stop_it_too(bench: Bench) -> None:
+def test_forces_and_silence_stop_home(bench: Bench) -> None:
     bench.servo.home()
     assert bench.run(0.1).fault is None
     bench.arm.wrench = np.array([CELL.max_force_n + 1, 0, 0, 0, 0, 0])
@@ -215,7 +215,7 @@ def test_on_the_way_home_forces_and_silence_stop_it_too(bench: Bench) -> None:
     assert str(bench.run(CELL.heartbeat_timeout_s + 0.1, heard=False).fault).startswith("policy: its process has said nothing")
 
 
-def test_an_arm_that_presses_may_go_home_if_that_relieves_it(bench: Bench) -> None:
+def test_an_arm_in_contact_may_go_home_if_the_force_decreases(bench: Bench) -> None:
     pressing = np.array([0, 0, CELL.max_force_n + 10, 0, 0, 0])
     bench.arm.wrench = pressing
     bench.servo.home()

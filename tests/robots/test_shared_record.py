@@ -1,4 +1,4 @@
-"""Shared records and frames: the newest whole writing, whatever happens to the writer."""
+"""Shared records and frames: readers get the newest complete record even if the writer dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_vla.robots.franka import messages
 from rlinf_vla.robots.shared_record import FrameRecord, SharedRecord
 
 
-def test_readers_see_the_newest(tmp_path: Path) -> None:
+def test_readers_get_the_newest_record(tmp_path: Path) -> None:
     writer = SharedRecord(tmp_path / "it", 100)
     reader = SharedRecord(tmp_path / "it")
     assert reader.read() is None
@@ -32,7 +32,7 @@ def test_there_must_be_a_writer(tmp_path: Path) -> None:
         SharedRecord(tmp_path / "it")
 
 
-def test_it_is_in_memory_and_each_writer_removes_what_was_left(tmp_path: Path) -> None:
+def test_it_is_in_memory_and_each_writer_removes_old_files(tmp_path: Path) -> None:
     memory = []
     for text in (b"one", b"two"):
         writer = SharedRecord(tmp_path / "it", 100)
@@ -53,11 +53,11 @@ def _tidy(tmp_path: Path) -> Iterator[None]:
             path.readlink().unlink()
 
 
-def test_a_writer_that_dies_in_the_middle_leaves_the_last_whole_writing(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_the_last_complete_record(tmp_path: Path) -> None:
     writer, reader = SharedRecord(tmp_path / "it", 100), SharedRecord(tmp_path / "it")
     writer.write(b"one")
     writer.write(b"two")
-    with (tmp_path / "it").open("r+b") as file:  # a number, and two slots: the third goes where the first was
+    with (tmp_path / "it").open("r+b") as file:  # a number and two slots: the third record replaces the first
         file.seek(8 + (len(file.read()) - 8) // 2)
         file.write(b"?" * 50)
     assert reader.read() == b"two"
@@ -70,7 +70,7 @@ def _write(path: str, enough: Event) -> None:
         writer.write(bytes([number]) * 5000)
 
 
-def test_no_torn_writing_is_ever_read(tmp_path: Path) -> None:
+def test_no_torn_record_is_read(tmp_path: Path) -> None:
     SharedRecord(tmp_path / "it", 5000)
     spawned = multiprocessing.get_context("spawn")
     enough = spawned.Event()
@@ -103,7 +103,7 @@ numbers = st.floats(-1e6, 1e6)
 
 
 @given(st.lists(numbers, min_size=29, max_size=29), st.none() | numbers, st.booleans(), st.none() | st.text(min_size=1, max_size=300))
-def test_a_state_survives_its_journey(values: list[float], width: float | None, commanded: bool, fault: str | None) -> None:
+def test_a_state_is_transferred_unchanged(values: list[float], width: float | None, commanded: bool, fault: str | None) -> None:
     array = np.array(values)
     pose = ToolPose(array[1:4], array[4:8])
     state = RobotState(
@@ -127,7 +127,7 @@ def test_a_state_survives_its_journey(values: list[float], width: float | None, 
     assert (read.fault or "") == (state.fault or "")
 
 
-def test_a_target_survives_its_journey() -> None:
+def test_a_target_is_transferred_unchanged() -> None:
     target = ToolTarget(ToolPose(np.array([1.0, 2.0, 3.0]), np.array([1.0, 0.0, 0.0, 0.0])), None)
     read = messages.unpack_target(messages.pack_target(target))
     np.testing.assert_array_equal(read.pose.position, target.pose.position)

@@ -12,7 +12,7 @@ limits = st.tuples(st.floats(0.05, 2), st.floats(2, 9), st.floats(50, 2000))
 
 
 def travel(windows: Windows, speed: float, seed: int, ticks: int = 400) -> tuple[np.ndarray, np.ndarray]:
-    """A reference that leaps about at full speed, then stands; and what comes out."""
+    """A reference that jumps at full speed and then rests, and its smoothed command."""
     draw = np.random.default_rng(seed)
     directions = np.repeat(draw.normal(size=(ticks // 10, 3)), 10, axis=0)
     steps = speed * TICK * directions / np.linalg.norm(directions, axis=1, keepdims=True)
@@ -37,7 +37,7 @@ def test_speed_acceleration_and_jerk_stay_within_their_limits(
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 2**31))
-def test_it_stays_in_every_box_of_the_reference_and_stands_in_time(first: int, second: int, seed: int) -> None:
+def test_it_stays_in_every_box_of_the_reference_and_stops_in_time(first: int, second: int, seed: int) -> None:
     windows = Windows(first, second)
     reference, out = travel(windows, 1.0, seed)
     assert (out >= np.minimum(reference.min(0), 0) - 1e-12).all() and (out <= np.maximum(reference.max(0), 0) + 1e-12).all()
@@ -46,7 +46,7 @@ def test_it_stays_in_every_box_of_the_reference_and_stands_in_time(first: int, s
     assert out[stop - 1 :] == pytest.approx(np.repeat(reference[-1:], len(out) - stop + 1, axis=0), abs=1e-12)
 
 
-def test_against_two_averages_taken_by_hand() -> None:
+def test_against_two_averages_computed_by_hand() -> None:
     first, second = 5, 3
     reference, out = travel(Windows(first, second), 1.0, 0)
     padded = np.concatenate([np.zeros((first + second, 3)), reference])
@@ -55,6 +55,6 @@ def test_against_two_averages_taken_by_hand() -> None:
     assert out == pytest.approx(twice[-len(out) :], abs=1e-12)
 
 
-def test_a_rotation_too_fast_for_its_acceleration_is_refused() -> None:
+def test_a_rotation_speed_beyond_its_acceleration_is_refused() -> None:
     with pytest.raises(ValueError, match="turning at full speed"):
         Windows.of(TICK, (0.2, 4, 100), (2.0, 1.0, 500))

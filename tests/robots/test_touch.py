@@ -13,7 +13,7 @@ SPEC = RobotSpec("toy", 10.0, translation_m=0.02, rotation_rad=0.1, gripper_widt
 
 
 class Cell:
-    """Notes where things were placed, and says that they are there."""
+    """Records where objects were placed, and reports these positions."""
 
     def place(self, cube: tuple[float, float, float], target: tuple[float, float]) -> None:
         self.cube = np.array([*cube[:2], 0.022])
@@ -28,7 +28,7 @@ def at(position: list[float]) -> RobotState:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 1 << 24])
-def test_the_expert_touches_the_cube_wherever_it_lies(seed: int) -> None:
+def test_the_expert_touches_the_cube_at_any_position(seed: int) -> None:
     cell = Cell()
     scene = Touch(cell, SPEC)  # type: ignore[arg-type]
     assert scene.arrange(seed) == "touch the red cube"

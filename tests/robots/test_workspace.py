@@ -1,4 +1,4 @@
-"""The convex set that a tool stays in, and ways that are cut at a distance, against brute force."""
+"""The convex set of tool poses, and paths that are cut at a distance, against brute force."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSIDE: Triple = (0.45, 0.0, 0.25)
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("upper", [False, True])
-def test_each_wall_is_kept_and_named(axis: int, upper: bool) -> None:
+def test_each_wall_is_enforced_and_named(axis: int, upper: bool) -> None:
     rule = ("workspace_x_m", "workspace_y_m", "workspace_z_m")[axis]
     wall = getattr(CELL, rule)[upper]
     beyond = wall + (0.07 if upper else -0.07)
@@ -49,7 +49,7 @@ def test_a_tilt_ends_in_its_direction_and_its_cone(direction: float, across: flo
 
 
 @given(st.lists(st.floats(-1, 1), min_size=6, max_size=6))
-def test_what_is_inside_stays_as_it_is(numbers: list[float]) -> None:
+def test_a_pose_inside_is_unchanged(numbers: list[float]) -> None:
     x, y, z, *turn = numbers
     place: Place = ((x, y, z), (turn[0], turn[1], turn[2]))
     once, _ = SPACE.inside(place)
@@ -61,8 +61,8 @@ coordinates = st.tuples(*[st.floats(-2, 2)] * 3)
 
 
 @given(coordinates, coordinates, coordinates, st.floats(0.1, 2))
-def test_the_part_of_a_way_within_a_radius_against_brute_force(begin: Triple, end: Triple, centre: Triple, radius: float) -> None:
-    """As far as the distance stays below the radius, or wholly where the end is nearer than the beginning."""
+def test_the_part_of_a_path_within_a_radius_against_brute_force(begin: Triple, end: Triple, centre: Triple, radius: float) -> None:
+    """Up to the radius, or completely if the end is nearer than the start."""
     found = part_within(begin, end, centre, radius)
     assert 0 <= found <= 1
     from_begin, from_end = math.dist(begin, centre), math.dist(end, centre)

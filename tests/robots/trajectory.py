@@ -1,4 +1,4 @@
-"""How the simulated arm really moved, as the simulator publishes it every 5 ms."""
+"""The true motion of the simulated arm, which the simulator publishes every 5 ms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fastest(truth: SimulatorState) -> float:
 
 
 class Trajectory:
-    """``samples``: (monotonic seconds, what ``of`` says of the truth). Looks until it is closed."""
+    """``samples``: (monotonic seconds, ``of`` applied to the truth). Records until it is closed."""
 
     def __init__(self, cell: SimulatedCell, of: Callable[[SimulatorState], Any] = fastest) -> None:
         self.samples: list[tuple[float, Any]] = []
@@ -40,7 +40,7 @@ class Trajectory:
         self.samples = []
 
     def last_moving(self, since: float, still: float) -> float:
-        """When it last was faster than ``still``, or ``since``."""
+        """The last time at which it was faster than ``still``, or ``since``."""
         return max((when for when, speed in self.samples if when >= since and speed > still), default=since)
 
     def close(self) -> None:

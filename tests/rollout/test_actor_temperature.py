@@ -1,4 +1,4 @@
-"""An actor plays at the temperature of its settings."""
+"""An actor acts at the temperature of its settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
-def test_what_it_says_of_its_choices_is_what_evaluate_says_at_that_temperature(temperature: float) -> None:
+def test_its_log_probabilities_equal_those_of_evaluate_at_that_temperature(temperature: float) -> None:
     policy = LinearPolicy(LinearOptions(chunk=2))
     inputs = policy.prepare(observations(policy, 200))
     episodes, step = Episodes.first_attempts(torch.zeros(200).long(), torch.arange(200)), torch.zeros(200).long()
@@ -21,11 +21,11 @@ def test_what_it_says_of_its_choices_is_what_evaluate_says_at_that_temperature(t
     again = policy.evaluate(inputs, sample.latent, temperature)
     torch.testing.assert_close(sample.log_prob, again.log_prob)
     surprise, entropy = -sample.log_prob.mean(), again.entropy.mean()
-    assert float(surprise) == pytest.approx(float(entropy), abs=0.06), "and it draws from that distribution"
+    assert float(surprise) == pytest.approx(float(entropy), abs=0.06), "it samples from that distribution"
 
 
 @torch.no_grad()
-def test_at_temperature_nought_it_takes_the_likeliest() -> None:
+def test_at_temperature_zero_it_takes_the_likeliest() -> None:
     policy = LinearPolicy(LinearOptions(chunk=2))
     inputs = policy.prepare(observations(policy, 20))
     found = []

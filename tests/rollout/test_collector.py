@@ -60,7 +60,7 @@ def assert_same(found: Trajectory, expected: Trajectory, tolerance: float = 0.0)
 
 @torch.no_grad()
 def reference(policy: Policy, slot: int, iteration: int) -> Trajectory:
-    """What one environment should do, call by call and alone."""
+    """The expected rollout of one environment, call by call and alone."""
     env, ordinal, step, rows = CounterWorld(1), 0, 0, []
     for t in range(CALLS):
         if step == 0:
@@ -99,7 +99,7 @@ def reference(policy: Policy, slot: int, iteration: int) -> Trajectory:
 
 
 @every_policy
-def test_a_rollout_is_what_each_environment_would_do_alone(policy: Policy) -> None:
+def test_a_rollout_equals_that_of_each_environment_alone(policy: Policy) -> None:
     found = rollout(policy, groups(4, 2))
     expected = Trajectory.cat([reference(policy, slot, iteration=2) for slot in range(4)], dim=1)
     assert found.shape == (CALLS, 4) and found.valid.shape == (CALLS, 4, policy.spec.chunk)
@@ -107,34 +107,34 @@ def test_a_rollout_is_what_each_environment_would_do_alone(policy: Policy) -> No
 
 
 @every_policy
-def test_the_cases_that_matter_happen(policy: Policy) -> None:
-    """Else the other tests would say nothing."""
+def test_the_relevant_cases_occur(policy: Policy) -> None:
+    """Otherwise the other tests would check nothing."""
     found = rollout(policy, groups(8, 1))
     ended = (found.terminated | found.truncated).any(-1)
     assert found.terminated.any() and found.success.any() and (found.truncated.any(-1) & found.cut).any()
     assert ended[:-1].sum() > 3 and not ended[-1].all()
     assert (found.bootstrap_value[found.cut] != 0).all() and (found.bootstrap_value[~found.cut] == 0).all()
-    assert (found.cut[-1] == ~found.terminated[-1].any(-1)).all(), "the end of the rollout cuts every episode that is not over"
+    assert (found.cut[-1] == ~found.terminated[-1].any(-1)).all(), "the end of the rollout truncates every unfinished episode"
     if policy.spec.chunk > 1:
         assert not found.valid.all(), "some episode ends inside a chunk"
 
 
 @every_policy
-def test_pipeline_depth_changes_nothing(policy: Policy) -> None:
-    """Policy calls of one shape: bit for bit."""
+def test_pipeline_depth_does_not_change_the_result(policy: Policy) -> None:
+    """With policy calls of one shape: bit for bit."""
     whole = rollout(policy, groups(8, 1))
     for depth in (2, 4):
         assert_same(rollout(policy, groups(8, depth)), whole)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 100])
-def test_the_shape_of_policy_calls_changes_nothing(batch_size: int) -> None:
+def test_the_shape_of_policy_calls_does_not_change_the_result(batch_size: int) -> None:
     policy = linear(2)
     settings = replace(SETTINGS, batch_size=batch_size)
     assert_same(rollout(policy, groups(8, 2), settings=settings), rollout(policy, groups(8, 2)), tolerance=1e-5)
 
 
-def test_what_was_played_before_changes_nothing() -> None:
+def test_earlier_episodes_do_not_change_the_result() -> None:
     policy, envs = linear(2), groups(4, 2)
     first = rollout(policy, envs, iteration=3)
     other = rollout(policy, envs, iteration=4)
@@ -144,7 +144,7 @@ def test_what_was_played_before_changes_nothing() -> None:
 
 
 def test_groups_overlap() -> None:
-    """While one group simulates, the policy infers for the next: no group's step is waited for before the others have begun."""
+    """While one group simulates, the policy infers for the next: no group's step is awaited before the others have started."""
     journal: list[str] = []
     rollout(linear(2), groups(6, 3, journal=journal))
     last_start = {name: journal.index(f"{name} step") for name in "012"}
@@ -158,7 +158,7 @@ def test_groups_overlap() -> None:
 
 
 @every_policy
-def test_stored_log_probabilities_are_found_again(policy: Policy) -> None:
+def test_stored_log_probabilities_are_reproduced(policy: Policy) -> None:
     for temperature in (0.7, 1.0):
         settings = replace(SETTINGS, temperature=temperature)
         found = rollout(policy, groups(4, 2), settings=settings)
@@ -166,7 +166,7 @@ def test_stored_log_probabilities_are_found_again(policy: Policy) -> None:
         assert parity(policy, found.flatten(), temperature * 1.5, calls=CALLS * 4) > 1e-3
 
 
-def test_parity_counts_executed_actions_only() -> None:
+def test_parity_counts_only_executed_actions() -> None:
     policy = linear(4)
     found = rollout(policy, groups(8, 1))
     skipped = ~found.valid[..., None].expand_as(found.log_prob)
@@ -229,8 +229,8 @@ def test_metrics_without_a_finished_episode() -> None:
 
 
 @pytest.mark.parametrize(("limit", "chunk"), [(6, 1), (6, 2), (6, 4), (5, 4), (3, 4)])
-def test_a_rollout_can_hold_its_episodes_to_their_limit(limit: int, chunk: int) -> None:
+def test_a_rollout_can_consist_of_complete_episodes(limit: int, chunk: int) -> None:
     world = CounterWorld(2, episode_limit=limit, ends_at_goal=False)
     found = collect(Actor(linear(chunk), SETTINGS), [world], 0, 0, rollout_calls(3 * limit, limit, chunk), Timeline())
     assert int(found.truncated.sum()) == 2 * 3 and int(found.valid.sum()) == 2 * 3 * limit
-    assert found.truncated[-1].any(-1).all(), "nothing is left over"
+    assert found.truncated[-1].any(-1).all(), "no partial episode remains"

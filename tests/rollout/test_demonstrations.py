@@ -20,7 +20,7 @@ CLEAN = DemonstrationConfig(episodes=11, noise=[0.0], random_actions=0.5)
 
 
 class WholeImages(LinearPolicy):
-    """Keeps the whole picture, from which the state can be read."""
+    """Keeps the complete image, from which the state can be read."""
 
     def prepare(self, obs: Observation) -> Inputs:
         return {"image": obs.images["base"].clone()}
@@ -34,7 +34,7 @@ class State:
 
     @classmethod
     def read(cls, image: Tensor) -> State:
-        # the row and the column at the edge show one thing only
+        # the row and the column at the edge show only one quantity
         return cls(int(image[0, 0, 2]), (int((image[-1, :, 0] == 255).sum()) - 32) // 8, int((image[:, -1, 1] == 255).sum()) // 3)
 
     @property
@@ -49,7 +49,7 @@ def shown(
 
 
 def by_episode(demonstrations: Demonstrations) -> list[list[State]]:
-    """States in order, cut where the clock starts again."""
+    """States in order, split where the clock restarts."""
     episodes: list[list[State]] = []
     for image in demonstrations.inputs["image"]:
         state = State.read(image)
@@ -77,9 +77,9 @@ def test_each_episode_once_and_in_order() -> None:
         assert len({state.seed for state in episode}) == 1
 
 
-def test_noise_leads_off_the_experts_path() -> None:
+def test_noise_leaves_the_experts_path() -> None:
     rising, noisy = by_episode(shown(CLEAN)[0]), by_episode(shown()[0])
-    assert shown(CLEAN)[1] == 1.0, "without noise nothing is random, whatever random_actions says"
+    assert shown(CLEAN)[1] == 1.0, "without noise nothing is random, for any random_actions"
     for episode in rising:
         assert [state.level for state in episode] == list(range(episode[0].level, episode[0].level + len(episode)))
     strayed = [any(b.level != a.level + 1 for a, b in pairwise(e)) for e in noisy]
@@ -87,7 +87,7 @@ def test_noise_leads_off_the_experts_path() -> None:
 
 
 class Watched(CounterWorld):
-    """Keeps what was executed beside what the expert said."""
+    """Keeps the executed actions and those of the expert."""
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
@@ -101,7 +101,7 @@ class Watched(CounterWorld):
 
 
 @pytest.mark.parametrize(("sigma", "random_actions"), [(0.3, 0.0), (0.3, 1.0)])
-def test_the_executed_actions_have_the_noise_that_was_asked_for(sigma: float, random_actions: float) -> None:
+def test_the_executed_actions_have_the_configured_noise(sigma: float, random_actions: float) -> None:
     env = Watched(8)
     shown(DemonstrationConfig(episodes=160, noise=[sigma], random_actions=random_actions), envs=[env])
     executed, advice = torch.cat(env.executed), torch.cat(env.advice)
@@ -111,10 +111,10 @@ def test_the_executed_actions_have_the_noise_that_was_asked_for(sigma: float, ra
     else:
         noise = (executed - advice)[:, 3]
         assert abs(float(noise.mean())) < 0.05 and abs(float(noise.std()) - sigma) < 0.03
-    assert len(executed[:, 3].unique()) > 0.9 * len(executed), "drawn anew at every step"
+    assert len(executed[:, 3].unique()) > 0.9 * len(executed), "drawn at every step"
 
 
-def test_a_detour_goes_one_way_from_the_start_and_is_not_learnt() -> None:
+def test_a_detour_starts_the_episode_in_one_direction_and_is_not_learnt() -> None:
     env, config = Watched(1), DemonstrationConfig(episodes=120, noise=[0.0], detour=3)
     found, _ = shown(config, envs=[env])
     for image, action in zip(found.inputs["image"], found.actions, strict=True):
@@ -141,7 +141,7 @@ def test_windows_hold_the_next_actions_of_the_same_episode() -> None:
 
 
 @pytest.mark.parametrize("episodes", [1, 3, 11])
-def test_neither_groups_nor_environments_change_anything(episodes: int) -> None:
+def test_groups_and_environments_do_not_change_the_result(episodes: int) -> None:
     config = DemonstrationConfig(episodes=episodes, noise=NOISY.noise, random_actions=NOISY.random_actions)
     first, success = shown(config, envs=groups(4, 1))
     for envs in (groups(4, 2), groups(6, 3), groups(1, 1)):
@@ -150,7 +150,7 @@ def test_neither_groups_nor_environments_change_anything(episodes: int) -> None:
         assert again == success
 
 
-def test_the_run_seed_changes_the_noise_alone() -> None:
+def test_the_run_seed_changes_only_the_noise() -> None:
     first, other = by_episode(shown()[0]), by_episode(shown(run_seed=1)[0])
     assert first != other and [e[0] for e in first] == [e[0] for e in other]
 
@@ -163,7 +163,7 @@ def test_progress_counts_finished_episodes() -> None:
     assert ended == pytest.approx([round(each) for each in ended])
 
 
-def test_without_an_expert_there_is_one_line() -> None:
+def test_a_missing_expert_is_one_line() -> None:
     class Clueless(CounterWorld):
         def expert_actions(self) -> Tensor:
             raise UserError("this task has no scripted expert")

@@ -31,7 +31,7 @@ def test_training_evaluation_and_demonstrations_share_no_seed() -> None:
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 1000), st.integers(1, 40))
-def test_training_episodes_are_a_function_in_range(run_seed: int, iteration: int, ordinal: int, tasks: int) -> None:
+def test_training_episodes_are_deterministic_and_in_range(run_seed: int, iteration: int, ordinal: int, tasks: int) -> None:
     episodes = training(run_seed, iteration, ordinal, tasks)
     assert len(episodes) == 16
     assert all(seed in TRAINING_SEEDS for seed in episodes.seed.tolist())
@@ -40,7 +40,7 @@ def test_training_episodes_are_a_function_in_range(run_seed: int, iteration: int
     assert (alone.seed[0], alone.task_id[0]) == (episodes.seed[11], episodes.task_id[11]), "other slots do not matter"
 
 
-def test_iterations_slots_ordinals_and_runs_play_different_episodes() -> None:
+def test_iterations_slots_ordinals_and_runs_have_different_episodes() -> None:
     seeds = torch.cat([training(run, i, o).seed for run in (0, 1) for i in range(8) for o in range(4)])
     assert len(seeds.unique()) == len(seeds)
 

@@ -23,7 +23,7 @@ def play(episodes: int, envs: list[CounterWorld], chunk: int = 2, temperature: f
 
 
 def listed(episodes: int) -> list[tuple[str, int]]:
-    """Task and seed of the first so many."""
+    """Task and seed of the first ``episodes``."""
     return [(list(GOALS)[number % len(GOALS)], EVALUATION_SEEDS[number // len(GOALS)]) for number in range(episodes)]
 
 
@@ -47,7 +47,7 @@ def reference(episode: int, chunk: int, temperature: float, **world: bool) -> Ep
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("chunk", [1, 4])
-def test_every_episode_goes_as_it_would_alone(chunk: int, temperature: float) -> None:
+def test_every_episode_equals_that_run_alone(chunk: int, temperature: float) -> None:
     found = play(13, groups(4, 2), chunk, temperature)
     assert len(found) == 13
     for index, result in enumerate(found):
@@ -58,15 +58,15 @@ def test_every_episode_goes_as_it_would_alone(chunk: int, temperature: float) ->
         assert 0 < sum(result.success for result in found) < 13
 
 
-def test_a_success_on_the_way_counts() -> None:
-    """Where the simulator does not end the episode at it, and the end is none."""
+def test_a_success_before_the_end_counts() -> None:
+    """If the simulator does not end the episode there, and the final state is no success."""
     found = play(20, groups(4, 2, ends_at_goal=False), chunk=1)
     assert [result.success for result in found] == [reference(i, 1, 1.0, ends_at_goal=False).success for i in range(20)]
     assert all(result.steps == 6 for result in found) and any(result.success for result in found)
 
 
 @pytest.mark.parametrize("episodes", [1, 3, 8, 21])
-def test_the_number_of_groups_changes_nothing(episodes: int) -> None:
+def test_the_number_of_groups_does_not_change_the_result(episodes: int) -> None:
     whole = play(episodes, groups(8, 1))
     assert [(result.task, result.seed) for result in whole] == listed(episodes), "in the order of the list"
     for count in (2, 4):
@@ -75,8 +75,8 @@ def test_the_number_of_groups_changes_nothing(episodes: int) -> None:
 
 
 @pytest.mark.parametrize("episodes", [1, 5, 9])
-def test_each_episode_is_played_once(episodes: int) -> None:
-    """Environments that have nothing left to do may repeat the last one; they must not take another's place."""
+def test_each_episode_runs_once(episodes: int) -> None:
+    """Idle environments may repeat the last episode, which must not replace another one."""
     envs = groups(6, 3)
     play(episodes, envs)
     played = [each for env in envs for each in env.played]
@@ -84,7 +84,7 @@ def test_each_episode_is_played_once(episodes: int) -> None:
     assert all(played.count(each) == 1 for each in listed(episodes - 1))
 
 
-def test_only_the_first_episodes_are_filmed() -> None:
+def test_only_the_first_episodes_are_recorded_as_video() -> None:
     found = play(9, groups(4, 2), chunk=1, filmed=3)
     for index, result in enumerate(found):
         assert len(result.frames) == (result.steps if index < 3 else 0), "one frame after every policy call"
@@ -100,7 +100,7 @@ def test_progress_counts_finished_episodes() -> None:
     assert seen == sorted(seen) and seen[-1] == 1.0 and len(set(seen)) > 3
 
 
-def test_a_part_of_the_list_is_played_as_within_the_whole() -> None:
+def test_a_part_of_the_list_runs_as_within_the_full_list() -> None:
     actor, whole = Actor(LinearPolicy(LinearOptions()), SETTINGS), groups(4, 2)
     everything = play_evaluation(actor, whole, range(11), Timeline(), filmed=6)
     part = play_evaluation(actor, groups(3, 1), range(5, 9), Timeline(), filmed=6)

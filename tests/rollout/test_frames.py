@@ -1,4 +1,4 @@
-"""Labelled frames for success classifiers: played and recorded ones."""
+"""Labelled frames for success classifiers, from episodes and from recordings."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Looks(RewardModel):
 
 
 def level(image: Tensor) -> int:
-    """What counter world's picture shows."""
+    """The values that counter world's image shows."""
     return (int((image[-1, :, 0] == 255).sum()) - 32) // 8
 
 
-def test_a_frame_shows_what_a_step_led_to() -> None:
+def test_a_frame_shows_the_observation_after_a_step() -> None:
     fractions: list[float] = []
     found = labelled_frames(Looks(), groups(4, 2), NOISY, 0, fractions.append)
     assert len(found) == sum(len(episode.frames[form.ACTION]) for episode in played()) and fractions[-1] == 1.0
@@ -51,7 +51,7 @@ def test_a_frame_shows_what_a_step_led_to() -> None:
     assert found.success.any() and not found.success.all()
 
 
-def test_neither_groups_nor_environments_change_the_frames() -> None:
+def test_groups_and_environments_do_not_change_the_frames() -> None:
     first, second = (labelled_frames(Looks(), envs, NOISY, 0) for envs in (groups(4, 2), groups(1, 1)))
     assert torch.equal(first.success, second.success) and torch.equal(first.episode, second.episode)
     assert torch.equal(first.inputs["image.base"], second.inputs["image.base"])

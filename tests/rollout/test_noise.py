@@ -42,7 +42,7 @@ def test_philox_known_answers(counter: list[int], key: tuple[int, int], expected
 
 @given(st.lists(word, min_size=4, max_size=4), st.tuples(word, word))
 def test_philox_against_big_integers(counter: list[int], key: tuple[int, int]) -> None:
-    """The rounds of the paper, in integers that cannot overflow."""
+    """The rounds of the paper, in integers without overflow."""
     (c0, c1, c2, c3), (k0, k1) = counter, key
     for _ in range(10):
         high0, low0 = divmod(0xD2511F53 * c0, 2**32)
@@ -57,7 +57,7 @@ def noise(run_seed: int = 7, task: int = 0, seeds: Tensor | None = None, step: i
     return CounterNoise(run_seed, torch.full_like(seeds, task), seeds, torch.full_like(seeds, step), stream)
 
 
-def test_it_is_the_noise_of_the_protocol() -> None:
+def test_noise_follows_the_protocol() -> None:
     assert isinstance(noise(), Noise)
     assert noise().uniform(3, 2).shape == (5, 3, 2) and noise().normal(4).shape == (5, 4)
     assert noise().uniform(3).dtype == noise().normal(3).dtype == torch.float32
@@ -69,10 +69,10 @@ def test_it_is_the_noise_of_the_protocol() -> None:
     st.integers(1, 11),
     st.data(),
 )
-def test_a_row_depends_on_its_own_episode_and_step_alone(
+def test_a_row_depends_only_on_its_own_episode_and_step(
     rows: list[tuple[int, int, int]], run_seed: int, count: int, data: st.DataObject
 ) -> None:
-    """Whatever the order and the size of the batch."""
+    """For any order and size of the batch."""
     task, seed, step = (torch.tensor(each) for each in zip(*rows, strict=True))
 
     def draw(index: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,7 +100,7 @@ def test_no_two_episodes_or_steps_share_their_noise() -> None:
     assert len(draws.unique(dim=0)) == len(draws)
 
 
-def test_attempts_share_no_noise_however_long_the_episode() -> None:
+def test_attempts_share_no_noise_in_episodes_of_any_length() -> None:
     steps = torch.tensor([0, 1, 1 << 16, 1 << 17, (1 << 32) - 1])
     rows = [(task, attempt, step) for task in (0, 1, MAX_TASKS - 1) for attempt in (0, 1, 2, MAX_ATTEMPTS - 1) for step in steps.tolist()]
     task, attempt, step = (torch.tensor(each) for each in zip(*rows, strict=True))
@@ -114,7 +114,7 @@ def test_attempts_share_no_noise_however_long_the_episode() -> None:
 
 
 @given(st.lists(st.integers(0, 2**62), min_size=2, max_size=50, unique=True))
-def test_every_draw_of_an_imitation_loss_has_numbers_of_its_own(draws: list[int]) -> None:
+def test_every_draw_of_an_imitation_loss_has_separate_numbers(draws: list[int]) -> None:
     """Their numbers pass 2**32 after 128 iterations of 32 demonstrations per minibatch."""
     found = imitation_noise(7, torch.tensor([*draws, draws[0] ^ (1 << 40)])).uniform(4)
     assert len(found.unique(dim=0)) == len({*draws, draws[0] ^ (1 << 40)})
@@ -128,7 +128,7 @@ def test_consecutive_draws_differ_and_repeat() -> None:
     assert torch.equal(again.uniform(6), first) and torch.equal(again.uniform(6), second) and torch.equal(again.normal(6), third)
 
 
-def test_streams_never_meet() -> None:
+def test_streams_do_not_overlap() -> None:
     """A long draw of one stream does not run into the next stream."""
     long, other = noise(seeds=torch.tensor([3])).uniform(40_000), noise(seeds=torch.tensor([3]), stream=1).uniform(64)
     assert not (long[:, :, None] == other[:, None, :]).all(1).any()
@@ -149,7 +149,7 @@ def test_uniform_moments_and_ends() -> None:
 
 @pytest.mark.parametrize("extreme", [0, 2**32 - 1])
 def test_uniform_never_reaches_its_ends(extreme: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """log(-log u) must be finite for every word that the generator can give."""
+    """log(-log u) must be finite for every output of the generator."""
     monkeypatch.setattr(CounterNoise, "words", lambda self, count: torch.full((5, count), extreme))
     u = noise().uniform(2)
     assert ((u > 0) & (u < 1)).all() and torch.log(-torch.log(u)).isfinite().all() and noise().normal(2).isfinite().all()

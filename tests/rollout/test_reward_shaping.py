@@ -15,7 +15,7 @@ UP = torch.ones(3, 4, 4)
 
 
 def levels(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
-    """By how much the level rose in the chunk, in its every step; where nothing happened, nonsense."""
+    """The rise of the level in the chunk, for each of its steps; garbage where nothing was executed."""
     rise = (result.observation.state[:, 0] - before.state[:, 0])[:, None].expand(result.valid.shape)
     return replace(result, reward=torch.where(result.valid, rise, torch.nan))
 
@@ -25,12 +25,12 @@ def played(env: CounterWorld | RewardedEnv, chunks: int = 1) -> list[StepResult]
     return [env.step(UP) for _ in range(chunks)]
 
 
-def test_rewards_are_the_plugins_and_the_rest_is_the_environments() -> None:
+def test_rewards_come_from_the_plugin_and_the_rest_from_the_environment() -> None:
     (own,), (seen,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), RewardShaper(levels)))
     assert torch.equal(seen.valid, own.valid) and torch.equal(seen.success, own.success) and torch.equal(seen.terminated, own.terminated)
     rise = own.observation.state[:, :1] - CounterWorld(3).reset(EPISODES).state[:, :1]
     assert torch.equal(seen.reward, torch.where(own.valid, rise, 0.0))
-    assert not own.valid.all()  # what follows an episode's end was looked at
+    assert not own.valid.all()  # garbage after an episode's end was used
 
 
 def test_weights_mix_both_rewards() -> None:
@@ -39,14 +39,14 @@ def test_weights_mix_both_rewards() -> None:
     assert torch.allclose(mixed.reward, 0.5 * alone.reward + 2.0 * own.reward)
 
 
-def test_a_terminal_reward_is_earned_in_an_episodes_last_step_alone() -> None:
+def test_a_terminal_reward_is_given_only_in_the_last_step() -> None:
     (own,), (alone,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), RewardShaper(levels)))
     (terminal,) = played(RewardedEnv(CounterWorld(3), RewardShaper(levels, terminal=True)))
     ends = own.terminated | own.truncated
     assert torch.equal(terminal.reward, torch.where(ends, alone.reward, 0.0)) and ends.any()
 
 
-def test_what_was_seen_before_is_the_last_observation_of_the_row() -> None:
+def test_the_observation_before_is_the_last_one_of_the_row() -> None:
     clocks: list[Tensor] = []
 
     def note(before: Observation, actions: Tensor, result: StepResult) -> StepResult:

@@ -1,4 +1,4 @@
-"""A reward of what was seen before and after each step, also in an episode's second step and in the next episode."""
+"""A reward of the observations before and after each step, also in an episode's second step and in the next episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.rollout.walk import Walk
 
 
 def moved(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
-    """10 times the place before, plus the place after."""
+    """10 times the position before, plus the position after."""
     places = 10 * before.state.argmax(1) + result.observation.state.argmax(1)
     return replace(result, reward=places[:, None].float().expand_as(result.reward))
 
@@ -27,7 +27,7 @@ def test_every_step_is_judged_by_the_observations_around_it() -> None:
     assert found == [[1, 34], [12, 45], [23, 50], [23, 50], [34, 1], [45, 12]]
 
 
-def test_lost_simulators_are_those_of_the_environment_below() -> None:
+def test_lost_simulators_are_those_of_the_wrapped_environment() -> None:
     class Lossy(Walk):
         def losses(self) -> int:
             return 3

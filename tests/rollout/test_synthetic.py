@@ -1,4 +1,4 @@
-"""Made-up data is of the kind that rollouts give: an update cannot tell the difference."""
+"""Synthetic data has the format of rollouts, so that an update treats both equally."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_groups_are_attempts_at_one_episode() -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_records_look_like_collected_ones(frozen: bool) -> None:
     policy = SAC(SACConfig(critics=3, hidden=8)).wrap(LinearPolicy(LinearOptions(chunk=2)), 0)
-    if not frozen:  # the linear policy's features have no weights: something that learns keeps the images
+    if not frozen:  # the linear policy's features have no weights: a policy that trains its encoder keeps the images
         policy.backbone["logits"].weight.requires_grad_(True)
     else:
         policy.backbone.requires_grad_(False)

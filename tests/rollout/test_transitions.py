@@ -1,4 +1,4 @@
-"""What episodes leave in a replay, in a chain where every number is known."""
+"""Replay records of episodes, in a chain where every number is known."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def played(
 
 @pytest.mark.parametrize("unit", GAMMA_UNITS)
 @pytest.mark.parametrize("terminates", [False, True])
-def test_each_chunk_is_a_record_and_a_cut_leaves_what_was_seen_there(terminates: bool, unit: str) -> None:
-    """Five control steps in chunks of two: the last chunk executes one action only."""
+def test_each_chunk_is_a_record_and_truncation_adds_the_final_observation(terminates: bool, unit: str) -> None:
+    """Five control steps in chunks of two: the last chunk executes only one action."""
     (episode,) = played(terminates=terminates, unit=unit)
     records = episode.records
     per_step = unit == "step"
@@ -42,17 +42,17 @@ def test_each_chunk_is_a_record_and_a_cut_leaves_what_was_seen_there(terminates:
     if terminates:
         discount[-1] = 0.0
         assert records["place"].argmax(1).tolist() == [0, 2, 4] and records["acted"].tolist() == [True] * 3
-    else:  # one record more: where the episode was cut, five steps on, where nothing was done
+    else:  # one more record where the episode was truncated, after five steps, without an action
         earned, discount = [*earned, 0.0], [*discount, 0.0]
         assert records["place"].argmax(1).tolist() == [0, 2, 4, 5] and records["acted"].tolist() == [True] * 3 + [False]
     assert records["reward"].tolist() == earned and records["discount"].tolist() == discount
     assert episode.steps == 5 and not episode.success
     assert records["action"].shape[1:] == (2, 1) and records["action"].abs().max() <= 1
-    assert len(records["action"][:3].flatten().unique()) == 6, "every choice is its own"
+    assert len(records["action"][:3].flatten().unique()) == 6, "all actions differ"
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
-def test_episodes_of_any_chunk_stand_in_the_order_of_the_list(chunk: int) -> None:
+def test_episodes_of_any_chunk_are_in_the_order_of_the_list(chunk: int) -> None:
     seeds = [4, 0, 2, 6, 1]
     for seed, episode in zip(seeds, played(chunk, seeds=seeds), strict=True):
         places = episode.records["place"].argmax(1).tolist()

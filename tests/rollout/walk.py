@@ -1,4 +1,4 @@
-"""A Markov chain whose values are known in closed form: each control step leads to the next place, whatever the action."""
+"""A Markov chain whose values are known in closed form: each control step leads to the next place for any action."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ACTOR_STD = math.exp(-3)
 
 
 class Walk(VectorEnv):
-    """``rewards[p]`` is earned on leaving place ``p``; the last place leads to the first. An episode begins at ``seed % places`` and ends
-    after ``limit`` control steps: cut off there, or, with ``terminates``, terminated. The state is the place, one-hot."""
+    """``rewards[p]`` is given on leaving place ``p``; the last place leads to the first. An episode starts at ``seed % places`` and ends
+    after ``limit`` control steps: truncated, or, with ``terminates``, terminated. The state is the place, one-hot."""
 
     def __init__(self, rewards: Sequence[float], limit: int, num_envs: int = 1, terminates: bool = False) -> None:
         self.rewards, self._terminates = list(rewards), terminates

@@ -10,8 +10,8 @@ from rlinf_vla.runtime.ray.cluster import connect_cluster
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """A Ray cluster of this machine's own; its start takes longer than most tests, and no process can be in two clusters."""
-    before = signal.getsignal(signal.SIGTERM)  # which Ray takes over
+    """A local Ray cluster, shared because its start is slow; no process can be in two clusters."""
+    before = signal.getsignal(signal.SIGTERM)  # signal handlers that Ray replaces
     with connect_cluster(None, {}, lambda text: None):
         yield
     signal.signal(signal.SIGTERM, before)

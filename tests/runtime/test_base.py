@@ -1,4 +1,4 @@
-"""What a macro flow keeps of an iteration's metrics."""
+"""The metrics of an iteration in a macro flow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def flow(**options: int) -> OnPolicyFlow:
 @pytest.mark.parametrize("updates", [[(3, 1.0), (1, 5.0)], [(1, 2.0), (4, 3.0), (5, -1.0)], [(2, 1.5)], [(0, 0.0), (2, 1.5)]])
 def test_metrics_of_several_updates_are_means_over_all_optimiser_steps(updates: list[tuple[int, float]]) -> None:
     subject = flow()
-    for _ in range(2):  # an iteration does not remember the one before
+    for _ in range(2):  # an iteration does not include the previous one
         subject.begin(0)
         for steps, loss in updates:
             subject.log_update({"actor/pg_loss": loss, "actor/updates": float(steps)})
@@ -25,7 +25,7 @@ def test_metrics_of_several_updates_are_means_over_all_optimiser_steps(updates: 
         assert subject.metrics["actor/pg_loss"] == pytest.approx(sum(steps * loss for steps, loss in updates) / total)
 
 
-def test_rollouts_of_an_iteration_add_up() -> None:
+def test_rollouts_of_an_iteration_are_summed() -> None:
     subject = flow()
     for _ in range(2):
         subject.begin(0)
@@ -43,10 +43,10 @@ def test_rollouts_of_an_iteration_add_up() -> None:
         (2, 3, [[(0, 0), (1, 0), (2, 0)], [], []]),
     ],
 )
-def test_rollouts_begin_so_many_iterations_ahead_by_the_policy_of_then(
+def test_rollouts_start_staleness_iterations_ahead_with_the_policy_of_then(
     staleness: int, iterations: int | None, begun: list[list[tuple[int, int]]]
 ) -> None:
-    """(iteration, version of the policy) of what begins in each iteration; none begins that nobody will ask for."""
+    """(iteration, version of the policy) of the rollouts that start in each iteration; unused ones are not started."""
     subject = OnPolicyFlow(Settings(0, 1.0, 2), Timeline(), staleness=staleness, iterations=iterations)
     started: list[tuple[int, int]] = []
 

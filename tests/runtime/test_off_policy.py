@@ -1,4 +1,4 @@
-"""SAC's updates in its flow: how often the actor learns, and from which share of demonstrations."""
+"""SAC's updates in its flow: frequency of actor updates, and share of demonstrations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def flow(directory: Path, config: SACConfig = CONFIG, iteration: int = 0, run_se
 
 
 @pytest.mark.parametrize(("every", "updates", "of_the_actor"), [(1, 5, 5), (2, 5, 3), (3, 7, 3), (4, 4, 1)])
-def test_the_actor_learns_in_the_first_of_every_so_many_updates(tmp_path: Path, every: int, updates: int, of_the_actor: int) -> None:
+def test_the_actor_learns_in_the_first_of_every_actor_every_updates(tmp_path: Path, every: int, updates: int, of_the_actor: int) -> None:
     subject = flow(tmp_path, replace(CONFIG, actor_every=every))
     subject.update_from_replay(updates, SAC(replace(CONFIG, actor_every=every)))
     state = subject.trainer.state()
@@ -43,7 +43,7 @@ def test_the_actor_learns_in_the_first_of_every_so_many_updates(tmp_path: Path, 
 
 
 class Watched(SAC):
-    """An algorithm that only remembers what it was given."""
+    """An algorithm that only records its batches."""
 
     def __init__(self, config: SACConfig) -> None:
         super().__init__(config)
@@ -69,11 +69,11 @@ def test_metrics_are_means_over_the_updates_that_have_them(tmp_path: Path) -> No
     subject = flow(tmp_path)
     watched(subject, 5)
     assert subject.metrics["loss"] == pytest.approx(3) and subject.metrics["actor"] == pytest.approx(30)
-    assert subject.metrics["replay/size"] == 8, "the observations at which episodes were cut are no transitions"
+    assert subject.metrics["replay/size"] == 8, "the final observations of truncated episodes are no transitions"
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
-def test_a_share_of_every_batch_is_demonstrations(tmp_path: Path, share: float) -> None:
+def test_every_batch_has_its_share_of_demonstrations(tmp_path: Path, share: float) -> None:
     config = replace(CONFIG, demonstration_share=share, demonstrations=1, sft_coef=0.1)
     subject = flow(tmp_path, config)
     records = subject.replay.sample(5, torch.Generator().manual_seed(0)).now
@@ -81,11 +81,11 @@ def test_a_share_of_every_batch_is_demonstrations(tmp_path: Path, share: float) 
     found = watched(subject, 4, config)
     for batch in found.batches:
         assert int((batch.now["reward"] == 50).sum()) == round(share * 8) and len(batch.now["reward"]) == 8
-    assert [each is not None for each in found.shown] == [True, False] * 2, "what the actor imitates comes with its own updates"
+    assert [each is not None for each in found.shown] == [True, False] * 2, "demonstrations for imitation come with the actor's updates"
     assert all(bool((each.now["reward"] == 50).all()) for each in found.shown if each is not None)
 
 
-def test_every_update_draws_its_own_batch_and_a_resumed_run_the_same(tmp_path: Path) -> None:
+def test_every_update_draws_another_batch_and_a_resumed_run_the_same_ones(tmp_path: Path) -> None:
     def draws(iteration: int, run_seed: int = 0) -> list[float]:
         return watched(flow(tmp_path / f"{iteration}-{run_seed}", iteration=iteration, run_seed=run_seed), 6).draws
 

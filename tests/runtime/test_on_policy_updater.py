@@ -1,4 +1,4 @@
-"""An on-policy update where the trainer is: what it clips around, and which demonstrations it shows beside."""
+"""An on-policy update in the trainer's process: its clip range, and the demonstrations for co-training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = PPOConfig(epochs=1, minibatch_size=1000, target_kl=None)
 
 
 class Watched(LinearPolicy):
-    """Remembers what it was asked to imitate, and with which random numbers."""
+    """Records the imitated states and their random numbers."""
 
     def __init__(self) -> None:
         super().__init__(LinearOptions(chunk=2))
@@ -59,9 +59,9 @@ def update(subject: OnPolicyUpdater, rollouts: Trajectory, config: PPOConfig, it
     return subject.update(batch(rollouts, config), PPO(config, 1.0), False, iteration, version)
 
 
-def test_a_decoupled_update_is_clipped_around_the_policy_as_it_begins() -> None:
-    """Another policy acted. In one step on everything the present one has not moved from itself, and every gain is weighted by how much
-    more often it would have done what was done; clipped around the one that acted, part of it would be held back."""
+def test_a_decoupled_update_is_clipped_around_the_policy_at_its_start() -> None:
+    """Another policy acted. In a single step on all rows the present policy has not changed yet, and each gain is weighted by how much
+    more probable it makes the action; clipped around the behaviour policy, part of the gain would be lost."""
     subject = learning()
     rollouts = calls(subject.policy)  # type: ignore[arg-type]
     noise = torch.randn(rollouts.log_prob.shape, generator=torch.Generator().manual_seed(0))
@@ -98,7 +98,7 @@ def taught(updates: list[int], run_seed: int = 0, epochs: int = 2) -> Watched:
     return policy
 
 
-def test_every_optimiser_step_of_a_run_imitates_states_and_noise_of_its_own() -> None:
+def test_every_optimiser_step_of_a_run_imitates_other_states_and_noise() -> None:
     """Two updates in one iteration, and one in the next."""
     found = taught([0, 0, 1])
     assert len(found.asked) == 3 * 6
@@ -107,7 +107,7 @@ def test_every_optimiser_step_of_a_run_imitates_states_and_noise_of_its_own() ->
     assert len(set(drawn)) == len(drawn) == 18 * 5
 
 
-def test_what_is_imitated_depends_on_run_and_place_alone() -> None:
+def test_imitated_states_depend_only_on_run_and_step() -> None:
     whole, resumed, other = taught([0, 0, 1]), taught([1]), taught([1], run_seed=1)
     assert resumed.asked == whole.asked[12:] and resumed.noise == whole.noise[12:], "a resumed run draws the same"
     assert other.asked != resumed.asked and not set(other.noise[0]) & set(resumed.noise[0])
@@ -126,10 +126,10 @@ def test_a_policy_that_contradicts_its_rollout_is_refused(off: float, passes: bo
     else:
         with pytest.raises(RuntimeError, match="does not reproduce the rollout's log-probabilities"):
             update(subject, wrong, CONFIG, version=0)
-        update(learning(), wrong, CONFIG, version=1)  # of another version nothing can be said
+        update(learning(), wrong, CONFIG, version=1)  # rollouts of another version cannot be checked
 
 
-def test_updates_of_the_critic_alone_imitate_nothing() -> None:
+def test_updates_of_only_the_critic_imitate_nothing() -> None:
     policy = Watched()
     subject, rollouts = learning(policy), calls(policy)
     before = {name: value.clone() for name, value in policy.backbone.state_dict().items()}

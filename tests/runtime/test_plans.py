@@ -1,4 +1,4 @@
-"""The plan never changes the maths: three iterations end in the same weights, wherever and in whatever pieces they ran."""
+"""The plan never changes the maths: three iterations end in the same weights on any placement and partition."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ TABLE += [("ppo, adapters", "ray, split policy")]
 TABLE += [("ppo, its own reward", "ray, reward worker"), ("grpo, its own reward", "ray, reward worker")]
 TABLE += [("grpo", plan) for plan in ("in process, pipelined", "ray, 2 pipelined rollout workers")]
 TABLE += [("ppo, stale by one", "ray, 2 pipelined rollout workers"), ("grpo, stale by two", "ray, 2 rollout workers, no streaming")]
-"""Each line starts processes: what a plan has in common with another one is not shown twice."""
+"""Each line starts processes, so no line repeats what another one tests."""
 AGAIN = [("ppo", f"ray, {plan}") for plan in ("1 rollout worker", "2 pipelined rollout workers", "split policy", "2 trainer ranks")]
 AGAIN += [("ppo, its own reward", "ray, reward worker"), ("grpo", "ray, 2 pipelined rollout workers")]
 AGAIN += [("ppo", "ray, reference worker, taking turns")]
-"""Of the table, what others show but for one thing."""
+"""Rows that differ from others in one setting."""
 
 
 @pytest.mark.parametrize(("recipe", "plan"), [pytest.param(*each, marks=[pytest.mark.slow] * (each in AGAIN)) for each in TABLE])
@@ -68,7 +68,7 @@ def test_the_plan_never_changes_the_maths(recipe: str, plan: str, cluster: None)
     for name, value in weights.items():
         if subject.ranks == 1:
             assert torch.equal(found[name], value), name
-        else:  # sums over ranks are made in another order
+        else:  # sums over ranks have another order
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
     for mine, theirs in zip(metrics, known, strict=True):
         same = {name for name in theirs if not name.startswith(("timing_s", "throughput"))}

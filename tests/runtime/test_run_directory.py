@@ -60,14 +60,14 @@ def resume(**changes: object) -> tuple[Path, Path | None]:
     return directory, checkpoint
 
 
-def test_every_start_has_a_directory_of_its_own() -> None:
+def test_every_start_has_a_separate_directory() -> None:
     starts = [resolve_run(config()) for _ in range(3)]
     assert len({directory for directory, _ in starts}) == 3
     for directory, checkpoint in starts:
         assert directory.parent == Path("runs", NAME) and directory.is_dir() and checkpoint is None
 
 
-def test_the_recipe_is_kept(here: Path) -> None:
+def test_the_recipe_is_saved(here: Path) -> None:
     recipe = config(run_dir=str(here / "run"))
     with locked(here / "run", recipe, None):
         assert OmegaConf.load(here / "run" / "recipe.yaml") == recipe
@@ -96,7 +96,7 @@ def test_two_runs_never_share_a_directory(here: Path) -> None:
         pass
 
 
-def test_the_lock_goes_with_a_failed_run(here: Path) -> None:
+def test_a_failed_run_releases_its_lock(here: Path) -> None:
     recipe = config(run_dir=str(here / "run"))
     with pytest.raises(ZeroDivisionError), locked(here / "run", recipe, None):
         raise ZeroDivisionError
@@ -104,26 +104,26 @@ def test_the_lock_goes_with_a_failed_run(here: Path) -> None:
         pass
 
 
-def test_a_directory_that_cannot_be_written_is_the_users_to_mend(here: Path) -> None:
+def test_a_read_only_directory_is_a_users_mistake(here: Path) -> None:
     (here / "file").write_text("")
     for directory in (here / "file", here / "file" / "run", Path("/proc/run")):
         with pytest.raises(UserError, match=f"run_dir={directory} cannot be written"), locked(directory, config(), None):
             pytest.fail("it is open")
 
 
-def test_an_evaluation_knows_before_it_plays_that_nothing_can_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_checks_its_directory_before_it_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = begin(here / "run", 5) / "checkpoints" / "step_000005"
     assert for_evaluation(config(), checkpoint) == here / "run"
     assert for_evaluation(config(run_dir="new"), checkpoint) == Path("new")
     (here / "file").write_text("")
     with pytest.raises(UserError, match="run_dir=file cannot be written"):
         for_evaluation(config(run_dir="file"), checkpoint)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # somebody else's run; who is root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # another user's run; root may write everywhere
     with pytest.raises(UserError, match="run cannot be written: choose another run_dir"):
         for_evaluation(config(), checkpoint)
 
 
-# where a continued run goes on
+# resume
 
 
 def test_auto_takes_the_newest_checkpoint_of_run_dir(here: Path) -> None:
@@ -139,7 +139,7 @@ def test_auto_takes_the_newest_run_of_the_recipe() -> None:
     assert resume(resume="auto", run_dir=None)[1] == newest / "checkpoints/step_000005"
 
 
-def test_auto_passes_over_a_newer_run_without_a_checkpoint_and_says_so() -> None:
+def test_auto_skips_a_newer_run_without_a_checkpoint_with_a_message() -> None:
     finished = begin(Path("runs", NAME, "20260101-000000"), 50)
     failed = begin(Path("runs", NAME, "20260102-000000"))
     (failed / "checkpoints" / "step_000005").mkdir(parents=True)  # without COMPLETE
@@ -148,7 +148,7 @@ def test_auto_passes_over_a_newer_run_without_a_checkpoint_and_says_so() -> None
     assert len(said) == 1 and str(failed) in said[0] and str(finished) in said[0]
 
 
-def test_auto_takes_what_was_written_last_whatever_its_run_is_called() -> None:
+def test_auto_takes_the_latest_checkpoint_for_any_name_of_its_run() -> None:
     named = begin(Path("runs", NAME, "half"), 50)
     newest = begin(Path("runs", NAME, "20260101-000000"), 5)
     said: list[str] = []
@@ -157,7 +157,7 @@ def test_auto_takes_what_was_written_last_whatever_its_run_is_called() -> None:
     assert resolve_run(config(resume="auto"))[0] == named
 
 
-def test_auto_begins_where_there_is_nothing_and_says_so(here: Path) -> None:
+def test_auto_starts_from_the_beginning_with_a_message(here: Path) -> None:
     said: list[str] = []
     assert resolve_run(config(resume="auto", run_dir=str(here / "new")), said.append) == (here / "new", None)
     directory, checkpoint = resolve_run(config(resume="auto"), said.append)
@@ -166,10 +166,10 @@ def test_auto_begins_where_there_is_nothing_and_says_so(here: Path) -> None:
     assert str(here / "new") in said[0] and str(directory) in said[1]
     resolve_run(config(), said.append)
     resolve_run(config(resume="auto", run_dir=str(begin(here / "run", 5))), said.append)
-    assert len(said) == 2, "where a checkpoint is found, or none was looked for, there is nothing to say"
+    assert len(said) == 2, "no message if a checkpoint is found or none was searched for"
 
 
-def test_a_run_directory_may_be_a_link_to_one(here: Path) -> None:
+def test_a_run_directory_may_be_a_symbolic_link(here: Path) -> None:
     begin(here / "run", 5)
     (here / "link").symlink_to("run")
     assert resume(run_dir="link", resume="auto")[1] == Path("link/checkpoints/step_000005")
@@ -178,8 +178,8 @@ def test_a_run_directory_may_be_a_link_to_one(here: Path) -> None:
         resolve_run(config(run_dir="link"))
 
 
-def test_resume_never_continues_no_checkpoint(here: Path) -> None:
-    """Not even one in a directory that lost its recipe."""
+def test_resume_never_refuses_a_directory_with_a_checkpoint(here: Path) -> None:
+    """Even if the directory has lost its recipe."""
     (begin(here / "run", 5) / "recipe.yaml").unlink()
     with pytest.raises(UserError, match="holds a run already"):
         resolve_run(config(run_dir=str(here / "run")))
@@ -205,7 +205,7 @@ def test_a_path_may_name_a_run_or_a_checkpoint(here: Path, form: str, step: int)
 
 
 @pytest.mark.parametrize(("where", "form"), [("run", "."), ("run", "checkpoints/step_000005"), ("run/checkpoints", "step_000005")])
-def test_a_path_may_be_relative_to_anywhere(here: Path, monkeypatch: pytest.MonkeyPatch, where: str, form: str) -> None:
+def test_a_path_may_be_relative(here: Path, monkeypatch: pytest.MonkeyPatch, where: str, form: str) -> None:
     begin(here / "run", 5)
     monkeypatch.chdir(where)
     directory, checkpoint = resume(resume=form)
@@ -228,14 +228,14 @@ def test_a_path_and_another_run_dir_contradict(here: Path) -> None:
     assert resume(resume="run", run_dir="run")[1] is not None
 
 
-def test_a_checkpoint_that_was_copied_out_of_its_run_belongs_to_none(here: Path) -> None:
+def test_a_checkpoint_that_was_copied_from_its_run_has_no_run(here: Path) -> None:
     (begin(here / "run", 5) / "checkpoints" / "step_000005").rename(here / "best")
     assert checkpoint_at("best", "checkpoint") == Path("best")
     with pytest.raises(UserError, match="resume=best is a checkpoint outside a run directory"):
         resolve_run(config(resume="best"))
 
 
-# what a run keeps
+# saved recipes
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,8 @@ def test_a_checkpoint_that_was_copied_out_of_its_run_belongs_to_none(here: Path)
         "\0",
     ],
 )
-def test_a_recipe_that_is_none_is_told_in_one_line_and_nothing_in_it_is_done(here: Path, text: str) -> None:
-    """The directory may come from somebody else."""
+def test_an_invalid_recipe_is_one_line_and_is_not_executed(here: Path, text: str) -> None:
+    """The directory may come from another user."""
     begin(here / "run", 5)
     (here / "run" / "recipe.yaml").write_text(text)
     with pytest.raises(UserError, match=r"recipe\.yaml") as refusal:
@@ -263,7 +263,7 @@ def test_a_recipe_that_is_none_is_told_in_one_line_and_nothing_in_it_is_done(her
     assert "\n" not in str(refusal.value) and not (here / "touched").exists()
 
 
-def test_a_recipe_that_is_no_text_is_told_in_one_line(here: Path) -> None:
+def test_a_recipe_that_is_no_text_is_one_line(here: Path) -> None:
     begin(here / "run", 5)
     (here / "run" / "recipe.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"recipe\.yaml cannot be read"):
@@ -272,7 +272,7 @@ def test_a_recipe_that_is_no_text_is_told_in_one_line(here: Path) -> None:
         saved_recipe(Path("nowhere"))
 
 
-# what a continued run may change
+# permitted changes of a continued run
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_a_recipe_that_is_no_text_is_told_in_one_line(here: Path) -> None:
         ("algorithm.brand_new", 1),
     ],
 )
-def test_a_continued_run_is_the_same_run(here: Path, key: str, value: object) -> None:
+def test_a_continued_run_has_the_same_recipe(here: Path, key: str, value: object) -> None:
     begin(here / "run", 5)
     recipe = config(run_dir=str(here / "run"), resume="auto")
     OmegaConf.update(recipe, key, value, force_add=True)
@@ -299,9 +299,9 @@ def test_a_continued_run_is_the_same_run(here: Path, key: str, value: object) ->
 
 
 @pytest.mark.parametrize("made", ["evaluation/before.json", "episodes/.under_way"])
-def test_so_is_one_that_died_before_its_first_checkpoint(here: Path, made: str) -> None:
+def test_so_has_one_that_died_before_its_first_checkpoint(here: Path, made: str) -> None:
     begin(here / "run")
-    assert resume(run_dir="run", resume="auto", seed=1), "nothing has been made of the recipe yet"
+    assert resume(run_dir="run", resume="auto", seed=1), "the recipe has not been used yet"
     path = here / "run" / made
     path.parent.mkdir()
     path.write_text("")
@@ -310,7 +310,7 @@ def test_so_is_one_that_died_before_its_first_checkpoint(here: Path, made: str) 
         resume(run_dir="run", resume="auto", seed=2)
 
 
-def test_a_sweep_is_no_run_to_go_on_with(here: Path) -> None:
+def test_a_sweep_cannot_be_continued_as_a_run(here: Path) -> None:
     run = begin(Path("runs", NAME, "20260101-000000"), 5)
     for stamp, mark in (("20260102-000000", "blocks"), ("20260103-000000", "result.json")):
         begin(Path("runs", NAME, stamp))
@@ -320,7 +320,7 @@ def test_a_sweep_is_no_run_to_go_on_with(here: Path) -> None:
     assert resume(resume="auto", run_dir=None)[0] == run
 
 
-def test_episodes_of_another_recipe_are_no_part_of_a_recording(here: Path) -> None:
+def test_episodes_of_another_recipe_are_refused_in_a_recording(here: Path) -> None:
     with opened_for_recording(here / "parts", config()):
         pass
     with opened_for_recording(here / "parts", config(seed=1)):

@@ -66,25 +66,25 @@ class HalfFrozen(LinearPolicy):
         return inputs["features"] if "features" in inputs else super().encode(inputs)
 
 
-def test_what_is_frozen_is_computed_once_per_update_and_changes_nothing() -> None:
+def test_the_frozen_part_is_computed_once_per_update_with_the_same_result() -> None:
     found = []
     for policy, options in ((LinearPolicy, {}), (HalfFrozen, {}), (HalfFrozen, {"reuse_frozen": False})):
         subject = flow(policy(LinearOptions(chunk=2)), **options)
         iterate(subject, 2)
         found.append((getattr(subject.policy, "fixed_rows", 0), subject.policy.state_dict()))
-    assert [rows for rows, _ in found] == [0, 48, 0], "twice 24 calls, whatever the epochs"
+    assert [rows for rows, _ in found] == [0, 48, 0], "twice 24 calls for any number of epochs"
     for _, state in found[1:]:
         assert all(torch.equal(value, found[0][1][name]) for name, value in state.items())
 
 
-def test_one_epoch_has_nothing_to_reuse() -> None:
+def test_one_epoch_reuses_nothing() -> None:
     policy = HalfFrozen(LinearOptions(chunk=2))
     iterate(flow(policy), 1, replace(CONFIG, epochs=1))
     assert policy.fixed_rows == 0
 
 
-def test_demonstrations_beside_the_rollouts() -> None:
-    """The imitation loss falls, faster the more it weighs, and a run that goes on draws the same states."""
+def test_co_training_with_demonstrations() -> None:
+    """The imitation loss falls, faster with a larger weight, and a resumed run draws the same states."""
     config = replace(CONFIG, demonstrations=DemonstrationConfig(episodes=8), sft_batch_size=12)
     plain = iterate(flow(), 3, config)
     taught = iterate(flow(), 3, replace(config, sft_coef=5.0))
@@ -100,7 +100,7 @@ def test_demonstrations_beside_the_rollouts() -> None:
         assert torch.equal(value, again.policy.state_dict()[name])
 
 
-def test_what_is_collected_carries_its_version() -> None:
+def test_rollouts_have_the_version_of_their_policy() -> None:
     subject = flow()
     subject.policy_version = 7
     assert (gather(subject.collect(12)).policy_version == 7).all()
@@ -110,7 +110,7 @@ def test_a_large_step_ends_the_updates_of_its_iteration() -> None:
     assert iterate(flow(), 1, replace(CONFIG, target_kl=1e-9))[0]["actor/updates"] < 6
 
 
-def test_each_iteration_has_its_own_episodes_and_order() -> None:
+def test_each_iteration_has_other_episodes_and_another_order() -> None:
     subject, seeds, orders = flow(), [], []
     update = subject.trainer.update
 
@@ -124,7 +124,7 @@ def test_each_iteration_has_its_own_episodes_and_order() -> None:
     assert len(set(orders)) == 3 and len({seed for each in seeds for seed in each}) == sum(map(len, seeds))
 
 
-def test_the_update_has_its_own_threads_and_progress() -> None:
+def test_the_update_sets_its_threads_and_reports_progress() -> None:
     entered, stages = [0], []
 
     @contextmanager
@@ -140,7 +140,7 @@ def test_the_update_has_its_own_threads_and_progress() -> None:
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
-def test_stale_rollouts_are_what_an_older_policy_played_and_a_resumed_run_plays_them_again(staleness: int) -> None:
+def test_stale_rollouts_are_of_an_older_policy_and_a_resumed_run_repeats_them(staleness: int) -> None:
     recipe = with_staleness(Recipe(PPO_CONFIG), staleness)
     straight = in_process(recipe)
     metrics = counted(straight, recipe, range(5))

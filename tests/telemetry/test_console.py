@@ -16,7 +16,7 @@ from tests.unread import unread
 METRICS = {"rollout/success_once": 0.4375, "rollout/reward_mean": 0.5, "throughput/steps_per_s": 1234.4, "timing_s/iteration": 20.0}
 
 
-def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingConsole(total_iterations=3) as console:
         console.resume(1)
         console.say("checkpoint [bold]step_000001[/bold]")
@@ -42,7 +42,7 @@ def test_stages_become_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "before (sampled) 10%" and lines[-1] == "before (greedy) 100%"
 
 
-def test_time_left_is_told_from_the_latest_iterations(capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_left_is_estimated_from_the_latest_iterations(capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingConsole(total_iterations=200) as console:
         console.resume(100)
         console.update(101, {"timing_s/iteration": 1000.0})
@@ -81,8 +81,8 @@ print("the checkpoint is written", file=sys.stderr)
 
 
 @pytest.mark.parametrize("silent", [(), ("report",), ("report", "update")])
-def test_work_goes_on_when_nobody_reads_any_more(silent: tuple[str, ...]) -> None:
-    """As when Ctrl-C ends ``| tee log``, whoever says something first."""
+def test_work_continues_after_its_output_is_closed(silent: tuple[str, ...]) -> None:
+    """As when Ctrl-C ends ``| tee log``, for any first writer."""
     program = UNREAD
     for name in silent:
         program = re.sub(rf"\S.*  # {name}\n", "pass\n", program)
@@ -103,14 +103,14 @@ HANG_S = 200
 """Longer than a busy machine takes to start a program."""
 
 
-def test_a_live_line_on_a_terminal_gives_the_cursor_back_on_interrupt() -> None:
+def test_a_live_line_on_a_terminal_restores_the_cursor_on_interrupt() -> None:
     screen, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
     process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=terminal, stderr=terminal, env=environment)
     os.close(terminal)
     try:
         output = _read_until(screen, "a line above", "1/10", "rollout 50%", "success 25.0 %")
-        assert "\x1b[?25l" in output  # the cursor is hidden while the line lives
+        assert "\x1b[?25l" in output  # the cursor is hidden while the line is live
         process.send_signal(signal.SIGINT)
         output += _read_until(screen, "KeyboardInterrupt")
         assert process.wait(timeout=HANG_S) != 0

@@ -37,7 +37,7 @@ def test_quantiles_are_of_the_window(document: dict[str, Any]) -> None:
     assert document["left_per_tenth"][1] == 1000 and document["left_per_tenth"][10] == 1 and document["left_per_tenth"][-1] == 1
 
 
-def test_one_line_says_what_became_of_the_steps(document: dict[str, Any]) -> None:
+def test_one_line_summarises_the_steps(document: dict[str, Any]) -> None:
     expected = "10 Hz for 2 min, 3 deadlines missed, 1000 steps policy, 3 steps held, 2 chunks too old, 4 × max_velocity_m_s"
     assert summary(document) == expected
 
@@ -51,7 +51,7 @@ def test_the_table_has_every_section_known_or_not(document: dict[str, Any]) -> N
     assert any("lidar" in line for line in lines) and any("age of the observation" in line for line in lines)
 
 
-def test_the_report_shows_it_where_there_is_one(document: dict[str, Any], tmp_path: Path) -> None:
+def test_the_report_shows_it_if_there_is_one(document: dict[str, Any], tmp_path: Path) -> None:
     assert "Control loop" not in write_report(tmp_path).read_text()
     (tmp_path / "control.json").write_text(json.dumps(document))
     page = write_report(tmp_path).read_text()

@@ -19,7 +19,7 @@ def test_the_fingerprint_is_json_and_names_the_software() -> None:
     assert isinstance(found["gpus"], list) and isinstance(found["argv"], list)
 
 
-def test_what_is_absent_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_software_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "PACKAGES", ("no-such-package",))
     monkeypatch.setattr(environment, "run", lambda *command: None)
     found = environment.fingerprint()
@@ -52,4 +52,4 @@ def test_the_commit_is_that_of_this_checkout_only(tmp_path: Path) -> None:
     assert environment.git(tmp_path) == {"commit": commit, "uncommitted_changes": True}
     inside = tmp_path / "venv" / "site-packages"
     inside.mkdir(parents=True)
-    assert environment.git(inside) is None, "installed inside somebody else's checkout"
+    assert environment.git(inside) is None, "installed inside the checkout of another project"

@@ -36,7 +36,7 @@ def document(policies: tuple[str, ...] = ("start", "step_000014")) -> dict[str, 
 
 
 class Balanced(HTMLParser):
-    """Every element is closed, in its place."""
+    """Every element is closed and nested."""
 
     VOID = ("meta", "br")
 
@@ -59,7 +59,7 @@ def test_rows_end_with_their_sums() -> None:
         assert [block["n_episodes"] for block in blocks if block] == [6, 6] if suite == "libero_10" else blocks
 
 
-def test_the_page_says_everything_once_and_escaped(tmp_path: Path) -> None:
+def test_the_page_shows_everything_once_and_escaped(tmp_path: Path) -> None:
     text = write_report(tmp_path, document(), []).read_text()
     parser = Balanced()
     parser.feed(text)
@@ -79,11 +79,11 @@ def test_the_page_says_everything_once_and_escaped(tmp_path: Path) -> None:
     assert len(re.findall(r"color-mix", text)) == 3 * 2, "a square per task and policy"
 
 
-def test_one_policy_has_nobody_to_differ_from(tmp_path: Path) -> None:
+def test_one_policy_has_no_differences(tmp_path: Path) -> None:
     assert "Differences" not in write_report(tmp_path, document(("start",)), []).read_text()
 
 
-def test_films_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_videos_up_to_the_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     films = [Film("start", "libero_10", task, tmp_path / f"{task}_{seed}.mp4") for task in "ab" for seed in range(2)]
     for film in films:
         write_video(film.path, np.zeros((3, 16, 16, 3), np.uint8), 5.0, film.path.stem)

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 MEGABYTE = 2**20
 
 
-def test_kinds_take_turns_and_the_first_turns_are_for_warming_up() -> None:
+def test_variants_take_turns_and_the_first_turns_are_warm_up() -> None:
     order = ""
 
     def note(name: str) -> None:
@@ -29,26 +29,26 @@ def test_kinds_take_turns_and_the_first_turns_are_for_warming_up() -> None:
     assert all(each >= 0 for times in seconds.values() for each in times)
 
 
-def test_no_turn_begins_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_turn_starts_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr(measurement.time, "perf_counter", lambda: float(next(clock)))
     found = measurement.time_interleaved({"a": lambda: None}, CPU, calls=50, warmup=2, limit=10.0)["a"]
     assert 1 <= len(found) < 10 and set(found) == {1.0}, "a call takes one tick of this clock"
 
 
-def test_what_is_freed_before_the_end_counts() -> None:
+def test_memory_freed_before_the_end_counts() -> None:
     def some() -> None:
         for size in (64, 16):
-            with mmap(-1, size * MEGABYTE) as taken:  # an allocator may keep what is freed, and take the next from elsewhere
+            with mmap(-1, size * MEGABYTE) as taken:  # an allocator may keep freed memory and take the next block from elsewhere
                 taken[::PAGESIZE] = bytes(size * MEGABYTE // PAGESIZE)
 
     assert 60 * MEGABYTE < peak_growth(some, CPU) < 80 * MEGABYTE
-    assert peak_growth(lambda: None, CPU) < MEGABYTE, "an earlier peak is forgotten"
+    assert peak_growth(lambda: None, CPU) < MEGABYTE, "an earlier peak does not count"
     assert resident("VmHWM") >= resident("VmRSS") > 0
 
 
-def test_what_a_product_saves() -> None:
-    """Both factors of ``x * y``, whole storages of them; not what is known already."""
+def test_the_tensors_that_a_product_saves() -> None:
+    """Both factors of ``x * y`` with their complete storages; tensors that are known already do not count."""
     x, y = (torch.ones(10, 10, requires_grad=True) for _ in range(2))
     assert saved_for_backward(lambda: x * y) == 800
     assert saved_for_backward(lambda: x * y, [x]) == 400
@@ -57,8 +57,8 @@ def test_what_a_product_saves() -> None:
         assert saved_for_backward(lambda: x * y) == 0
 
 
-def test_only_what_is_held_at_a_time_counts() -> None:
-    """A chain of n exponentials keeps n results (``tanh`` and ``exp`` save their own output); a backward pass lets them go."""
+def test_only_tensors_held_at_the_same_time_count() -> None:
+    """A chain of n exponentials keeps n results (``tanh`` and ``exp`` save their own output); a backward pass frees them."""
     x = torch.zeros(100, requires_grad=True)
 
     def chain(length: int) -> Tensor:
@@ -97,7 +97,7 @@ def test_bytes() -> None:
     assert nbytes([]) == 0
 
 
-# in a process of their own, whose children are known: those of this one may include whatever other tests have started
+# in a separate process, whose children are known: this one may have children of other tests
 
 PARENT = """
 import subprocess, sys
@@ -119,7 +119,7 @@ def before_during_after(child: str) -> list[Usage]:
     return [Usage(int(processes), float(cpu), int(resident)) for processes, cpu, resident in found]
 
 
-def test_what_a_child_takes_is_seen_while_it_lives() -> None:
+def test_the_memory_of_a_child_counts_while_it_lives() -> None:
     before, during, after = before_during_after(BUSY)
     assert (before.processes, during.processes, after.processes) == (0, 1, 0)
     assert during.cpu > 0.15 and during.resident > 1e6

@@ -45,7 +45,7 @@ def test_tensorboard_has_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 6, "time": "2026-01-', '{"step": 6}', "\x00\x00\x00"])
-def test_resuming_takes_out_what_the_checkpoint_does_not_know(tmp_path: Path, torn: str) -> None:
+def test_resume_removes_lines_after_the_checkpoint(tmp_path: Path, torn: str) -> None:
     with MetricsLog(tmp_path) as log:
         for step in range(1, 6):
             log.write(step, {"actor/pg_loss": step})
@@ -59,7 +59,7 @@ def test_resuming_takes_out_what_the_checkpoint_does_not_know(tmp_path: Path, to
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "tensorboard"]
 
 
-def test_a_crash_while_resuming_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_during_resume_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with MetricsLog(tmp_path) as log:
         log.write(1, {"actor/pg_loss": 1})
     with monkeypatch.context() as patch:
@@ -71,7 +71,7 @@ def test_a_crash_while_resuming_loses_nothing(tmp_path: Path, monkeypatch: pytes
     assert steps(tmp_path) == []
 
 
-def test_damage_before_the_last_line_is_not_passed_over(tmp_path: Path) -> None:
+def test_damage_before_the_last_line_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nrubbish\n{"step": 2}\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 is damaged"):
         read_metrics(tmp_path)
@@ -80,5 +80,5 @@ def test_damage_before_the_last_line_is_not_passed_over(tmp_path: Path) -> None:
         MetricsLog(tmp_path, resume_step=0)
 
 
-def test_no_file_is_no_metrics(tmp_path: Path) -> None:
+def test_a_missing_file_is_no_metrics(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []

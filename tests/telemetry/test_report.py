@@ -21,7 +21,7 @@ VOID = {"meta", "br", "link", "img", "input"}
 
 
 class Page(HTMLParser):
-    """Checks that tags nest, and gathers what the page would load and what it says."""
+    """Checks that tags nest, and collects the page's external references and text."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def test_a_finished_run(run_dir: Path) -> None:
     assert [path.name for path in run_dir.iterdir() if path.name.startswith(".")] == []
 
 
-def test_the_page_needs_nothing_else(run_dir: Path) -> None:
+def test_the_page_is_self_contained(run_dir: Path) -> None:
     page = Page(write_report(run_dir))
     videos = [link for link in page.links if link.startswith("data:video/mp4;base64,")]
     assert len(videos) == 2
@@ -156,7 +156,7 @@ def test_an_empty_directory(tmp_path: Path) -> None:
     assert "Not in this page, because it is not there" in page.text
 
 
-def test_a_run_under_way(run_dir: Path) -> None:
+def test_an_unfinished_run(run_dir: Path) -> None:
     for gone in ("evaluation/after.json", "evaluation/comparison.json", "videos/after_PushCube_3.mp4", "timeline.json"):
         (run_dir / gone).unlink()
     page = Page(write_report(run_dir))
@@ -174,7 +174,7 @@ def test_evaluations_during_training_only(run_dir: Path) -> None:
 
 
 def test_different_modes_before_and_after_are_not_compared(run_dir: Path) -> None:
-    """The headline is of the one mode that was played both times."""
+    """The headline is for the mode that was evaluated both times."""
     document = json.loads((run_dir / "evaluation" / "before.json").read_text())
     del document["greedy"]
     write_evaluation(run_dir, "before", document)
@@ -184,14 +184,14 @@ def test_different_modes_before_and_after_are_not_compared(run_dir: Path) -> Non
     assert "+70.0 percentage points" in page.text
 
 
-def test_no_difference_is_said_plainly(run_dir: Path) -> None:
+def test_no_difference_is_reported_as_such(run_dir: Path) -> None:
     before = json.loads((run_dir / "evaluation" / "before.json").read_text())
     write_evaluation(run_dir, "after", before)
     write_evaluation(run_dir, "comparison", compare(before, before))
     assert "cannot tell the two policies apart" in Page(write_report(run_dir)).text
 
 
-def test_damaged_pieces_are_told_and_the_rest_is_shown(run_dir: Path) -> None:
+def test_damaged_parts_are_reported_and_the_rest_is_shown(run_dir: Path) -> None:
     (run_dir / "evaluation" / "after.json").write_text('{"greedy": {"n_episodes"')
     (run_dir / "evaluation" / "step_000010.json").write_text('{"greedy": {"n_episodes": 3}}')
     (run_dir / "timeline.json").write_text("[]")
@@ -226,7 +226,7 @@ def test_large_runs_stay_small(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(page.source) < 1_500_000
 
 
-def test_what_was_lost_on_a_cluster_is_told(tmp_path: Path) -> None:
+def test_lost_workers_of_a_cluster_are_reported(tmp_path: Path) -> None:
     with MetricsLog(tmp_path) as log:
         log.write(1, {"faults/rollout": 2.0, "faults/reward": 0.0, "faults/recovery_s": 1.5})
         log.write(2, {"faults/rollout": 1.0, "faults/reward": 1.0, "faults/recovery_s": 4.25})

@@ -1,4 +1,4 @@
-"""What a call must do at least, counted on cases that can be counted by hand."""
+"""The minimum work of a call, on cases that can be counted by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_arithmetic_and_weights_of_linear_layers() -> None:
     assert work(lambda: layer.bfloat16()(x.bfloat16()), layer.parameters()).flops == once.flops
 
 
-def test_a_weight_that_is_only_looked_up_or_viewed_is_not_read() -> None:
+def test_a_weight_that_is_only_indexed_or_viewed_is_not_read() -> None:
     table = nn.Embedding(1000, 8)
     assert work(lambda: table(torch.tensor([1, 2])), table.parameters()).bytes == 0
     assert work(lambda: table.weight.t(), table.parameters()) == Work(0, 0)

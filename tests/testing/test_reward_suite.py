@@ -1,4 +1,4 @@
-"""The suite of reward plug-ins: one that keeps the protocol passes, and each check fails where the protocol is broken."""
+"""The suite of reward plug-ins: a correct one passes, and each check fails for a plug-in that breaks the protocol."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Brightness(RewardModel):
 
 
 def judge(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
-    """Return a reward of each valid step by its action; an episode that begins to the left ends."""
+    """Return a reward of each valid step by its action; an episode that starts to the left ends."""
     ends = last_valid(result.valid) & (result.observation.state[:, :1] < 0)
     return replace(result, reward=torch.where(result.valid, actions[..., 0], 0.0), terminated=result.terminated | ends)
 
 
 class Plugin:
-    """A right one, but for what it is given."""
+    """A correct one, except for the given changes."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The suite of robot plug-ins: the toy robot passes, and each check fails where the protocol is broken. On a virtual clock."""
+"""The suite of robot plug-ins, on a virtual clock: the toy robot passes, and each check fails for a robot that breaks the protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.realworld.virtual_time import VirtualClock
 
 
 class VirtualSuite(RobotConformance):
-    """The suite on the clock of its plug-in, which begins anew for each test."""
+    """The suite on the clock of its plug-in, which restarts for each test."""
 
     made: Callable[[VirtualClock], ToyPlugin] = ToyPlugin
 
@@ -41,7 +41,7 @@ class VirtualSuite(RobotConformance):
 
 
 class Picky(ToyPlugin):
-    """Refuses a cell that is not there."""
+    """Refuses a missing cell."""
 
     def make(self, config: ToyConfig) -> Robot:
         if config.hz == 1000.0:
@@ -124,7 +124,7 @@ def drifts(self: ToyArm) -> RobotState:
 
 
 def one_array(self: ToyArm) -> RobotState:
-    """The arm keeps one array, which it writes again and again."""
+    """The arm keeps one array, which it overwrites."""
     state = ToyArm.observe(self)
     self.array = vars(self).get("array", state.pose.position.copy())
     self.array[:] = state.pose.position
@@ -132,7 +132,7 @@ def one_array(self: ToyArm) -> RobotState:
 
 
 def commanded(change: Callable[[ToolTarget], ToolTarget]) -> Callable[[VirtualClock], ToyPlugin]:
-    """Return the plug-in whose arm pursues another target than it is told."""
+    """Return the plug-in whose arm pursues another target than commanded."""
     return arm(command=lambda self, target, until: ToyArm.command(self, change(target), until))
 
 
@@ -283,7 +283,7 @@ BROKEN: dict[str, tuple[Callable[[VirtualClock], ToyPlugin], str]] = {
 
 
 def run(made: Callable[[VirtualClock], ToyPlugin], name: str) -> None:
-    """Run one check, on a robot that is connected and nothing more."""
+    """Run one check on a robot that is only connected."""
 
     class Suite(VirtualSuite):
         wrong_configs = ({"hz": 1000.0},)

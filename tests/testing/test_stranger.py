@@ -1,4 +1,4 @@
-"""A package of somebody else tests its plug-in in five lines, and sees why it fails."""
+"""An external package tests its plug-in in five lines and gets a readable failure."""
 
 from __future__ import annotations
 

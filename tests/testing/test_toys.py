@@ -1,4 +1,4 @@
-"""The policy and the world that the engine's tests stand on pass what every policy and every simulator must pass."""
+"""The toy policy and environment of the engine's tests pass the conformance suites."""
 
 from __future__ import annotations
 

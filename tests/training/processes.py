@@ -1,4 +1,4 @@
-"""Work in a process of its own that may be killed: a fork, because starting Python and importing torch takes seconds."""
+"""Work in a separate process that may be killed: a fork, because starting Python and importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def in_process(work: Callable[[], None]) -> int:
 
 @contextmanager
 def during(hold: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """``hold(wait)`` runs in another process, and is waiting while the body runs."""
+    """``hold(wait)`` runs in another process and waits while the body runs."""
     context = multiprocessing.get_context("fork")
     ready, done = context.Event(), context.Event()
 
@@ -50,9 +50,9 @@ def during(hold: Callable[[Callable[[], None]], None]) -> Iterator[None]:
 
 
 def on_ranks(work: Callable[[int], Any], folder: Path, count: int = 2) -> list[Any]:
-    """What ``work(rank)`` gives on each of ``count`` ranks that talk over gloo: tensors and numbers, in lists and dicts.
+    """Results of ``work(rank)`` on each of ``count`` ranks connected by gloo: tensors and numbers, in lists and dicts.
 
-    If one fails the others, which wait for it, are killed.
+    If one fails, the others, which wait for it, are killed.
     """
     for module in ("torch._dynamo", "torch.distributed.fsdp"):  # here, because in each process it would take seconds
         import_module(module)

@@ -44,7 +44,7 @@ def build(model: Path, rank: int = 4, seed: int = 0) -> tuple[Policy, Trainer]:
 
 
 def learn(policy: Policy, trainer: Trainer, steps: range) -> None:
-    """Both the actor and the critic move."""
+    """Trains both actor and critic."""
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         inputs = policy.prepare(observations(policy, 4, seed=step))
@@ -77,7 +77,7 @@ def names(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("rank", [4, 0])
-def test_a_continued_run_is_the_uninterrupted_one(model: Path, tmp_path: Path, rank: int) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one(model: Path, tmp_path: Path, rank: int) -> None:
     policy, trainer = trained(model, rank, steps=2)
     written = save(tmp_path, policy, trainer, 2)
     learn(policy, trainer, range(2, 4))
@@ -96,7 +96,7 @@ def test_the_layout_is_the_documented_one(model: Path, tmp_path: Path) -> None:
     assert {"adapter_config.json", "adapter_model.safetensors"} <= set(names(written / "adapter"))
     assert all(name.startswith("value_head.") for name in load_file(written / "heads.safetensors"))
     assert names(tmp_path) == ["step_000100"]
-    assert all(path.stat().st_mode & 0o044 for path in written.rglob("*")), "a colleague may evaluate it"
+    assert all(path.stat().st_mode & 0o044 for path in written.rglob("*")), "another user may evaluate it"
     assert "adapter" not in names(save(tmp_path, *trained(model, rank=0), iteration=101))
 
 
@@ -130,7 +130,7 @@ def test_a_folder_of_another_name_is_no_checkpoint(model: Path, tmp_path: Path) 
         (first.with_name(name) / "COMPLETE").write_text("{}")
     second = save(tmp_path, policy, trainer, 2, keep=1)
     assert complete_checkpoints(tmp_path) == [second]
-    assert first.with_name("step_best").exists(), "what others put there is left alone"
+    assert first.with_name("step_best").exists(), "other files there are kept"
 
 
 def test_a_checkpoint_is_written_again_in_place(model: Path, tmp_path: Path) -> None:
@@ -143,13 +143,13 @@ def test_a_checkpoint_is_written_again_in_place(model: Path, tmp_path: Path) -> 
     assert_same(other.state_dict(), policy.state_dict())
 
 
-# a writer that is stopped
+# an interrupted writer
 
 WRITES = 3  # the adapter, the heads, the optimiser
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, at: int, fail: Callable[[], None]) -> None:
-    """The ``at``-th file of weights is written half, and then comes ``fail``; after the last one it comes before COMPLETE."""
+    """The ``at``-th file of weights is written half before ``fail``; after the last one, ``fail`` precedes COMPLETE."""
     count = [0]
 
     def save_half(tensors: dict[str, Tensor], path: Path) -> None:
@@ -169,7 +169,7 @@ def disk_full() -> None:
 
 
 @pytest.mark.parametrize("at", range(WRITES + 1))
-def test_a_full_disk_leaves_what_was_there(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def test_a_full_disk_keeps_the_existing_checkpoint(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     policy, trainer = trained(model)
     before = save(tmp_path, policy, trainer, 1)
     with monkeypatch.context() as patch:
@@ -177,7 +177,7 @@ def test_a_full_disk_leaves_what_was_there(model: Path, tmp_path: Path, monkeypa
         for iteration in (1, 2):
             with pytest.raises(OSError, match="No space left"):
                 save(tmp_path, policy, trainer, iteration, keep=1)
-    assert names(tmp_path) == ["step_000001"], "neither a step_ directory nor rubbish"
+    assert names(tmp_path) == ["step_000001"], "neither a step_ directory nor temporary files"
     load_checkpoint(before, *build(model))
     assert save(tmp_path, policy, trainer, 2, keep=1).exists()
 
@@ -200,7 +200,7 @@ def test_a_killed_writer_leaves_no_step(model: Path, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("limit", [0, 1_000, 30_000])
 def test_a_real_limit_on_file_sizes(model: Path, tmp_path: Path, limit: int) -> None:
-    """The kernel refuses to write more, in the midst of a file."""
+    """The kernel refuses to write more, in the middle of a file."""
     policy, trainer = trained(model)
 
     def write() -> None:
@@ -213,7 +213,7 @@ def test_a_real_limit_on_file_sizes(model: Path, tmp_path: Path, limit: int) -> 
     assert sum(path.stat().st_size > limit for path in tmp_path.rglob("*") if path.is_file()) > 0
 
 
-# what cannot be loaded
+# checkpoints that cannot be loaded
 
 
 def flip(path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_damaged_file_is_named(model: Path, tmp_path: Path, name: str, damage:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "null"])
-def test_a_spoilt_list_of_files_is_damage(model: Path, tmp_path: Path, content: str) -> None:
+def test_a_changed_list_of_files_is_damage(model: Path, tmp_path: Path, content: str) -> None:
     written = save(tmp_path, *trained(model), iteration=1)
     (written / "COMPLETE").write_text(content)
     with pytest.raises(UserError, match="COMPLETE"):
@@ -244,7 +244,7 @@ def test_a_spoilt_list_of_files_is_damage(model: Path, tmp_path: Path, content: 
 
 
 def test_a_list_of_files_that_names_a_device_is_damage(model: Path, tmp_path: Path) -> None:
-    """Reading one may never end; this one is empty, as its digest says."""
+    """Reading a device may never end; this one is empty, as its digest states."""
     written = save(tmp_path, *trained(model), iteration=1)
     (written / "COMPLETE").write_text(json.dumps({os.devnull: hashlib.sha256(b"").hexdigest()}))
     with pytest.raises(UserError, match=os.devnull):
@@ -275,7 +275,7 @@ def test_another_lora_rank_is_refused(model: Path, tmp_path: Path, saved: int, b
 @pytest.mark.parametrize("rank", [4, 0])
 @pytest.mark.parametrize(("key", "size"), [("hidden_size", 48), ("num_hidden_layers", 3), ("num_hidden_layers", 1)])
 def test_another_model_is_refused(model: Path, tmp_path: Path, rank: int, key: str, size: int) -> None:
-    """Be it wider, deeper or shallower: nothing is left out without a word."""
+    """Wider, deeper or shallower: no weight is ignored silently."""
     config = smaller_config()
     config["text_config"][key] = size
     written = save(tmp_path / "run", *trained(smaller_directory(tmp_path / "other", config), rank), iteration=1)

@@ -1,4 +1,4 @@
-"""The number of ranks, and whether they share the weights too, change nothing that is learnt."""
+"""Neither the number of ranks nor sharding changes what is learnt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SIZE = 7
 
 
 class Toy(nn.Module):
-    """Blocks and a critic, in float64, so that rounding hides nothing. Two of its weights have fewer rows than there are ranks."""
+    """Blocks and a critic, in float64, so that rounding hides no error. Two of its weights have fewer rows than there are ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def make(mode: str, micro_batch_size: int, policy: Any, settings: OptimizerConfi
 
 
 def updates(mode: str, minibatch: int = 4, micro: int = 2, **options: Any) -> dict[str, Any]:
-    """Three, each of two epochs; ``options[i]`` is of the ``i``-th."""
+    """Three, each of two epochs; ``options[i]`` is for the ``i``-th."""
     subject, metrics = make(mode, micro, Toy()), []
     for seed in range(3):
         chosen = {name: values[seed] for name, values in options.items()}
@@ -82,7 +82,7 @@ def beside(index: int) -> list[ExtraLoss]:
 
 
 def only_touched(mode: str) -> dict[str, Any]:
-    """A rank reads its own rows alone."""
+    """A rank reads only its own rows."""
     subject, batch = make(mode, 2, Toy()), rows(SIZE)
     mine = rows_of_rank(minibatches(SIZE, 1, 4, 0), 2)
     batch.x = torch.full_like(batch.x, float("nan")).index_copy(0, mine, batch.x[mine])
@@ -90,7 +90,7 @@ def only_touched(mode: str) -> dict[str, Any]:
 
 
 def not_finite(mode: str) -> dict[str, Any]:
-    """All ranks refuse the step, whoever holds the row; the next one is taken."""
+    """All ranks refuse the step for any rank with that row; the next step is taken."""
     subject, spoilt = make(mode, 2, Toy()), rows(SIZE, uncounted=0.0)
     spoilt.x[3] = float("inf")
     refused, before = 0, {name: value.clone() for name, value in subject.weights().items()}
@@ -104,7 +104,7 @@ def not_finite(mode: str) -> dict[str, Any]:
 
 
 def reference(mode: str) -> dict[str, Any]:
-    """As the policy was, and as it is, seen through its methods: each row by one rank, for all."""
+    """The policy before and after, through its methods: each row by one rank, for all."""
     subject = make(mode, 2, Toy(), keep_reference=True)
     subject.update(rows(SIZE), loss, 1, 4, 0)
 
@@ -140,16 +140,16 @@ def alone() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ranks_change_nothing(tmp_path: Path, alone: dict[str, Any], mode: str) -> None:
+def test_ranks_do_not_change_the_result(tmp_path: Path, alone: dict[str, Any], mode: str) -> None:
     first, second = on_ranks(lambda rank: {name: run(mode) for name, run in SCENARIOS.items()}, tmp_path)
     for name, expected in alone.items():
         torch.testing.assert_close(first[name], expected, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
-        assert second[name]["metrics"] == first[name]["metrics"], "the same to the last bit, or ranks would part"
+        assert second[name]["metrics"] == first[name]["metrics"], "bit-identical, otherwise ranks would diverge"
         assert second[name]["weights"].keys() == (set() if mode == "sharded" else expected["weights"].keys())
     assert alone["enough"]["metrics"][2]["actor/updates"] < 4 == alone["odd minibatches"]["metrics"][2]["actor/updates"]
     assert alone["not finite"]["refused"] == 1
     assert not any(".exp_avg" in name and "blocks" in name for name in critic_only(mode, tmp_path)[0]), (
-        "no Adam state of what did not train"
+        "no Adam state of weights that did not train"
     )
 
 
@@ -190,7 +190,7 @@ def ppo_batch(algorithm: PPO, policy: Policy) -> Batch:
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_ranks_change_nothing_about_a_policy(tmp_path: Path, name: str) -> None:
+def test_ranks_do_not_change_the_result_of_a_real_policy(tmp_path: Path, name: str) -> None:
     policy = with_critic(POLICIES[name](tmp_path / "model"))
     algorithm = PPO(PPOConfig(), 1.0)
     batch = ppo_batch(algorithm, policy)

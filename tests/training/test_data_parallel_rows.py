@@ -1,4 +1,4 @@
-"""Who computes what, where several ranks train together."""
+"""Distribution of rows over several ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def as_rank(rank: int, world: int) -> mock._patch:
 
 
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(1, 8))
-def test_ranks_share_every_row_once_and_make_the_same_passes(count: int, size: int, world: int) -> None:
+def test_each_row_has_one_rank_and_all_ranks_make_the_same_passes(count: int, size: int, world: int) -> None:
     found, passes = [], set()
     for rank in range(world):
         with as_rank(rank, world):
@@ -37,7 +37,7 @@ def test_ranks_share_every_row_once_and_make_the_same_passes(count: int, size: i
 
 
 @given(st.integers(1, 20), st.integers(1, 7), st.integers(1, 4), st.integers(1, 5))
-def test_what_a_rank_touches_is_all_that_it_computes(count: int, minibatch: int, size: int, world: int) -> None:
+def test_a_rank_reads_only_the_rows_that_it_computes(count: int, minibatch: int, size: int, world: int) -> None:
     parts = minibatches(count, 2, minibatch, seed=3)
     for rank in range(world):
         with as_rank(rank, world):
@@ -56,8 +56,8 @@ def test_rows_are_a_batch() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4, 7])
-def test_three_ranks_find_what_one_does(tmp_path: Path, count: int) -> None:
-    """Of one row, two ranks have none."""
+def test_three_ranks_equal_one(tmp_path: Path, count: int) -> None:
+    """With one row, two ranks have none."""
     numbers = torch.randn(count, 2, generator=torch.Generator().manual_seed(0))
     calls: list[int] = []
 
@@ -84,7 +84,7 @@ def test_three_ranks_find_what_one_does(tmp_path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "size"), [(13, 6), (2, 8), (3, 1), (8, 4)])
-def test_what_is_left_over_is_computed_in_no_fewer_rows(count: int, size: int) -> None:
+def test_remaining_rows_are_computed_in_batches_of_a_minimum_size(count: int, size: int) -> None:
     numbers, seen = torch.arange(float(count)), list[int]()
 
     def square(part: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ POLICIES: dict[str, Callable[[Path], Policy]] = {
 
 
 def update(policy: Policy) -> tuple[Tensor, dict[str, Tensor], int]:
-    """Log-probabilities, gradients, and the bytes that wait for the backward pass (weights are there anyway)."""
+    """Log-probabilities, gradients, and the bytes kept for the backward pass (without weights)."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     kept: dict[int, int] = {}
 

@@ -33,7 +33,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def adapted(directory: Path, seed: int = 0, trained: bool = False, **options: object) -> OpenVLAPolicy:
-    """``trained`` moves the factors B away from zero."""
+    """``trained`` sets the factors B to values other than zero."""
     policy = tiny(directory=directory)
     add_lora(policy, LoraOptions(**({"rank": 4} | options)), seed)  # type: ignore[arg-type]
     if trained:
@@ -50,7 +50,7 @@ def log_prob(policy: OpenVLAPolicy) -> Tensor:
     return policy.evaluate(inputs, {"token_ids": torch.arange(24).reshape(3, 8) % 7 + 504}, 1.0).log_prob.detach()
 
 
-def test_fresh_adapters_change_nothing(directory: Path) -> None:
+def test_new_adapters_do_not_change_the_policy(directory: Path) -> None:
     plain, policy = tiny(directory=directory), adapted(directory)
     torch.testing.assert_close(log_prob(policy), log_prob(plain), rtol=0, atol=1e-6)
     inputs = plain.prepare(observations(plain, 3))
@@ -58,7 +58,7 @@ def test_fresh_adapters_change_nothing(directory: Path) -> None:
     assert (log_prob(adapted(directory, trained=True)) - log_prob(plain)).abs().max() > 1e-2
 
 
-def test_merged_for_a_while(directory: Path) -> None:
+def test_adapters_are_merged_and_restored(directory: Path) -> None:
     policy = adapted(directory, trained=True)
     before, expected = {name: value.clone() for name, value in policy.state_dict().items()}, log_prob(policy)
     with pytest.raises(ZeroDivisionError), merged_lora(policy):
@@ -83,7 +83,7 @@ def test_adapters_are_not_merged_into_bfloat16(directory: Path) -> None:
         assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
 
 
-def test_what_trains_acts_rounded_beside_bfloat16(directory: Path) -> None:
+def test_trained_weights_act_rounded_with_a_bfloat16_network(directory: Path) -> None:
     policy, other = adapted(directory, trained=True), adapted(directory)
     for each in (policy, other):
         for parameter in each.backbone.parameters():
@@ -115,13 +115,13 @@ def test_only_adapters_and_the_critic_train(directory: Path) -> None:
     assert adapted_modules == {"q", "kv", "qkv", "proj", "fc1", "fc2", "fc3"} | language
 
 
-def test_factors_depend_on_the_seed_alone(directory: Path) -> None:
+def test_factors_depend_only_on_the_seed(directory: Path) -> None:
     states = []
     for seed, disturbance in ((0, 1), (0, 2), (1, 3)):
         torch.manual_seed(disturbance)
         before = torch.get_rng_state()
         states.append({name: value for name, value in adapted(directory, seed).state_dict().items() if ".lora_A." in name})
-        assert torch.equal(torch.get_rng_state(), before), "the global generator is left alone"
+        assert torch.equal(torch.get_rng_state(), before), "the global generator is not used"
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     assert all(not torch.equal(value, states[2][name]) for name, value in states[0].items())
 
@@ -141,7 +141,7 @@ def test_alpha_over_rank_scales(directory: Path, alpha: int | None, scale: float
 
 
 def test_stock_peft_reads_the_adapter_of_a_checkpoint(directory: Path, tmp_path: Path) -> None:
-    """And computes the same bits."""
+    """It computes the same bits."""
     policy = adapted(directory, trained=True, alpha=8)
     trainer = Trainer(policy, OptimizerConfig(1e-3, 1e-3, 1.0), 8)
     adapter = save_checkpoint(tmp_path / "checkpoints", policy, trainer, {"iteration": 1}, 1) / "adapter"
@@ -164,7 +164,7 @@ def logits(policy: OpenVLAPolicy, backbone: torch.nn.Module) -> Tensor:
 
 @pytest.fixture
 def official(directory: Path, tmp_path: Path) -> Path:
-    """As OpenVLA's fine-tuning script writes it, by stock peft: every linear layer, the output layer and its own weight among them."""
+    """As OpenVLA's fine-tuning script writes it with stock peft: all linear layers, including the output layer and its weight."""
     base = tiny(directory=directory).backbone
     linear = {name.rsplit(".", 1)[-1] for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}
     config = LoraConfig(r=3, lora_alpha=2, lora_dropout=0.1, target_modules=sorted(linear), init_lora_weights="gaussian")
@@ -180,7 +180,7 @@ def official(directory: Path, tmp_path: Path) -> Path:
     return tmp_path / "official"
 
 
-def test_an_adapter_of_the_official_script_is_a_start(directory: Path, official: Path, tmp_path: Path) -> None:
+def test_training_may_start_from_an_adapter_of_the_official_script(directory: Path, official: Path, tmp_path: Path) -> None:
     policy = adapted(directory, rank=32, adapter=str(official))
     stock = PeftModel.from_pretrained(tiny(directory=directory).backbone, str(official)).eval()
     with torch.no_grad():
@@ -220,7 +220,7 @@ def edit_config(**changes: object) -> Callable[[Path], None]:
         (edit_config(r=5), "does not fit this model"),
     ],
 )
-def test_an_adapter_that_cannot_be_a_start(directory: Path, official: Path, spoil: Callable[[Path], None], words: str) -> None:
+def test_an_adapter_that_training_cannot_start_from(directory: Path, official: Path, spoil: Callable[[Path], None], words: str) -> None:
     spoil(official)
     with pytest.raises(UserError, match=words) as error:
         adapted(directory, adapter=str(official))
@@ -241,7 +241,7 @@ def save(policy: Policy, adapter: Path) -> None:
 
 
 def test_equal_adapters_are_equal_files(directory: Path, tmp_path: Path) -> None:
-    """peft keeps the targets in a set, whose order differs from process to process; the policy's own is left as it is."""
+    """peft keeps the targets in a set, whose order differs between processes; the policy's own set is not changed."""
     policy = tiny(directory=directory)
     add_lora(policy, LoraOptions(rank=4), 0)
     targets = policy.backbone.peft_config["default"].target_modules
@@ -261,7 +261,7 @@ def test_an_adapter_is_loaded_again(directory: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"alpha": 8}, {"rank": 8, "alpha": 4}])
-def test_an_adapter_that_would_count_more_or_less_is_refused(directory: Path, tmp_path: Path, options: dict[str, object]) -> None:
+def test_an_adapter_with_another_scale_is_refused(directory: Path, tmp_path: Path, options: dict[str, object]) -> None:
     save(adapted(directory, trained=True), tmp_path / "adapter")
     with pytest.raises(UserError, match=r"was trained with model\.lora\.rank=4 and alpha=4, the recipe sets"):
         load_adapter(adapted(directory, **options).backbone, tmp_path / "adapter")
@@ -269,7 +269,7 @@ def test_an_adapter_that_would_count_more_or_less_is_refused(directory: Path, tm
 
 @pytest.mark.parametrize("options", [{"rank": 8}, {"targets": ["q_proj"]}, {"targets": ["lm_head"]}])
 def test_an_adapter_of_another_shape_is_refused(directory: Path, tmp_path: Path, options: dict[str, object]) -> None:
-    """A larger one, too: what it holds must not be lost without a word."""
+    """A larger one, too: its contents must not be lost silently."""
     save(adapted(directory), tmp_path / "adapter")
     with torch.no_grad(), pytest.raises(UserError, match="lora"):
         load_adapter(adapted(directory, **options).backbone, tmp_path / "adapter")
@@ -283,7 +283,7 @@ def test_an_unknown_target_is_named(directory: Path, target: str) -> None:
 
 
 def adapted_parts(policy: Policy) -> set[str]:
-    """First two words of the names of adapted modules inside the backbone."""
+    """First two parts of the names of adapted modules inside the backbone."""
     return {".".join(name.split(".")[1:3]) for name, _ in policy.named_parameters() if is_lora(name)}
 
 
@@ -323,13 +323,13 @@ def test_settings_without_effect_are_refused(directory: Path, options: dict[str,
     assert "\n" not in str(error.value)
 
 
-def test_a_policy_that_does_not_say_what_vision_is_cannot_switch_it_off() -> None:
+def test_vision_cannot_be_excluded_without_vision_modules() -> None:
     with pytest.raises(UserError, match=r"model\.lora\.vision=false: linear"):
         add_lora(LinearPolicy(LinearOptions()), LoraOptions(rank=2, vision=False), 0)
 
 
 def parts_of_pi0(policy: Policy) -> dict[str, set[str]]:
-    """Which module of π₀ has adapters, and what trains in full."""
+    """The modules of π₀ with adapters, and those that train in full."""
     names = {name.removeprefix("backbone.").removeprefix("paligemma_with_expert."): p for name, p in policy.named_parameters()}
     cut = {"paligemma.model.vision_tower", "paligemma.model.language_model", "gemma_expert"}
     lora = {part for name in names for part in cut if is_lora(name) and name.startswith(part)}
@@ -349,7 +349,7 @@ HEADS = {"action_in_proj", "action_out_proj", "state_proj", "action_time_mlp_in"
         (False, {"language": False}, {"gemma_expert", "paligemma.model.vision_tower"}),
     ],
 )
-def test_what_trains_of_pi0(tmp_path: Path, frozen_vlm: bool, options: dict[str, bool], lora: set[str]) -> None:
+def test_the_trained_weights_of_pi0(tmp_path: Path, frozen_vlm: bool, options: dict[str, bool], lora: set[str]) -> None:
     policy = small_pi0(tmp_path / "pi0", frozen_vlm=frozen_vlm)
     add_lora(policy, LoraOptions(rank=2, **options), 0)
     assert parts_of_pi0(policy) == {"lora": lora, "full": HEADS}
@@ -377,7 +377,7 @@ def test_the_proprioception_of_oft_trains_in_full(tmp_path: Path) -> None:
     assert {name for name in full if "value_head" not in name} == {"backbone.proprio_projector.fc1", "backbone.proprio_projector.fc2"}
 
 
-def test_some_targets_of_ones_own(directory: Path) -> None:
+def test_custom_targets(directory: Path) -> None:
     policy = adapted(directory, targets=["q_proj", "v_proj"])
     layers = {name.split(".lora_")[0] for name, _ in policy.named_parameters() if is_lora(name)}
     assert layers == {f"backbone.language_model.model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv"}

@@ -1,4 +1,4 @@
-"""Replay against a plain list, through kills, full disks and resumes."""
+"""Replay compared with a list, with kills, full disks and resumes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def episode(first: int, length: int, terminated: bool) -> dict[str, Tensor]:
-    """Records with numbers of their own; one that was cut has an observation more."""
+    """Records with unique numbers; a truncated episode has one more observation."""
     number = torch.arange(first, first + length + (not terminated))
     acted = torch.ones(len(number), dtype=torch.bool)
     if not terminated:
@@ -41,7 +41,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def fill(store: Replay, lengths: list[int]) -> list[int]:
-    """The numbers at which something was done."""
+    """The numbers of records with an action."""
     acted = []
     for i, length in enumerate(lengths):
         new = episode(store.total, length, terminated=i % 2 == 0)
@@ -51,7 +51,9 @@ def fill(store: Replay, lengths: list[int]) -> list[int]:
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(3, 40))
-def test_the_newest_records_and_what_followed_them(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], capacity: int) -> None:
+def test_the_newest_records_and_their_next_observations(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], capacity: int
+) -> None:
     store = Replay(tmp_path_factory.mktemp("replay"), capacity)
     acted = [number for number in fill(store, lengths) if number >= store.total - capacity]
     assert len(store) == len(acted)
@@ -73,7 +75,7 @@ def test_sampling_is_uniform(tmp_path: Path) -> None:
     assert float(((counts - expected) ** 2 / expected).sum()) < 45, "chi-square of 19 degrees, p = 0.0007"
 
 
-def test_going_on_from_a_checkpoint_forgets_what_came_after(tmp_path: Path) -> None:
+def test_resume_from_a_checkpoint_discards_later_records(tmp_path: Path) -> None:
     straight = Replay(tmp_path / "straight", 20)
     fill(straight, [9, 6])
     stopped = Replay(tmp_path / "stopped", 20)

@@ -30,7 +30,7 @@ CONFIG = SACConfig(
 
 
 def learnt(world: Walk, config: SACConfig, directory: Path, chunk: int = 2, steps: int = 500) -> Tensor:
-    """The critics' tables ``[K, places]`` after so many updates on six episodes, two from every third of the seeds."""
+    """The critics' tables ``[K, places]`` after ``updates`` updates on six episodes, two from each third of the seeds."""
     policy = tabular(len(world.rewards), chunk, config)
     trainer = Trainer(policy, SAC(config), 64)
     running = OffPolicyFlow(LocalCollector(policy, [world], SETTINGS), trainer, SETTINGS, Timeline(), config, directory / "replay", {})
@@ -44,14 +44,14 @@ def learnt(world: Walk, config: SACConfig, directory: Path, chunk: int = 2, step
 
 
 def ring_values(gamma: float) -> list[float]:
-    """Of a walk that never ends: ``V(p) = r(p) + gamma V(p + 1)``."""
+    """For a walk that never ends: ``V(p) = r(p) + gamma V(p + 1)``."""
     places = len(RING)
     shift = np.roll(np.eye(places), 1, axis=1)
     return np.linalg.solve(np.eye(places) - gamma * shift, RING).tolist()
 
 
 @pytest.mark.parametrize("limit", [4, 5, 7])
-def test_a_walk_that_is_cut_off_is_worth_what_one_that_never_ends_is(limit: int, tmp_path: Path) -> None:
+def test_a_truncated_walk_has_the_value_of_an_endless_one(limit: int, tmp_path: Path) -> None:
     """Chunks of two control steps, the last of an odd episode with one of them: a discount per control step makes all of them agree."""
     found = learnt(Walk(RING, limit), CONFIG, tmp_path)
     for member in found:
@@ -59,7 +59,7 @@ def test_a_walk_that_is_cut_off_is_worth_what_one_that_never_ends_is(limit: int,
 
 
 def test_a_discount_per_chunk_counts_policy_calls(tmp_path: Path) -> None:
-    """``Q(p) = r(p) + r(p + 1) + gamma Q(p + 2)`` in whole chunks."""
+    """``Q(p) = r(p) + r(p + 1) + gamma Q(p + 2)`` in full chunks."""
     config = replace(CONFIG, gamma=0.4, gamma_unit="chunk")
     shift = np.roll(np.eye(3), 2, axis=1)
     expected = np.linalg.solve(np.eye(3) - config.gamma * shift, [RING[p] + RING[(p + 1) % 3] for p in range(3)])
@@ -67,7 +67,7 @@ def test_a_discount_per_chunk_counts_policy_calls(tmp_path: Path) -> None:
         assert member.tolist() == pytest.approx(expected.tolist(), abs=0.02)
 
 
-def test_a_walk_that_terminates_is_worth_what_is_left_of_it(tmp_path: Path) -> None:
+def test_a_terminating_walk_has_the_value_of_its_remaining_rewards(tmp_path: Path) -> None:
     rewards = [1.0, 2.0, -1.0, 4.0, 3.0, 99.0]
     world = Walk(rewards, 5, terminates=True)
     world.rewards[5] = 0.0
@@ -79,7 +79,7 @@ def test_a_walk_that_terminates_is_worth_what_is_left_of_it(tmp_path: Path) -> N
 
 
 class FromTheFirst:
-    """A world whose episodes all begin at the first place."""
+    """A world whose episodes all start at the first place."""
 
     def __init__(self, world: Walk) -> None:
         self._world, self.spec, self.rewards = world, world.spec, world.rewards
@@ -92,13 +92,13 @@ class FromTheFirst:
 
 
 def squashed_entropy(std: float) -> float:
-    """Of ``tanh(x)``, x normal with mean 0, by quadrature: ``H(x) + E[log(1 - tanh(x)**2)]``; nats."""
+    """Entropy of ``tanh(x)``, x normal with mean 0, by quadrature: ``H(x) + E[log(1 - tanh(x)**2)]``; nats."""
     x = np.linspace(-9 * std, 9 * std, 20_001)
     density = np.exp(-0.5 * (x / std) ** 2) / (std * math.sqrt(2 * math.pi))
     return 0.5 * math.log(2 * math.pi * math.e * std**2) + float(np.trapezoid(density * np.log1p(-(np.tanh(x) ** 2)), x))
 
 
-def test_the_soft_fixed_point_counts_the_entropy_of_whole_chunks(tmp_path: Path) -> None:
+def test_the_soft_fixed_point_counts_the_entropy_of_full_chunks(tmp_path: Path) -> None:
     """``Q(p) = r(p) + gamma r(p+1) + gamma**2 (Q(p+2) + alpha H)``, H of a chunk's two actions, one dimension each."""
     config = replace(CONFIG, backup_entropy=True, critics=1, critic_subset=1, batch_size=128, value_learning_rate=0.04)
     bonus = config.initial_alpha * 2 * squashed_entropy(ACTOR_STD)
@@ -110,7 +110,7 @@ def test_the_soft_fixed_point_counts_the_entropy_of_whole_chunks(tmp_path: Path)
     assert found.tolist() == pytest.approx(expected.tolist(), abs=0.05)
 
 
-# one step, by hand
+# one step, computed by hand
 
 
 def batch(size: int = 6) -> Transitions:
@@ -125,7 +125,7 @@ def batch(size: int = 6) -> Transitions:
 
 
 def subject(config: SACConfig, online: list[list[float]], target: list[list[float]]) -> tuple[SACPolicy, Trainer]:
-    """With these tables ``[K][3]``."""
+    """Critics with these tables ``[K][3]``."""
     policy = tabular(3, 2, config)
     trainer = Trainer(policy, SAC(config), 64)
     critics: Any = policy.critics
@@ -138,7 +138,7 @@ def step(trainer: Trainer, seed: int = 0, **options: Any) -> dict[str, float]:
     return sac_step(trainer, batch(), torch.Generator().manual_seed(seed), **options)
 
 
-def test_targets_are_of_the_slow_critics_at_what_followed() -> None:
+def test_targets_are_of_the_slow_critics_at_the_next_observation() -> None:
     """Every entry of both tables differs, so only the right critics at the right place give this number."""
     config = replace(CONFIG, critics=2, value_learning_rate=0.0)
     _, trainer = subject(config, online=[[10.0, 20.0, 30.0], [40.0, 50.0, 60.0]], target=[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
@@ -146,13 +146,13 @@ def test_targets_are_of_the_slow_critics_at_what_followed() -> None:
     data = batch().now
     expected = data["reward"] + data["discount"] * 2.0
     assert metrics["critic/target_mean"] == pytest.approx(float(expected.mean()))
-    assert metrics["critic/value_mean"] == pytest.approx(25.0), "of the critics that learn, at what was seen"
+    assert metrics["critic/value_mean"] == pytest.approx(25.0), "of the learning critics, at the present observation"
     losses = [float(((value - expected) ** 2).mean()) / 2 for value in (10.0, 40.0)]
     assert metrics["critic/vf_loss"] == pytest.approx(sum(losses))
 
 
-def test_the_subset_of_critics_is_drawn_anew_for_every_update() -> None:
-    """The least of two of four critics, all pairs alike: critic 0 is in half of them, and the least is 0, 1 or 2 in 3, 2 and 1 of 6."""
+def test_the_subset_of_critics_is_drawn_for_every_update() -> None:
+    """The minimum of two of four critics, all pairs equally likely: critic 0 is in half of them; it is 0, 1 or 2 in 3, 2 and 1 of 6."""
     config = replace(CONFIG, critics=4, critic_subset=2, value_learning_rate=0.0, target_rate=0.0)
     table = [[float(member)] * 3 for member in range(4)]
     _, trainer = subject(config, table, table)
@@ -185,8 +185,8 @@ def test_slow_critics_follow_by_their_rate() -> None:
     torch.testing.assert_close(trainer.target.critics.values.data, expected.detach())  # type: ignore[union-attr]
 
 
-def test_alpha_goes_to_the_entropy_that_is_asked_for() -> None:
-    """The actor's entropy is that of two squashed actions; alpha rises where more is wanted, and falls where less is."""
+def test_alpha_reaches_the_target_entropy() -> None:
+    """The actor's entropy is that of two squashed actions; alpha rises below the target and falls above it."""
     entropy = 2 * squashed_entropy(ACTOR_STD)
     for wanted, rises in ((entropy + 1, True), (entropy - 1, False)):
         config = replace(CONFIG, critics=1, critic_subset=1, target_entropy=wanted, learning_rate=1e-2)
@@ -197,14 +197,14 @@ def test_alpha_goes_to_the_entropy_that_is_asked_for() -> None:
         assert metrics["actor/alpha"] == pytest.approx(config.initial_alpha), "the one that the losses used"
 
 
-def test_by_default_a_nat_less_per_chosen_number() -> None:
+def test_the_default_target_entropy_is_minus_one_nat_per_dimension() -> None:
     policy = tabular(3, 2, CONFIG)
     assert SAC(CONFIG).target_entropy(policy) == -2.0
     assert SAC(replace(CONFIG, target_entropy=0.0)).target_entropy(policy) == 0.0
 
 
 class Prefers(nn.Module):
-    """Critics that like actions near +0.6, the more the closer; with a bias per member."""
+    """Critics that prefer actions near +0.6; with a bias per member."""
 
     def __init__(self, members: int) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class Prefers(nn.Module):
         return bias[:, None] - 5 * (action - 0.6).pow(2).sum(dim=(1, 2))
 
 
-def test_the_actor_climbs_the_critics_and_they_do_not_learn_from_it() -> None:
+def test_the_actor_maximises_the_critics_which_do_not_learn_from_it() -> None:
     config = replace(CONFIG, critics=2, learning_rate=3e-2, value_learning_rate=0.0, initial_alpha=1e-3, target_entropy=-50.0)
     policy = tabular(3, 2, config)
     policy.value_head = policy.critics = Prefers(2)  # type: ignore[assignment]
@@ -229,7 +229,7 @@ def test_the_actor_climbs_the_critics_and_they_do_not_learn_from_it() -> None:
     assert critics.bias.tolist() == [0.0, 1.0] and critics.bias.requires_grad
 
 
-def test_a_resumed_trainer_goes_on_with_its_slow_critics_and_moments() -> None:
+def test_a_resumed_trainer_has_its_slow_critics_and_moments() -> None:
     """Bit for bit, actor and alpha too."""
     config = replace(CONFIG, target_rate=0.1)
     straight, resumed = (subject(config, [[1.0, 2.0, 3.0]] * 3, [[3.0, 1.0, 2.0]] * 3) for _ in range(2))
@@ -266,8 +266,8 @@ def test_a_gradient_that_is_not_finite_takes_no_step(which: str) -> None:
     assert names and all(torch.equal(before[name], policy.state_dict()[name]) for name in names)
 
 
-def test_no_step_is_larger_than_the_clip_allows() -> None:
-    """With plain gradient descent in place of Adam: the critics' change is the clipped gradient."""
+def test_steps_are_limited_by_gradient_clipping() -> None:
+    """With gradient descent instead of Adam, the critics' change is the clipped gradient."""
     config = replace(CONFIG, critics=1, critic_subset=1, max_grad_norm=0.5)
     policy, trainer = subject(config, [[100.0, 0.0, 0.0]], [[0.0] * 3])
     critics: Any = policy.critics
@@ -276,8 +276,8 @@ def test_no_step_is_larger_than_the_clip_allows() -> None:
     assert critics.values[0].tolist() == pytest.approx([99.5, 0.0, 0.0], abs=1e-4)
 
 
-def test_imitation_weighs_as_much_as_its_coefficient() -> None:
-    """Critics that do not care and no entropy leave it alone: by plain gradient descent, the actor moves in proportion."""
+def test_imitation_is_weighted_by_its_coefficient() -> None:
+    """With constant critics and no entropy, gradient descent moves the actor in proportion to the coefficient."""
     found = []
     for coefficient in (0.0, 0.5, 1.5):
         config = replace(CONFIG, demonstrations=1, sft_coef=coefficient, initial_alpha=1e-12, max_grad_norm=1e6)

@@ -1,4 +1,4 @@
-"""What a policy that is cut over ranks still does, what it refuses, what it leaves behind."""
+"""A sharded policy: its methods, refusals and checkpoints."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor], limit: float = 0.0
 
 
 def part(fresh: Policy, mode: str, steps: range, start: Path | None = None, written: Path | None = None) -> dict[str, Any]:
-    """Some of a run's steps: begun from a checkpoint, ended by one."""
+    """Some steps of a run, from a checkpoint to a checkpoint."""
     policy = copy.deepcopy(fresh)
     trainer = make(mode, 3, policy, OptimizerConfig(3e-4, 3e-4, 1.0))
     if start is not None:
@@ -63,8 +63,8 @@ def part(fresh: Policy, mode: str, steps: range, start: Path | None = None, writ
 
 
 @pytest.mark.parametrize(("before", "afters"), [("alone", ["sharded"]), ("sharded", ["alone", "replicated"])])
-def test_a_run_goes_on_with_another_number_of_ranks(fresh: Policy, tmp_path: Path, before: str, afters: list[str]) -> None:
-    """Read again, a checkpoint is what was written to the last bit; what follows differs by rounding."""
+def test_a_run_resumes_with_another_number_of_ranks(fresh: Policy, tmp_path: Path, before: str, afters: list[str]) -> None:
+    """A checkpoint is read bit for bit as written; later steps differ by rounding."""
 
     def run(mode: str, *what: Any) -> dict[str, Any]:
         return part(fresh, mode, *what) if mode == "alone" else on_ranks(lambda rank: part(fresh, mode, *what), tmp_path)[0]
@@ -78,10 +78,10 @@ def test_a_run_goes_on_with_another_number_of_ranks(fresh: Policy, tmp_path: Pat
             same(end[kind], expected[kind], 1e-5)
 
 
-# what it still does
+# methods that work
 
 
-def test_a_sharded_policy_acts_and_learns_on(tmp_path: Path) -> None:
+def test_a_sharded_policy_acts_and_learns(tmp_path: Path) -> None:
     """Adapters and critic are in float32, one of its heads and the rest in bfloat16: heads and adapters train."""
     policy = with_critic(small_oft(tmp_path / "model", {"dtype": "bfloat16"}, proprio=True))
     add_lora(policy, LoraOptions(rank=2), 0)
@@ -113,7 +113,7 @@ def _squares(policy: Policy, inputs: dict[str, Tensor], targets: Tensor) -> Tens
 # memory
 
 
-def test_the_footprint_is_what_a_rank_keeps(tmp_path: Path) -> None:
+def test_the_footprint_is_the_memory_of_a_rank(tmp_path: Path) -> None:
     def work(rank: int) -> list[int]:
         policy = Toy()
         trainer = make("sharded", 4, policy)
@@ -150,10 +150,10 @@ def test_seven_billion_weights(tmp_path: Path, rank: int, gigabytes: dict[tuple[
         assert footprint(policy, ranks, sharded).total / 1e9 == pytest.approx(expected, abs=0.01)
 
 
-# what is refused
+# refusals
 
 
-def test_what_a_sharded_policy_cannot_do(fresh: Policy, tmp_path: Path) -> None:
+def test_methods_that_a_sharded_policy_refuses(fresh: Policy, tmp_path: Path) -> None:
     def work(rank: int) -> list[str]:
         policy, said = fresh, []
         shard(policy)
@@ -172,7 +172,7 @@ def test_what_a_sharded_policy_cannot_do(fresh: Policy, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ranks_that_begin_differently_are_refused(tmp_path: Path, mode: str) -> None:
+def test_ranks_with_different_initial_weights_are_refused(tmp_path: Path, mode: str) -> None:
     def work(rank: int) -> str:
         policy = Toy()
         with torch.no_grad():
@@ -191,7 +191,7 @@ class Scalar(nn.Module):
         self.temperature = nn.Parameter(torch.zeros(()))
 
 
-def test_one_process_has_nobody_to_share_with() -> None:
+def test_sharding_needs_several_ranks() -> None:
     assert not dist.is_initialized()
     with pytest.raises(UserError, match=r"cluster\.trainer_sharding=full: there are no trainer ranks"):
         shard(Toy())
@@ -204,7 +204,7 @@ def test_an_old_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shard(Toy())
 
 
-def test_nothing_of_it_is_imported_before_it_is_used() -> None:
+def test_torch_distributed_is_not_imported_before_it_is_used() -> None:
     for path in Path(training.__path__[0]).glob("*.py"):
         tops = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         assert not re.search(r"torch\.distributed\.", " ".join(map(ast.unparse, tops))), path.name

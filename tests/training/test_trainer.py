@@ -54,7 +54,7 @@ def loss(model: Any, batch: Rows) -> tuple[Tensor, dict[str, Tensor]]:
     return total, {"loss": total.detach(), "count": batch.counts.double().sum()}
 
 
-def test_a_term_beside_adds_its_own_mean() -> None:
+def test_an_additional_term_adds_its_own_mean() -> None:
     main, other = rows(), rows(size=5, seed=3)
     found = {}
     for micro in (100, 2):
@@ -70,7 +70,7 @@ def test_a_term_beside_adds_its_own_mean() -> None:
         torch.testing.assert_close(found[2][name], parameter.grad)
 
 
-def test_the_policy_as_it_was_at_first() -> None:
+def test_reference_weights_are_those_of_the_initial_policy() -> None:
     subject = Trainer(Model(), SETTINGS, 100, keep_reference=True)  # type: ignore[arg-type]
     first = weights(subject)
     subject.step(rows(), loss)
@@ -101,8 +101,8 @@ def update(of: Trainer, batch: Rows, seed: int = 1, **options: Any) -> dict[str,
 
 
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(0, 1000))
-def test_micro_batches_change_nothing(size: int, micro: int, seed: int) -> None:
-    """Rows that do not count leave neither a gradient nor a share of the mean."""
+def test_micro_batches_do_not_change_the_result(size: int, micro: int, seed: int) -> None:
+    """Masked rows contribute neither to the gradient nor to the mean."""
     batch = rows(size, seed=seed)
     whole, cut, kept = trainer(), trainer(micro), trainer()
     metrics = whole.step(batch, loss)
@@ -113,7 +113,7 @@ def test_micro_batches_change_nothing(size: int, micro: int, seed: int) -> None:
 
 
 def test_a_step_is_adamw_on_the_clipped_mean_gradient() -> None:
-    """Written out by hand: two steps, with the bias corrections of Kingma and Ba (2015)."""
+    """Computed by hand: two steps, with the bias corrections of Kingma and Ba (2015)."""
     settings = OptimizerConfig(1e-2, 5e-2, max_grad_norm=0.7, weight_decay=0.1)
     subject, model = trainer(4, settings), Model()
     mean: dict[str, Tensor] = {}
@@ -161,14 +161,14 @@ def test_the_learning_rate_scale_lasts_one_step() -> None:
     assert [group["lr"] for group in half.optimizers["policy"].param_groups] == [1e-2, 5e-2]
 
 
-def test_critic_only_leaves_the_rest_alone() -> None:
+def test_critic_only_changes_nothing_else() -> None:
     subject = trainer()
     before = weights(subject)
     update(subject, rows(), critic_only=True)
     after = weights(subject)
     assert all(torch.equal(value, after[name]) for name, value in before.items() if name.startswith("body."))
     assert all(not torch.equal(value, after[name]) for name, value in before.items() if name.startswith("value_head."))
-    assert {name.split(".")[0] for name in subject.state()} == {"value_head"}, "no Adam state of what did not train"
+    assert {name.split(".")[0] for name in subject.state()} == {"value_head"}, "no Adam state of weights that did not train"
     assert all(parameter.requires_grad for parameter in subject.policy.parameters())
     update(subject, rows())
     assert not torch.equal(weights(subject)["body.weight"], before["body.weight"])
@@ -181,7 +181,7 @@ def test_critic_only_ends_with_the_update_that_fails() -> None:
     assert all(parameter.requires_grad for parameter in subject.policy.parameters())
 
 
-def test_epochs_visit_every_row_in_orders_of_their_own() -> None:
+def test_each_epoch_visits_every_row_in_another_order() -> None:
     batch, seen = rows(12), []
 
     def watching(model: Any, part: Rows) -> tuple[Tensor, dict[str, Tensor]]:
@@ -199,7 +199,7 @@ def test_epochs_visit_every_row_in_orders_of_their_own() -> None:
 def test_an_update_is_a_function_of_its_seed() -> None:
     results = []
     for seed, micro in ((1, 100), (1, 2), (2, 100)):
-        torch.randn(seed)  # whatever happens in the global stream
+        torch.randn(seed)  # for any state of the global generator
         subject = trainer(micro)
         metrics = update(subject, rows(uncounted=0.0), seed)
         results.append(weights(subject))
@@ -219,7 +219,7 @@ def test_an_update_is_its_minibatches_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("last", [1, 3, 4])
-def test_enough_ends_the_update_after_that_step(last: int) -> None:
+def test_the_stop_criterion_ends_the_update_after_that_step(last: int) -> None:
     calls: list[dict[str, float]] = []
 
     def enough(metrics: dict[str, float]) -> bool:
@@ -235,7 +235,7 @@ def test_enough_ends_the_update_after_that_step(last: int) -> None:
     assert progress == pytest.approx([(i + 1) / 6 for i in range(last)])
 
 
-def test_a_minibatch_without_anything_that_counts_is_no_step() -> None:
+def test_a_fully_masked_minibatch_is_no_step() -> None:
     subject = trainer()
     before = weights(subject)
     assert subject.step(rows(uncounted=1.1), loss) == {}
@@ -270,8 +270,8 @@ def test_an_infinite_gradient_takes_no_step_either() -> None:
 
 
 @pytest.mark.parametrize("first", [{}, {"critic_only": True}])
-def test_state_continues_bit_for_bit(first: dict[str, Any]) -> None:
-    """Also where only the critic has been trained so far."""
+def test_resume_from_a_state_is_bit_identical(first: dict[str, Any]) -> None:
+    """Also if only the critic has been trained so far."""
 
     def run(subject: Trainer, seeds: range, options: Callable[[int], dict[str, Any]]) -> None:
         for seed in seeds:

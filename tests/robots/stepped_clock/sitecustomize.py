@@ -1,4 +1,4 @@
-"""Found on PYTHONPATH when a process starts: its wall clock is off by the seconds that the file $WALL_CLOCK_OFF says, if there is one."""
+"""Found on PYTHONPATH when a process starts: its wall clock is off by the seconds in the file $WALL_CLOCK_OFF, if it exists."""
 
 import os
 import time

@@ -15,7 +15,7 @@ from tests.runtime.ray.namespaces import Nodes, namespaces
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    """Skips where namespaces may not be made."""
+    """Skips if namespaces cannot be created."""
     if "RLINF_VLA_CLUSTER_TEST" not in os.environ:
         pytest.skip("takes minutes and root's rights: make cluster-test")
     with ExitStack() as stack:

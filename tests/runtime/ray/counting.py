@@ -1,4 +1,4 @@
-"""A small recipe for every runtime: the linear policy with adapters in the counter world, by PPO and GRPO."""
+"""A small recipe for every runtime: the linear policy with adapters in counter world, with PPO and GRPO."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Recipe:
     ranks: int = 1
     sharded: bool = False
     adapters: bool = False
-    """LoRA instead of all weights; workers then take seconds longer to import what it needs."""
+    """LoRA instead of all weights; workers then take seconds longer for imports."""
 
 
 def shaping(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
-    """Looks at everything that a reward may look at."""
+    """Reads all inputs of a reward."""
     seen = sum(image.float().mean(dim=(1, 2, 3)) for image in (before.images["base"], result.observation.images["base"])) / 255
     words = torch.tensor([float(len(line)) for line in result.observation.instruction])
     moved = (result.observation.state - before.state)[:, 0]
@@ -148,7 +148,7 @@ def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, timeo
 
 
 def one_thread() -> AbstractContextManager[None]:
-    """Recipes say how many threads compute; Ray's workers begin with one, whatever OMP_NUM_THREADS says here."""
+    """Recipes set the number of threads; Ray's workers start with one for any OMP_NUM_THREADS here."""
     return threads(1)
 
 

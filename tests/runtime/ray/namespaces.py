@@ -1,4 +1,4 @@
-"""Two Ray nodes in two network namespaces, and a link between them. Needs root's rights."""
+"""Two Ray nodes in two network namespaces, and a link between them. Needs root rights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Nodes:
         return self._started.enter_context(subprocess.Popen(command, env=self._environment, cwd=ROOT, text=True, **options))
 
     def close(self) -> None:
-        """Of what ran inside, once it has ended."""
+        """The output of the command that ran inside, after its end."""
         self._started.close()
 
     def start_near(self) -> None:
@@ -60,7 +60,7 @@ class Nodes:
         ip("-n", "rlinf_far", "link", "set", "rlinf1", "up")
 
     def kill(self, namespace: str) -> None:
-        """All that runs on a node, at once."""
+        """Kills all processes of a node at once."""
         found = subprocess.run(["ip", "netns", "pids", namespace], check=True, capture_output=True, text=True, timeout=30)
         for pid in map(int, found.stdout.split()):
             with suppress(ProcessLookupError):
@@ -79,7 +79,7 @@ def ip(*arguments: str) -> None:
 
 @contextmanager
 def namespaces() -> Iterator[None]:
-    """Raises OSError or CalledProcessError where they may not be made."""
+    """Raises OSError or CalledProcessError if they cannot be created."""
     for name in ("rlinf_near", "rlinf_far"):
         ip("netns", "add", name)
         ip("-n", name, "link", "set", "lo", "up")

@@ -1,4 +1,4 @@
-"""Any worker but the trainer may be killed, or hang, at any moment: the run ends in the weights of an undisturbed one."""
+"""Any worker except the trainer may be killed or hang at any moment: the run ends in the weights of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECIPES = {
 
 
 def disturb(flow: RayFlow, kills: int, seed: int, done: threading.Event) -> None:
-    """SIGKILL to random workers, some of them still starting others at work."""
+    """SIGKILL to random workers, some of them still starting, others at work."""
     pools: list[Pool] = [pool for pool in (flow.rollouts, flow.rewards, flow.references) if pool is not None]
     chance = random.Random(seed)
     for _ in range(kills):
@@ -42,7 +42,7 @@ def disturb(flow: RayFlow, kills: int, seed: int, done: threading.Event) -> None
 
 
 def feature_workers(flow: RayFlow) -> list[int]:
-    """Ray restarts these itself: a process that starts does not answer."""
+    """Workers that Ray restarts: a starting process does not answer."""
     import ray
 
     asked = [actor.pid.options(concurrency_group="health").remote() for actor in flow.features]
@@ -64,7 +64,7 @@ def run_until(flow: RayFlow, recipe: Recipe, done: Callable[[], bool]) -> list[d
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "grpo")) for name in RECIPES])
-def test_killed_workers_change_nothing(name: str, cluster: None) -> None:
+def test_killed_workers_do_not_change_the_weights(name: str, cluster: None) -> None:
     recipe, done = RECIPES[name], threading.Event()
     with on_ray(recipe) as flow:
         threading.Thread(target=disturb, args=(flow, KILLS // len(RECIPES), 1, done), daemon=True).start()
@@ -106,7 +106,7 @@ def test_a_role_that_keeps_dying_ends_the_run(cluster: None) -> None:
             iterate(flow, recipe)
 
 
-def test_a_lost_trainer_is_told(cluster: None) -> None:
+def test_a_lost_trainer_is_reported(cluster: None) -> None:
     recipe = Recipe(PPO_CONFIG)
     with on_ray(recipe) as flow:
         iterate(flow, recipe, 1)

@@ -1,4 +1,4 @@
-"""A simulated Franka on another node, through which a session lives: a link that is cut, a node that dies. ``make cluster-test``."""
+"""A simulated Franka on another node; a session survives a cut link and a dead node. ``make cluster-test``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.skips import require
 STEPS, WHOLE = "rollout/episode_len", 120
 HEARTBEAT_S, START_S = 5, 240.0
 LONG = (f"env.episode_limit={WHOLE}", "session.patience_s=1000")
-"""Nobody ends an episode before the learner is missed."""
+"""Episodes last longer than the detection of a lost learner."""
 
 
 class Elsewhere:
@@ -56,7 +56,7 @@ class Elsewhere:
         wait_until(met, START_S, what)
 
     def lengths(self) -> list[float]:
-        """Of the episodes that were learnt from."""
+        """Files of the episodes that were used for training."""
         return [line[STEPS] for line in read_metrics(self.run) if STEPS in line] if self.run.exists() else []
 
     def wait_played(self) -> None:
@@ -85,7 +85,7 @@ def elsewhere(nodes: Nodes, tmp_path: Path) -> Iterator[Elsewhere]:
 
 @pytest.mark.realtime
 @pytest.mark.timeout(1200)
-def test_a_session_outlives_link_and_node(elsewhere: Elsewhere, nodes: Nodes, tmp_path: Path) -> None:
+def test_a_session_survives_the_loss_of_link_and_node(elsewhere: Elsewhere, nodes: Nodes, tmp_path: Path) -> None:
     elsewhere.wait_played()
     elsewhere.wait_moving()
 
@@ -100,7 +100,7 @@ def test_a_session_outlives_link_and_node(elsewhere: Elsewhere, nodes: Nodes, tm
     nodes.fix()
     nodes.start_far()
     elsewhere.wait_played()
-    assert elsewhere.lengths()[-1] < WHOLE, "what it had seen until then was delivered"
+    assert elsewhere.lengths()[-1] < WHOLE, "its data until then was delivered"
 
     elsewhere.wait_moving()
     said = len(elsewhere.said)
@@ -108,7 +108,7 @@ def test_a_session_outlives_link_and_node(elsewhere: Elsewhere, nodes: Nodes, tm
     elsewhere.wait(lambda: "starting a new one" in elsewhere.said[said:], "the learner names it")
     nodes.start_far()
     elsewhere.wait_played()
-    assert elsewhere.lengths()[-1] < WHOLE, "what was seen until the node died was delivered"
+    assert elsewhere.lengths()[-1] < WHOLE, "the data until the node died was delivered"
 
     os.kill(elsewhere.learner.pid, signal.SIGINT)
     assert elsewhere.learner.wait(timeout=120) == 130, elsewhere.said[-2000:]

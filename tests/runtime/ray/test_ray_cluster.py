@@ -1,4 +1,4 @@
-"""Clusters that are not there, or not large enough, are told in one line before anything heavy starts."""
+"""Missing and too small clusters are reported in one line before any heavy work starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("address", ["head", "head:port", "ray://head:10001", "-inf"])
-def test_what_is_no_address(address: str) -> None:
+def test_an_invalid_address(address: str) -> None:
     with pytest.raises(UserError, match=f"address={address} cannot be used: use HOST:PORT of the cluster's head"):
         check_values(ClusterConfig(name="laptop", address=address))
 
@@ -39,7 +39,7 @@ def test_what_is_no_address(address: str) -> None:
         ("no.such.host.invalid:6379", "nothing answers there"),
     ],
 )
-def test_an_address_where_nothing_is(address: str, message: str) -> None:
+def test_an_address_without_a_cluster(address: str, message: str) -> None:
     with pytest.raises(UserError) as error, connect_cluster(address.format(port=free_port()), {}, print):
         pass
     assert message in str(error.value)
@@ -58,18 +58,18 @@ def test_an_address_where_nothing_is(address: str, message: str) -> None:
         ({"rollout": Role(1, labels={"market-type": "on-demand"})}, "no node of the cluster can run a rollout worker"),
     ],
 )
-def test_a_cluster_without_room(roles: dict[str, Role], message: str) -> None:
+def test_a_cluster_without_enough_resources(roles: dict[str, Role], message: str) -> None:
     with pytest.raises(UserError) as error:
         ray_cluster.require_room([ALIVE, GONE], roles)
     assert message in str(error.value)
 
 
-def test_a_cluster_with_room() -> None:
+def test_a_cluster_with_enough_resources() -> None:
     roles = {"trainer": Role(2, gpus=1.0), "rollout": Role(4, labels={"market-type": "spot"}), "reward": Role(0, gpus=9.0)}
     ray_cluster.require_room([ALIVE, GONE], roles)
 
 
-def test_a_users_mistake_on_a_worker_is_a_line_and_a_defect_has_its_traceback() -> None:
+def test_a_users_mistake_on_a_worker_is_one_line_and_a_bug_has_its_traceback() -> None:
     from ray.exceptions import RayTaskError
 
     mistake, defect = (RayTaskError("ready", "Traceback ...\nwhere it was", cause) for cause in (UserError("no such task"), KeyError("x")))
@@ -85,7 +85,7 @@ def test_a_users_mistake_on_a_worker_is_a_line_and_a_defect_has_its_traceback() 
         ("AuthenticationError: invalid token", "set RAY_AUTH_MODE and RAY_AUTH_TOKEN"),
     ],
 )
-def test_what_ray_says_is_told_in_a_line(said: str, message: str) -> None:
+def test_an_error_of_ray_is_one_line(said: str, message: str) -> None:
     told = ray_cluster.explain(RuntimeError(said))
     assert message in told and "\n" not in told
 
@@ -113,7 +113,7 @@ with connect_cluster(None, {}, lambda text: None):
 """
 
 
-def test_nobody_else_may_use_a_cluster_of_this_machines_own() -> None:
+def test_a_local_cluster_requires_its_token() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     done = subprocess.run([sys.executable, "-c", OWN_CLUSTER, STRANGER], env=environment, capture_output=True, text=True, timeout=280)
     assert done.stdout.split() == ["AuthenticationError", "AuthenticationError", "let", "in"], done.stdout + done.stderr

@@ -48,7 +48,7 @@ def test_rollouts_on_another_node(nodes: Nodes) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("resource", ["", "far"], ids=["room elsewhere", "nowhere else to go"])
 def test_a_cut_link(nodes: Nodes, resource: str) -> None:
-    """The run goes on where it can; where only the lost node could do the work, it ends in time with what it waited for."""
+    """The run continues if possible; if only the lost node could do the work, it ends in time and names the missing worker."""
     iterations = 40
     driver = run(nodes, iterations, resource)
     seen, cut = [], 0.0

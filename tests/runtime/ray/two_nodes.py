@@ -1,4 +1,4 @@
-"""A run on the Ray cluster at ADDRESS, for test_two_nodes.py: prints what happens, and at last a digest of its weights, as JSON lines.
+"""A run on the Ray cluster at ADDRESS, for test_two_nodes.py: prints events, and finally a digest of its weights, as JSON lines.
 
 python -m tests.runtime.ray.two_nodes ADDRESS ITERATIONS RESOURCE
 """
@@ -25,7 +25,7 @@ QUICK = replace(TIMEOUTS, heartbeat=5.0, start=90.0)
 
 
 def tell(**event: Any) -> None:
-    # One system call, because several threads tell: print() writes the end of the line on its own.
+    # One system call, because several threads write, and print() writes the end of the line separately.
     os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
 
 
@@ -34,7 +34,7 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 
 def main(address: str, iterations: int, resource: str) -> None:
-    """``resource``: what each rollout worker needs of the cluster; "" for none."""
+    """``resource``: custom resource of each rollout worker; "" for none."""
     wanted = roles(RECIPE)
     wanted["trainer"] = Role(1, cpus=0.5, resources={"near": 1.0})
     if resource:
