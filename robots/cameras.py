@@ -197,17 +197,17 @@ class RealSenseCamera(CapturingCamera):
         if wanted not in serials:
             found = ", ".join(serials) or "none is plugged in"
             raise CameraError(f"camera {self.name}: no RealSense {wanted or ''} here (found: {found})".replace("  ", " "))
-        return self._stream(rs, wanted).stop
+        return self._stream(rs, wanted, self._queue).stop
 
     def _serials(self, rs: Any) -> list[str]:
         return [device.get_info(rs.camera_info.serial_number) for device in rs.context().query_devices()]
 
-    def _stream(self, rs: Any, serial: str) -> Any:
+    def _stream(self, rs: Any, serial: str, queue: Any) -> Any:
         config, pipeline = rs.config(), rs.pipeline()
         config.enable_device(serial)
         config.enable_stream(rs.stream.color, self._options.width, self._options.height, rs.format.rgb8, self._options.hz)
         try:
-            pipeline.start(config, self._queue)
+            pipeline.start(config, queue)
         except RuntimeError as error:
             size = f"{self._options.width}x{self._options.height} at {self._options.hz} Hz"
             raise CameraError(f"camera {self.name}: the RealSense {serial} does not stream {size}: {error}") from None

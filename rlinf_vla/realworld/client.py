@@ -57,7 +57,8 @@ class RobotClient:
     def __init__(self, directory: Path, connect: Callable[[], RobotLink], say: Callable[[str], None]) -> None:
         """``connect``: starts a robot process, which loads the weights in the run ``directory``."""
         self._directory, self._connect, self._say = directory, connect, say
-        self._link: RobotLink | None = None
+        self.link: RobotLink | None = None
+        """To the running robot process; None before the first job."""
         self._pending: list[Job] = []
         self._played, self._losses = 0, Losses()
 
@@ -65,17 +66,17 @@ class RobotClient:
         return self
 
     def __exit__(self, *about: object) -> None:
-        if self._link is not None:
-            self._link.end()
+        if self.link is not None:
+            self.link.end()
 
     def begin(self, job: Job) -> None:
         """Queue the job after earlier ones, unless its episode file exists."""
         if self._path(job).exists():
             return
         self._pending.append(job)
-        if self._link is None:
-            self._link = self._connect()
-        self._link.give(job)
+        if self.link is None:
+            self.link = self._connect()
+        self.link.give(job)
 
     def episode(self, job: Job, idle: Callable[[], None]) -> RobotEpisode:
         """Wait for the job's episode, calling ``idle`` repeatedly.
@@ -93,8 +94,8 @@ class RobotClient:
         path = self._directory / WEIGHTS
         with replacing(path) as aside:
             save_file({name: value.detach().contiguous() for name, value in weights.items()}, aside, {"version": str(version)})
-        if self._link is not None:
-            self._link.publish(path)
+        if self.link is not None:
+            self.link.publish(path)
 
     def forget(self, job: Job) -> None:
         self._path(job).unlink(missing_ok=True)
@@ -107,8 +108,8 @@ class RobotClient:
         return self._directory / EPISODES / job.file
 
     def _listen(self, seconds: float) -> None:
-        assert self._link is not None
-        for answer in self._link.answers(seconds):
+        assert self.link is not None
+        for answer in self.link.answers(seconds):
             if "played" in answer:
                 self._pending = [job for job in self._pending if job.file != answer["played"]]
                 self._played += 1
@@ -125,19 +126,19 @@ class RobotClient:
                 raise RobotError(answer["robot"])
             elif "error" in answer:
                 raise RuntimeError(answer["error"])
-        if reason := self._link.lost():
+        if reason := self.link.lost():
             self._replace(reason)
 
     def _replace(self, reason: str) -> None:
-        assert self._link is not None
+        assert self.link is not None
         if self._losses.give_up(self._played):
             raise RuntimeError(f"{ATTEMPTS} robot processes were lost in a row; {reason}")
         self._say(f"{reason}; starting a new one")
-        self._link.end()
-        self._link = self._connect()
+        self.link.end()
+        self.link = self._connect()
         self._pending = [job for job in self._pending if not self._path(job).exists()]
         for job in self._pending:
-            self._link.give(job)
+            self.link.give(job)
 
 
 class LocalRobotLink:

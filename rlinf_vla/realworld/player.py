@@ -52,8 +52,9 @@ class RobotPlayer:
         self._background = background
         self._loop = ControlLoop(cell.robot, cell.cameras, background, 1, control, clock, self._takeover)
         self.accounting = self._loop.accounting
-        self._journal = EpisodeJournal(journal_path)
-        self._recorder = EpisodeRecorder(Job(TRAINING, 0, 0), "", "", 0.0, self._journal)
+        self.journal = EpisodeJournal(journal_path)
+        """Of the current episode."""
+        self._recorder = EpisodeRecorder(Job(TRAINING, 0, 0), "", "", 0.0, self.journal)
         self._warm = False
         self._hand = OPEN
         """Last gripper command in this episode."""
@@ -96,9 +97,9 @@ class RobotPlayer:
                 continue
             self._paused_early()
             task = self._cell.scene.task
-            self._journal.begin(job, task, instruction, weights)
+            self.journal.begin(job, task, instruction, weights)
             self._recorder, self._hand, self._paused = (
-                EpisodeRecorder(job, task, instruction, self._clock.now(), self._journal),
+                EpisodeRecorder(job, task, instruction, self._clock.now(), self.journal),
                 OPEN,
                 False,
             )
@@ -131,7 +132,7 @@ class RobotPlayer:
     def _keep(self, keep: Callable[[RobotEpisode], None], ended: str, fault: bool, weights: int) -> None:
         def write() -> None:
             keep(self._recorder.episode(ended, fault, weights))
-            self._journal.end()
+            self.journal.end()
 
         self.meanwhile(write)
 
