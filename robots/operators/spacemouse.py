@@ -17,7 +17,7 @@ from pathlib import Path
 from rlinf_vla.core.robot import PAUSE, SUCCESS, Action, Operator, RobotError
 
 from . import keyboard
-from .device_reader import RELEASED, DeviceReader, Event, Source
+from .device_reader import RELEASED, Device, DeviceReader, Event
 
 VENDORS = ("0000256F", "0000046D")
 """USB vendors: 3Dconnexion, and Logitech for older devices."""
@@ -28,22 +28,20 @@ SILENCE_S = 0.3
 """Silence after which the device counts as released; a deflected one reports about every 10 ms."""
 
 
-class SpaceMouse:
-    """Implements ``Device``."""
+class SpaceMouse(Device):
+    """One SpaceMouse."""
 
     name = "spacemouse"
+    refusal = "SpaceMouse {path}: {error.strerror}; a udev rule must let you read it"
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._source = Source(path)
-        except OSError as error:
-            raise RobotError(f"SpaceMouse {path}: {error.strerror}; a udev rule must let you read it") from None
+        super().__init__(path)
         self._motion = [0.0] * 6
         self._chord = 0
         """Bits of all buttons pressed since none was pressed."""
 
     def events(self) -> Iterator[Event]:
-        for report in self._source.reports(64, SILENCE_S):
+        for report in self.reports(64, SILENCE_S):
             if not report:
                 self._motion = [0.0] * 6
                 yield RELEASED
@@ -78,9 +76,6 @@ class SpaceMouse:
         if not pressed and before in (LEFT, RIGHT):
             return Event(toggles=before == LEFT, word=SUCCESS if before == RIGHT else None)
         return None
-
-    def close(self) -> None:
-        self._source.end()
 
 
 def _axes(data: bytes) -> list[float]:
