@@ -144,7 +144,7 @@ def _why_not(cell: Cell, arm: kinematics.FrankaKinematics, space: Workspace, pla
     begin, turn = space.place(cell.home, (0.0, 0.0, 0.0))
     joints, steps = np.array(cell.home_joints_rad), max(1, math.ceil(math.dist(begin, place) / _STEP_M))
     for step in range(1, steps + 1):
-        pose = space.pose((*along(begin, place, step / steps), *along(turn, (0.0, 0.0, 0.0), step / steps)))
+        pose = space.pose((along(begin, place, step / steps), along(turn, (0.0, 0.0, 0.0), step / steps)))
         found = arm.reach(joints, pose, _REACHED, _ATTEMPTS)
         if found is None:
             return "too far"

@@ -13,6 +13,7 @@ It needs only numpy and franky. Messages, all JSON:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -163,10 +164,8 @@ class ArmProcess:
             self._tell({"interventions": rows})
 
     def _tell(self, message: dict[str, Any]) -> None:
-        try:
+        with contextlib.suppress(ChannelClosed, BlockingIOError):  # _listen notices the former; the latter has not read for long
             self._owner.send(message)
-        except (ChannelClosed, BlockingIOError):  # _listen notices the former; the latter has not read for long
-            return
 
     def _listen(self, now: float) -> None:
         try:
@@ -179,10 +178,8 @@ class ArmProcess:
             self._end(OWNER_LOST)
         for caller, message in self._listener.messages():
             self._obey({key: value for key, value in message.items() if key not in _OWNERS}, now)
-            try:
+            with contextlib.suppress(ChannelClosed, BlockingIOError):
                 caller.send({"host": self._host, "pid": os.getpid(), "fault": self._servo.fault})
-            except (ChannelClosed, BlockingIOError):
-                continue
 
     def _obey(self, message: dict[str, Any], now: float) -> None:
         if "goal" in message:

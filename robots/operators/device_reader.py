@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlinf_vla.core.robot import PAUSE, Action, RobotError
+from rlinf_vla.core.robot import PAUSE, Action, Operator, RobotError
 
 STILL = 0.05
 """Dead zone, as a fraction of full deflection; below it the operator does not act."""
@@ -88,10 +88,10 @@ class Device(ABC):
 class DeviceReader:
     """Implements ``Operator`` for one device. The policy acts while the device gives no motion."""
 
-    def __init__(self, device: Device, dimensions: int) -> None:
-        """``dimensions``: of actions, 4 or 7."""
+    def __init__(self, device: Device, dimensions: int, keys: Operator | None = None) -> None:
+        """``dimensions``: of actions, 4 or 7. ``keys``: gives words, too, but does not act."""
         self.name = device.name
-        self._device, self._dimensions = device, dimensions
+        self._device, self._dimensions, self._keys = device, dimensions, keys
         self._lock = threading.Lock()
         self._motion: tuple[float, ...] = (0.0,) * 6
         self._toggled = False
@@ -112,7 +112,8 @@ class DeviceReader:
     def words(self) -> list[str]:
         with self._lock:
             said, self._words = self._words, []
-            return [*said, PAUSE] if self._lost else said
+            said += [PAUSE] if self._lost else []
+        return said + (self._keys.words() if self._keys else [])
 
     def close(self) -> None:
         """Close the device and end its thread. Idempotent."""
@@ -120,6 +121,8 @@ class DeviceReader:
             self._closed = True
             self._device.close()
             self._listener.join(1.0)
+            if self._keys:
+                self._keys.close()
 
     def hear(self, event: Event) -> None:
         """Take in one event of the device."""

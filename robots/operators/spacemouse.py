@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf_vla.core.robot import PAUSE, SUCCESS, Action, Operator, RobotError
+from rlinf_vla.core.robot import PAUSE, SUCCESS, Operator, RobotError
 
 from . import keyboard
 from .device_reader import RELEASED, Device, DeviceReader, Event
@@ -87,41 +87,21 @@ def _axes(data: bytes) -> list[float]:
     return [-towards, -right, -down]
 
 
-class MouseAndKeys:
-    """Implements ``Operator``: motion from the mouse, words from the mouse and the keyboard."""
-
-    def __init__(self, mouse: Operator, keys: Operator) -> None:
-        self._mouse, self._keys = mouse, keys
-
-    @property
-    def name(self) -> str:
-        return self._mouse.name
-
-    def action(self, hand: float) -> Action | None:
-        return self._mouse.action(hand)
-
-    def words(self) -> list[str]:
-        return [*self._mouse.words(), *self._keys.words()]
-
-    def close(self) -> None:
-        self._mouse.close()
-        self._keys.close()
-
-
 def open_spacemouse(device: str | None, dimensions: int) -> Operator:
     found = [Path(device)] if device is not None else _found()
     if not found:
         raise RobotError("session.operator=spacemouse: no 3Dconnexion hidraw device: plug one in, or set session.device=PATH")
-    mouse = DeviceReader(SpaceMouse(found[0]), dimensions)
+    mouse = SpaceMouse(found[0])
     try:
         keys = keyboard.open_keyboard(None, dimensions)
     except RobotError:
         mouse.close()
+        mouse.release()
         raise RobotError(
             "session.operator=spacemouse: its buttons cannot send resume, failure, acknowledge and quit, and there is no terminal whose "
             "keys could: start the session in a terminal, or use a gamepad"
         ) from None
-    return MouseAndKeys(mouse, keys)
+    return DeviceReader(mouse, dimensions, keys)
 
 
 def _found() -> list[Path]:
