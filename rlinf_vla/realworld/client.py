@@ -52,7 +52,9 @@ class RobotLink(Protocol):
 
 
 class RobotClient:
-    """Implement ``flow.EpisodeRunner``. On exit the robot process ends and the arm stands."""
+    """Play episodes in the order given, in another process, concurrently with updates.
+
+    On exit that process ends and the arm stands."""
 
     def __init__(self, directory: Path, connect: Callable[[], RobotLink], say: Callable[[str], None]) -> None:
         """``connect``: starts a robot process, which loads the weights in the run ``directory``."""
@@ -98,9 +100,11 @@ class RobotClient:
             self.link.publish(path)
 
     def forget(self, job: Job) -> None:
+        """Delete an episode that will not be requested again."""
         self._path(job).unlink(missing_ok=True)
 
     def control_metrics(self) -> dict[str, float]:
+        """Return the control loop's statistics since the beginning of the run, to be logged."""
         path = self._directory / CONTROL_FILE
         return control_metrics(json.loads(path.read_text())) if path.exists() else {}
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import replacing
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Inputs, Observation, Tensors
+from rlinf_vla.rollout.episodes import numbered_episodes
 
 TRAINING, EVALUATION, DEMONSTRATION = "training", "evaluation", "demonstration"
 IMAGE = "image."
@@ -41,6 +42,11 @@ class Job:
     @property
     def file(self) -> str:
         return f"{self.kind}_{self.number:06d}.safetensors"
+
+
+def first_jobs(kind: str, seeds: range, count: int, **settings: Any) -> list[Job]:
+    """Return the first ``count`` jobs of a kind. Raises IndexError past the end of ``seeds``."""
+    return [Job(kind, number, seed, **settings) for number, seed in enumerate(numbered_episodes(seeds, 0, count, 1).seed.tolist())]
 
 
 @dataclass(frozen=True)
