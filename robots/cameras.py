@@ -37,11 +37,13 @@ class FrameMonitor:
         self._changed = 0.0
         """Time of the first frame with the current image."""
 
-    def check(self, frame: Frame, now: float) -> None:
-        """Raise CameraError if ``frame`` is too old or has been bit-identical for too long.
+    def check(self, frame: Frame | None, now: float) -> Frame:
+        """Return ``frame``. Raises CameraError if it is None, too old or bit-identical for too long.
 
         Sensors are noisy, so bit-identical images are the same image.
         """
+        if frame is None:
+            raise CameraError(f"camera {self._name} has not been started")
         age = now - frame.time
         if age > self._max_age_s:
             raise CameraError(
@@ -54,6 +56,7 @@ class FrameMonitor:
             raise CameraError(
                 f"camera {self._name}: frozen, bit-identical pictures for {frame.time - self._changed:.2f} s; unplug and replug it"
             )
+        return frame
 
 
 class SimulatedCamera:
@@ -72,11 +75,7 @@ class SimulatedCamera:
             raise CameraError(f"camera {self.name}: no simulated cell in {self._path.parent} renders it; connect the robot first") from None
 
     def latest(self) -> Frame:
-        frame = self._frames.read() if self._frames else None
-        if frame is None:
-            raise CameraError(f"camera {self.name} has not been started")
-        self._watch.check(frame, time.monotonic())
-        return frame
+        return self._watch.check(self._frames.read() if self._frames else None, time.monotonic())
 
     def close(self) -> None:
         self._frames = None
@@ -115,10 +114,7 @@ class CapturingCamera(ABC):
     def latest(self) -> Frame:
         if self._failure is not None:
             raise CameraError(f"camera {self.name}: {self._failure}")
-        if self._newest is None:
-            raise CameraError(f"camera {self.name} has not been started")
-        self._watch.check(self._newest, time.monotonic())
-        return self._newest
+        return self._watch.check(self._newest, time.monotonic())
 
     def close(self) -> None:
         """Stop the capture. Idempotent."""

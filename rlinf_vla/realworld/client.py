@@ -182,10 +182,6 @@ class LocalRobotLink:
             return f"the robot process sent nothing for {self.child.allowed:.0f} s: {self._output_tail()}"
         return None
 
-    def hang_up(self) -> None:
-        """Close the channel: the process stops the arm, latches this, saves its data and ends."""
-        self.child.channel.hang_up()
-
     def end(self) -> None:
         self._send({END: True}, 1.0)
         self.child.end(END_S)

@@ -112,17 +112,14 @@ class OperatorSession:
     def heard(self) -> Sequence[str]:
         """The same between episodes. Raises OperatorLeft."""
         words = self.said()
-        self.check_leaving()
+        if self.leaving is not None:
+            raise OperatorLeft(self.leaving)
         return words
 
     def objection(self) -> str | None:
         """Return why an automatic motion must stop, or None. Raises OperatorLeft."""
         self.alive()
         return f"paused by {self._cell.operator.name}" if PAUSE in self.heard() else None
-
-    def check_leaving(self) -> None:
-        if self.leaving is not None:
-            raise OperatorLeft(self.leaving)
 
     def sleep(self, seconds: float) -> None:
         self._clock.sleep_until(self._clock.now() + seconds)

@@ -134,7 +134,7 @@ class RemoteRobotActor:
             if self._over.wait(POLL_S):
                 return
         self._abandoned = True
-        self._process.hang_up()
+        self._process.child.channel.hang_up()  # it stops the arm, latches this, saves its data and ends
 
 
 class RayLink:
