@@ -38,9 +38,8 @@ class FrameMonitor:
         """Time of the first frame with the current image."""
 
     def check(self, frame: Frame | None, now: float) -> Frame:
-        """Return ``frame``. Raises CameraError if it is None, too old or bit-identical for too long.
-
-        Sensors are noisy, so bit-identical images are the same image.
+        """Return ``frame``. Raises CameraError if it is None, too old, or bit-identical for too
+        long: sensors are noisy, so bit-identical images are the same image.
         """
         if frame is None:
             raise CameraError(f"camera {self._name} has not been started")

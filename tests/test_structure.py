@@ -187,7 +187,7 @@ BUDGETS = {
     "rlinf_vla/testing": 1_650,
     "models": 2_900,
     "envs": 5_300,
-    "robots": 4_800,
+    "robots": 4_660,
     "rewards": 100,
     "benchmarks": 2_350,
 }

@@ -18,7 +18,6 @@ TABLE_Z = 0.002
 """Height of the table's top; franky-sim's floor is at 0."""
 CUBE_M = 0.04
 CUBE, TARGET = "cube", "target"
-CAMERAS = ("front", "wrist")
 PREFIX = "robot0_"
 
 
