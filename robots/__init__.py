@@ -1,1 +1,6 @@
-"""Real and simulated robot arms that implement ``rlinf_vla.core.robot.Robot``."""
+"""Robot arms, real and simulated, and operator devices (plug-ins of ``core/robot.py``).
+
+May enter: what moves, limits or simulates an arm; drivers are imported only where they are used.
+Read ``franka``, then the limits: ``cell``, ``safety`` with ``admission``, ``smoothing``,
+``state_monitor`` and ``command_gate``; then ``runtime_folder``, ``cameras`` and ``simulated``.
+"""

@@ -106,7 +106,7 @@ class Admission:
         if math.dist(begin, whole) <= TOLERANCE and math.dist(begin_turn, whole_turn) <= TOLERANCE:
             return
         for _ in range(_CUTS):
-            joints = self._arm.reach(self._state.joints, self._space.pose((*self.end[0], *self.end[1])), _REACHED, _ATTEMPTS)
+            joints = self._arm.reach(self._state.joints, self._space.pose(self.end), _REACHED, _ATTEMPTS)
             allowed = self._allowed(joints)
             if joints is not None and allowed == 1:
                 self.joints = joints

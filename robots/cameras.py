@@ -37,11 +37,12 @@ class FrameMonitor:
         self._changed = 0.0
         """Time of the first frame with the current image."""
 
-    def check(self, frame: Frame, now: float) -> None:
-        """Raise CameraError if ``frame`` is too old or has been bit-identical for too long.
-
-        Sensors are noisy, so bit-identical images are the same image.
+    def check(self, frame: Frame | None, now: float) -> Frame:
+        """Return ``frame``. Raises CameraError if it is None, too old, or bit-identical for too
+        long: sensors are noisy, so bit-identical images are the same image.
         """
+        if frame is None:
+            raise CameraError(f"camera {self._name} has not been started")
         age = now - frame.time
         if age > self._max_age_s:
             raise CameraError(
@@ -54,6 +55,7 @@ class FrameMonitor:
             raise CameraError(
                 f"camera {self._name}: frozen, bit-identical pictures for {frame.time - self._changed:.2f} s; unplug and replug it"
             )
+        return frame
 
 
 class SimulatedCamera:
@@ -72,11 +74,7 @@ class SimulatedCamera:
             raise CameraError(f"camera {self.name}: no simulated cell in {self._path.parent} renders it; connect the robot first") from None
 
     def latest(self) -> Frame:
-        frame = self._frames.read() if self._frames else None
-        if frame is None:
-            raise CameraError(f"camera {self.name} has not been started")
-        self._watch.check(frame, time.monotonic())
-        return frame
+        return self._watch.check(self._frames.read() if self._frames else None, time.monotonic())
 
     def close(self) -> None:
         self._frames = None
@@ -115,10 +113,7 @@ class CapturingCamera(ABC):
     def latest(self) -> Frame:
         if self._failure is not None:
             raise CameraError(f"camera {self.name}: {self._failure}")
-        if self._newest is None:
-            raise CameraError(f"camera {self.name} has not been started")
-        self._watch.check(self._newest, time.monotonic())
-        return self._newest
+        return self._watch.check(self._newest, time.monotonic())
 
     def close(self) -> None:
         """Stop the capture. Idempotent."""
@@ -197,17 +192,17 @@ class RealSenseCamera(CapturingCamera):
         if wanted not in serials:
             found = ", ".join(serials) or "none is plugged in"
             raise CameraError(f"camera {self.name}: no RealSense {wanted or ''} here (found: {found})".replace("  ", " "))
-        return self._stream(rs, wanted).stop
+        return self._stream(rs, wanted, self._queue).stop
 
     def _serials(self, rs: Any) -> list[str]:
         return [device.get_info(rs.camera_info.serial_number) for device in rs.context().query_devices()]
 
-    def _stream(self, rs: Any, serial: str) -> Any:
+    def _stream(self, rs: Any, serial: str, queue: Any) -> Any:
         config, pipeline = rs.config(), rs.pipeline()
         config.enable_device(serial)
         config.enable_stream(rs.stream.color, self._options.width, self._options.height, rs.format.rgb8, self._options.hz)
         try:
-            pipeline.start(config, self._queue)
+            pipeline.start(config, queue)
         except RuntimeError as error:
             size = f"{self._options.width}x{self._options.height} at {self._options.hz} Hz"
             raise CameraError(f"camera {self.name}: the RealSense {serial} does not stream {size}: {error}") from None

@@ -20,11 +20,8 @@ from . import kinematics
 from .smoothing import Windows
 
 
-def _number(low: float, high: float) -> Any:
-    return field(metadata={"low": low, "high": high, "length": None})
-
-
-def _numbers(length: int, low: float, high: float) -> Any:
+def _number(low: float, high: float, length: int | None = None) -> Any:
+    """Return a field for a number in this range, or for ``length`` such numbers."""
     return field(metadata={"low": low, "high": high, "length": length})
 
 
@@ -55,17 +52,17 @@ class Cell:
     """Translation of an action of 1 in dx, dy or dz."""
     action_rotation_rad: float = _number(1e-3, 0.5)
 
-    tool_position_m: tuple[float, ...] = _numbers(3, -0.5, 0.5)
+    tool_position_m: tuple[float, ...] = _number(-0.5, 0.5, 3)
     """Tool centre point in the flange's frame; must agree with Desk."""
-    tool_quaternion_wxyz: tuple[float, ...] = _numbers(4, -1, 1)
-    home_joints_rad: tuple[float, ...] = _numbers(7, -4, 5)
+    tool_quaternion_wxyz: tuple[float, ...] = _number(-1, 1, 4)
+    home_joints_rad: tuple[float, ...] = _number(-4, 5, 7)
     home_speed_rad_s: float = _number(0.01, 1)
     """Speed of the fastest joint during homing."""
 
-    workspace_x_m: tuple[float, ...] = _numbers(2, -1.5, 1.5)
-    workspace_y_m: tuple[float, ...] = _numbers(2, -1.5, 1.5)
-    workspace_z_m: tuple[float, ...] = _numbers(2, -1.0, 2.0)
-    orientation_axis: tuple[float, ...] = _numbers(3, -1, 1)
+    workspace_x_m: tuple[float, ...] = _number(-1.5, 1.5, 2)
+    workspace_y_m: tuple[float, ...] = _number(-1.5, 1.5, 2)
+    workspace_z_m: tuple[float, ...] = _number(-1.0, 2.0, 2)
+    orientation_axis: tuple[float, ...] = _number(-1, 1, 3)
     """Axis of the cone in which the tool's z axis must stay, base frame, unit length."""
     max_tilt_deg: float = _number(1, 90)
     """Half-angle of the cone."""
@@ -93,7 +90,7 @@ class Cell:
     stiffness_n_m: float = _number(10, 3000)
     rotation_stiffness_n_m_rad: float = _number(1, 300)
 
-    gripper_width_m: tuple[float, ...] = _numbers(2, 0, 0.08)
+    gripper_width_m: tuple[float, ...] = _number(0, 0.08, 2)
     """Narrowest and widest opening."""
     gripper_speed_m_s: float = _number(0.001, 0.1)
     gripper_force_n: float = _number(1, 70)

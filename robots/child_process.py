@@ -1,14 +1,15 @@
-"""Start a module of this package in a child process and report why it died."""
+"""Start a module of this package in a child process and report why it died; or be that child."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from rlinf_vla.core import bootstrap, child_process
-from rlinf_vla.core.channel import ChannelClosed
+from rlinf_vla.core.channel import Channel, ChannelClosed
 from rlinf_vla.core.robot import RobotError
 
 from .extra import INSTALL
@@ -62,3 +63,22 @@ class ChildProcess(child_process.Child):
         if words.startswith(_NOT_INSTALLED):
             return NotInstalled(f"{self._name} needs {words.removeprefix(_NOT_INSTALLED)}, which is not installed: {INSTALL}")
         return RobotError(f"{self._name} (process {self.pid}) ended with exit code {code}: {words}")
+
+
+class Service(Protocol):
+    def run(self, owner: Channel) -> None:
+        """Run until ``owner``, the starting process, closes the channel."""
+
+    def close(self) -> None: ...
+
+
+def serve(make: Callable[[dict[str, Any]], Service]) -> None:
+    """In the child process: run what ``make`` returns for the options that ``begin`` sent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    owner = Channel.to_parent()
+    service = make(owner.receive(10.0) or {})
+    owner.send({"ready": True})
+    try:
+        service.run(owner)
+    finally:
+        service.close()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlinf_vla.core import rotations
 from rlinf_vla.core.robot import ToolPose, Vector
+from rlinf_vla.core.rotations import Triple
 
 LOWER = np.array([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159])
 UPPER = np.array([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159])
@@ -33,9 +34,6 @@ _SAME = 3
 
 _DAMPING = 0.01**2 * np.eye(6)
 """Damping of the least squares; keeps joints finite at singularities."""
-
-
-Axis = tuple[float, float, float]
 
 
 class FrankaKinematics:
@@ -79,7 +77,7 @@ class FrankaKinematics:
             joints = joints + inverse.dot(error)
         return None
 
-    def _chain(self, joints: Vector) -> tuple[list[Axis], list[Axis], tuple[Axis, Axis, Axis], Axis]:
+    def _chain(self, joints: Vector) -> tuple[list[Triple], list[Triple], tuple[Triple, Triple, Triple], Triple]:
         """Return axes and origins of the joints, the flange's axes and the tool centre point.
 
         Plain floats take a third of numpy's time here.
@@ -102,7 +100,7 @@ class FrankaKinematics:
         return axes, origins, ((x0, x1, x2), (y0, y1, y2), (z0, z1, z2)), tool
 
 
-def _turn(axes: tuple[Axis, Axis, Axis], wanted: tuple[Axis, Axis, Axis]) -> Axis:
+def _turn(axes: tuple[Triple, Triple, Triple], wanted: tuple[Triple, Triple, Triple]) -> Triple:
     """Small-angle rotation vector: half the sum of each axis' cross product with the wanted one."""
     (ax, ay, az), (bx, by, bz), (cx, cy, cz) = axes
     (ux, uy, uz), (vx, vy, vz), (wx, wy, wz) = wanted
@@ -113,7 +111,7 @@ def _turn(axes: tuple[Axis, Axis, Axis], wanted: tuple[Axis, Axis, Axis]) -> Axi
     )
 
 
-def _jacobian(axes: list[Axis], origins: list[Axis], tool: Axis) -> NDArray[np.float64]:
+def _jacobian(axes: list[Triple], origins: list[Triple], tool: Triple) -> NDArray[np.float64]:
     x, y, z = tool
     columns = []
     for (ax, ay, az), (ox, oy, oz) in zip(axes, origins, strict=True):

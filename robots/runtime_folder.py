@@ -60,7 +60,8 @@ class BackgroundWriter:
 ORDERS = "arm.socket"
 STATE = "arm.state"
 JOURNAL = "journal.jsonl"
-_LOCK, _LATCH = "lock", "latched.json"
+LOCK = "lock"
+_LATCH = "latched.json"
 _DRIVES = " drives"
 _LONGEST_SOCKET = 107
 """The system's limit on the path of a socket, bytes."""
@@ -121,7 +122,7 @@ class Lock:
 
     def __init__(self, folder: Path, name: str) -> None:
         """Take the lock. Raises RobotError if another process drives the arm ``name``."""
-        self._file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolTarget, Vector
+from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolTarget
 
 from .admission import Admission, Start
 from .cell import Cell
@@ -72,7 +72,7 @@ class SafetyFilter:
     @property
     def admitted(self) -> ToolTarget:
         """The target of the current motion: the last goal after all limits."""
-        return ToolTarget(self._space.pose((*self._end[0], *self._end[1])), self._width)
+        return ToolTarget(self._space.pose(self._end), self._width)
 
     def start(self, state: RobotState) -> None:
         """Start at rest at the measured pose. Raises RobotError where the arm must not start."""
@@ -81,7 +81,7 @@ class SafetyFilter:
             raise RobotError(wrong)
         place, _ = self._space.inside(self._space.place(state.pose, (0.0, 0.0, 0.0)))
         self._width, self._gate_fault = None, None
-        self._rest(np.array((*place[0], *place[1])), state)
+        self._rest(place, state)
 
     def felt(self, state: RobotState) -> str | None:
         """Return the exceeded force or torque limit, or None; also valid while not commanding."""
@@ -101,7 +101,7 @@ class SafetyFilter:
             self._tell(state, "servo_hz", 1 / dt if dt > 1e-9 else 1e9, self._cell.servo_hz)
             if not dt > LATEST * self._tick_s:
                 return Filtered(self._command, self._told, fault)
-            self._rest(np.array((*self._commanded[0], *self._commanded[1])), state)
+            self._rest(self._commanded, state)
         if goal is None or fault is not None:
             self._hold()
         elif goal is not self._goal:
@@ -114,14 +114,12 @@ class SafetyFilter:
             self._command = command
         return Filtered(self._command, self._told, fault or self._gate_fault)
 
-    def _rest(self, at: Vector, state: RobotState) -> None:
-        """Start at rest ``at`` six numbers (workspace.py)."""
+    def _rest(self, at: Place, state: RobotState) -> None:
         self._joints = state.joints.copy()
-        x, y, z, *turn = at.tolist()
-        self._reference = self._end = self._commanded = ((x, y, z), (turn[0], turn[1], turn[2]))
+        self._reference = self._end = self._commanded = at
         self._hold()
-        self._average.rest(at)
-        self._command = ToolTarget(self._space.pose(at.tolist()), self._width)
+        self._average.rest(np.array((*at[0], *at[1])))
+        self._command = ToolTarget(self._space.pose(at), self._width)
         self._gate.rest(self._command)
 
     def _hold(self) -> None:
@@ -151,7 +149,6 @@ class SafetyFilter:
         self._left = max(self._left - 1, 0)
         self._ways[self._tick] = math.dist(before[0], self._reference[0]), math.dist(before[1], self._reference[1])
         self._tick = (self._tick + 1) % len(self._ways)
-        at = self._average.push(np.array((*self._reference[0], *self._reference[1])))
-        x, y, z, *turn = at.tolist()
+        x, y, z, *turn = self._average.push(np.array((*self._reference[0], *self._reference[1]))).tolist()
         self._commanded = (x, y, z), (turn[0], turn[1], turn[2])
-        return ToolTarget(self._space.pose(at.tolist()), self._width)
+        return ToolTarget(self._space.pose(self._commanded), self._width)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,10 +58,9 @@ class Workspace:
         turn = rotations.multiply(self._to_reference, pose.quaternion.tolist())
         return (x, y, z), rotations.nearest_vector(turn, near)
 
-    def pose(self, numbers: Sequence[float]) -> ToolPose:
-        """Convert six numbers back to a pose, with read-only arrays."""
-        x, y, z, *turn = numbers
-        position, quaternion = np.array((x, y, z)), np.array(rotations.multiply(self._reference, rotations.from_vector(turn)))
+    def pose(self, place: Place) -> ToolPose:
+        """Convert a place back to a pose, with read-only arrays."""
+        position, quaternion = np.array(place[0]), np.array(rotations.multiply(self._reference, rotations.from_vector(place[1])))
         position.flags.writeable = quaternion.flags.writeable = False  # a command that was sent must not change
         return ToolPose(position, quaternion)
 

@@ -21,7 +21,7 @@ from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.control_actor import ControlActor, require_fit
 from rlinf_vla.realworld.episode import Job
 from rlinf_vla.realworld.inference import Chunk, InferenceWorker, Request
-from rlinf_vla.realworld.operator_session import Cell, SessionRules, Tell
+from rlinf_vla.realworld.operator_session import Cell, Tell
 from rlinf_vla.realworld.player import RobotPlayer
 from rlinf_vla.realworld.sensing import STATE, ResizedCamera
 from rlinf_vla.rollout.reward_shaping import env_reward
@@ -153,14 +153,6 @@ def open_cell(
     require_fit(policy, [camera.name for camera in cameras], recipe.control)
     sizes = policy.spec.images
     cameras = [ResizedCamera(camera, sizes[camera.name]) for camera in cameras if camera.name in sizes]
-    rules = SessionRules(
-        limit=recipe.env.episode_limit,
-        dimensions=policy.spec.action_dim,
-        patience_s=settings.patience_s,
-        scripted_consent=settings.acknowledge == BY_SCRIPT,
-        connect_s=settings.connect_s,
-        home_s=settings.home_s,
-    )
     inference, clock = Inference(recipe, policy), Clock()
     with ExitStack() as stack:
         stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
@@ -178,7 +170,8 @@ def open_cell(
         spec = env_spec(recipe, robot.spec, policy)
         score = env_reward if recipe.reward == RewardConfig() else builders.build_reward_shaper(recipe, spec)
         cell = Cell(robot, cameras, staged(scene), operator)
-        player = RobotPlayer(cell, background, recipe.control, rules, clock, score, tell, journal_path)
+        limits = recipe.env.episode_limit, policy.spec.action_dim
+        player = RobotPlayer(cell, background, recipe.control, settings, *limits, clock, score, tell, journal_path)
         yield RobotCell(robot, player, inference, spec)
 
 

@@ -52,12 +52,15 @@ class RobotLink(Protocol):
 
 
 class RobotClient:
-    """Implement ``flow.EpisodeRunner``. On exit the robot process ends and the arm stands."""
+    """Play episodes in the order given, in another process, concurrently with updates.
+
+    On exit that process ends and the arm stands."""
 
     def __init__(self, directory: Path, connect: Callable[[], RobotLink], say: Callable[[str], None]) -> None:
         """``connect``: starts a robot process, which loads the weights in the run ``directory``."""
         self._directory, self._connect, self._say = directory, connect, say
-        self._link: RobotLink | None = None
+        self.link: RobotLink | None = None
+        """To the running robot process; None before the first job."""
         self._pending: list[Job] = []
         self._played, self._losses = 0, Losses()
 
@@ -65,17 +68,17 @@ class RobotClient:
         return self
 
     def __exit__(self, *about: object) -> None:
-        if self._link is not None:
-            self._link.end()
+        if self.link is not None:
+            self.link.end()
 
     def begin(self, job: Job) -> None:
         """Queue the job after earlier ones, unless its episode file exists."""
         if self._path(job).exists():
             return
         self._pending.append(job)
-        if self._link is None:
-            self._link = self._connect()
-        self._link.give(job)
+        if self.link is None:
+            self.link = self._connect()
+        self.link.give(job)
 
     def episode(self, job: Job, idle: Callable[[], None]) -> RobotEpisode:
         """Wait for the job's episode, calling ``idle`` repeatedly.
@@ -93,13 +96,15 @@ class RobotClient:
         path = self._directory / WEIGHTS
         with replacing(path) as aside:
             save_file({name: value.detach().contiguous() for name, value in weights.items()}, aside, {"version": str(version)})
-        if self._link is not None:
-            self._link.publish(path)
+        if self.link is not None:
+            self.link.publish(path)
 
     def forget(self, job: Job) -> None:
+        """Delete an episode that will not be requested again."""
         self._path(job).unlink(missing_ok=True)
 
     def control_metrics(self) -> dict[str, float]:
+        """Return the control loop's statistics since the beginning of the run, to be logged."""
         path = self._directory / CONTROL_FILE
         return control_metrics(json.loads(path.read_text())) if path.exists() else {}
 
@@ -107,8 +112,8 @@ class RobotClient:
         return self._directory / EPISODES / job.file
 
     def _listen(self, seconds: float) -> None:
-        assert self._link is not None
-        for answer in self._link.answers(seconds):
+        assert self.link is not None
+        for answer in self.link.answers(seconds):
             if "played" in answer:
                 self._pending = [job for job in self._pending if job.file != answer["played"]]
                 self._played += 1
@@ -125,19 +130,19 @@ class RobotClient:
                 raise RobotError(answer["robot"])
             elif "error" in answer:
                 raise RuntimeError(answer["error"])
-        if reason := self._link.lost():
+        if reason := self.link.lost():
             self._replace(reason)
 
     def _replace(self, reason: str) -> None:
-        assert self._link is not None
+        assert self.link is not None
         if self._losses.give_up(self._played):
             raise RuntimeError(f"{ATTEMPTS} robot processes were lost in a row; {reason}")
         self._say(f"{reason}; starting a new one")
-        self._link.end()
-        self._link = self._connect()
+        self.link.end()
+        self.link = self._connect()
         self._pending = [job for job in self._pending if not self._path(job).exists()]
         for job in self._pending:
-            self._link.give(job)
+            self.link.give(job)
 
 
 class LocalRobotLink:
@@ -176,10 +181,6 @@ class LocalRobotLink:
         if not self.child.remaining:
             return f"the robot process sent nothing for {self.child.allowed:.0f} s: {self._output_tail()}"
         return None
-
-    def hang_up(self) -> None:
-        """Close the channel: the process stops the arm, latches this, saves its data and ends."""
-        self.child.channel.hang_up()
 
     def end(self) -> None:
         self._send({END: True}, 1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,6 @@ from rlinf_vla.realworld.sensing import STATE
 from rlinf_vla.realworld.tool_target import DIMENSIONS
 from rlinf_vla.rollout.actor import Actor, Settings, noise_task
 from rlinf_vla.rollout.noise import CounterNoise
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Policy inputs and sample behind a chunk, one row each; stored for replay and updates."""
-
-    inputs: Inputs
-    sample: ActionSample
 
 
 class ControlActor(Actor):
@@ -56,7 +47,7 @@ class ControlActor(Actor):
         sections = {"prepare": prepared - began, "act": ended - (self._encoded or prepared)}
         if self._encoded is not None:
             sections["encode"] = self._encoded - prepared
-        return Chunk(request, actions, sections, Decision(inputs, sample))
+        return Chunk(request, actions, sections)
 
     @torch.no_grad()
     def _act_onto(self, inputs: Inputs, tick: torch.Tensor, committed: Committed) -> ActionSample:

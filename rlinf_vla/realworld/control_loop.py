@@ -101,8 +101,9 @@ class ControlLoop:
 
     def warm_up(self, instruction: str) -> None:
         """Run ``control.warmup`` inferences without moving the robot. Raises TimeoutError."""
+        untimed = LoopStatistics(self.accounting.control_hz)
         for _ in range(self._config.warmup):
-            seen = self._sensors.read(_ignore, _ignore)
+            seen = self._sensors.read(untimed.took, untimed.age)
             began = self._clock.now()
             self._background.submit(Request(seen, instruction, self._executed, 0))
             self._background.wait(began + WARMUP_TIMEOUT)
@@ -249,7 +250,3 @@ class ControlLoop:
         except RobotError as error:  # report the first error; the robot's own watchdog stops the arm
             detail += f"; stopping the robot failed, too: {error}"
         return Ended(kind, detail)
-
-
-def _ignore(name: str, seconds: float) -> None:
-    """Discard the timings of warm-up readings."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import replacing
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Inputs, Observation, Tensors
+from rlinf_vla.rollout.episodes import numbered_episodes
 
 TRAINING, EVALUATION, DEMONSTRATION = "training", "evaluation", "demonstration"
 IMAGE = "image."
@@ -41,6 +42,11 @@ class Job:
     @property
     def file(self) -> str:
         return f"{self.kind}_{self.number:06d}.safetensors"
+
+
+def first_jobs(kind: str, seeds: range, count: int, **settings: Any) -> list[Job]:
+    """Return the first ``count`` jobs of a kind. Raises IndexError past the end of ``seeds``."""
+    return [Job(kind, number, seed, **settings) for number, seed in enumerate(numbered_episodes(seeds, 0, count, 1).seed.tolist())]
 
 
 @dataclass(frozen=True)
@@ -106,24 +112,14 @@ _TENSORS = ("state", "tick", "action", "human", "reward")
 _FACTS = ("task", "instruction", "terminated", "success", "ended", "fault", "weights", "interventions")
 
 
-def to_records(episode: RobotEpisode, inputs: Inputs, gamma: float) -> EpisodeRecords:
-    """Return replay records of the episode, which has at least one step.
+def to_records(episode: RobotEpisode, inputs: Inputs, gamma: float, start: int = 0, end: int | None = None) -> EpisodeRecords:
+    """Return replay records of the steps from ``start`` to before ``end``, None: to the last one.
 
-    ``inputs``: of its ``N + 1`` observations, each tensor ``[N + 1, ...]``. The discount is
-    ``gamma`` to the power of the control periods until the next action; held periods count.
+    There is at least one. ``inputs``: of the episode's ``N + 1`` observations, each tensor
+    ``[N + 1, ...]``. The discount is ``gamma`` to the power of the control periods until the next
+    action; held periods count.
     """
-    return _part(episode, inputs, gamma, 0, len(episode))
-
-
-def operator_transitions(episode: RobotEpisode, inputs: Inputs, gamma: float) -> list[EpisodeRecords]:
-    """Return each run of operator actions as an episode, cut where the policy resumed."""
-    edges = torch.diff(episode.human.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))
-    starts, ends = (torch.nonzero(edges == each)[:, 0].tolist() for each in (1, -1))
-    return [_part(episode, inputs, gamma, start, end) for start, end in zip(starts, ends, strict=True)]
-
-
-def _part(episode: RobotEpisode, inputs: Inputs, gamma: float, start: int, end: int) -> EpisodeRecords:
-    """Return records of the steps from ``start`` to before ``end``."""
+    end = len(episode) if end is None else end
     terminated = episode.terminated and end == len(episode)
     waited = torch.diff(episode.tick[start : end + 1])
     acted: Tensors = {
@@ -140,6 +136,13 @@ def _part(episode: RobotEpisode, inputs: Inputs, gamma: float, start: int, end: 
     device = next(iter(inputs.values())).device
     records = {name: value[rows] for name, value in inputs.items()} | {name: value.to(device) for name, value in acted.items()}
     return EpisodeRecords(records, episode.success and end == len(episode), end - start)
+
+
+def operator_transitions(episode: RobotEpisode, inputs: Inputs, gamma: float) -> list[EpisodeRecords]:
+    """Return each run of operator actions as an episode, cut where the policy resumed."""
+    edges = torch.diff(episode.human.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))
+    starts, ends = (torch.nonzero(edges == each)[:, 0].tolist() for each in (1, -1))
+    return [to_records(episode, inputs, gamma, start, end) for start, end in zip(starts, ends, strict=True)]
 
 
 Prepare = Callable[[Observation], Inputs]

@@ -5,41 +5,21 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import Any
 
 from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
 from rlinf_vla.data.from_dataset import dataset_transitions
-from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode, operator_transitions, prepared, to_records
-from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
+from rlinf_vla.realworld.client import RobotClient
+from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode, first_jobs, operator_transitions, prepared, to_records
+from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
 from rlinf_vla.rollout.transitions import transition_metrics
 from rlinf_vla.runtime.local import drawn_episodes
 from rlinf_vla.runtime.off_policy import ReplayFlow
-
-
-class EpisodeRunner(Protocol):
-    """Plays episodes in the order given, in another process, concurrently with updates."""
-
-    def begin(self, job: Job) -> None:
-        """Queue an episode; one that was played before the run was resumed is not repeated."""
-
-    def episode(self, job: Job, idle: Callable[[], None]) -> RobotEpisode:
-        """Wait for a queued episode; ``idle`` is called from time to time."""
-
-    def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Send the weights for the episodes that begin from now on."""
-
-    def forget(self, job: Job) -> None:
-        """Delete an episode that will not be requested again."""
-
-    def control_metrics(self) -> dict[str, float]:
-        """Return the control loop's statistics since the beginning of the run, to be logged."""
 
 
 class OnlineFlow(ReplayFlow):
@@ -50,7 +30,7 @@ class OnlineFlow(ReplayFlow):
     """
 
     def __init__(
-        self, player: EpisodeRunner, iterations: int, nice: int = 0, seconds: float = math.inf, scripted: bool = True, **options: Any
+        self, player: RobotClient, iterations: int, nice: int = 0, seconds: float = math.inf, scripted: bool = True, **options: Any
     ) -> None:
         """iterations: number of iterations in the run. seconds: after which no iteration begins.
         nice: added to the nice value of updates, because a control loop runs at the same time.
@@ -134,8 +114,7 @@ class OnlineFlow(ReplayFlow):
         if self.config.dataset is not None:
             yield from dataset_transitions(self.policy, self.config)
             return
-        listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, episodes, 1)
-        jobs = [Job(DEMONSTRATION, number, seed, scripted=self._scripted) for number, seed in enumerate(listed.seed.tolist())]
+        jobs = first_jobs(DEMONSTRATION, DEMONSTRATION_SEEDS, episodes, scripted=self._scripted)
         for job in jobs:
             self.player.begin(job)
         succeeded = 0

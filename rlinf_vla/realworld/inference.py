@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +49,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Actions of one inference: float32 ``[C, D]``. sections: seconds taken by each part of it.
-    sample: data that the inference function attaches."""
+    """Actions of one inference: float32 ``[C, D]``. sections: seconds taken by each part of it."""
 
     request: Request
     actions: Actions
     sections: dict[str, float] = field(default_factory=dict)
-    sample: Any = None
 
 
 @dataclass(frozen=True)

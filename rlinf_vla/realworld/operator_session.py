@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_vla.config.robot import BY_SCRIPT, SessionConfig
 from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, QUIT, Camera, Operator, Robot, RobotError, Scene
 from rlinf_vla.realworld.clock import Clock
 
@@ -32,29 +33,13 @@ class Cell:
     operator: Operator
 
 
-@dataclass(frozen=True)
-class SessionRules:
-    """Settings of a session; times in seconds.
-
-    limit: control periods per episode. dimensions: of an action. patience_s: time after which the
-    scene's expert takes over in training; None: never. scripted_consent: the robot is simulated,
-    and a script acknowledges. connect_s, home_s: timeouts of connecting and homing.
-    """
-
-    limit: int
-    dimensions: int
-    patience_s: float | None = None
-    scripted_consent: bool = False
-    connect_s: float = 60.0
-    home_s: float = 60.0
-
-
 class OperatorSession:
     """Poll the robot often enough to keep it alive, and exchange messages with the operator."""
 
-    def __init__(self, cell: Cell, rules: SessionRules, clock: Clock, tell: Tell) -> None:
+    def __init__(self, cell: Cell, settings: SessionConfig, clock: Clock, tell: Tell) -> None:
         """``tell`` gets {"waiting": WHY, "for": WORD}, {"going_on": WHY}, and {} once a second."""
-        self._cell, self._rules, self._clock, self._tell = cell, rules, clock, tell
+        self._cell, self._connect_s, self._clock, self._tell = cell, settings.connect_s, clock, tell
+        self._by_script = settings.acknowledge == BY_SCRIPT
         self.leaving: str | None = None
         """Why the session ends; None while it continues."""
         self.lost = False
@@ -80,7 +65,7 @@ class OperatorSession:
             try:
                 if self.lost:
                     self._connect_anew()
-                robot.acknowledge("a script" if self._rules.scripted_consent else operator.name)
+                robot.acknowledge("a script" if self._by_script else operator.name)
                 until = self._clock.now() + RECOVERY_S
                 while self.latched() is not None and not self.lost and self._clock.now() < until:
                     self.sleep(POLL_S)
@@ -92,7 +77,7 @@ class OperatorSession:
         for camera in cameras:
             camera.close()
         robot.close()
-        robot.connect(self._rules.connect_s)
+        robot.connect(self._connect_s)
         for camera in cameras:
             camera.start()
         self.lost = False
@@ -109,7 +94,7 @@ class OperatorSession:
             was_latched |= self.latched() is not None
             if word in self.heard() or (word == ACKNOWLEDGE and was_latched and self.latched() is None):
                 break
-            if self._rules.scripted_consent and self._clock.now() - began >= CONSENT_S:
+            if self._by_script and self._clock.now() - began >= CONSENT_S:
                 self.consents += 1
                 if self.consents > CONSENTS:
                     raise RobotError(f"{CONSENTS} times in a row, a scripted acknowledgement did not help: {why}")
@@ -127,17 +112,14 @@ class OperatorSession:
     def heard(self) -> Sequence[str]:
         """The same between episodes. Raises OperatorLeft."""
         words = self.said()
-        self.check_leaving()
+        if self.leaving is not None:
+            raise OperatorLeft(self.leaving)
         return words
 
     def objection(self) -> str | None:
         """Return why an automatic motion must stop, or None. Raises OperatorLeft."""
         self.alive()
         return f"paused by {self._cell.operator.name}" if PAUSE in self.heard() else None
-
-    def check_leaving(self) -> None:
-        if self.leaving is not None:
-            raise OperatorLeft(self.leaving)
 
     def sleep(self, seconds: float) -> None:
         self._clock.sleep_until(self._clock.now() + seconds)

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.control import ControlConfig
+from rlinf_vla.config.robot import SessionConfig
 from rlinf_vla.core.robot import FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Action, CameraError, RobotError
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.control_loop import CAMERA, FINISHED, ControlLoop, Step
 from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
 from rlinf_vla.realworld.inference import InferenceWorker
-from rlinf_vla.realworld.operator_session import POLL_S, Cell, OperatorSession, SessionRules, Tell
+from rlinf_vla.realworld.operator_session import POLL_S, Cell, OperatorSession, Tell
 from rlinf_vla.realworld.recorder import EpisodeJournal, EpisodeRecorder
 from rlinf_vla.rollout.reward_shaping import env_reward
 
@@ -39,21 +40,27 @@ class RobotPlayer:
         cell: Cell,
         background: InferenceWorker,
         control: ControlConfig,
-        rules: SessionRules,
+        settings: SessionConfig,
+        limit: int,
+        dimensions: int,
         clock: Clock,
         score: Score = env_reward,
         tell: Tell = lambda message: None,
         journal_path: Path | None = None,
     ) -> None:
-        """``score``: rewards of training steps, see :class:`RewardShaper`. ``tell``: see
+        """``limit``: control periods per episode. ``dimensions``: of an action.
+
+        ``score``: rewards of training steps, see :class:`RewardShaper`. ``tell``: see
         :class:`OperatorSession`. ``journal_path``: journal file of the current episode."""
-        self._cell, self._rules, self._clock, self._score = cell, rules, clock, score
-        self._operator_session = OperatorSession(cell, rules, clock, tell)
+        self._cell, self._settings, self._limit, self._dimensions = cell, settings, limit, dimensions
+        self._clock, self._score = clock, score
+        self._operator_session = OperatorSession(cell, settings, clock, tell)
         self._background = background
         self._loop = ControlLoop(cell.robot, cell.cameras, background, 1, control, clock, self._takeover)
         self.accounting = self._loop.accounting
-        self._journal = EpisodeJournal(journal_path)
-        self._recorder = EpisodeRecorder(Job(TRAINING, 0, 0), "", "", 0.0, self._journal)
+        self.journal = EpisodeJournal(journal_path)
+        """Of the current episode."""
+        self._recorder = EpisodeRecorder(Job(TRAINING, 0, 0), "", "", 0.0, self.journal)
         self._warm = False
         self._hand = OPEN
         """Last gripper command in this episode."""
@@ -83,7 +90,7 @@ class RobotPlayer:
 
         Raises OperatorLeft; RobotError if scripted acknowledgements do not help.
         """
-        self._background.settle(self._clock.now() + self._rules.home_s)
+        self._background.settle(self._clock.now() + self._settings.home_s)
         problem: str | None = None
         while True:
             self._paused_early()
@@ -96,12 +103,9 @@ class RobotPlayer:
                 continue
             self._paused_early()
             task = self._cell.scene.task
-            self._journal.begin(job, task, instruction, weights)
-            self._recorder, self._hand, self._paused = (
-                EpisodeRecorder(job, task, instruction, self._clock.now(), self._journal),
-                OPEN,
-                False,
-            )
+            self.journal.begin(job, task, instruction, weights)
+            self._recorder = EpisodeRecorder(job, task, instruction, self._clock.now(), self.journal)
+            self._hand, self._paused = OPEN, False
             self._cell.operator.action(OPEN)  # discard earlier presses of the gripper button
             try:
                 ended = self._loop.run(instruction, self._after_step)
@@ -131,7 +135,7 @@ class RobotPlayer:
     def _keep(self, keep: Callable[[RobotEpisode], None], ended: str, fault: bool, weights: int) -> None:
         def write() -> None:
             keep(self._recorder.episode(ended, fault, weights))
-            self._journal.end()
+            self.journal.end()
 
         self.meanwhile(write)
 
@@ -153,7 +157,7 @@ class RobotPlayer:
 
     def _lay_out(self, job: Job) -> str:
         robot, scene = self._cell.robot, self._cell.scene
-        robot.home(self._rules.home_s, self._operator_session.objection)
+        robot.home(self._settings.home_s, self._operator_session.objection)
         instruction = scene.arrange(job.seed)
         if scene.by_hand:
             self._operator_session.wait_for(RESUME, f"lay out episode {job.number + 1}: {instruction}")
@@ -164,15 +168,15 @@ class RobotPlayer:
         return instruction
 
     def _takeover(self) -> Action | None:
-        job, scene, rules = self._recorder.job, self._cell.scene, self._rules
-        helping = rules.patience_s is not None and self._clock.now() - self._recorder.began >= rules.patience_s
+        job, patience_s = self._recorder.job, self._settings.patience_s
+        helping = patience_s is not None and self._clock.now() - self._recorder.began >= patience_s
         found = self._cell.operator.action(self._hand)
         if found is None and (job.scripted or (job.kind == TRAINING and helping)):
-            found = scene.expert(self._cell.robot.observe())
+            found = self._cell.scene.expert(self._cell.robot.observe())
         if found is not None:
             self._hand = float(found[-1])
         elif job.scripted or job.kind == DEMONSTRATION:  # the policy never acts in these
-            found = np.array([0.0] * (rules.dimensions - 1) + [self._hand], np.float32)  # keep holding a grasped object
+            found = np.array([0.0] * (self._dimensions - 1) + [self._hand], np.float32)  # keep holding a grasped object
         return found
 
     def _after_step(self, step: Step) -> str | None:
@@ -191,7 +195,7 @@ class RobotPlayer:
         if take.job.kind == EVALUATION and step.human:
             take.terminated = True
             return f"{self._cell.operator.name} took over"
-        if step.tick >= self._rules.limit:
+        if step.tick >= self._limit:
             return "time is up"
         take.act(step)
         return None
@@ -217,7 +221,7 @@ class RobotPlayer:
     def _scored(self, step: Step, reward: float) -> StepResult:
         take = self._recorder
         assert take.before is not None
-        time_is_up = step.tick >= self._rules.limit and not take.terminated
+        time_is_up = step.tick >= self._limit and not take.terminated
         over, success, cut, yes = (torch.tensor([[each]]) for each in (take.terminated, take.success, time_is_up, True))
         seen = step.seen.observation(take.instruction)
         result = StepResult(seen, torch.tensor([[reward]]), over, cut, success, yes)

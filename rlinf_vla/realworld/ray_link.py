@@ -134,7 +134,7 @@ class RemoteRobotActor:
             if self._over.wait(POLL_S):
                 return
         self._abandoned = True
-        self._process.hang_up()
+        self._process.child.channel.hang_up()  # it stops the arm, latches this, saves its data and ends
 
 
 class RayLink:
@@ -148,7 +148,8 @@ class RayLink:
         self._directory, self._role, self._patience, self._say = directory, role, patience, say
         remote: Any = ray.remote
         kind = remote(max_restarts=0, runtime_env=ORPHANS_LIVE, label_selector=dict(role.labels), **role.options)(RemoteRobotActor)
-        self._actor = kind.remote(_session(directory), _recipe(directory, role), silence_s, patience.heartbeat)
+        self.actor = kind.remote(_session(directory), _recipe(directory, role), silence_s, patience.heartbeat)
+        """Ray's handle of the RemoteRobotActor."""
         if (directory / WEIGHTS).exists():
             self.publish(directory / WEIGHTS)
         self._heard: queue.SimpleQueue[dict[str, Any] | str | Exception] = queue.SimpleQueue()
@@ -159,10 +160,10 @@ class RayLink:
         self._thread.start()
 
     def give(self, job: Job) -> None:
-        self._actor.give.remote(json.dumps(asdict(job)))
+        self.actor.give.remote(json.dumps(asdict(job)))
 
     def publish(self, weights: Path) -> None:
-        self._actor.publish.remote(weights.read_bytes())
+        self.actor.publish.remote(weights.read_bytes())
 
     def answers(self, seconds: float) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -187,9 +188,9 @@ class RayLink:
             self._thread.join()
         with suppress(ray.exceptions.RayError):  # undelivered files wait there for the next actor
             if self._reached:
-                self._keep(ray.get(self._actor.end.remote(), timeout=END_S + self._patience.heartbeat))
-                ray.get(self._actor.clear.remote(), timeout=self._patience.heartbeat)
-        ray.kill(self._actor)
+                self._keep(ray.get(self.actor.end.remote(), timeout=END_S + self._patience.heartbeat))
+                ray.get(self.actor.clear.remote(), timeout=self._patience.heartbeat)
+        ray.kill(self.actor)
         self._thread.join(SOON_S)
 
     def _listen(self) -> None:
@@ -200,7 +201,7 @@ class RayLink:
         try:
             where = self._met()
             while not self._ending.is_set():
-                said, files, lost = ray.get(self._actor.hear.remote(), timeout=heartbeat)
+                said, files, lost = ray.get(self.actor.hear.remote(), timeout=heartbeat)
                 self._keep(files)
                 for answer in json.loads(said):
                     self._heard.put(answer)
@@ -224,7 +225,7 @@ class RayLink:
         """Wait until a node has room for the actor; return its name. Raises RuntimeError."""
         import ray
 
-        began, asked = time.monotonic(), self._actor.where.remote()
+        began, asked = time.monotonic(), self.actor.where.remote()
         wanted, limit = f"a node with {dict(self._role.bundle)} free", self._patience.start
         if not ray.wait([asked], timeout=min(SOON_S, limit))[0]:
             self._say(f"the robot process waits for {wanted}, at most {limit:g} s")
@@ -243,7 +244,7 @@ class RayLink:
         for name, content in files.items():
             folder = self._directory if name == CONTROL_FILE else self._directory / EPISODES
             _write(folder / Path(name).name, content)
-        self._actor.delivered.remote(list(files))
+        self.actor.delivered.remote(list(files))
 
 
 def _session(directory: Path) -> str:

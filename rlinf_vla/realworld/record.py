@@ -20,9 +20,9 @@ from rlinf_vla.data.lerobot_format import Column, Feature, recorded_features
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
 from rlinf_vla.realworld.cell import open_cell, require_demonstrator, require_robot
-from rlinf_vla.realworld.episode import DEMONSTRATION, Job, RobotEpisode
+from rlinf_vla.realworld.episode import DEMONSTRATION, Job, RobotEpisode, first_jobs
 from rlinf_vla.realworld.operator_session import OperatorLeft
-from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
 from rlinf_vla.runtime import builders, recipes, run_directory
 
 
@@ -79,8 +79,7 @@ def record(config: DictConfig) -> None:
         raise UserError("robot record needs an output directory and a number of episodes: output=DIR algorithm.demonstrations=N")
     require_demonstrator(recipe)
     output = builders.new_directory(recipe.output)
-    seeds = numbered_episodes(DEMONSTRATION_SEEDS, 0, count, 1).seed.tolist()
-    jobs = [Job(DEMONSTRATION, number, seed, scripted=recipe.session.operator == NO_OPERATOR) for number, seed in enumerate(seeds)]
+    jobs = first_jobs(DEMONSTRATION, DEMONSTRATION_SEEDS, count, scripted=recipe.session.operator == NO_OPERATOR)
     parts = output.with_name(f".{output.name}.episodes")
     with run_directory.opened_for_recording(parts, config):
         _record(recipe, jobs, parts, output)

@@ -6,7 +6,7 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -133,11 +133,15 @@ class EpisodeJournal:
 
         self._append("ab", record)
 
+    def flush(self) -> None:
+        """Wait until all records so far are written. Raises OSError if a write failed."""
+        wait(self._writing)
+        for each in self._writing:
+            each.result()
+
     def end(self) -> None:
         """Delete the journal, as the episode has its own file. Raises OSError if a write failed."""
-        writing, self._writing = self._writing, []
-        for each in writing:
-            each.result()
+        self.flush()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 

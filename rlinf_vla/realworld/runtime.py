@@ -19,9 +19,9 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.data.from_dataset import require_same_control_rate
 from rlinf_vla.realworld.cell import check, require_single_actions, spec_of
 from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
-from rlinf_vla.realworld.episode import EVALUATION, Job, RobotEpisode
+from rlinf_vla.realworld.episode import EVALUATION, RobotEpisode, first_jobs
 from rlinf_vla.realworld.flow import OnlineFlow
-from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import PlayEpisodes, Runtime
@@ -95,8 +95,7 @@ def _evaluation(episodes: int, flow: OnlineFlow, side: RobotClient) -> PlayEpiso
     """
 
     def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
-        version, listed = flow.share(), numbered_episodes(EVALUATION_SEEDS, 0, episodes, 1)
-        jobs = [Job(EVALUATION, number, seed, False, temperature, version) for number, seed in enumerate(listed.seed.tolist())]
+        jobs = first_jobs(EVALUATION, EVALUATION_SEEDS, episodes, temperature=temperature, weights=flow.share())
         for job in jobs:
             side.forget(job)  # left by an interrupted evaluation
             side.begin(job)

@@ -31,19 +31,15 @@ def realtime() -> bool:
 
 
 def of_an_arm() -> Iterator[Finding]:
-    yield _package("franky", "franky", "franky-control")
+    yield package("franky", "franky", "franky-control")
     if find_spec("franky") is not None:
         words = "real time (PREEMPT_RT)" if realtime() else "optional: no real time, which a real arm needs and a simulated one does not"
         yield Finding("real-time kernel", realtime(), words, "boot a kernel with PREEMPT_RT")
-    yield _package("OpenCV", "cv2", "opencv-python")
-    yield _package("RealSense", "pyrealsense2", "pyrealsense2")
+    yield package("OpenCV", "cv2", "opencv-python")
+    yield package("RealSense", "pyrealsense2", "pyrealsense2")
 
 
-def of_a_simulated_one() -> Iterator[Finding]:
-    yield _package("franky-sim", "franky_sim", "franky-sim")
-
-
-def _package(name: str, module: str, distribution: str) -> Finding:
+def package(name: str, module: str, distribution: str) -> Finding:
     if find_spec(module) is None:
         return Finding(name, False, "optional: not installed", INSTALL)
     try:
@@ -88,16 +84,16 @@ def _limits(cell: Cell) -> Iterator[Finding]:
     )
 
 
+def _box(cell: Cell) -> list[tuple[float, float]]:
+    return [getattr(cell, key) for key in BOX]
+
+
 def _reach(cell: Cell) -> Finding:
     beyond = unreachable(cell)
     examples = {why: place for place, why in reversed(beyond.items())}
     named = "; ".join(f"x {x:g}, y {y:g}, z {z:g} m: {why}" for why, (x, y, z) in examples.items())
     parts = f"{len(beyond)} of 125 points in the box are out of reach, goals stop short of them; {named}"
     return Finding("reach", True, parts if beyond else "the whole box")
-
-
-def _box(cell: Cell) -> tuple[tuple[float, ...], ...]:
-    return cell.workspace_x_m, cell.workspace_y_m, cell.workspace_z_m
 
 
 def _state(robot: FrankaRobot) -> Iterator[Finding]:
@@ -139,8 +135,7 @@ def unreachable(cell: Cell) -> dict[Triple, str]:
     Goals stop short of them. The tool points along ``orientation_axis``. The arm moves straight
     from home, with joints predicted as in the safety filter.
     """
-    walls = [getattr(cell, key) for key in BOX]
-    levels = [np.linspace(low, high, _LEVELS).round(4).tolist() for low, high in walls]
+    levels = [np.linspace(low, high, _LEVELS).round(4).tolist() for low, high in _box(cell)]
     arm, space = cell.arm, Workspace(cell)
     return {place: why for place in itertools.product(*levels) if (why := _why_not(cell, arm, space, place)) is not None}
 
@@ -149,7 +144,7 @@ def _why_not(cell: Cell, arm: kinematics.FrankaKinematics, space: Workspace, pla
     begin, turn = space.place(cell.home, (0.0, 0.0, 0.0))
     joints, steps = np.array(cell.home_joints_rad), max(1, math.ceil(math.dist(begin, place) / _STEP_M))
     for step in range(1, steps + 1):
-        pose = space.pose((*along(begin, place, step / steps), *along(turn, (0.0, 0.0, 0.0), step / steps)))
+        pose = space.pose((along(begin, place, step / steps), along(turn, (0.0, 0.0, 0.0), step / steps)))
         found = arm.reach(joints, pose, _REACHED, _ATTEMPTS)
         if found is None:
             return "too far"

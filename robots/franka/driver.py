@@ -17,12 +17,12 @@ import numpy as np
 from rlinf_vla.core.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
+from ..kinematics import REACH_M
 from .errors import ConnectionLost, explained, is_dead, is_ending, robot_error, words
 from .messages import Measured
 
 _REFLEX_MARGIN = 1.5
 """Factor of the arm's reflex thresholds over our force limits, whose stop is the gentler one."""
-_REACH_M = 0.855
 _LEAST_JOINT_THRESHOLD_N_M = 20.0
 """Franka's default."""
 _JOINT_SPEED_LIMIT_RAD_S = 2.62
@@ -60,13 +60,14 @@ class FrankyArm:
             if state.robot_mode == franky.RobotMode.Idle:
                 self._configure(state)
         self._motion: Any = None
-        self._homing = self._home_next = False
+        self.homing = self._home_next = False
         self._breaking = self._broken = False
         """Homing is to be aborted; the arm has accepted the stop."""
         self._begun = self._tried = 0.0
         """Time of the first and the last attempt to start a motion."""
-        self._problem = robot_error(state)
-        self._measured = _measure(state)
+        self.problem = robot_error(state)
+        """What prevents motion: an error of the arm, its safety functions or the connection."""
+        self.measured = _measure(state)
         self._clock: int = state.time.to_msec()
         self._controlled = False
         self._closed = False
@@ -76,33 +77,21 @@ class FrankyArm:
     def _configure(self, state: Any) -> None:
         """Set collision thresholds and end effector; an arm that is not idle refuses this."""
         force, torque = _REFLEX_MARGIN * self._cell.max_force_n, _REFLEX_MARGIN * self._cell.max_torque_n_m
-        joint = max(_LEAST_JOINT_THRESHOLD_N_M, force * _REACH_M)
+        joint = max(_LEAST_JOINT_THRESHOLD_N_M, force * REACH_M)
         self._robot.set_collision_behavior([joint] * 7, [force] * 3 + [torque] * 3)
         tool = franky.Affine(self._cell.tool_position_m, _xyzw(np.array(self._cell.tool_quaternion_wxyz)))
         self._robot.set_ee((state.F_T_NE.inverse * tool).matrix.flatten(order="F").tolist())
         self._configured = True
 
     @property
-    def measured(self) -> Measured:
-        return self._measured
-
-    @property
-    def problem(self) -> str | None:
-        """What prevents motion: an error of the arm, its safety functions or the connection."""
-        return self._problem
-
-    @property
-    def homing(self) -> bool:
-        return self._homing
-
-    @property
     def controlled(self) -> bool:
         """Whether a motion was running at the last read; disconnecting then causes a reflex."""
-        return self._controlled and self._problem is None
+        return self._controlled and self.problem is None
 
     def track(self, pose: ToolPose, velocity: Vector) -> None:
         """Track ``pose`` by impedance control; ``velocity``: tool m/s and rad/s ``[6]``."""
-        reference = franky.CartesianReference(_affine(pose), franky.Twist(velocity[:3], velocity[3:]))
+        tool = franky.Affine(pose.position, _xyzw(pose.quaternion))
+        reference = franky.CartesianReference(tool, franky.Twist(velocity[:3], velocity[3:]))
         with self._noted():
             if self._motion is None:
                 cell = self._cell
@@ -127,7 +116,7 @@ class FrankyArm:
 
         Impedance control must be off. ``homing`` is True until the arm is there.
         """
-        self._homing = self._home_next = True
+        self.homing = self._home_next = True
         self._breaking = self._broken = False
 
     def rest(self) -> None:
@@ -140,7 +129,7 @@ class FrankyArm:
     def halt(self) -> None:
         """Abort homing. Call until ``homing`` is False: a starting motion accepts no other."""
         self._home_next, self._breaking = False, True
-        if self._homing and not self._broken:
+        if self.homing and not self._broken:
             with self._noted():
                 if self._robot.current_control_signal_type == franky.ControlSignalType.JointPositions:
                     self._robot.move(franky.JointStopMotion(), asynchronous=True)
@@ -164,7 +153,7 @@ class FrankyArm:
                 time.sleep(0.01)
             if not self._configured:
                 self._configure(self._robot.state)
-        self._problem = None
+        self.problem = None
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -181,12 +170,12 @@ class FrankyArm:
                 clock = state.time.to_msec()
                 if clock != self._clock:  # without a new state, franky returns the old one
                     self._clock = clock
-                    self._measured = _measure(state)
-                if self._problem is None:
-                    self._problem = robot_error(state)
+                    self.measured = _measure(state)
+                if self.problem is None:
+                    self.problem = robot_error(state)
                 self._robot.poll_motion()
                 self._controlled = self._robot.is_in_control
-                if self._homing and not self._controlled:
+                if self.homing and not self._controlled:
                     self._go_home()
             except Exception as error:
                 self._fail(error)
@@ -199,7 +188,7 @@ class FrankyArm:
             self._home_next = False
             self._begin(franky.JointMotion([float(angle) for angle in self._cell.home_joints_rad]))
         else:
-            self._homing = False
+            self.homing = False
 
     def _begin(self, motion: Any) -> None:
         if time.monotonic() - self._tried > _ENDING_S:
@@ -216,13 +205,13 @@ class FrankyArm:
 
     def _fail(self, error: Exception) -> None:
         if is_ending(error) and time.monotonic() - self._begun < _ENDING_S:
-            self._motion, self._home_next = None, self._homing and not self._breaking  # the next tick tries again
+            self._motion, self._home_next = None, self.homing and not self._breaking  # the next tick tries again
             return
-        self._homing, self._home_next, self._motion = False, False, None
-        if self._problem is None:
+        self.homing, self._home_next, self._motion = False, False, None
+        if self.problem is None:
             with contextlib.suppress(Exception):
-                self._problem = robot_error(self._robot.state) if isinstance(error, franky.ControlException) else None
-            self._problem = self._problem or words(error)
+                self.problem = robot_error(self._robot.state) if isinstance(error, franky.ControlException) else None
+            self.problem = self.problem or words(error)
 
 
 def _measure(state: Any) -> Measured:
@@ -234,10 +223,6 @@ def _measure(state: Any) -> Measured:
     return Measured(
         time.monotonic(), ToolPose(pose.translation.copy(), quaternion), state.q.copy(), state.dq.copy(), state.O_F_ext_hat_K.copy()
     )
-
-
-def _affine(pose: ToolPose) -> Any:
-    return franky.Affine(pose.position, _xyzw(pose.quaternion))
 
 
 def _xyzw(quaternion: Vector) -> Vector:

@@ -21,7 +21,7 @@ from .. import cell_file, runtime_folder, stop
 from ..cell import Cell
 from ..simulated.client import SimulatedCell
 from ..simulated.touch import Touch
-from .check import findings, of_a_simulated_one, of_an_arm
+from .check import findings, of_an_arm, package
 from .client import FrankaRobot
 from .config import CameraConfig, FrankaConfig, FrankaSimConfig
 
@@ -122,7 +122,7 @@ class FrankaSim:
         return findings(self.make(config), self.cameras(config))
 
     def diagnose(self) -> Iterator[Finding]:
-        return of_a_simulated_one()
+        yield package("franky-sim", "franky_sim", "franky-sim")
 
     def order(self, config: FrankaSimConfig | None, order: str, operator: str) -> list[str]:
         return stop.send_order(runtime_folder.arms() if config is None else [self.folder(config)], order, operator)

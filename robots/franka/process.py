@@ -13,14 +13,14 @@ It needs only numpy and franky. Messages, all JSON:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -137,7 +137,7 @@ class ArmProcess:
         Raises RobotError, also if the host accepts the connection but stays silent; the waiting
         thread then ends with this process.
         """
-        future = begin(connect)
+        future = ThreadPoolExecutor(1).submit(connect)
         try:
             return future.result(self._cell.connect_timeout_s)
         except TimeoutError:
@@ -163,10 +163,8 @@ class ArmProcess:
             self._tell({"interventions": rows})
 
     def _tell(self, message: dict[str, Any]) -> None:
-        try:
+        with contextlib.suppress(ChannelClosed, BlockingIOError):  # _listen notices the former; the latter has not read for long
             self._owner.send(message)
-        except (ChannelClosed, BlockingIOError):  # _listen notices the former; the latter has not read for long
-            return
 
     def _listen(self, now: float) -> None:
         try:
@@ -179,10 +177,8 @@ class ArmProcess:
             self._end(OWNER_LOST)
         for caller, message in self._listener.messages():
             self._obey({key: value for key, value in message.items() if key not in _OWNERS}, now)
-            try:
+            with contextlib.suppress(ChannelClosed, BlockingIOError):
                 caller.send({"host": self._host, "pid": os.getpid(), "fault": self._servo.fault})
-            except (ChannelClosed, BlockingIOError):
-                continue
 
     def _obey(self, message: dict[str, Any], now: float) -> None:
         if "goal" in message:
@@ -197,7 +193,7 @@ class ArmProcess:
             self._servo.home()
             self._homing = True
         if "acknowledge" in message and self._recovery is None and self._servo.fault is not None:
-            self._recovery = begin(self._recover), str(message["acknowledge"])
+            self._recovery = ThreadPoolExecutor(1).submit(self._recover), str(message["acknowledge"])
 
     def _recover(self) -> tuple[FrankyArm, FrankyGripper]:
         """Recover arm and gripper, reconnecting if needed; the servo keeps using the old ones."""
@@ -234,20 +230,6 @@ class ArmProcess:
             if meanwhile is not None:  # a newer stop than the operator acknowledged
                 self._servo.stop(meanwhile, now)
             self._tell({"recovered": meanwhile})
-
-
-def begin(work: Callable[[], Result]) -> Future[Result]:
-    """Run ``work()`` in a daemon thread."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def _let_go(late: Future[Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,10 @@ from ..cell import Cell
 from ..runtime_folder import Journal, Latch
 from ..safety import SafetyFilter
 from ..state_monitor import STANDING_RAD_S
-from .messages import Measured
+
+if TYPE_CHECKING:
+    from .driver import FrankyArm
+    from .gripper import FrankyGripper
 
 NETWORK, POLICY = "network: ", "policy: "
 """Prefixes of faults of the connection to the arm and of the policy's process."""
@@ -30,38 +33,6 @@ _STANDING = 1e-4
 """Metres or radians per second below which a command counts as standing still."""
 
 
-class Arm(Protocol):
-    """See driver.FrankyArm."""
-
-    @property
-    def measured(self) -> Measured: ...
-
-    @property
-    def problem(self) -> str | None: ...
-
-    @property
-    def homing(self) -> bool: ...
-
-    def track(self, pose: ToolPose, velocity: Vector) -> None: ...
-
-    def home(self) -> None: ...
-
-    def rest(self) -> None: ...
-
-    def halt(self) -> None: ...
-
-
-class Gripper(Protocol):
-    """See gripper.FrankyGripper."""
-
-    width: float
-    problem: str | None
-
-    def pursue(self, width: float) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class Servo:
     """Servo of one arm.
 
@@ -69,7 +40,7 @@ class Servo:
     ``acknowledge``.
     """
 
-    def __init__(self, cell: Cell, arm: Arm, gripper: Gripper, latch: Latch, journal: Journal) -> None:
+    def __init__(self, cell: Cell, arm: FrankyArm, gripper: FrankyGripper, latch: Latch, journal: Journal) -> None:
         self._cell, self._latch, self._journal = cell, latch, journal
         self.arm, self.gripper = arm, gripper
         self._filter = SafetyFilter(cell)

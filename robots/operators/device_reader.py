@@ -7,32 +7,56 @@ import os
 import select
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from rlinf_vla.core.robot import PAUSE, Action
+from rlinf_vla.core.robot import PAUSE, Action, Operator, RobotError
 
 STILL = 0.05
 """Dead zone, as a fraction of full deflection; below it the operator does not act."""
 OPEN, CLOSED = 1.0, -1.0
 
 
-class Source:
-    """File of a device: one thread reads it until another calls ``end``. Leaks no descriptor."""
+@dataclass(frozen=True)
+class Event:
+    """Input of a device.
+
+    motion: dx, dy, dz, rx, ry, rz in [-1, 1], held until the next motion; None keeps the last one.
+    toggles: an open gripper closes, a closed one opens. word: one of WORDS.
+    """
+
+    motion: tuple[float, ...] | None = None
+    toggles: bool = False
+    word: str | None = None
+
+
+RELEASED = Event(motion=(0.0,) * 6)
+
+
+class Device(ABC):
+    """File of a device: one thread reads it until another calls ``close``. Leaks no descriptor."""
+
+    name: str
+    refusal: str
+    """Error if the file at ``{path}`` cannot be opened because of ``{error}``."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file. Raises OSError."""
-        self.file = os.open(path, os.O_RDONLY)
+        """Open the file. Raises RobotError."""
+        try:
+            self.file = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise RobotError(self.refusal.format(path=path, error=error)) from None
         self.released = False
         self._ended, self._end = os.pipe()
 
     def reports(self, size: int, seconds: float | None = None) -> Iterator[bytes]:
         """Yield reads of at most ``size`` bytes, and ``b""`` after ``seconds`` without data.
 
-        Ends when the device is disconnected or ``end`` is called.
+        Ends when the device is disconnected or ``close`` is called.
         """
         try:
             while self._ended not in (ready := select.select([self.file, self._ended], [], [], seconds)[0]):
@@ -52,44 +76,22 @@ class Source:
         os.close(self.file)
         os.close(self._ended)
 
-    def end(self) -> None:
-        """End ``reports``. Call once, even if nothing reads any more."""
-        os.close(self._end)  # the reader's ``select`` sees the other end of the pipe
-
-
-class Device(Protocol):
-    """One teleoperation device."""
-
-    name: str
-
+    @abstractmethod
     def events(self) -> Iterator[Event]:
         """Yield events as they occur; end when the device is disconnected or closed."""
 
     def close(self) -> None:
-        """End ``events``. Called once."""
-
-
-class Event:
-    """Input of a device.
-
-    motion: dx, dy, dz, rx, ry, rz in [-1, 1], held until the next motion; None keeps the last one.
-    toggles: an open gripper closes, a closed one opens. word: one of WORDS.
-    """
-
-    def __init__(self, motion: tuple[float, ...] | None = None, toggles: bool = False, word: str | None = None) -> None:
-        self.motion, self.toggles, self.word = motion, toggles, word
-
-
-RELEASED = Event(motion=(0.0,) * 6)
+        """End ``reports``. Call once, even if nothing reads any more."""
+        os.close(self._end)  # the reader's ``select`` sees the other end of the pipe
 
 
 class DeviceReader:
     """Implements ``Operator`` for one device. The policy acts while the device gives no motion."""
 
-    def __init__(self, device: Device, dimensions: int) -> None:
-        """``dimensions``: of actions, 4 or 7."""
+    def __init__(self, device: Device, dimensions: int, keys: Operator | None = None) -> None:
+        """``dimensions``: of actions, 4 or 7. ``keys``: gives words, too, but does not act."""
         self.name = device.name
-        self._device, self._dimensions = device, dimensions
+        self._device, self._dimensions, self._keys = device, dimensions, keys
         self._lock = threading.Lock()
         self._motion: tuple[float, ...] = (0.0,) * 6
         self._toggled = False
@@ -110,7 +112,8 @@ class DeviceReader:
     def words(self) -> list[str]:
         with self._lock:
             said, self._words = self._words, []
-            return [*said, PAUSE] if self._lost else said
+            said += [PAUSE] if self._lost else []
+        return said + (self._keys.words() if self._keys else [])
 
     def close(self) -> None:
         """Close the device and end its thread. Idempotent."""
@@ -118,6 +121,8 @@ class DeviceReader:
             self._closed = True
             self._device.close()
             self._listener.join(1.0)
+            if self._keys:
+                self._keys.close()
 
     def hear(self, event: Event) -> None:
         """Take in one event of the device."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Operator, RobotError
 
-from .device_reader import DeviceReader, Event, Source
+from .device_reader import Device, DeviceReader, Event
 
 EVENT = struct.Struct("=IhBB")
 """Kernel event: milliseconds, value, type, number."""
@@ -30,21 +30,19 @@ TRIGGERS = {2: -1.0, 5: 1.0}
 """Axis number -> sign of the rotation about x; a trigger goes from -1 at rest to 1."""
 
 
-class Gamepad:
-    """Implements ``Device``."""
+class Gamepad(Device):
+    """One joystick of the kernel."""
 
     name = "gamepad"
+    refusal = "gamepad {path}: {error.strerror}; is it plugged in, and are you in the group input?"
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._source = Source(path)
-        except OSError as error:
-            raise RobotError(f"gamepad {path}: {error.strerror}; is it plugged in, and are you in the group input?") from None
+        super().__init__(path)
         self._motion = [0.0] * 6
         self._pressed = dict.fromkeys(TRIGGERS, 0.0)
 
     def events(self) -> Iterator[Event]:
-        for data in self._source.reports(EVENT.size):
+        for data in self.reports(EVENT.size):
             if len(data) < EVENT.size:
                 return
             if (event := self.parse(data)) is not None:
@@ -66,9 +64,6 @@ class Gamepad:
         else:
             return None
         return Event(motion=tuple(self._motion))
-
-    def close(self) -> None:
-        self._source.end()
 
 
 def open_gamepad(device: str | None, dimensions: int) -> Operator:

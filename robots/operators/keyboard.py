@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Operator, RobotError
 
-from .device_reader import RELEASED, DeviceReader, Event, Source
+from .device_reader import RELEASED, Device, DeviceReader, Event
 
 TERMINAL = "/dev/tty"
 HOLD_S = 0.25
@@ -26,28 +26,25 @@ WORDS = {"y": SUCCESS, "n": FAILURE, "p": PAUSE, "\n": RESUME, "\r": RESUME, "k"
 GRIPPER = " "
 
 
-class Keyboard:
-    """Implements ``Device``."""
+class Keyboard(Device):
+    """The keys of one terminal."""
 
     name = "keyboard"
+    refusal = "session.operator=keyboard: {path} is not a terminal to read keys from ({error})"
 
     def __init__(self, path: str) -> None:
+        super().__init__(path)
         try:
-            source = Source(path)
-        except OSError as error:
-            raise _no_terminal(path, error) from None
-        try:
-            self._before = termios.tcgetattr(source.file)
-            tty.setcbreak(source.file)
+            self._before = termios.tcgetattr(self.file)
+            tty.setcbreak(self.file)
         except termios.error as error:
-            source.end()
-            source.release()
-            raise _no_terminal(path, error) from None
-        self._source = source
+            super().close()
+            self.release()
+            raise RobotError(self.refusal.format(path=path, error=error)) from None
 
     def events(self) -> Iterator[Event]:
         held = None
-        for keys in self._source.reports(64, HOLD_S):
+        for keys in self.reports(64, HOLD_S):
             if held is not None and time.monotonic() > held:  # even if another key is held now
                 held = None
                 yield RELEASED
@@ -58,13 +55,9 @@ class Keyboard:
 
     def close(self) -> None:
         with contextlib.suppress(termios.error):  # the terminal may be closed
-            if not self._source.released:
-                termios.tcsetattr(self._source.file, termios.TCSADRAIN, self._before)
-        self._source.end()
-
-
-def _no_terminal(path: str, error: Exception) -> RobotError:
-    return RobotError(f"session.operator=keyboard: {path} is not a terminal to read keys from ({error})")
+            if not self.released:
+                termios.tcsetattr(self.file, termios.TCSADRAIN, self._before)
+        super().close()
 
 
 def parse(key: str) -> Event | None:

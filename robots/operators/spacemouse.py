@@ -14,10 +14,10 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf_vla.core.robot import PAUSE, SUCCESS, Action, Operator, RobotError
+from rlinf_vla.core.robot import PAUSE, SUCCESS, Operator, RobotError
 
 from . import keyboard
-from .device_reader import RELEASED, DeviceReader, Event, Source
+from .device_reader import RELEASED, Device, DeviceReader, Event
 
 VENDORS = ("0000256F", "0000046D")
 """USB vendors: 3Dconnexion, and Logitech for older devices."""
@@ -28,22 +28,20 @@ SILENCE_S = 0.3
 """Silence after which the device counts as released; a deflected one reports about every 10 ms."""
 
 
-class SpaceMouse:
-    """Implements ``Device``."""
+class SpaceMouse(Device):
+    """One SpaceMouse."""
 
     name = "spacemouse"
+    refusal = "SpaceMouse {path}: {error.strerror}; a udev rule must let you read it"
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._source = Source(path)
-        except OSError as error:
-            raise RobotError(f"SpaceMouse {path}: {error.strerror}; a udev rule must let you read it") from None
+        super().__init__(path)
         self._motion = [0.0] * 6
         self._chord = 0
         """Bits of all buttons pressed since none was pressed."""
 
     def events(self) -> Iterator[Event]:
-        for report in self._source.reports(64, SILENCE_S):
+        for report in self.reports(64, SILENCE_S):
             if not report:
                 self._motion = [0.0] * 6
                 yield RELEASED
@@ -79,9 +77,6 @@ class SpaceMouse:
             return Event(toggles=before == LEFT, word=SUCCESS if before == RIGHT else None)
         return None
 
-    def close(self) -> None:
-        self._source.end()
-
 
 def _axes(data: bytes) -> list[float]:
     """Map device axes (right, towards the user, down) to robot axes (forward, left, up).
@@ -92,41 +87,21 @@ def _axes(data: bytes) -> list[float]:
     return [-towards, -right, -down]
 
 
-class MouseAndKeys:
-    """Implements ``Operator``: motion from the mouse, words from the mouse and the keyboard."""
-
-    def __init__(self, mouse: Operator, keys: Operator) -> None:
-        self._mouse, self._keys = mouse, keys
-
-    @property
-    def name(self) -> str:
-        return self._mouse.name
-
-    def action(self, hand: float) -> Action | None:
-        return self._mouse.action(hand)
-
-    def words(self) -> list[str]:
-        return [*self._mouse.words(), *self._keys.words()]
-
-    def close(self) -> None:
-        self._mouse.close()
-        self._keys.close()
-
-
 def open_spacemouse(device: str | None, dimensions: int) -> Operator:
     found = [Path(device)] if device is not None else _found()
     if not found:
         raise RobotError("session.operator=spacemouse: no 3Dconnexion hidraw device: plug one in, or set session.device=PATH")
-    mouse = DeviceReader(SpaceMouse(found[0]), dimensions)
+    mouse = SpaceMouse(found[0])
     try:
         keys = keyboard.open_keyboard(None, dimensions)
     except RobotError:
         mouse.close()
+        mouse.release()
         raise RobotError(
             "session.operator=spacemouse: its buttons cannot send resume, failure, acknowledge and quit, and there is no terminal whose "
             "keys could: start the session in a terminal, or use a gamepad"
         ) from None
-    return MouseAndKeys(mouse, keys)
+    return DeviceReader(mouse, dimensions, keys)
 
 
 def _found() -> list[Path]:

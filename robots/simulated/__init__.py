@@ -1,4 +1,6 @@
-"""Simulated cell: franky-sim serves franky and libfranka on loopback, MuJoCo simulates an FR3.
+"""Simulated cell: franky-sim serves franky on loopback, MuJoCo simulates an FR3 at a table.
 
-The arm stands at a table, and rendered cameras observe it.
+May enter: what stands in for hardware, its faults included; nothing that drives an arm. Read
+``client``, then the processes that it starts: ``cell`` with ``server``, ``arm`` and ``scene``, and
+``renderer``, whose cameras observe the arm. ``touch`` is the task.
 """

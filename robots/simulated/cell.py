@@ -7,9 +7,9 @@ and ``{"end": NAME}`` (server.FAULTS), ``{"place": {"cube": [x, y, yaw], "target
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from franky_sim.simulation_server import LocalHostnames
 
 from rlinf_vla.core.channel import Channel, ChannelClosed, Listener
 
+from ..child_process import serve
 from ..shared_record import SharedRecord
 from . import scene
 from .arm import TOOL_M
@@ -103,10 +104,8 @@ class SimulatedCell:
                 answer: dict[str, Any] = {"host": self._server.hostname, "pid": os.getpid()}
             except (KeyError, ValueError, TypeError) as error:
                 answer = {"error": f"{order}: {type(error).__name__} {error}"}
-            try:
+            with contextlib.suppress(ChannelClosed, BlockingIOError):
                 caller.send(answer)
-            except (ChannelClosed, BlockingIOError):
-                continue
 
     def _order(self, order: dict[str, Any]) -> None:
         for verb in ("fault", "end"):
@@ -127,17 +126,5 @@ class SimulatedCell:
             self._data.mocap_pos[0, :2] = target
 
 
-def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    owner = Channel.to_parent()
-    options = owner.receive(10.0) or {}
-    cell = SimulatedCell(Path(options["folder"]))
-    owner.send({"ready": True})
-    try:
-        cell.run(owner)
-    finally:
-        cell.close()
-
-
 if __name__ == "__main__":
-    main()
+    serve(lambda options: SimulatedCell(Path(options["folder"])))

@@ -34,7 +34,7 @@ class SimulatedCell:
         self.folder = folder
         self._children: list[ChildProcess] = []
 
-    def start(self, timeout: float, cameras: list[str], height: int, width: int, hz: float, python: str | None = None) -> str:
+    def start(self, timeout: float, cameras: list[str], height: int, width: int, hz: float) -> str:
         """Return the cell's host name on loopback; start its processes if none answer.
 
         Raises RobotError.
@@ -44,12 +44,12 @@ class SimulatedCell:
         # replace it.
         if _asked(self.folder / ORDERS, {}, timeout / 2) is None:
             (self.folder / TRUTH).unlink(missing_ok=True)  # from an earlier cell; the cameras wait for the new one
-            cell = ChildProcess("the simulated cell", "simulated.cell", python)
+            cell = ChildProcess("the simulated cell", "simulated.cell")
             self._children.append(cell)
             cell.begin({"folder": str(self.folder)})
             if cameras:
                 options = {"folder": str(self.folder), "cameras": cameras, "height": height, "width": width, "hz": hz}
-                self._children.append(_cameras(options, deadline, python))
+                self._children.append(_cameras(options, deadline))
             cell.wait_ready(deadline)
         return str(self._ask({})["host"])
 
@@ -104,12 +104,12 @@ def _asked(path: Path, order: dict[str, Any], timeout: float) -> dict[str, Any] 
     return None
 
 
-def _cameras(options: dict[str, Any], deadline: float, python: str | None) -> ChildProcess:
+def _cameras(options: dict[str, Any], deadline: float) -> ChildProcess:
     reasons = []
     for backend in GL_BACKENDS:
         # By default Mesa caches compiled shaders in the user's home.
         environment = {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "MESA_SHADER_CACHE_DISABLE": "true"}
-        child = ChildProcess("the simulated cameras", "simulated.renderer", python, environment)
+        child = ChildProcess("the simulated cameras", "simulated.renderer", variables=environment)
         child.begin(options)
         try:
             child.wait_ready(deadline)

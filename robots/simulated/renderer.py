@@ -6,7 +6,6 @@ Orders, JSON: ``{"freeze": CAMERA}``, ``{"lose": CAMERA}``, ``{"fix": CAMERA}``.
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from rlinf_vla.core.channel import Channel, ChannelClosed, Listener
 from rlinf_vla.core.robot import Frame
 
+from ..child_process import serve
 from ..shared_record import FrameRecord, SharedRecord
 from . import scene
 from .client import CAMERA_ORDERS, TRUTH, frames_path
@@ -26,7 +26,7 @@ from .client import CAMERA_ORDERS, TRUTH, frames_path
 class SimulatedCameras:
     """Render and publish the frames of all simulated cameras, and inject camera faults."""
 
-    def __init__(self, folder: Path, cameras: list[str], height: int, width: int) -> None:
+    def __init__(self, folder: Path, cameras: list[str], height: int, width: int, hz: float) -> None:
         simulator, _ = scene.build()
         simulator.init()
         simulator.start()
@@ -43,9 +43,10 @@ class SimulatedCameras:
         self._lost: set[str] = set()
         self._noise = np.random.default_rng(0)
         self._listener = Listener(folder / CAMERA_ORDERS)
-        self._number = 0
+        self._number, self._period = 0, 1.0 / hz
+        self.draw()
 
-    def run(self, owner: Channel, hz: float) -> None:
+    def run(self, owner: Channel) -> None:
         """Run until the owner closes the channel."""
         due = time.monotonic()
         while True:
@@ -53,7 +54,7 @@ class SimulatedCameras:
             for caller, order in self._listener.messages():
                 self._obey(order)
                 caller.send({})
-            due = max(due + 1.0 / hz, time.monotonic())
+            due = max(due + self._period, time.monotonic())
             try:
                 owner.receive(max(due - time.monotonic(), 1e-3))
             except ChannelClosed:
@@ -109,18 +110,5 @@ def _wait_for(path: Path) -> SharedRecord:
         time.sleep(0.05)
 
 
-def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    owner = Channel.to_parent()
-    options = owner.receive(10.0) or {}
-    cameras = SimulatedCameras(Path(options["folder"]), options["cameras"], options["height"], options["width"])
-    cameras.draw()
-    owner.send({"ready": True})
-    try:
-        cameras.run(owner, options["hz"])
-    finally:
-        cameras.close()
-
-
 if __name__ == "__main__":
-    main()
+    serve(lambda options: SimulatedCameras(Path(options.pop("folder")), **options))

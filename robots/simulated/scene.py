@@ -18,7 +18,6 @@ TABLE_Z = 0.002
 """Height of the table's top; franky-sim's floor is at 0."""
 CUBE_M = 0.04
 CUBE, TARGET = "cube", "target"
-CAMERAS = ("front", "wrist")
 PREFIX = "robot0_"
 
 
@@ -31,24 +30,20 @@ def build() -> tuple[Any, Any]:
     mujoco_simulator.FrankaMujocoRobot = arm.SimulatedArm  # the class that add_robot instantiates
     simulator = mujoco_simulator.MujocoSimulator()
     robot = simulator.add_robot(initial_q=HOME, initial_hand_width=0.08)
-    world = simulator.worldbody
+    world, add = simulator.worldbody, ET.SubElement
     arm.compensate(world)
-    _add(world, "geom", name="table", type="box", size="0.35 0.5 0.01", pos=f"0.55 0 {TABLE_Z - 0.01}", rgba="0.75 0.68 0.58 1")
-    cube = _add(world, "body", name=CUBE, pos=f"0.5 -0.1 {TABLE_Z + CUBE_M / 2}")
-    _add(cube, "freejoint", name=CUBE)
+    add(world, "geom", name="table", type="box", size="0.35 0.5 0.01", pos=f"0.55 0 {TABLE_Z - 0.01}", rgba="0.75 0.68 0.58 1")
+    cube = add(world, "body", name=CUBE, pos=f"0.5 -0.1 {TABLE_Z + CUBE_M / 2}")
+    add(cube, "freejoint", name=CUBE)
     half = f"{CUBE_M / 2} {CUBE_M / 2} {CUBE_M / 2}"
-    _add(cube, "geom", type="box", size=half, mass="0.05", rgba="0.85 0.1 0.1 1", friction="1 0.005 0.0001", condim="4")
-    target = _add(world, "body", name=TARGET, mocap="true", pos=f"0.5 0.1 {TABLE_Z + 0.001}")
-    _add(target, "geom", type="cylinder", size="0.04 0.001", rgba="0.1 0.7 0.2 1", contype="0", conaffinity="0")
-    _add(world, "camera", name="front", pos="1.35 0 0.75", xyaxes="0 1 0 -0.466 0 0.885", fovy="45")
+    add(cube, "geom", type="box", size=half, mass="0.05", rgba="0.85 0.1 0.1 1", friction="1 0.005 0.0001", condim="4")
+    target = add(world, "body", name=TARGET, mocap="true", pos=f"0.5 0.1 {TABLE_Z + 0.001}")
+    add(target, "geom", type="cylinder", size="0.04 0.001", rgba="0.1 0.7 0.2 1", contype="0", conaffinity="0")
+    add(world, "camera", name="front", pos="1.35 0 0.75", xyaxes="0 1 0 -0.466 0 0.885", fovy="45")
     # The hand's z points along the fingers, its x forward: the image's top is away from the base.
     hand = next(body for body in world.iter("body") if body.get("name") == f"{PREFIX}hand")
-    _add(hand, "camera", name="wrist", pos="0.07 0 0.03", xyaxes="0 1 0 1 0 0", fovy="70")
+    add(hand, "camera", name="wrist", pos="0.07 0 0.03", xyaxes="0 1 0 1 0 0", fovy="70")
     return simulator, robot
-
-
-def _add(parent: ET.Element, tag: str, **attributes: str) -> ET.Element:
-    return ET.SubElement(parent, tag, attributes)
 
 
 @dataclass(frozen=True)

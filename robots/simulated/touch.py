@@ -24,9 +24,8 @@ class Touch:
 
     task, by_hand, has_expert = "TouchCube", False, True
 
-    def __init__(self, cell: SimulatedCell, spec: RobotSpec, dimensions: int = 4) -> None:
-        """``dimensions``: of the expert's actions, 4 or 7."""
-        self._cell, self._spec, self._dimensions = cell, spec, dimensions
+    def __init__(self, cell: SimulatedCell, spec: RobotSpec) -> None:
+        self._cell, self._spec = cell, spec
 
     def arrange(self, seed: int) -> str:
         draw = np.random.default_rng(seed).uniform
@@ -37,11 +36,8 @@ class Touch:
         return float(np.linalg.norm(self._way(state))) < NEAR_M
 
     def expert(self, state: RobotState) -> Action | None:
-        action = np.zeros(self._dimensions, np.float32)
         way = GAIN * self._way(state) / self._spec.translation_m
-        action[:3] = way / max(1.0, float(np.linalg.norm(way)))
-        action[-1] = 1.0
-        return action
+        return np.array([*(way / max(1.0, float(np.linalg.norm(way)))), 1.0], np.float32)
 
     def _way(self, state: RobotState) -> Vector:
         """Return the vector from the tool to the top of the cube, metres ``[3]``."""

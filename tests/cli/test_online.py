@@ -119,8 +119,8 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
         for job in jobs[:2]:
             side.begin(job)
         assert len(side.episode(jobs[0], lambda: None)) > 0
-        assert isinstance(side._link, LocalRobotLink)
-        pid, under_way = side._link.child.pid, run / EPISODES / UNDER_WAY
+        assert isinstance(side.link, LocalRobotLink)
+        pid, under_way = side.link.child.pid, run / EPISODES / UNDER_WAY
         while not is_under_way(jobs[1]):
             time.sleep(0.02)
         os.kill(pid, signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
         cut = side.episode(jobs[1], lambda: None)
         assert cut.ended == LOST and cut.fault and not cut.terminated and len(cut) == len(kept) > 0
         assert torch.equal(cut.state, kept.state) and not under_way.exists()
-        assert any("died (exit code -9)" in line for line in said) and side._link.child.pid != pid
+        assert any("died (exit code -9)" in line for line in said) and side.link.child.pid != pid
         side.begin(jobs[2])
         while not is_under_way(jobs[2]):
             time.sleep(0.02)
@@ -137,7 +137,7 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
     assert cut.ended == SESSION_OVER and not cut.terminated
     with RobotClient(run, partial(LocalRobotLink, run, 60.0), said.append) as side:
         side.begin(jobs[2])
-        assert len(side.episode(jobs[2], lambda: None)) == len(cut) and side._link is None, "it is not played again"
+        assert len(side.episode(jobs[2], lambda: None)) == len(cut) and side.link is None, "it is not played again"
 
 
 @pytest.mark.parametrize(

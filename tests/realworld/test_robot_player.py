@@ -10,6 +10,7 @@ import torch
 
 from rlinf_vla.benchmarks.synthetic_cell import REST
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.robot import BY_SCRIPT
 from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Observation, StepResult, Tensors
 from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode, operator_transitions, prepared, to_records
@@ -361,7 +362,7 @@ def test_a_fault_waits_for_an_acknowledgement(kind: str) -> None:
 
 
 def test_acknowledgements_by_script_are_limited() -> None:
-    toy = Toy(scripted_consent=True)
+    toy = Toy(acknowledge=BY_SCRIPT)
 
     def blind() -> None:
         raise CameraError("front: no picture for 2 s")
@@ -373,7 +374,7 @@ def test_acknowledgements_by_script_are_limited() -> None:
 
 
 def test_a_lost_robot_is_connected_again() -> None:
-    toy = Toy(scripted_consent=True)
+    toy = Toy(acknowledge=BY_SCRIPT)
     observe, connected = toy.robot.observe, []
 
     def gone() -> object:
@@ -389,7 +390,7 @@ def test_a_lost_robot_is_connected_again() -> None:
 
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_a_lost_camera_is_started_again(warmup: int) -> None:
-    toy = Toy(scripted_consent=True, warmup=warmup)
+    toy = Toy(acknowledge=BY_SCRIPT, warmup=warmup)
     camera = toy.camera
     latest, started = camera.latest, list[None]()
 

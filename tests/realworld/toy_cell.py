@@ -10,10 +10,11 @@ import numpy as np
 
 from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticCamera, SyntheticRobot
 from rlinf_vla.config.control import ControlConfig
+from rlinf_vla.config.robot import SessionConfig
 from rlinf_vla.core.robot import Action, RobotState, Scene, Vector
 from rlinf_vla.realworld.episode import RobotEpisode
 from rlinf_vla.realworld.inference import Chunk, Request
-from rlinf_vla.realworld.operator_session import Cell, SessionRules
+from rlinf_vla.realworld.operator_session import Cell
 from rlinf_vla.realworld.player import RobotPlayer, Score
 from rlinf_vla.rollout.reward_shaping import env_reward
 from tests.realworld.control import HZ, MS
@@ -75,7 +76,7 @@ class Toy:
         journal_path: Path | None = None,
         warmup: int = 0,
         wrap: Callable[[ToyScene], Scene] = lambda scene: scene,
-        **rules: object,
+        **settings: object,
     ) -> None:
         self.clock = VirtualClock()
         self.robot = SyntheticRobot(self.clock, HZ)
@@ -92,7 +93,9 @@ class Toy:
             cell,
             background,
             ControlConfig(warmup=warmup, max_misses=5),
-            SessionRules(limit=limit, dimensions=4, **rules),  # type: ignore[arg-type]
+            SessionConfig(**settings),  # type: ignore[arg-type]
+            limit,
+            4,
             self.clock,
             score,
             self.said.append,

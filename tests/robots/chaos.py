@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from rlinf_vla.config.control import ControlConfig
+from rlinf_vla.config.robot import SessionConfig
 from rlinf_vla.core.robot import ACKNOWLEDGE, Action, Camera, Robot, RobotState
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
 from rlinf_vla.realworld.inference import Chunk, Infer, InferenceWorker, Request
-from rlinf_vla.realworld.operator_session import Cell, SessionRules
+from rlinf_vla.realworld.operator_session import Cell
 from rlinf_vla.realworld.player import RobotPlayer
 from rlinf_vla.robots.cell import Cell as Limits
 
@@ -158,7 +159,9 @@ class Chaos(ABC):
             Cell(robot, cameras, nothing, nothing),
             background(self._infer),
             ControlConfig(warmup=0),
-            SessionRules(limit=40, dimensions=4),
+            SessionConfig(),
+            40,
+            4,
             clock,
             tell=self._hear,
         )

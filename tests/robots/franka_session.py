@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import numpy as np
 from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget
 from rlinf_vla.robots.franka import messages
 from rlinf_vla.robots.franka.plugin import franka_sim
-from rlinf_vla.robots.runtime_folder import JOURNAL, STATE, Latch
+from rlinf_vla.robots.runtime_folder import JOURNAL, LOCK, STATE, Latch
 from rlinf_vla.robots.shared_record import SharedRecord
 from rlinf_vla.robots.simulated.client import SimulatedCell
 
@@ -54,6 +55,19 @@ def pursues(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return data is not None and messages.unpack(data).commanded is not None
+
+
+def is_driven(folder: Path) -> bool:
+    """Whether a process holds the lock of this folder's arm: until it has exited, which is later than the last line of its journal.
+
+    Nobody may start to drive the arm meanwhile, because this takes the lock for a moment.
+    """
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> float:

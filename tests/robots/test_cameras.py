@@ -20,7 +20,7 @@ from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.robot import Camera, CameraError, Frame
 from rlinf_vla.robots import cameras
-from rlinf_vla.robots.cameras import DRIVERS, CapturingCamera, FrameMonitor, RealSenseCamera, SimulatedCamera, device
+from rlinf_vla.robots.cameras import DRIVERS, CapturingCamera, FrameMonitor, OpenCVCamera, RealSenseCamera, SimulatedCamera, device
 from rlinf_vla.robots.franka.config import CameraConfig
 from rlinf_vla.robots.franka.plugin import franka
 from rlinf_vla.robots.simulated.client import SimulatedCell
@@ -46,6 +46,14 @@ def test_a_frozen_picture_is_refused_though_its_time_goes_on() -> None:
     with pytest.raises(CameraError, match="frozen"):
         watch.check(frame(11.1, 0), 11.1)
     watch.check(frame(11.2, 1), 11.2)
+
+
+def _error(camera: Camera) -> str:
+    try:
+        camera.latest()
+    except CameraError as error:
+        return str(error)
+    return ""
 
 
 class Scripted(CapturingCamera):
@@ -80,10 +88,17 @@ def scripted() -> Iterator[Scripted]:
     camera.close()
 
 
-def test_the_newest_picture_is_there_at_once_and_ages(scripted: Scripted) -> None:
-    newest = scripted.latest()
-    assert newest.number == 1
-    scripted._newest = replace(newest, time=newest.time - 61.0)
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the cameras' clock forward by so many seconds."""
+    ahead = [0.0]
+    monkeypatch.setattr(cameras, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead), sleep=time.sleep))
+    return ahead.append
+
+
+def test_the_newest_picture_is_there_at_once_and_ages(scripted: Scripted, later: Callable[[float], None]) -> None:
+    assert scripted.latest().number == 1
+    later(61.0)
     with pytest.raises(CameraError, match="camera wrist: its newest picture is"):
         scripted.latest()
 
@@ -91,7 +106,7 @@ def test_the_newest_picture_is_there_at_once_and_ages(scripted: Scripted) -> Non
 def test_a_device_that_breaks_is_named(scripted: Scripted) -> None:
     scripted.pictures.append(RuntimeError("unplugged"))
     scripted.more.set()
-    wait_until(lambda: scripted._failure, 20, "it is noticed")
+    wait_until(lambda: _error(scripted), 20, "it is noticed")
     with pytest.raises(CameraError, match="camera wrist: unplugged"):
         scripted.latest()
 
@@ -100,7 +115,7 @@ def test_a_device_that_broke_is_started_anew(scripted: Scripted) -> None:
     for _ in range(2):
         scripted.pictures.append(RuntimeError("unplugged"))
         scripted.more.set()
-        wait_until(lambda: scripted._failure, 20, "it is noticed")
+        wait_until(lambda: _error(scripted), 20, "it is noticed")
         scripted.close()
         with pytest.raises(CameraError, match="unplugged"):
             scripted.latest()
@@ -110,15 +125,13 @@ def test_a_device_that_broke_is_started_anew(scripted: Scripted) -> None:
         wait_until(lambda: scripted.latest().number > 1, 20, "it goes on")
 
 
-def test_a_device_that_was_away_is_not_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_was_away_is_not_frozen(later: Callable[[float], None]) -> None:
     camera = Scripted("wrist", replace(LASTING, frozen_s=0.1))
-    away_s = 0.0
-    monkeypatch.setattr(cameras, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + away_s, sleep=time.sleep))
     camera.start()
     camera.latest()
     camera.more.set()
     camera.close()
-    away_s = 10.0
+    later(10.0)
     camera.start()
     assert camera.latest().number == 1, "the same picture as then, which says nothing of the time in between"
     camera.more.set()
@@ -126,16 +139,14 @@ def test_a_device_that_was_away_is_not_frozen(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_who_still_waits_for_the_device_before_says_nothing_any_more(scripted: Scripted) -> None:
-    before, waiting = scripted.more, scripted._thread
-    assert waiting is not None
+    before, released = scripted.more, scripted.released
     scripted.close()  # in vain: its thread waits for a picture for longer
     scripted.start()
-    first = scripted._newest
+    first = scripted.latest()
     scripted.pictures.append(RuntimeError("of the device before"))
     before.set()
-    waiting.join(120)
-    assert not waiting.is_alive()
-    assert scripted._failure is None and scripted._newest is first
+    assert released.wait(120)
+    assert scripted.latest() is first
 
 
 def test_a_camera_is_started_first() -> None:
@@ -161,14 +172,19 @@ def test_opencv_shows_a_film_and_says_when_it_ends(tmp_path: Path) -> None:
     for _ in range(3):
         writer.write(np.full((48, 64, 3), (0, 0, 200), np.uint8))  # BGR: red
     writer.release()
-    camera = device("film", CameraConfig(driver="opencv", device=str(tmp_path / "film.avi"), max_age_s=10.0, frozen_s=10.0))
+    pictures = threading.Semaphore(1)
+
+    class OneByOne(OpenCVCamera):
+        def _read(self) -> NDArray[np.uint8]:
+            pictures.acquire()
+            return super()._read()
+
+    camera = OneByOne("film", CameraConfig(device=str(tmp_path / "film.avi"), max_age_s=60.0, frozen_s=60.0))
     camera.start()
-    assert camera._newest is not None
-    red, green, blue = camera._newest.image[24, 32].astype(int)
+    red, green, blue = camera.latest().image[24, 32].astype(int)
     assert red > 150 and green < 60 and blue < 60
-    wait_until(lambda: camera._failure, 5, "the film ends")
-    with pytest.raises(CameraError, match="gives no more pictures"):
-        camera.latest()
+    pictures.release(3)
+    wait_until(lambda: "gives no more pictures" in _error(camera), 20, "the film ends")
     camera.close()
 
 
@@ -193,7 +209,7 @@ def test_realsense_pictures_are_read_as_the_driver_gives_them() -> None:
         def _serials(self, rs: Any) -> list[str]:
             return ["123"]
 
-        def _stream(self, rs: Any, serial: str) -> Any:
+        def _stream(self, rs: Any, serial: str, queue: Any) -> Any:
             self._software = rs.software_device()
             sensor = self._software.add_sensor("colour")
             stream = rs.video_stream()
@@ -201,7 +217,7 @@ def test_realsense_pictures_are_read_as_the_driver_gives_them() -> None:
             stream.fmt = rs.format.rgb8
             profile = sensor.add_video_stream(stream)
             sensor.open(profile)
-            sensor.start(self._queue)
+            sensor.start(queue)
             picture = rs.software_video_frame()
             picture.stride, picture.bpp, picture.pixels, picture.profile = 64 * 3, 3, image, profile.as_video_stream_profile()
             sensor.on_video_frame(picture)
@@ -240,14 +256,6 @@ def test_simulated_cameras_see_the_table_and_freeze_and_fall_silent(tmp_path: Pa
         wait_until(lambda: " s old" in _error(camera), 6, "it is missed")
     finally:
         cell.close()
-
-
-def _error(camera: SimulatedCamera) -> str:
-    try:
-        camera.latest()
-    except CameraError as error:
-        return str(error)
-    return ""
 
 
 @pytest.mark.parametrize(

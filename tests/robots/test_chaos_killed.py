@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from chaos import ROUNDS, STRICT, Round
-from franka_session import CELL_YAML, SMALL, STILL_RAD_S, journal, pursues, wait_until
+from franka_session import CELL_YAML, SMALL, STILL_RAD_S, is_driven, journal, pursues, wait_until
 from trajectory import Trajectory
 
 from rlinf_vla.realworld.episode import RobotEpisode
@@ -102,8 +102,12 @@ class Killed:
         wait_until(lambda: self.played() > more_than, START_S, "another episode was used for training")
 
     def close(self) -> None:
+        """Until the arm may be driven by another."""
+        beside = self.beside() if self.learner.poll() is None else None
         self.learner.kill()
         self.learner.wait()
+        wait_until(lambda: beside is None or not _cmdline(beside), 30, "the process beside the robot ends")
+        wait_until(lambda: not is_driven(self.cell.folder), 30, "the arm's process ends")
         self.seen.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -21,30 +20,33 @@ from rlinf_vla.robots import runtime_folder, stop
 from rlinf_vla.robots.franka.plugin import franka
 
 
+def process(folder: Path, then: str) -> list[str]:
+    """The command of a process that takes the arm's ``lock``."""
+    program = "import sys, pathlib; from rlinf_vla.robots.runtime_folder import Lock; lock = Lock(pathlib.Path(sys.argv[1]), 'arm')"
+    return [sys.executable, "-c", f"{program}; {then}", str(folder)]
+
+
+def killed(folder: Path, then: str = "pass") -> str:
+    """Whom the next process finds killed; it then ends."""
+    return subprocess.run(process(folder, f"{then}; print(lock.killed)"), check=True, capture_output=True, text=True).stdout.strip()
+
+
 @pytest.mark.parametrize("drives", [False, True])
 def test_an_arm_has_one_process_and_a_dead_one_holds_nothing(tmp_path: Path, drives: bool) -> None:
-    program = "import sys, pathlib; from rlinf_vla.robots.runtime_folder import Lock; lock = Lock(pathlib.Path(sys.argv[1]), 'arm');"
-    program += f" {drives} and lock.drive(); print('held', flush=True); input()"
-    command = [sys.executable, "-c", program, str(tmp_path)]
+    command = process(tmp_path, f"{drives} and lock.drive(); print('held', flush=True); input()")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
         with pytest.raises(RobotError, match=f"arm is driven by process {holder.pid} already"):
             runtime_folder.Lock(tmp_path, "arm")
         holder.kill()
-    for _ in range(2):
-        lock = runtime_folder.Lock(tmp_path, "arm")
-        assert lock.killed == (str(holder.pid) if drives else None), "until somebody says that it is latched"
-        os.close(lock._file)
-    lock = runtime_folder.Lock(tmp_path, "arm")
-    lock.hold()
-    os.close(lock._file)
-    assert runtime_folder.Lock(tmp_path, "arm").killed is None
+    for then in ("pass", "lock.hold()"):
+        assert killed(tmp_path, then) == str(holder.pid if drives else None), "until somebody says that it is latched"
+    assert killed(tmp_path) == "None"
 
 
 def test_who_let_an_arm_go_was_not_killed(tmp_path: Path) -> None:
-    program = "import sys, pathlib; from rlinf_vla.robots.runtime_folder import Lock; lock = Lock(pathlib.Path(sys.argv[1]), 'arm');"
-    subprocess.run([sys.executable, "-c", program + " lock.drive(); lock.release()", str(tmp_path)], check=True)
-    assert runtime_folder.Lock(tmp_path, "arm").killed is None
+    subprocess.run(process(tmp_path, "lock.drive(); lock.release()"), check=True)
+    assert killed(tmp_path) == "None"
 
 
 def test_a_latch_is_kept_until_it_is_cleared(tmp_path: Path) -> None:
