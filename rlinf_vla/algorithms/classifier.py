@@ -14,6 +14,7 @@ from rlinf_vla.algorithms.sft import DemonstrationConfig, StepFlow, Supervised, 
 from rlinf_vla.config.algorithm import SUPERVISED, AlgorithmConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import CountOrZero, LearningRate, Name, Positive, Probability, Range, Size
+from rlinf_vla.core.devices import moved
 from rlinf_vla.core.types import Inputs
 
 
@@ -59,6 +60,9 @@ class Frames:
 
     def __getitem__(self, index: Any) -> Frames:
         return Frames({name: value[index] for name, value in self.inputs.items()}, self.success[index], self.episode[index])
+
+    def to(self, device: torch.device) -> Frames:
+        return Frames(moved(self.inputs, device), *moved({"success": self.success, "episode": self.episode}, device).values())
 
 
 class Flow(StepFlow, Protocol):

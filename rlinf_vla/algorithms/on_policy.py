@@ -27,6 +27,7 @@ from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.config.algorithm import ON_POLICY, AlgorithmConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
+from rlinf_vla.core.devices import device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Rollouts, Trajectory
 
@@ -106,8 +107,9 @@ class Batch:
     def __getitem__(self, index: Any) -> Batch:
         return self._map(lambda each: each[index])
 
-    def to(self, device: torch.device | str) -> Batch:
-        return self._map(lambda each: each.to(device))
+    def to(self, device: torch.device) -> Batch:
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, calls=self.calls.to(device), **moved(tensors, device))
 
     def _map(self, function: Callable[[Any], Any]) -> Batch:
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -215,7 +217,7 @@ class OnPolicy(Algorithm):
 
 def parity(policy: Policy, rollouts: Trajectory, temperature: float, calls: int = 64) -> float:
     """Return the largest error of ``evaluate`` in log_prob over the first ``calls`` calls."""
-    flat = rollouts[:calls]
+    flat = rollouts[:calls].to(device_of(policy))
     with torch.no_grad():
         again = policy.evaluate(flat.inputs, flat.latent, temperature).log_prob
     return torch.where(flat.valid[..., None], (again - flat.log_prob).abs(), 0).max().item()

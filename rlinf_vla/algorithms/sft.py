@@ -13,6 +13,7 @@ from torch import Tensor
 from rlinf_vla.algorithms.base import Algorithm
 from rlinf_vla.config.algorithm import SUPERVISED, AlgorithmConfig
 from rlinf_vla.config.ranges import Count, CountOrZero, Label, LearningRate, Name, NonEmpty, Positive, Probability, Range, Size
+from rlinf_vla.core.devices import moved
 from rlinf_vla.core.protocols import Noise, Policy
 from rlinf_vla.core.types import Inputs
 
@@ -78,7 +79,7 @@ class Demonstrations:
 
     @property
     def counts(self) -> Tensor:
-        return torch.ones(len(self), dtype=torch.bool, device=self.actions.device)
+        return torch.ones(len(self), dtype=torch.bool)
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -86,13 +87,16 @@ class Demonstrations:
     def __getitem__(self, index: Tensor | slice) -> Demonstrations:
         return Demonstrations({name: value[index] for name, value in self.inputs.items()}, self.actions[index], self.draws[index])
 
+    def to(self, device: torch.device) -> Demonstrations:
+        return Demonstrations(moved(self.inputs, device), *moved({"actions": self.actions, "draws": self.draws}, device).values())
+
 
 def action_chunks(actions: Tensor, chunk: int) -> Tensor:
     """Return the chunk that starts at each action of an episode: ``[L, D]`` to ``[L, C, D]``.
 
     Beyond the end, the last action is repeated.
     """
-    steps = torch.arange(len(actions), device=actions.device)[:, None] + torch.arange(chunk, device=actions.device)
+    steps = torch.arange(len(actions))[:, None] + torch.arange(chunk)
     return actions[steps.clamp(max=len(actions) - 1)]
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf_vla.core.devices import moved
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Recipe names of the dtypes that weights may have."""
 
@@ -36,7 +38,13 @@ class Observation:
     state: Tensor
     instruction: list[str]
 
+    def to(self, device: torch.device) -> Observation:
+        """Return the observation on ``device``, moved in one copy."""
+        found = moved({_STATE: self.state} | {_IMAGE + name: image for name, image in self.images.items()}, device)
+        return Observation({name: found[_IMAGE + name] for name in self.images}, found[_STATE], self.instruction)
 
+
+_IMAGE, _STATE = "image.", "state"
 MAX_TASKS = MAX_ATTEMPTS = 1 << 16
 """Task and attempt share one 32-bit word of the counter of the policy's random number generator."""
 
@@ -99,6 +107,12 @@ class StepResult:
     def done(self) -> Tensor:
         """bool ``[B]``: whether the episode ended in this chunk."""
         return (self.terminated | self.truncated).any(dim=1)
+
+    def outcome_to(self, device: torch.device) -> StepResult:
+        """Return the result with all but the observation on ``device``, moved in one copy."""
+        names = ("reward", "terminated", "truncated", "success", "valid")
+        found: dict[str, Any] = moved({name: getattr(self, name) for name in names}, device)
+        return replace(self, **found)
 
 
 @dataclass(frozen=True)
@@ -197,8 +211,12 @@ class Trajectory:
     def __getitem__(self, index: Any) -> Trajectory:
         return _map(lambda x: x[index], self)
 
-    def to(self, device: torch.device | str) -> Trajectory:
-        return _map(lambda x: x.to(device), self)
+    def to(self, device: torch.device) -> Trajectory:
+        """Return the calls on ``device``, moved in one copy."""
+        tensors: Tensors = {}
+        _map(lambda x: tensors.setdefault(str(len(tensors)), x), self)
+        found = iter(moved(tensors, device).values())
+        return _map(lambda _: next(found), self)
 
     @staticmethod
     def cat(parts: Sequence[Trajectory], dim: int) -> Trajectory:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import MAX_TASKS, ActionSample, Episodes, Inputs, Tensors
+from rlinf_vla.core.types import MAX_TASKS, ActionSample, Episodes, Inputs, Observation, Tensors
 from rlinf_vla.rollout.noise import CounterNoise
 
 WARMUP = 3
@@ -39,23 +40,27 @@ class Actor:
     """
 
     def __init__(self, policy: Policy, settings: Settings) -> None:
-        self.policy, self.settings = policy, settings
-        device = next(policy.parameters()).device
-        graphs = device.type == "cuda" and settings.cuda_graphs
-        self._act: Callable[[Tensors], Tensors] = CudaGraphed(self._act_block) if graphs else self._act_block
-        self._value: Callable[[Tensors], Tensors] = CudaGraphed(self._value_block) if graphs else self._value_block
+        self.policy, self.settings, self.device = policy, settings, device_of(policy)
+        self._act = graphed(self._act_block, self.device, settings.cuda_graphs)
+        self._value = graphed(self._value_block, self.device, settings.cuda_graphs)
+
+    def prepare(self, obs: Observation) -> Inputs:
+        """Return the policy's inputs, on its device."""
+        return self.policy.prepare(obs.to(self.device))
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
-        """Sample actions; ``step`` int64 ``[B]``: control steps executed in the episodes so far."""
-        device = next(iter(inputs.values())).device
-        counters = {"task": noise_task(episodes), "seed": episodes.seed, "step": step}
-        found = self._in_blocks(self._act, inputs | {f"{COUNTER}{name}": value.to(device) for name, value in counters.items()})
+        """Sample actions; ``step`` int64 ``[B]``: control steps executed in the episodes so far.
+
+        The sample is on the CPU.
+        """
+        counters = {f"{COUNTER}task": noise_task(episodes), f"{COUNTER}seed": episodes.seed, f"{COUNTER}step": step}
+        found = moved(self._in_blocks(self._act, moved(inputs | counters, self.device)), CPU)
         latent = {name.removeprefix(_LATENT): value for name, value in found.items() if name.startswith(_LATENT)}
         return ActionSample(found["actions"], latent, found["log_prob"], found["value"])
 
     def value(self, inputs: Inputs) -> Tensor:
-        """Return the critic's estimate, float32 ``[B]``."""
-        return self._in_blocks(self._value, inputs)["value"]
+        """Return the critic's estimate, float32 ``[B]``, on the CPU."""
+        return moved(self._in_blocks(self._value, moved(inputs, self.device)), CPU)["value"]
 
     @torch.inference_mode()
     def _in_blocks(self, function: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
@@ -87,6 +92,11 @@ def noise_task(episodes: Episodes) -> Tensor:
 
 
 COUNTER, _LATENT = "counter.", "latent."
+
+
+def graphed(function: Callable[[Tensors], Tensors], device: torch.device, enabled: bool) -> Callable[[Tensors], Tensors]:
+    """Return ``function``, recorded as CUDA graphs if ``device`` is a GPU and it is ``enabled``."""
+    return CudaGraphed(function) if enabled and device.type == "cuda" else function
 
 
 class CudaGraphed:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FEATURES
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import Policy, VectorEnv
+from rlinf_vla.core.protocols import Policy, VectorEnv, prepared
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Episodes
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.player import ActorProtocol, Call, EpisodeRows, Spans, play_episodes
@@ -33,7 +33,7 @@ def record_transitions(
     """Run ``episodes`` in ``groups`` by ``actor`` or by the scripted expert. Raises UserError."""
     if expert and policy.spec.chunk != 1:
         raise UserError(f"expert demonstrations are single actions, not chunks of {policy.spec.chunk}: use a policy with chunk 1")
-    played = partial(ExpertActor, policy) if expert else lambda env: actor
+    played = partial(ExpertActor, prepare=partial(prepared, policy)) if expert else lambda env: actor
     return collect_transitions(played, policy, groups, episodes, rewards, spans, progress)
 
 
@@ -69,7 +69,7 @@ def collect_transitions(
         kept.add(index, seen | outcome)
         cut = done & ~terminated
         if bool(cut.any()):
-            last = policy.precompute(policy.prepare(result.observation))
+            last = policy.precompute(prepared(policy, result.observation))
             kept.add(index, last | {name: torch.zeros_like(value) for name, value in outcome.items()}, cut)
         for slot, number in enumerate(index.tolist()):
             if number >= 0:

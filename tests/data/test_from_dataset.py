@@ -121,7 +121,9 @@ def test_transitions_equal_those_of_the_episodes(tmp_path: Path, limit: int) -> 
     envs = groups(2, 1, episode_limit=limit)
     write(tmp_path / "data", played(envs, CLEAN))
     listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, 6, 2)
-    truth = collect_transitions(lambda env: ExpertActor(policy, env), policy, envs, listed, partial(chunk_rewards, gamma=0.9), Timeline())
+    truth = collect_transitions(
+        lambda env: ExpertActor(env, policy.prepare), policy, envs, listed, partial(chunk_rewards, gamma=0.9), Timeline()
+    )
     found = list(dataset_transitions(policy, config))
     cut = [bool((each.records[ACTED] == 0).any()) for each in truth]
     assert any(cut) == (limit == 3) and not all(cut)

@@ -23,3 +23,4 @@ from .reward import Learner as Learner
 from .reward import Reward as Reward
 from .reward import RewardModel as RewardModel
 from .reward import RewardPlugin as RewardPlugin
+from .reward import prepared as prepared

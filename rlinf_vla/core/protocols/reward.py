@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.types import Inputs, Observation, StepResult
 
 from .env import EnvSpec
@@ -52,6 +53,11 @@ class RewardModel(nn.Module):
 
 Learner = Policy | RewardModel
 """A network that a trainer can train."""
+
+
+def prepared(learner: Learner, obs: Observation) -> Inputs:
+    """Return the inputs of ``learner``, prepared on its device."""
+    return learner.prepare(obs.to(device_of(learner)))
 
 
 class RewardPlugin(Protocol):
