@@ -51,9 +51,7 @@ class GpuTensor(Tensor):
     @staticmethod
     def __new__(cls, value: Tensor) -> GpuTensor:
         assert type(value) is Tensor and value.device.type == "cpu"
-        return Tensor._make_wrapper_subclass(
-            cls, value.size(), value.stride(), value.storage_offset(), dtype=value.dtype, device=GPU
-        )
+        return Tensor._make_wrapper_subclass(cls, value.size(), value.stride(), value.storage_offset(), dtype=value.dtype, device=GPU)
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
