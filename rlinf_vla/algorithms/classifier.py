@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlinf_vla.algorithms.augmentation import shift_images
-from rlinf_vla.algorithms.sft import DemonstrationConfig, StepFlow, Supervised, warmup_cosine
-from rlinf_vla.config.algorithm import SUPERVISED, AlgorithmConfig
+from rlinf_vla.algorithms.base import DemonstrationConfig
+from rlinf_vla.algorithms.sft import StepFlow, Supervised, warmup_cosine
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import CountOrZero, LearningRate, Name, Positive, Probability, Range, Size
+from rlinf_vla.config.recipe import SUPERVISED, AlgorithmConfig
 from rlinf_vla.core.types import Inputs
 
 

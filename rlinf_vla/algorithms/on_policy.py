@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
-from rlinf_vla.algorithms.base import Algorithm
+from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
 from rlinf_vla.algorithms.losses import (
     AGGREGATIONS,
     GRANULARITIES,
@@ -23,10 +23,9 @@ from rlinf_vla.algorithms.losses import (
     policy_loss,
     value_loss,
 )
-from rlinf_vla.algorithms.sft import DemonstrationConfig
-from rlinf_vla.config.algorithm import ON_POLICY, AlgorithmConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
+from rlinf_vla.config.recipe import ON_POLICY, AlgorithmConfig
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Rollouts, Trajectory
 

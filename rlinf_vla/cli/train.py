@@ -12,9 +12,8 @@ from omegaconf import DictConfig
 
 from rlinf_vla.algorithms.base import Algorithm
 from rlinf_vla.cli.training_run import TrainingRun
-from rlinf_vla.config.algorithm import NO_ALGORITHM, SUPERVISED
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, Recipe
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.core.interrupt import deferred_signals
 from rlinf_vla.core.io import write_json

@@ -8,14 +8,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.core.types import Episodes, Rollouts, Tensors, Trajectory
+from rlinf_vla.core.types import Rollouts, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect, collect_episodes, rollout_calls
-from rlinf_vla.rollout.episodes import training_episodes
+from rlinf_vla.rollout.episodes import drawn_episodes
 from rlinf_vla.runtime.base import OnPolicyFlow, Threads
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.timeline import Timeline
@@ -101,9 +99,3 @@ class InProcessFlow(OnPolicyFlow):
         self.log_update(metrics)
         self.log({"timing_s/update": self.metrics.get("timing_s/update", 0.0) + time.perf_counter() - started})
         return algorithm.enough(metrics)
-
-
-def drawn_episodes(run_seed: int, iteration: int, count: int, draw: int, num_tasks: int) -> Episodes:
-    """Draw ``count`` new training episodes of an iteration; each ``draw`` gives others."""
-    slots = torch.arange(count)
-    return training_episodes(run_seed, iteration, slots, torch.full_like(slots, draw), num_tasks)

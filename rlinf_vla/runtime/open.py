@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.config.algorithm import OFF_POLICY, SUPERVISED
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import OFF_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation

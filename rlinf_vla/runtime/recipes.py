@@ -14,12 +14,11 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from rlinf_vla.config.algorithm import NO_ALGORITHM, NoAlgorithmConfig
 from rlinf_vla.config.checks import NO_MODEL, check
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
-from rlinf_vla.config.recipe import ModelConfig, Recipe, RewardConfig
+from rlinf_vla.config.recipe import NO_ALGORITHM, ModelConfig, NoAlgorithmConfig, Recipe, RewardConfig
 from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
 from rlinf_vla.core import plugins
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from yaml import YAMLError
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ModelConfig, Recipe, RewardConfig
-from rlinf_vla.config.trust import outside
 from rlinf_vla.core import plugins
 from rlinf_vla.runtime.recipes import algorithm_configs, env_configs, read
 from rlinf_vla.runtime.run_directory import RECIPE, is_sweep, saved_recipe, split
@@ -34,7 +34,7 @@ def read_saved(directory: Path) -> DictConfig:
 def with_overrides(values: dict[str, Any], settings: Sequence[str], used: Sequence[str], where: str) -> Recipe:
     """Return the recipe of a file from an untrusted source, with the command line's ``KEY=VALUE``.
 
-    Keys marked ``trust.OUTSIDE`` below the nodes ``used`` (such as ``env.``) come only from the
+    Keys marked ``ranges.OUTSIDE`` below the nodes ``used`` (such as ``env.``) come only from the
     command line ``settings``, which may set no other key. Raises UserError.
     """
     config, said = from_saved(values, where), [setting.partition("=")[0] for setting in settings]
@@ -52,6 +52,17 @@ def with_overrides(values: dict[str, Any], settings: Sequence[str], used: Sequen
             raise UserError(f"{key} cannot be set: the recipe of {where} is used unchanged, the command line may set {known}")
     _refuse_unsaid(recipe, used, said, where)
     return recipe
+
+
+def outside(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """Yield key, value, and whether it is the default, of each OUTSIDE field, nested ones too."""
+    for field in fields(config):
+        key, value = prefix + field.name, getattr(config, field.name)
+        if field.metadata.get("outside"):
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            yield key, value, value == default
+        elif is_dataclass(value):
+            yield from outside(value, f"{key}.")
 
 
 def _forget(config: DictConfig, said: Sequence[str]) -> None:

@@ -8,8 +8,9 @@ from functools import partial
 
 import torch
 
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import Frames, success_loss
-from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations, imitation_loss
+from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.core.protocols import Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.demonstrations import collect_demonstrations, labelled_frames

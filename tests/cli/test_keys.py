@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from rlinf_vla.config.cluster import RobotRoleConfig, RolesConfig
-from rlinf_vla.config.control import ControlConfig
 from rlinf_vla.config.recipe import PresetConfig, Recipe
-from rlinf_vla.config.robot import SessionConfig
+from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.types import Observation
 from rlinf_vla.runtime import recipes
@@ -170,7 +169,7 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     # two keys are needed before the recipe is one: which directory, and whether to go on
     seen |= {(Recipe, name) for name in said(iter([ROOT / "rlinf_vla" / "runtime" / "run_directory.py"]), {"config"})}
     # what drives a robot does so in real time
-    loop = (ROOT / "rlinf_vla" / name for name in ("config/control.py", "realworld/control_loop.py"))
+    loop = (ROOT / "rlinf_vla" / name for name in ("config/robot.py", "realworld/control_loop.py"))
     seen |= {(ControlConfig, name) for name in said(loop, {"config", "_config"})}
     seen |= {(Recipe, name) for name in said(iter([ROOT / "benchmarks" / "control.py"]), {"recipe"})}
     beside = [ROOT / "rlinf_vla" / "realworld" / f"{name}.py" for name in ("cell", "runtime")]

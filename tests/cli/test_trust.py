@@ -12,13 +12,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlinf_vla.cli import compose
-from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.config.trust import outside, printable
 from rlinf_vla.core import plugins
 from rlinf_vla.evaluation.results import FORMAT
 from rlinf_vla.runtime import recipes
-from rlinf_vla.runtime.saved_recipe import to_plain, with_overrides
+from rlinf_vla.runtime.saved_recipe import outside, to_plain, with_overrides
 from tests.cli.conftest import CommandLine
 
 WORDS = ("cluster=laptop", "model=none", "sweep.policies=[random]", "episodes=1", "rollout.batch_size=1")

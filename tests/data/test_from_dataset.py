@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rlinf_vla.algorithms.advantages import chunk_rewards
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.sac import SACConfig
-from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Inputs, Observation
 from rlinf_vla.data import lerobot_format as form

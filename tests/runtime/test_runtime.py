@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.base import OptimizerConfig
+from rlinf_vla.algorithms.base import DemonstrationConfig, OptimizerConfig
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
-from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.core.types import Inputs, gather
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.local import InProcessFlow

@@ -14,9 +14,9 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.core.types import Rollouts, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import rollout_calls
+from rlinf_vla.rollout.episodes import drawn_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import OnPolicyFlow
-from rlinf_vla.runtime.local import drawn_episodes
 from rlinf_vla.runtime.ray.pool import Pool, ShardLost
 from rlinf_vla.runtime.ray.rollout_workers import ShardDone, Weights, evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed, light_trajectory, serial_of
