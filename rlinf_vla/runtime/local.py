@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.core.protocols import Policy, VectorEnv
@@ -16,7 +15,6 @@ from rlinf_vla.rollout.collector import collect, collect_episodes, rollout_calls
 from rlinf_vla.rollout.episodes import drawn_episodes
 from rlinf_vla.runtime.base import OnPolicyFlow, Threads
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import acting
 from rlinf_vla.training.trainer import Trainer
 
@@ -30,16 +28,16 @@ class InProcessFlow(OnPolicyFlow):
         groups: Sequence[VectorEnv],
         trainer: Trainer,
         settings: Settings,
-        timeline: Timeline,
+        staleness: int = 0,
+        iterations: int | None = None,
         reuse_frozen: bool = True,
         update_threads: Threads = nullcontext,
-        **options: Any,
     ) -> None:
-        """``reuse_frozen``: see ``ClusterConfig``. ``options``: see the base class.
+        """``reuse_frozen``: see ``ClusterConfig``. ``iterations``: see the base class.
 
         ``update_threads``: context of updates, during which the simulators are idle.
         """
-        super().__init__(settings=settings, timeline=timeline, **options)
+        super().__init__(settings, staleness, iterations)
         self.policy, self.groups, self.actor, self.update_threads = policy, groups, Actor(policy, settings), update_threads
         self.trainer, self._earlier = trainer, dict[int, Tensors]()
         self.learning = OnPolicyUpdater(trainer, settings.run_seed, settings.temperature, reuse_frozen)

@@ -75,7 +75,6 @@ class ReplayFlow(BaseFlow):
         self,
         trainer: Trainer,
         settings: Settings,
-        timeline: Timeline,
         config: OffPolicyConfig,
         directory: Path,
         state: dict[str, Any],
@@ -85,7 +84,7 @@ class ReplayFlow(BaseFlow):
 
         ``update_threads``: context of updates, during which the simulators are idle.
         """
-        super().__init__(settings, timeline)
+        super().__init__(settings)
         self.trainer, self.config, self.update_threads = trainer, config, update_threads
         self.policy: Policy = trainer.policy  # type: ignore[assignment]
         self.chunk_rewards = partial(chunk_rewards, gamma=config.gamma, unit=config.gamma_unit)

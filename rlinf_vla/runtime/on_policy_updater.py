@@ -13,7 +13,7 @@ from torch import Tensor
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig, parity
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Trajectory, flattened
-from rlinf_vla.training.data_parallel import map_rows, rows_of_rank
+from rlinf_vla.training.ranks import map_rows, rows_of_rank
 from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
 
 if TYPE_CHECKING:

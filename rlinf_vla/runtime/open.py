@@ -52,14 +52,13 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
             from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 
             collector, replay = LocalCollector(policy, builders.rewarded(recipe, groups), settings), directory / run_directory.REPLAY
-            flow = OffPolicyFlow(collector, trainer, settings, Timeline(), config, replay, state, threads)
+            flow = OffPolicyFlow(collector, trainer, settings, config, replay, state, threads)
         else:
             flow = InProcessFlow(
                 policy,
                 builders.rewarded(recipe, groups),
                 trainer,
                 settings,
-                Timeline(),
                 reuse_frozen=recipe.cluster.reuse_frozen,
                 update_threads=threads,
                 staleness=config.staleness,

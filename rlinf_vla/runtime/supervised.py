@@ -16,7 +16,6 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.demonstrations import collect_demonstrations, labelled_frames
 from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.runtime.base import BaseFlow, Threads
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Trainer
 
 
@@ -34,7 +33,7 @@ class SupervisedFlow(BaseFlow):
         update_threads: Threads = nullcontext,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        super().__init__(settings, Timeline())
+        super().__init__(settings)
         self.learner, self.groups, self.trainer, self.update_threads, self.say = learner, groups, trainer, update_threads, say
         self._demonstrations: Demonstrations | None = None
         self._frames: Frames | None = None

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Learner
-from rlinf_vla.training.data_parallel import require_alike, world_size
 from rlinf_vla.training.gradient_checkpointing import repeated_blocks
+from rlinf_vla.training.ranks import require_alike, world_size
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
