@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
@@ -27,7 +26,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
 from rlinf_vla.config.recipe import ON_POLICY, AlgorithmConfig
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import Rollouts, Trajectory
+from rlinf_vla.core.types import Batched, Rollouts, Trajectory
 
 
 @dataclass
@@ -86,7 +85,7 @@ class OnPolicyConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Batched):
     """Data of an update: ``N`` policy calls, advantages ``[N]``, weights per element ``[N]``.
 
     target: value targets ``[N]``; None: there is no critic. proximal: log-probabilities
@@ -101,16 +100,6 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.advantage)
-
-    def __getitem__(self, index: Any) -> Batch:
-        return self._map(lambda each: each[index])
-
-    def to(self, device: torch.device | str) -> Batch:
-        return self._map(lambda each: each.to(device))
-
-    def _map(self, function: Callable[[Any], Any]) -> Batch:
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: function(value) for name, value in values.items() if value is not None})
 
     @property
     def counts(self) -> Tensor:

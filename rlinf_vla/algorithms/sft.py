@@ -14,7 +14,7 @@ from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
 from rlinf_vla.config.ranges import Count, CountOrZero, LearningRate, Name, Positive, Probability, Size
 from rlinf_vla.config.recipe import SUPERVISED, AlgorithmConfig
 from rlinf_vla.core.protocols import Noise, Policy
-from rlinf_vla.core.types import Inputs
+from rlinf_vla.core.types import Batched, Inputs
 
 
 @dataclass
@@ -35,7 +35,7 @@ class SFTConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True)
-class Demonstrations:
+class Demonstrations(Batched):
     """``N`` prepared policy inputs and the expert's actions, float32 ``[N, C, D]``.
 
     draws: int64 ``[N]``, counters of the random numbers in a loss, unique within a run.
@@ -58,9 +58,6 @@ class Demonstrations:
 
     def __len__(self) -> int:
         return len(self.actions)
-
-    def __getitem__(self, index: Tensor | slice) -> Demonstrations:
-        return Demonstrations({name: value[index] for name, value in self.inputs.items()}, self.actions[index], self.draws[index])
 
 
 def action_chunks(actions: Tensor, chunk: int) -> Tensor:

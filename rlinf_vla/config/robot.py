@@ -1,4 +1,4 @@
-"""Recipe nodes of episodes at a robot: ``env``, ``session`` and ``control``, and the loop's timing."""
+"""Recipe nodes of episodes at a robot: ``env``, ``session`` and ``control``, with its timing."""
 
 from __future__ import annotations
 
