@@ -16,7 +16,7 @@ from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ModelConfig, Recipe, RewardConfig
 from rlinf_vla.core import plugins
-from rlinf_vla.runtime.recipes import algorithm_configs, env_configs, read
+from rlinf_vla.runtime.recipes import Configs, read
 from rlinf_vla.runtime.run_directory import RECIPE, is_sweep, saved_recipe, split
 
 
@@ -126,10 +126,9 @@ def from_saved(values: dict[str, Any], where: str) -> DictConfig:
         raise UserError(f"{where} holds no recipe of this version of rlinf-vla (it has an interpolation, which would be resolved here)")
     try:
         schema = OmegaConf.structured(Recipe)
-        schema.env = OmegaConf.structured(plugins.choose("env", values["env"]["name"], env_configs()))
-        if values.get("robot") is not None:
-            schema.robot = OmegaConf.structured(plugins.choose("robot", values["robot"]["name"], plugins.robots()).Config)
-        schema.algorithm = OmegaConf.structured(plugins.choose("algorithm", values["algorithm"]["name"], algorithm_configs()))
+        for group in ("env", "robot", "algorithm"):
+            if group != "robot" or values.get("robot") is not None:
+                schema[group] = OmegaConf.structured(plugins.choose(group, values[group]["name"], Configs(group)))
         schema.model = ModelConfig(values["model"]["name"], options=_options(values["model"], NO_MODEL, "model", plugins.models()))
         schema.reward = RewardConfig(options=_options(values["reward"], None, "reward", plugins.rewards()))
         config = OmegaConf.merge(schema, OmegaConf.create(values))

@@ -29,7 +29,7 @@ def result(tmp_path: Path) -> Callable[..., Path]:
 
     def write(env: str, **altered: Any) -> Path:
         kept = to_plain(compose.load("eval", ["recipe=maniskill_eval", *WORDS]))
-        kept["env"] = to_plain(OmegaConf.structured(recipes.env_configs()[env])) | altered
+        kept["env"] = to_plain(OmegaConf.structured(recipes.Configs("env")[env])) | altered
         nothing: dict[str, Any] = {name: {} for name in ("environment", "provenance", "policies")}
         nothing |= {name: [] for name in ("suites", "differences", "episodes")}
         path = tmp_path / "result.json"
@@ -108,7 +108,7 @@ def test_a_file_does_not_steer_the_terminal(rlinf_vla: CommandLine, result: Call
 def test_what_the_command_line_alone_says() -> None:
     """A new key of a recipe that names a program, an import, a place to write or a machine belongs here."""
     found = {key for key, *_ in outside(Recipe(env=None, algorithm=None))}
-    for kind, known in (("env", recipes.env_configs()), ("robot", {name: each.Config for name, each in plugins.robots().items()})):
+    for kind, known in (("env", recipes.Configs("env")), ("robot", {name: each.Config for name, each in plugins.robots().items()})):
         found |= {f"{kind}={name}: {key}" for name, config in known.items() for key, *_ in outside(config())}
     for kind, options in (("model", plugins.models()), ("reward", plugins.rewards())):
         found |= {f"{kind}={name}: {key}" for name, each in options.items() for key, *_ in outside(each.Config())}
