@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,12 +75,10 @@ class Trainer:
         self.target = nn.ModuleDict({name: copy.deepcopy(getattr(policy, name)) for name in settings.averaged}).requires_grad_(False)
         """Moving averages of the modules that ``settings.averaged`` names."""
 
-    @contextmanager
-    def reference_weights(self) -> Iterator[None]:
+    def reference_weights(self) -> AbstractContextManager[None]:
         """Set the policy's weights to those before the first update within the context."""
         assert self._reference is not None, "create the Trainer with keep_reference=True"
-        with self.swapped_weights(self._reference):
-            yield
+        return self.swapped_weights(self._reference)
 
     @contextmanager
     def swapped_weights(self, weights: Tensors) -> Iterator[None]:
