@@ -12,9 +12,8 @@ from omegaconf import DictConfig
 
 from rlinf_vla.algorithms.ppo import PPOConfig
 from rlinf_vla.benchmarks import harness
-from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.planner import search as planning
 from rlinf_vla.planner.choice import TIE_TOLERANCE
 from rlinf_vla.planner.plan import Plan

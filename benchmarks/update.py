@@ -10,8 +10,8 @@ from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.sac import SAC, SACPolicy
 from rlinf_vla.benchmarks import update_on_policy, update_soft
 from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements
-from rlinf_vla.config.algorithm import NO_ALGORITHM
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import NO_ALGORITHM
 from rlinf_vla.core.io import write_json
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.telemetry.environment import fingerprint

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.config.evaluation import MODES
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import MODES, Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation.statistics import summary
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult

@@ -11,7 +11,7 @@ from math import comb, sqrt
 from statistics import NormalDist
 from typing import Any
 
-from rlinf_vla.config.evaluation import MODES
+from rlinf_vla.config.recipe import MODES
 
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:

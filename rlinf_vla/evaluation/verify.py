@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.trust import printable
+from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.evaluation.block_player import BlockPlayer
 from rlinf_vla.evaluation.blocks import Block, Place, Sweep
 from rlinf_vla.evaluation.provenance import SOFTWARE, differing, identities

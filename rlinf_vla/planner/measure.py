@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
-from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.planner import synthetic

@@ -9,9 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.planner.choice import Choice, choose, least_rollout_seconds
 from rlinf_vla.planner.cluster import Cluster, describe

@@ -16,9 +16,8 @@ from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.realworld.client import RobotClient
 from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode, first_jobs, operator_transitions, prepared, to_records
-from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
+from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes
 from rlinf_vla.rollout.transitions import transition_metrics
-from rlinf_vla.runtime.local import drawn_episodes
 from rlinf_vla.runtime.off_policy import ReplayFlow
 
 

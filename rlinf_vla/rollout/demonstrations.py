@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import Frames
-from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
+from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.core.protocols import EnvSpec, Policy, RewardModel, VectorEnv
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
 from rlinf_vla.data import lerobot_format as form

@@ -18,7 +18,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from rlinf_vla.algorithms.sft import DemonstrationConfig
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.envs.genesis import batch as genesis_batch
 from rlinf_vla.envs.genesis import world as genesis_world

@@ -14,16 +14,15 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.core.types import Rollouts, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import rollout_calls
+from rlinf_vla.rollout.episodes import drawn_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import OnPolicyFlow
-from rlinf_vla.runtime.local import drawn_episodes
 from rlinf_vla.runtime.ray.pool import Pool, ShardLost
 from rlinf_vla.runtime.ray.rollout_workers import ShardDone, Weights, evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed, light_trajectory, serial_of
 from rlinf_vla.runtime.ray.shards import Shards, Task
 from rlinf_vla.runtime.ray.trainer_workers import Trainers
 from rlinf_vla.runtime.ray.worker import HEALTH, WorkerInfo, clock_offset, followed, shifted
-from rlinf_vla.telemetry.timeline import Timeline
 
 
 class RayFlow(OnPolicyFlow):
@@ -37,16 +36,14 @@ class RayFlow(OnPolicyFlow):
         trainers: Trainers,
         num_envs: int,
         settings: Settings,
+        staleness: int = 0,
+        iterations: int | None = None,
         streaming: bool = True,
         split: bool = False,
         offload: bool = False,
-        **options: Any,
     ) -> None:
-        """``num_envs``: of all rollout workers. ``split``: these have only the policy's head.
-
-        ``options``: see ``OnPolicyFlow``.
-        """
-        super().__init__(settings, Timeline(), **options)
+        """``num_envs``: of all rollout workers. ``split``: these have only the policy's head."""
+        super().__init__(settings, staleness, iterations)
         self.rollouts, self.rewards, self.references, self.trainers = rollouts, rewards, references, trainers
         self.workers, self.num_envs, self.streaming, self.split = len(rollouts.actors), num_envs, streaming and not offload, split
         self.offload = offload

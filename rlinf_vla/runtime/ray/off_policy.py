@@ -78,7 +78,7 @@ def open_off_policy(recipe: Recipe, pool: Pool, directory: Path, checkpoint: Pat
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     collector = RayCollector(pool, policy, trainer, settings, recipe.env.num_envs)
     threads = partial(builders.threads, recipe.cluster.update_threads)
-    flow = OffPolicyFlow(collector, trainer, settings, Timeline(), recipe.algorithm, directory / run_directory.REPLAY, state, threads)
+    flow = OffPolicyFlow(collector, trainer, settings, recipe.algorithm, directory / run_directory.REPLAY, state, threads)
 
     def save(state: dict[str, Any]) -> None:
         save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep)

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.cluster import RoleConfig
-from rlinf_vla.config.recipe import Recipe, RewardConfig
+from rlinf_vla.config.recipe import ON_POLICY, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.split import require_separable

@@ -28,7 +28,6 @@ from rlinf_vla.runtime.ray.flow import RayFlow
 from rlinf_vla.runtime.ray.launch import launch_flow
 from rlinf_vla.runtime.ray.pool import Timeouts
 from rlinf_vla.runtime.ray.worker import Builders
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.lora import add_lora
@@ -125,7 +124,7 @@ def builders(recipe: Recipe) -> dict[str, Builders]:
 def in_process(recipe: Recipe) -> InProcessFlow:
     built = policy(recipe)
     envs = rewarded(groups(NUM_ENVS, recipe.depth), recipe)
-    return InProcessFlow(built, envs, trainer(built), SETTINGS, Timeline(), staleness=recipe.config.staleness, iterations=3)
+    return InProcessFlow(built, envs, trainer(built), SETTINGS, staleness=recipe.config.staleness, iterations=3)
 
 
 def roles(recipe: Recipe) -> dict[str, Role]:
