@@ -16,8 +16,9 @@ from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner import search as planning
-from rlinf_vla.planner.choice import TIE_TOLERANCE
+from rlinf_vla.planner.choice import TIE_TOLERANCE, least_rollout_seconds
 from rlinf_vla.planner.plan import Plan
+from rlinf_vla.planner.simulate import simulate
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime import open as runtimes
 from rlinf_vla.runtime.base import OnPolicyFlow
@@ -58,8 +59,8 @@ def run(config: DictConfig) -> None:
     wanted = plans(recipe)
     found: dict[str, PlanTiming] = {}
     with console.status("profiling this machine") as status:
-        outlook = planning.plan_search(recipe)
-        predicted = {name: outlook.predict(plan).seconds for name, plan in wanted.items()}
+        problem, measured = planning.plan_problem(recipe)
+        predicted = {name: simulate(problem, plan).seconds for name, plan in wanted.items()}
         for name, plan in wanted.items():
             status.update(name)
             found[name] = _measure(planning.with_plan(recipe, plan), status.update)
@@ -77,7 +78,7 @@ def run(config: DictConfig) -> None:
     ratios = {name: serial.seconds / each.seconds for name, each in found.items() if name != SERIAL}
     for name, ratio in ratios.items():
         console.print(f"{name}: {ratio:.2f} times the iterations of {SERIAL} in the same time")
-    bound = outlook.least_rollouts(wanted[SERIAL]) / outlook.least_rollouts(wanted[PIPELINED])
+    bound = least_rollout_seconds(problem, wanted[SERIAL]) / least_rollout_seconds(problem, wanted[PIPELINED])
     reached = serial.rollout_seconds / found[PIPELINED].rollout_seconds
     said = f"{bound:.2f} by the profile (the slower stage, or all cores), {reached / bound:.0%} of it reached"
     console.print(f"rollouts, {PIPELINED} / {SERIAL}: {reached:.2f}; the bound: {said}")
@@ -87,7 +88,8 @@ def run(config: DictConfig) -> None:
     console.print(f"fastest: {best}; predicted to be: {chosen}, which took {regret:.2f} times as long")
     document: dict[str, Any] = {name: asdict(each) | {"predicted_seconds": predicted[name]} for name, each in found.items()}
     document |= {"ratios": ratios, "rollout_ratio": reached, "rollout_bound": bound, "regret": regret}
-    outlook.write(report.directory)
+    if measured is not None:
+        measured.write(report.directory / "profile.json")
     report.write(document)
 
 

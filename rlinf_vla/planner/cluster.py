@@ -1,4 +1,4 @@
-"""Machines of a cluster, the placement of a plan's workers on them, and their memory.
+"""Machines of a cluster, the placement of a plan's workers on them, and the memory they need.
 
 The recipe's ``cluster.nodes`` describes the machines.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from rlinf_vla.config.cluster import IN_PROCESS, NodeConfig
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.planner.graph import Graph
 from rlinf_vla.planner.plan import COLLOCATED, DISAGGREGATED, Plan
 from rlinf_vla.planner.profile import Bytes, Profile
 from rlinf_vla.planner.workload import Workload
@@ -95,6 +96,18 @@ def gpu_type(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """What a plan is sought for. ``profiles``: by device type of the cluster's machines."""
+
+    graph: Graph
+    workload: Workload
+    cluster: Cluster
+    profiles: Mapping[str, Profile]
+    micro_batch_size: int
+    """The largest to try."""
+
+
+@dataclass(frozen=True)
 class Machine:
     """``copies`` machines with the same use.
 
@@ -161,10 +174,11 @@ def trainer_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
     return stored.weights + copies * stored.trained + rows * (stored.activations + stored.call)
 
 
-def check_memory(plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> None:
+def check_memory(problem: Problem, plan: Plan) -> None:
     """Raise UserError, with the figures, for the first device whose memory does not suffice."""
-    for machine in place(plan, cluster):
-        node, profile = machine.node, profiles[machine.node.device]
+    workload = problem.workload
+    for machine in place(plan, problem.cluster):
+        node, profile = machine.node, problem.profiles[machine.node.device]
         rollout, trainer = rollout_bytes(profile.bytes, plan, workload), trainer_bytes(profile.bytes, plan, workload)
         if plan.runtime == IN_PROCESS:
             rollout = 0.0  # rollouts use the trainer's weights
