@@ -6,10 +6,10 @@ The recipe's ``cluster.nodes`` describes the machines.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rlinf_vla.config.cluster import IN_PROCESS, NodeConfig
+from rlinf_vla.config.cluster import IN_PROCESS, ClusterConfig, NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.planner.graph import Graph
 from rlinf_vla.planner.plan import COLLOCATED, DISAGGREGATED, Plan
@@ -53,13 +53,14 @@ def _describe(node: NodeConfig) -> str:
     return f"{node.count} x {node.name} ({gpus}{node.cpus} cores, {node.memory_gb:g} GB, {node.network_gbps:g} Gbit/s{spot})"
 
 
-def describe(name: str, nodes: Sequence[NodeConfig], gpu: bool) -> Cluster:
-    """Return the cluster of ``nodes``, or of this machine if ``nodes`` is empty.
+def describe(config: ClusterConfig) -> Cluster:
+    """Return the cluster of ``cluster.nodes``, or of this machine if the recipe lists none.
 
-    With ``gpu`` the policy runs on GPUs, and nodes without any are left out. Raises UserError if
-    two nodes share a name, all are spot, or no node has a required GPU.
+    If the policy runs on GPUs, nodes without any are left out. Raises UserError if two nodes share
+    a name, all are spot, or no node has a required GPU.
     """
-    found = tuple(nodes) or (this_machine(gpu),)
+    name, gpu = config.name, config.device == "cuda"
+    found = tuple(config.nodes) or (this_machine(gpu),)
     if len({node.name for node in found}) < len(found):
         raise UserError(f"cluster={name}: two of cluster.nodes have the same name")
     if gpu and not any(node.gpus for node in found):

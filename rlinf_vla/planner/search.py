@@ -34,13 +34,9 @@ def plan_problem(recipe: Recipe) -> tuple[Problem, Profile | None]:
 
     Measures one if the recipe has none. Raises UserError.
     """
-    graph, cluster = trace(builders.build_algorithm(recipe)), described(recipe)
+    graph, cluster = trace(builders.build_algorithm(recipe)), describe(recipe.cluster)
     profiles, measured = profiles_for(recipe, cluster)
     return Problem(graph, workload(recipe, next(iter(profiles.values()))), cluster, profiles, recipe.cluster.micro_batch_size), measured
-
-
-def described(recipe: Recipe) -> Cluster:
-    return describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")
 
 
 def plan_of(recipe: Recipe) -> Plan:
@@ -62,7 +58,7 @@ def run(config: DictConfig) -> None:
     if recipe.algorithm.family != ON_POLICY:
         print(f"\nalgorithm={recipe.algorithm.name} runs in one process: there is one plan, and nothing to choose")
         return
-    print(f"\ncluster {recipe.cluster.name}: {described(recipe)}")
+    print(f"\ncluster {recipe.cluster.name}: {describe(recipe.cluster)}")
     problem, measured = plan_problem(recipe)
     choice = choose(problem)
     _show(choice, problem.profiles)

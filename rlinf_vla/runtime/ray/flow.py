@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.core.types import Rollouts, Tensors, Trajectory
@@ -26,34 +26,37 @@ from rlinf_vla.runtime.ray.worker import HEALTH, WorkerInfo, clock_offset, follo
 from rlinf_vla.telemetry.timeline import Timeline
 
 
+class Workers(NamedTuple):
+    """The workers of a run, by role; None: the run has none of the role."""
+
+    rollouts: Pool
+    rewards: Pool | None
+    references: Pool | None
+    features: list[Any]
+    """Actors with the backbone of a split policy; rollout workers then have only its head."""
+    trainers: Trainers | None
+
+
 class RayFlow(OnPolicyFlow):
     """Flow of on-policy algorithms on a Ray cluster."""
 
     def __init__(
         self,
-        rollouts: Pool,
-        rewards: Pool | None,
-        references: Pool | None,
-        trainers: Trainers,
+        workers: Workers,
         num_envs: int,
         settings: Settings,
         streaming: bool = True,
-        split: bool = False,
         offload: bool = False,
         **options: Any,
     ) -> None:
-        """``num_envs``: of all rollout workers. ``split``: these have only the policy's head.
-
-        ``options``: see ``OnPolicyFlow``.
-        """
+        """``num_envs``: of all rollout workers. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, Timeline(), **options)
-        self.rollouts, self.rewards, self.references, self.trainers = rollouts, rewards, references, trainers
-        self.workers, self.num_envs, self.streaming, self.split = len(rollouts.actors), num_envs, streaming and not offload, split
+        self.rollouts, self.rewards, self.references, self.features, trainers = workers
+        self.workers, self.num_envs, self.streaming = len(self.rollouts.actors), num_envs, streaming and not offload
         self.offload = offload
-        introduced: WorkerInfo = rollouts.call("worker_info")[0]
-        assert introduced.env is not None and introduced.policy is not None
-        self.env, self.chunk = introduced.env, introduced.policy.chunk
-        self.features: list[Any] = []
+        introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
+        assert trainers is not None and introduced.env is not None and introduced.policy is not None
+        self.trainers, self.env, self.chunk = trainers, introduced.env, introduced.policy.chunk
         self._feature_pids: dict[int, int] = {}
         self._serial = itertools.count()
         self._serials: dict[int, list[int]] = {}
@@ -128,7 +131,7 @@ class RayFlow(OnPolicyFlow):
         }
         if self._steps:
             self.log_rollout(self._ended - self._began, self._steps)
-        if self.split:
+        if self.features:
             self.log({"split/bytes_up": float(self._sent), "split/bytes_down": float(self._received)})
         seconds = time.perf_counter() - self._began
         pools = [pool for pool in (self.rollouts, self.rewards, self.references) if pool is not None]
@@ -187,7 +190,7 @@ class RayFlow(OnPolicyFlow):
         version = self.policy_version if version is None else version
         with self.timeline.span("publish", "trainer"):
             ((nbytes, packed, head), *_) = self.trainers.call("weights", earlier_weights, returns=3)
-        self._weights[version] = (Weights(version, packed), head if self.split else packed)
+        self._weights[version] = (Weights(version, packed), head if self.features else packed)
         self.log({"weights/bytes": float(nbytes), "weights/publish_s": time.perf_counter() - started})
 
     def evaluate(

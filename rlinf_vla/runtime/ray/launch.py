@@ -5,25 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlinf_vla.runtime.ray.cluster import Role, reserve_places
-from rlinf_vla.runtime.ray.flow import RayFlow
+from rlinf_vla.runtime.ray.flow import RayFlow, Workers
 from rlinf_vla.runtime.ray.pool import Pool, Timeouts
 from rlinf_vla.runtime.ray.rollout_workers import FeatureWorker, RolloutWorker
 from rlinf_vla.runtime.ray.scoring_workers import ReferenceWorker, RewardWorker
 from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
 from rlinf_vla.runtime.ray.worker import HEALTH, Builders
-
-
-class Workers(NamedTuple):
-    """The workers of a run, by role; None: the run has none of the role."""
-
-    rollouts: Pool
-    rewards: Pool | None
-    references: Pool | None
-    features: list[Any]
-    trainers: Trainers | None
 
 
 @contextmanager
@@ -38,10 +28,7 @@ def launch_flow(
 ) -> Iterator[RayFlow]:
     """Start the workers of an on-policy flow and yield the flow. ``options``: see ``RayFlow``."""
     with launch_workers(builders, roles, timeouts, say, spread) as workers:
-        assert workers.trainers is not None
-        pools = (workers.rollouts, workers.rewards, workers.references)
-        flow = RayFlow(*pools, workers.trainers, num_envs, builders["trainer"].settings, split=bool(workers.features), **options)
-        flow.features = workers.features
+        flow = RayFlow(workers, num_envs, builders["trainer"].settings, **options)
         try:
             yield flow
         finally:

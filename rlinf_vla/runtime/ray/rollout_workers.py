@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
-from rlinf_vla.core.protocols import Policy, VectorEnv
+from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Episodes, Inputs, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor
-from rlinf_vla.rollout.collector import Beside, collect, collect_episodes
+from rlinf_vla.rollout.collector import collect, collect_episodes
 from rlinf_vla.rollout.demonstrations import collect_demonstrations
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.rollout.reward_shaping import seen
@@ -29,7 +28,6 @@ from rlinf_vla.runtime.ray.worker import (
     call_with_restart,
     clock_offset,
     followed,
-    node_address,
     off_the_gpu,
     put,
     shifted,
@@ -111,7 +109,7 @@ class FeatureWorker(PolicyWorker):
         with self.builders.rollout_threads():
             self.policy = self.builders.policy()
         self.wake()
-        return WorkerInfo(os.getpid(), node_address(), self.policy.spec)
+        return self.info(self.policy.spec)
 
     def wake(self) -> None:
         self.server = FeatureServer(self.policy, self.builders.settings.cuda_graphs)
@@ -162,7 +160,7 @@ class RolloutWorker(PolicyWorker):
         self.actor = self.actor_at(self.builders.settings.temperature)
 
     def worker_info(self) -> WorkerInfo:
-        return WorkerInfo(os.getpid(), node_address(), self.policy.spec, env=self.groups[0].spec)
+        return self.info(self.policy.spec, env=self.groups[0].spec)
 
     def actor_at(self, temperature: float) -> Actor:
         settings = replace(self.builders.settings, temperature=temperature)
@@ -178,26 +176,19 @@ class RolloutWorker(PolicyWorker):
         ``own``: trained weights of this worker's part of the policy.
         """
 
-        def play(groups: Sequence[VectorEnv], timeline: Timeline, beside: Beside) -> Trajectory:
-            return collect(self.actor, groups, iteration, weights.version, calls, timeline, first=first, beside=beside)
-
-        return self._play(weights, own, play)
+        return self._play(
+            weights, own, lambda groups, **how: collect(self.actor, groups, iteration, weights.version, calls, first=first, **how)
+        )
 
     def collect_episodes(self, weights: Weights, own: Packed, episodes: Episodes) -> tuple[ShardDone, Packed, Packed]:
-        def play(groups: Sequence[VectorEnv], timeline: Timeline, beside: Beside) -> Trajectory:
-            return collect_episodes(self.actor, groups, episodes, weights.version, timeline, beside=beside)
+        return self._play(weights, own, lambda groups, **how: collect_episodes(self.actor, groups, episodes, weights.version, **how))
 
-        return self._play(weights, own, play)
-
-    def _play(
-        self, weights: Weights, own: Packed, play: Callable[[Sequence[VectorEnv], Timeline, Beside], Trajectory]
-    ) -> tuple[ShardDone, Packed, Packed]:
+    def _play(self, weights: Weights, own: Packed, play: Callable[..., Trajectory]) -> tuple[ShardDone, Packed, Packed]:
         timeline, apart = Timeline(), self.builders.rewards_apart
         if isinstance(self.actor, SplitActor):
             self.actor.sent = self.actor.received = 0
-        with self.builders.rollout_threads():
-            self.weights, seconds = weights, self.load(weights.version, own)
-            rollouts = play(self.groups if apart else self.rewarded, timeline, seen if apart else lambda call: {})
+        with self._acting(weights, own) as seconds:
+            rollouts = play(self.groups if apart else self.rewarded, spans=timeline, beside=seen if apart else lambda call: {})
         spans = self._spans(timeline)
         crossed = (self.actor.sent, self.actor.received) if isinstance(self.actor, SplitActor) else (0, 0)
         heavy, scene = heavy_parts(rollouts)
@@ -205,9 +196,7 @@ class RolloutWorker(PolicyWorker):
 
     def play_evaluation(self, weights: Weights, own: Packed, numbers: range, temperature: float, filmed: int) -> list[EpisodeResult]:
         """Play evaluation episodes ``numbers``; record the frames of those below ``filmed``."""
-        with self.builders.rollout_threads():
-            self.weights = weights
-            self.load(weights.version, own)
+        with self._acting(weights, own):
             return play_evaluation(self.actor_at(temperature), self.groups, numbers, Timeline(), filmed)
 
     def collect_transitions(
@@ -218,11 +207,16 @@ class RolloutWorker(PolicyWorker):
         Returns the fields of ``EpisodeRecords`` of each, and the spans of the rollout.
         """
         timeline = Timeline()
-        with self.builders.rollout_threads():
-            self.weights = weights
-            self.load(weights.version, own)
+        with self._acting(weights, own):
             found = record_transitions(self.policy, self.actor, self.rewarded, episodes, rewards, expert, timeline)
         return [(Packed.of(each.records), each.success, each.steps) for each in found], self._spans(timeline)
+
+    @contextmanager
+    def _acting(self, weights: Weights, own: Packed) -> Iterator[float]:
+        """Act with these weights; yield the seconds that it took to load them."""
+        with self.builders.rollout_threads():
+            self.weights = weights
+            yield self.load(weights.version, own)
 
     def _spans(self, timeline: Timeline) -> list[Span]:
         """Return the spans under this worker's name, in seconds of ``time.time``."""

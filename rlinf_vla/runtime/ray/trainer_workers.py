@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Sequence
@@ -50,7 +49,7 @@ class TrainerWorker(Worker):
         self.learning = learning(builders, self.trainer)
         self.algorithm, self.heavy = builders.algorithm(), HeavyParts()
         weights, trained = (sum(each.numel() for each in group) for group in (self.policy.parameters(), self.trainer.parameters.values()))
-        return WorkerInfo(os.getpid(), node_address(), self.policy.spec, weights, trained)
+        return self.info(self.policy.spec, weights=weights, trained=trained)
 
     def rest(self) -> None:
         """Move the policy and the optimiser state off the GPU until there is work again."""

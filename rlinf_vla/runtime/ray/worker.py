@@ -79,6 +79,10 @@ class Worker:
     def pid(self) -> int:
         return os.getpid()
 
+    def info(self, spec: PolicySpec | None = None, **known: Any) -> WorkerInfo:
+        """Return what this worker reports; ``known``: further fields."""
+        return WorkerInfo(self.pid(), node_address(), spec, **known)
+
 
 def call_with_restart(actor: Any, method: str, arguments: tuple[Any, ...], heartbeat_s: float) -> Any:
     """Call ``method`` of an actor that Ray restarts itself; kill one that hangs, and retry."""
