@@ -45,15 +45,14 @@ class RayFlow(OnPolicyFlow):
         workers: Workers,
         num_envs: int,
         settings: Settings,
-        streaming: bool = True,
-        offload: bool = False,
         **options: Any,
     ) -> None:
         """``num_envs``: of all rollout workers. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, Timeline(), **options)
         self.rollouts, self.rewards, self.references, self.features, trainers = workers
-        self.workers, self.num_envs, self.streaming = len(self.rollouts.actors), num_envs, streaming and not offload
-        self.offload = offload
+        cluster = self.rollouts.cluster
+        self.workers, self.num_envs, self.offload = len(self.rollouts.actors), num_envs, cluster.offload
+        self.streaming = cluster.streaming and not cluster.offload
         introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
         assert trainers is not None and introduced.env is not None and introduced.policy is not None
         self.trainers, self.env, self.chunk = trainers, introduced.env, introduced.policy.chunk
@@ -114,7 +113,7 @@ class RayFlow(OnPolicyFlow):
         import ray
 
         actors = [*self.rollouts.actors, *self.features, *(self.references.actors if self.references else [])]
-        ray.wait([actor.rest.remote() for actor in actors], num_returns=len(actors), timeout=self.rollouts.timeouts.heartbeat)
+        ray.wait([actor.rest.remote() for actor in actors], num_returns=len(actors), timeout=self.rollouts.cluster.heartbeat_s)
 
     def publish(self) -> None:
         super().publish()
@@ -158,7 +157,7 @@ class RayFlow(OnPolicyFlow):
         lost = 0
         for place, actor in enumerate(self.features):
             try:
-                pid = ray.get(actor.pid.options(concurrency_group=HEALTH).remote(), timeout=self.rollouts.timeouts.heartbeat)
+                pid = ray.get(actor.pid.options(concurrency_group=HEALTH).remote(), timeout=self.rollouts.cluster.heartbeat_s)
             except (exceptions.RayActorError, exceptions.GetTimeoutError):
                 continue
             lost += self._feature_pids.setdefault(place, pid) != pid

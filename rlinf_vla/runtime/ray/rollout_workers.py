@@ -78,7 +78,7 @@ class PolicyWorker(Worker):
         self.unmerge()
         if self.resting:
             self.resting = False
-            self.policy.to(self.builders.device)
+            self.policy.to(self.builders.cluster.device)
             self.wake()
         put(self.policy, weights)
         self._merged.enter_context(merged_lora(self.policy))
@@ -149,8 +149,8 @@ class RolloutWorker(PolicyWorker):
                 self.policy = builders.policy()
             else:
                 self.policy = builders.head()
-                head = call_with_restart(self.features, "head", (), builders.heartbeat_s).tensors()
-                load_head(self.policy, head, builders.device)
+                head = call_with_restart(self.features, "head", (), builders.cluster.heartbeat_s).tensors()
+                load_head(self.policy, head, builders.cluster.device)
             self._environments = builders.environments(self.policy)
             self.groups, self.rewarded = self._environments.__enter__()
         self.wake()
@@ -167,7 +167,7 @@ class RolloutWorker(PolicyWorker):
         return Actor(self.policy, settings) if self.features is None else SplitActor(self.policy, settings, self._encode)
 
     def _encode(self, inputs: Inputs) -> Tensors:
-        return call_with_restart(self.features, "encode", (self.weights, Packed.of(inputs)), self.builders.heartbeat_s).tensors()
+        return call_with_restart(self.features, "encode", (self.weights, Packed.of(inputs)), self.builders.cluster.heartbeat_s).tensors()
 
     def collect(self, weights: Weights, own: Packed, iteration: int, first: int, calls: int) -> tuple[ShardDone, Packed, Packed]:
         """Roll out the environments from number ``first`` on.

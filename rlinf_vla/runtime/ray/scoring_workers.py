@@ -48,14 +48,14 @@ class ReferenceWorker(Worker):
 
     def reference(self, calls: Trajectory, heavy: Packed) -> Packed:
         """Return reference log-probabilities in the shape of the shard's own."""
-        self.policy.to(self.builders.device)
+        self.policy.to(self.builders.cluster.device)
         with self.builders.update_threads():
             return Packed.of({"reference": self.learning.log_prob(whole(calls, heavy, self.policy)).reshape(calls.log_prob.shape)})
 
 
 def learning(builders: Builders, trainer: Trainer) -> OnPolicyUpdater:
     """Build the ``OnPolicyUpdater`` of a worker."""
-    return OnPolicyUpdater(trainer, builders.settings.run_seed, builders.settings.temperature, builders.reuse_frozen)
+    return OnPolicyUpdater(trainer, builders.settings.run_seed, builders.settings.temperature, builders.cluster.reuse_frozen)
 
 
 def whole(calls: Trajectory, heavy: Packed, policy: Policy) -> Trajectory:
