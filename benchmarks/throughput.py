@@ -16,7 +16,7 @@ from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner import search as planning
-from rlinf_vla.planner.choice import TIE_TOLERANCE, least_rollout_seconds
+from rlinf_vla.planner.choice import TIE_TOLERANCE, divides, least_rollout_seconds
 from rlinf_vla.planner.plan import Plan
 from rlinf_vla.planner.simulate import simulate
 from rlinf_vla.runtime import builders, recipes
@@ -102,10 +102,9 @@ def plans(recipe: Recipe) -> dict[str, Plan]:
     found = {SERIAL: Plan(pipeline_depth=1, micro_batch_size=rows), PIPELINED: Plan(pipeline_depth=depth, micro_batch_size=rows)}
     for workers in sorted({1, 2, recipe.cluster.rollout_workers}):
         for each in (1, depth):
-            group, rest = divmod(recipe.env.num_envs, workers * each)
-            if rest == 0 and (group % recipe.rollout.batch_size == 0 or group < recipe.rollout.batch_size):
-                name = f"Ray, {workers} rollout worker{'s' * (workers > 1)}" + ", pipelined" * (each > 1)
-                found[name] = Plan("ray", rollout_workers=workers, pipeline_depth=each, micro_batch_size=rows)
+            plan = Plan("ray", rollout_workers=workers, pipeline_depth=each, micro_batch_size=rows)
+            if divides(plan, recipe.env.num_envs, recipe.rollout.batch_size):
+                found[f"Ray, {workers} rollout worker{'s' * (workers > 1)}" + ", pipelined" * (each > 1)] = plan
     own = planning.plan_of(recipe)
     return found if own in found.values() else found | {"as the recipe says": own}
 

@@ -118,13 +118,13 @@ def candidates(problem: Problem) -> Iterator[Plan]:
     splits = ("none", "head") if all(problem.profiles[node.device].bytes.features for node in cluster.nodes) else ("none",)
     for depth in DEPTHS:
         plan = Plan(pipeline_depth=depth, micro_batch_size=problem.micro_batch_size)
-        if divides(plan, workload):
+        if divides(plan, workload.envs, workload.batch_size):
             yield plan
     for placement, workers, ranks in _sizes(cluster):
         for depth in DEPTHS:
             for split in splits:
                 plan = Plan(RAY, placement, workers, 0, 0, ranks, depth, problem.micro_batch_size, True, split)
-                if not divides(plan, workload) or ranks > workload.minibatch_size:
+                if not divides(plan, workload.envs, workload.batch_size) or ranks > workload.minibatch_size:
                     continue
                 yield from _with_roles(plan, workload)
 
@@ -169,11 +169,10 @@ def _whole(number: int) -> int:
     return 1 << (number.bit_length() - 1)
 
 
-def divides(plan: Plan, workload: Workload) -> bool:
+def divides(plan: Plan, envs: int, batch_size: int) -> bool:
     """Whether environments divide into equal groups, and groups into calls of the batch size."""
-    groups = plan.rollout_workers * plan.pipeline_depth
-    size = workload.envs // groups
-    return workload.envs % groups == 0 and (size % workload.batch_size == 0 or workload.batch_size >= size)
+    size, rest = divmod(envs, plan.rollout_workers * plan.pipeline_depth)
+    return rest == 0 and (size % batch_size == 0 or batch_size >= size)
 
 
 def _fitted(problem: Problem, plan: Plan) -> Plan:

@@ -45,10 +45,10 @@ def test_more_gpus_are_used_where_they_help() -> None:
 
 def test_only_what_divides_is_a_candidate() -> None:
     for plan in candidates(problem(LOAD, SMALL, KNOWN)):
-        assert divides(plan, LOAD)
-    assert not divides(Plan(pipeline_depth=2), workload(envs=7))
-    assert not divides(Plan("ray", rollout_workers=2), workload(envs=24, batch_size=8)), "calls of eight do not divide twelve"
-    assert divides(Plan("ray", rollout_workers=2), workload(envs=24, batch_size=16)), "one call does for twelve"
+        assert divides(plan, LOAD.envs, LOAD.batch_size)
+    assert not divides(Plan(pipeline_depth=2), 7, 8)
+    assert not divides(Plan("ray", rollout_workers=2), 24, 8), "calls of eight do not divide twelve"
+    assert divides(Plan("ray", rollout_workers=2), 24, 16), "one call does for twelve"
 
 
 def test_roles_are_tried_where_the_recipe_has_work_for_them() -> None:
