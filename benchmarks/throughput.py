@@ -110,8 +110,8 @@ def plans(recipe: Recipe) -> dict[str, Plan]:
 
 
 def _measure(recipe: Recipe, say: Any) -> PlanTiming:
-    recipe, best = replace(recipe, iterations=ITERATIONS), None
-    algorithm = builders.build_algorithm(recipe)
+    recipe = replace(recipe, iterations=ITERATIONS)
+    algorithm, found = builders.build_algorithm(recipe), list[PlanTiming]()
     with (
         tempfile.TemporaryDirectory(prefix="rlinf_vla_bench_") as directory,
         runtimes.open_runtime(recipe, Path(directory), None, say) as runtime,
@@ -123,12 +123,8 @@ def _measure(recipe: Recipe, say: Any) -> PlanTiming:
             started = time.perf_counter()
             flow.begin(iteration)
             algorithm.iteration(flow)
-            seconds = time.perf_counter() - started
-            measured = _of(flow, recipe, seconds)
-            if iteration and (best is None or measured.seconds < best.seconds):
-                best = measured
-    assert best is not None
-    return best
+            found.append(_of(flow, recipe, time.perf_counter() - started))
+    return min(found[1:], key=lambda each: each.seconds)
 
 
 def _of(flow: OnPolicyFlow, recipe: Recipe, seconds: float) -> PlanTiming:

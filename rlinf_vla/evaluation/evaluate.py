@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,7 @@ def evaluate(
     for mode in recipe.evaluation.modes:
         temperature = temperature_of(recipe, mode)
         filmed = recipe.evaluation.filmed if mode == recipe.evaluation.modes[0] else 0
-
-        def report(fraction: float, mode: str = mode) -> None:
-            progress(f"{name} ({mode})", fraction)
-
-        results = play(temperature, filmed, report)
+        results = play(temperature, filmed, partial(progress, f"{name} ({mode})"))
         rows = [result.row() for result in results]
         counts = summary(sorted(rows, key=itemgetter("task")), "task")
         document[mode] = {"temperature": temperature} | counts | {"episodes": rows}
