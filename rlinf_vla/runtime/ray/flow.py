@@ -17,7 +17,7 @@ from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import OnPolicyFlow
 from rlinf_vla.runtime.local import drawn_episodes
-from rlinf_vla.runtime.ray.pool import Pool, ShardLost
+from rlinf_vla.runtime.ray.pool import Pool, ShardLost, parts
 from rlinf_vla.runtime.ray.rollout_workers import ShardDone, Weights, evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed, light_trajectory, serial_of
 from rlinf_vla.runtime.ray.shards import Shards, Task
@@ -75,14 +75,13 @@ class RayFlow(OnPolicyFlow):
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         calls, each = rollout_calls(horizon, self.env.episode_limit, self.chunk), self.num_envs // self.workers
-        tasks = [("collect", (iteration, first, calls)) for first in range(0, self.num_envs, each)]
-        return self._start([Task(method, iteration, version, arguments) for method, arguments in tasks])
+        firsts = range(0, self.num_envs, each)
+        return self._start([Task("collect", iteration, version, (iteration, first, calls)) for first in firsts])
 
     def start_groups(self, iteration: int, version: int, groups: int, attempts: int, draw: int) -> Rollouts:
         episodes = drawn_episodes(self.settings.run_seed, iteration, groups, draw, len(self.env.tasks)).repeat(attempts)
         each = attempts * max(1, -(-(self.num_envs // self.workers) // attempts))
-        parts = [episodes[first : first + each] for first in range(0, len(episodes), each)]
-        return self._start([Task("collect_episodes", iteration, version, (part,)) for part in parts])
+        return self._start([Task("collect_episodes", iteration, version, (part,)) for part in parts(episodes, each)])
 
     def score(self, rollouts: Rollouts) -> Rollouts:
         return super().score(rollouts if self.rewards is None else self._each(rollouts, self._rewarded))

@@ -11,14 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from typing import Any
+from typing import Any, TypeVar
 
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.runtime.ray.worker import HEALTH
 
 _LOOK = 0.2
 """Seconds between checks whether the run is to end."""
+
+Parts = TypeVar("Parts", range, Episodes)
 
 
 class WorkerLost(Exception):
@@ -196,6 +199,6 @@ class Pool:
             self._free.put((place, actor))
 
 
-def slices(count: int, size: int) -> list[range]:
-    """Return ``range(count)`` in parts of at most ``size``."""
-    return [range(first, min(first + size, count)) for first in range(0, count, size)]
+def parts(items: Parts, size: int) -> list[Parts]:
+    """Return ``items`` in parts of at most ``size``."""
+    return [items[first : first + size] for first in range(0, len(items), size)]

@@ -19,7 +19,7 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.rollout.reward_shaping import seen
 from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head
 from rlinf_vla.rollout.transitions import ChunkRewards, record_transitions
-from rlinf_vla.runtime.ray.pool import Pool, slices
+from rlinf_vla.runtime.ray.pool import Pool, parts
 from rlinf_vla.runtime.ray.serialization import Packed, heavy_parts, light_part
 from rlinf_vla.runtime.ray.worker import (
     Builders,
@@ -231,5 +231,5 @@ def evaluate_on(
     pool: Pool, weights: tuple[Weights, Any], size: int, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None]
 ) -> list[EpisodeResult]:
     """Run the first ``episodes`` evaluation episodes on the pool's workers, ``size`` in a call."""
-    works = [(*weights, part, temperature, filmed) for part in slices(episodes, size)]
+    works = [(*weights, part, temperature, filmed) for part in parts(range(episodes), size)]
     return list(itertools.chain.from_iterable(pool.map("play_evaluation", works, progress)))
