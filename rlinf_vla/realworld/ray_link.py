@@ -56,8 +56,8 @@ def robot_on_ray(recipe: Recipe, directory: Path, say: Say) -> Iterator[RobotCli
 
     Raises UserError if there is none.
     """
-    cluster, own = recipe.cluster, recipe.cluster.roles.robot
-    role = Role(1, own.cpus, own.gpus, dict(own.resources), dict(own.labels))
+    cluster = recipe.cluster
+    role = Role(**vars(cluster.roles.robot), count=1)
     with (
         connect_cluster(cluster.address, {"robot": role}, say),
         RobotClient(directory, partial(RayLink, directory, role, cluster, recipe.session.silence_s, say), say) as side,

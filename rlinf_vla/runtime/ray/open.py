@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.algorithm import ON_POLICY
-from rlinf_vla.config.cluster import ClusterConfig, RoleConfig
+from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.recipe import Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy, VectorEnv
@@ -35,14 +35,14 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
     split, on_policy = recipe.rollout.split == "head", recipe.algorithm.family == ON_POLICY
     if split:
         require_separable(plugins.choose("model", recipe.model.name, plugins.models()))
-    references = cluster.reference_workers if on_policy and recipe.algorithm.kl_coef else 0
-    roles = {
-        "trainer": _role(cluster.trainer_ranks if on_policy else 0, cluster.roles.trainer),
-        "rollout": _role(cluster.rollout_workers, cluster.roles.rollout),
-        "reference": _role(references, cluster.roles.reference),
-        "reward": _role(_reward_workers(recipe), cluster.roles.reward),
-        "feature": _role(cluster.feature_workers if split else 0, cluster.roles.feature),
+    counts = {
+        "trainer": cluster.trainer_ranks if on_policy else 0,
+        "rollout": cluster.rollout_workers,
+        "reference": cluster.reference_workers if on_policy and recipe.algorithm.kl_coef else 0,
+        "reward": _reward_workers(recipe),
+        "feature": cluster.feature_workers if split else 0,
     }
+    roles = {name: Role(**vars(getattr(cluster.roles, name)), count=count) for name, count in counts.items()}
     builders, workers = {role: _builders(recipe, role) for role in roles}, cluster.rollout_workers
     with connect_cluster(cluster.address, roles, say):
         say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
@@ -66,10 +66,6 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
                 flow.write_checkpoint(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
 
             yield Runtime(flow, flow.env, flow.env.control_hz / flow.chunk, partial(flow.evaluate, recipe.episodes), save, state)
-
-
-def _role(count: int, config: RoleConfig) -> Role:
-    return Role(count, config.cpus, config.gpus, dict(config.resources), dict(config.labels))
 
 
 def _reward_workers(recipe: Recipe) -> int:

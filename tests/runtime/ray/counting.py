@@ -132,7 +132,7 @@ def roles(recipe: Recipe) -> dict[str, Role]:
         "trainer": recipe.ranks,
     }
     counts["feature"] = recipe.feature_workers
-    return {name: Role(count, cpus=0.05) for name, count in counts.items()}
+    return {name: Role(count=count, cpus=0.05) for name, count in counts.items()}
 
 
 @contextmanager

@@ -36,9 +36,9 @@ def digest(weights: dict[str, Tensor]) -> str:
 def main(address: str, iterations: int, resource: str) -> None:
     """``resource``: what each rollout worker needs of the cluster; "" for none."""
     wanted = roles(RECIPE)
-    wanted["trainer"] = Role(1, cpus=0.5, resources={"near": 1.0})
+    wanted["trainer"] = Role(count=1, cpus=0.5, resources={"near": 1.0})
     if resource:
-        wanted["rollout"] = Role(2, cpus=0.5, resources={resource: 1.0})
+        wanted["rollout"] = Role(count=2, cpus=0.5, resources={resource: 1.0})
     say = partial(tell, kind="said")
     with (
         connect_cluster(address, wanted, lambda text: say(text=text)),
