@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from rlinf_vla.config.cluster import IN_PROCESS, RAY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.cluster import Cluster, Machine, Problem, check_memory, place, processes
-from rlinf_vla.planner.plan import COLLOCATED, DISAGGREGATED, HYBRID, Plan
+from rlinf_vla.planner.cluster import Cluster
+from rlinf_vla.planner.plan import COLLOCATED, DISAGGREGATED, HYBRID, Machine, Plan, Problem, check_memory, place, processes
 from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.profile import CPU, Cost, Profile
 from rlinf_vla.planner.simulate import simulate, update_seconds

@@ -8,8 +8,7 @@ from statistics import median
 
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner.choice import choose
-from rlinf_vla.planner.cluster import Problem
-from rlinf_vla.planner.plan import Plan
+from rlinf_vla.planner.plan import Plan, Problem
 from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.profile import Profile
 from rlinf_vla.planner.search import plan_of, plan_problem, with_plan

@@ -14,10 +14,10 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.planner.choice import Choice, choose
-from rlinf_vla.planner.cluster import Cluster, Problem, describe
+from rlinf_vla.planner.cluster import Cluster, describe
 from rlinf_vla.planner.graph import trace
 from rlinf_vla.planner.measure import measure_profile
-from rlinf_vla.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan
+from rlinf_vla.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan, Problem
 from rlinf_vla.planner.profile import Profile, read_profile
 from rlinf_vla.planner.workload import Workload
 from rlinf_vla.rollout.collector import rollout_calls

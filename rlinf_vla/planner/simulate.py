@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_vla.config.cluster import IN_PROCESS
-from rlinf_vla.planner.cluster import Problem, place, processes, rollout_bytes
 from rlinf_vla.planner.events import run_events
-from rlinf_vla.planner.plan import DISAGGREGATED, Plan
+from rlinf_vla.planner.plan import DISAGGREGATED, Plan, Problem, place, processes, rollout_bytes
 from rlinf_vla.planner.prediction import Prediction, critical_path, spans_between
 from rlinf_vla.planner.profile import Profile
 from rlinf_vla.planner.simulated_rollout import Host, Tasks, Worker

@@ -6,8 +6,8 @@ import pytest
 
 from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.cluster import Cluster, check_memory, place, processes
-from rlinf_vla.planner.plan import Plan
+from rlinf_vla.planner.cluster import Cluster
+from rlinf_vla.planner.plan import Plan, check_memory, place, processes
 from rlinf_vla.planner.profile import Bytes
 from tests.planner.made_up import cluster, problem, profile, workload
 
