@@ -70,8 +70,9 @@ class RayFlow(OnPolicyFlow):
         super().begin(iteration)
         if self.policy_version not in self._weights:
             self.send_weights()
-        self._began, self._playing, self._load_s = time.perf_counter(), 0.0, 0.0
-        self._ended, self._steps, self._sent, self._received, self._bytes = self._began, 0, 0, 0, 0
+        self._began = self._ended = time.perf_counter()
+        self._done: list[ShardDone] = []
+        """Shards that were finished in this iteration, until ``self._ended``."""
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         calls, each = rollout_calls(horizon, self.env.episode_limit, self.chunk), self.num_envs // self.workers
@@ -127,17 +128,18 @@ class RayFlow(OnPolicyFlow):
         self._weights = {
             version: weights for version, weights in self._weights.items() if version == present or self.is_pending_version(version)
         }
-        if self._steps:
-            self.log_rollout(self._ended - self._began, self._steps)
+        if self._done:
+            self.log_rollout(self._ended - self._began, sum(each.steps for each in self._done))
         if self.features:
-            self.log({"split/bytes_up": float(self._sent), "split/bytes_down": float(self._received)})
+            up, down = (sum(getattr(each, way) for each in self._done) for way in ("sent", "received"))
+            self.log({"split/bytes_up": float(up), "split/bytes_down": float(down)})
         seconds = time.perf_counter() - self._began
         pools = [pool for pool in (self.rollouts, self.rewards, self.references) if pool is not None]
         self.log(
             {
-                "rollout/bytes": float(self._bytes),
-                "weights/load_s": self._load_s,
-                "utilisation/rollout": self._playing / (self.workers * seconds),
+                "rollout/bytes": float(sum(each.nbytes for each in self._done)),
+                "weights/load_s": max((each.load_s for each in self._done), default=0.0),
+                "utilisation/rollout": sum(each.seconds for each in self._done) / (self.workers * seconds),
                 "utilisation/trainer": self.metrics.get("timing_s/update", 0.0) / seconds,
             }
         )
@@ -220,9 +222,11 @@ class RayFlow(OnPolicyFlow):
                 continue
             self._serials.setdefault(task.iteration, []).append(serial)
             self._heavy[serial] = (heavy, scene)
-            light = light_trajectory(played.light, serial)
-            self._note(played, int(light.valid.sum()))
-            return light
+            for span in shifted(played.spans, -clock_offset()):
+                self.timeline.add(*span)
+            self._ended = time.perf_counter()
+            self._done.append(played)
+            return light_trajectory(played.light, serial)
 
     def _each(self, rollouts: Rollouts, work: Callable[[Trajectory, Any, Any], Packed]) -> Shards:
         """Add the result of ``work`` to each shard as soon as the shard is available."""
@@ -248,12 +252,3 @@ class RayFlow(OnPolicyFlow):
         if self.references is not None:
             return self.references.call("reference", shard, heavy)[0]
         return self.trainers.call("reference", shard, heavy)[0][0]
-
-    def _note(self, played: ShardDone, steps: int) -> None:
-        spans = shifted(played.spans, -clock_offset())
-        for span in spans:
-            self.timeline.add(*span)
-        self._playing += max(span.end for span in spans) - min(span.start for span in spans)
-        self._load_s = max(self._load_s, played.load_s)
-        self._sent, self._received, self._bytes = self._sent + played.sent, self._received + played.received, self._bytes + played.nbytes
-        self._ended, self._steps = time.perf_counter(), self._steps + steps

@@ -48,15 +48,20 @@ class Weights:
 class ShardDone:
     """The light part of a shard, and statistics of its rollout.
 
-    spans: in seconds of ``time.time``. load_s: seconds to load new weights. nbytes: size of the
-    heavy parts. sent, received: bytes to and from a feature worker."""
+    spans: in seconds of ``time.time``. steps: control steps. load_s: seconds to load new weights.
+    nbytes: size of the heavy parts. sent, received: bytes to and from a feature worker."""
 
     light: Packed
     spans: list[Span]
+    steps: int
     load_s: float
     nbytes: int
     sent: int
     received: int
+
+    @property
+    def seconds(self) -> float:
+        return max(span.end for span in self.spans) - min(span.start for span in self.spans)
 
 
 class PolicyWorker(Worker):
@@ -189,10 +194,10 @@ class RolloutWorker(PolicyWorker):
             self.actor.sent = self.actor.received = 0
         with self._acting(weights, own) as seconds:
             rollouts = play(self.groups if apart else self.rewarded, spans=timeline, beside=seen if apart else lambda call: {})
-        spans = self._spans(timeline)
+        spans, steps = self._spans(timeline), int(rollouts.valid.sum())
         crossed = (self.actor.sent, self.actor.received) if isinstance(self.actor, SplitActor) else (0, 0)
         heavy, scene = heavy_parts(rollouts)
-        return ShardDone(light_part(rollouts), spans, seconds, heavy.nbytes + scene.nbytes, *crossed), heavy, scene
+        return ShardDone(light_part(rollouts), spans, steps, seconds, heavy.nbytes + scene.nbytes, *crossed), heavy, scene
 
     def play_evaluation(self, weights: Weights, own: Packed, numbers: range, temperature: float, filmed: int) -> list[EpisodeResult]:
         """Play evaluation episodes ``numbers``; record the frames of those below ``filmed``."""
