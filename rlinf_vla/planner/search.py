@@ -15,7 +15,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.planner.choice import Choice, choose
 from rlinf_vla.planner.cluster import Cluster, describe
-from rlinf_vla.planner.graph import trace
+from rlinf_vla.planner.graph import Graph, trace
 from rlinf_vla.planner.measure import measure_profile
 from rlinf_vla.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan, Problem
 from rlinf_vla.planner.profile import Profile, read_profile
@@ -36,7 +36,8 @@ def plan_problem(recipe: Recipe) -> tuple[Problem, Profile | None]:
     """
     graph, cluster = trace(builders.build_algorithm(recipe)), describe(recipe.cluster)
     profiles, measured = profiles_for(recipe, cluster)
-    return Problem(graph, workload(recipe, next(iter(profiles.values()))), cluster, profiles, recipe.cluster.micro_batch_size), measured
+    work = workload(recipe, graph, next(iter(profiles.values())))
+    return Problem(graph, work, cluster, profiles, recipe.cluster.micro_batch_size), measured
 
 
 def plan_of(recipe: Recipe) -> Plan:
@@ -69,7 +70,7 @@ def run(config: DictConfig) -> None:
     _write(directory, recipe, problem, choice)
 
 
-def workload(recipe: Recipe, profile: Profile) -> Workload:
+def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
     """Return the work of one iteration of the recipe.
 
     Raises UserError if the profile has another episode limit or the horizon is no multiple of it.
@@ -80,7 +81,7 @@ def workload(recipe: Recipe, profile: Profile) -> Workload:
     horizon = getattr(config, "horizon", limit)
     if horizon < 1 or horizon % limit:
         raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps")
-    attempts, slots = getattr(config, "group_size", 1), "collect" in trace(builders.build_algorithm(recipe))
+    slots = "collect" in graph
     return Workload(
         envs=recipe.env.num_envs,
         batch_size=recipe.rollout.batch_size,
@@ -92,7 +93,7 @@ def workload(recipe: Recipe, profile: Profile) -> Workload:
         listed=getattr(config, "episodes", 0),
         lengths=profile.episodes,
         groups_per_step=getattr(config, "groups_per_step", None),
-        attempts=attempts,
+        attempts=getattr(config, "group_size", 1),
         rewarded="reward" in profile.operations,
         reference=config.kl_coef > 0,
         proximal=config.decoupled,

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from operator import itemgetter
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,12 +127,10 @@ def _lost(document: dict[str, Any]) -> str:
 
 def _in_turns(films: Sequence[Film]) -> list[Film]:
     """Order films: one per policy and task before any second one."""
-    turns: Counter[tuple[str, str, str]] = Counter()
-    numbered = []
+    groups: dict[tuple[str, str, str], list[Film]] = {}
     for film in films:
-        turns[film[:3]] += 1
-        numbered.append((turns[film[:3]], film))
-    return [film for _, film in sorted(numbered, key=itemgetter(0))]
+        groups.setdefault(film[:3], []).append(film)
+    return [film for turn in zip_longest(*groups.values()) for film in turn if film is not None]
 
 
 def _few(names: Sequence[str]) -> str:
