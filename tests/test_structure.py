@@ -189,7 +189,7 @@ BUDGETS = {
     "envs": 5_300,
     "robots": 4_800,
     "rewards": 100,
-    "benchmarks": 2_300,
+    "benchmarks": 2_280,
 }
 """Lines of Python. A change that needs more has to find them elsewhere, or to raise the budget on purpose."""
 
