@@ -189,7 +189,7 @@ BUDGETS = {
     "envs": 5_300,
     "robots": 4_660,
     "rewards": 100,
-    "benchmarks": 2_350,
+    "benchmarks": 2_280,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 
