@@ -16,13 +16,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.channel import Channel, ChannelClosed
 
 from .shared_arrays import Layout, SharedArrays
-
-
-class SimulatorUnavailable(Exception):
-    """The simulator cannot run here or with these options; the message is one line with the fix."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Simulator(Protocol):
     def observe(self, slot: int) -> Seen: ...
 
     def expert(self, slot: int) -> NDArray[np.float32]:
-        """Return the scripted expert's action ``[D]``. Raises Unusable if there is no expert."""
+        """Return the scripted expert's action ``[D]``. Raises UserError if there is no expert."""
 
     def render(self, slot: int) -> NDArray[np.uint8]:
         """Image for display, ``[H, W, 3]``."""
@@ -89,7 +86,8 @@ def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, S
 
     Called in a process that ``SimulatorPool`` started. ``create`` returns a :class:`Simulator`, or
     an object with a ``spec`` from which ``server(object, arrays, first slot)`` makes a
-    :class:`Server`.
+    :class:`Server`. A UserError of theirs ends the parent's command: the simulator cannot run here
+    or with these options.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     channel, memory = Channel.to_parent(), int(sys.argv[-2])
@@ -104,7 +102,7 @@ def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, S
             channel.send(serving.answer(channel.wait()), None)
     except ChannelClosed:
         return
-    except SimulatorUnavailable as error:
+    except UserError as error:
         channel.send({"unusable": str(error)}, None)
     except Exception:
         channel.send({"error": traceback.format_exc()}, None)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_vla.core.protocols import ToolUnits
+from rlinf_vla.config.errors import UserError
 
-from ..serving import SimulatorUnavailable
+from ..serving import SimulatorSpec
 from . import predicates, rotations
 from .experts import expert_actions
 from .loading import scene_from
@@ -32,78 +32,80 @@ class GenesisBatch:
     """Implements ``Batch``. ``options``: JSON values made by ``plugin.simulator_options``."""
 
     def __init__(self, options: dict[str, Any], num_envs: int, backend: str) -> None:
-        self._options, self._scene = options, scene_from(options["scene"], Path(options["path"]))
-        size = (options["image_size"],) * 2
-        self.picture = (PICTURE_SIZE,) * 2
-        first = next(iter(self._scene.cameras.values()))
-        views: dict[str, tuple[Camera, tuple[int, int]]] = {name: (self._scene.cameras[name], size) for name in options["cameras"]}
+        self._options, self.scene = options, scene_from(options["scene"], Path(options["path"]))
+        size, first = (options["image_size"],) * 2, next(iter(self.scene.cameras.values()))
+        views: dict[str, tuple[Camera, tuple[int, int]]] = {name: (self.scene.cameras[name], size) for name in options["cameras"]}
         try:
-            self._world = World(self._scene, num_envs, backend, views | {"": (first, self.picture)}, options["low_poly"])
+            self._world = World(self.scene, num_envs, backend, views | {"": (first, (PICTURE_SIZE,) * 2)}, options["low_poly"])
         except ImportError as error:  # raised by the rendering libraries
-            raise SimulatorUnavailable(
-                f"Genesis cannot render here ({str(error).splitlines()[0]}): apt-get install libegl1 libgl1"
-            ) from error
+            raise UserError(f"Genesis cannot render here ({str(error).splitlines()[0]}): apt-get install libegl1 libgl1") from error
         self.num_envs, self.device = num_envs, self._world.device
-        self.action_dim, self.state_dim, self.control_hz = (7 if options["rotations"] else 4), 8, CONTROL_HZ
-        self.images: dict[str, tuple[int, int]] = dict.fromkeys(views, (size[0], size[1]))
-        self.tool: ToolUnits | None = ToolUnits(TRANSLATION_M, ROTATION_RAD * options["rotations"])
         versions = {name: version(name) for name in ("genesis-world", "torch", "numpy")}
         renderer = os.environ.get("PYOPENGL_PLATFORM") or "egl"  # Genesis sets it if it falls back to OSMesa
         visuals = "low_poly" if options["low_poly"] else "stock"
-        self.stack = versions | {"physics": backend, "renderer": renderer, "robot_visuals": visuals}
+        self.spec = SimulatorSpec(
+            action_dim=7 if options["rotations"] else 4,
+            state_dim=8,
+            control_hz=CONTROL_HZ,
+            images={name: list(size) for name in views},
+            picture=[PICTURE_SIZE] * 2,
+            tool=[TRANSLATION_M, ROTATION_RAD * options["rotations"]],
+            stack=versions | {"physics": backend, "renderer": renderer, "robot_visuals": visuals},
+        )
         self._drawn = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._progress = torch.zeros(num_envs, device=self.device)
-        self._now = self._world.read()
-        self._position, self._quaternion = self._now.tool.clone(), self._now.tool_quaternion.clone()
-        self._joints = self._now.joints.clone()
+        self.now = self._world.read()
+        """What the world was like after the last reset or control step."""
+        self._position, self._quaternion = self.now.tool.clone(), self.now.tool_quaternion.clone()
+        self._joints = self.now.joints.clone()
         """Joint targets."""
-        self._shapes = predicates.Shapes.of(self._scene, self.device)
-        self._rest_matters = predicates.asks_for_rest(self._scene)
-        self._still = torch.zeros(num_envs, len(self._scene.things), device=self.device)
+        self._shapes = predicates.Shapes.of(self.scene, self.device)
+        self._rest_matters = predicates.asks_for_rest(self.scene)
+        self._still = torch.zeros(num_envs, len(self.scene.things), device=self.device)
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
-        layouts = [draw(self._scene, seeds[row]) for row in rows]
+        layouts = [draw(self.scene, seeds[row]) for row in rows]
         self._world.reset(rows, layouts)
         index = torch.tensor(rows, device=self.device)
         self._drawn[index] = torch.tensor([layout.target for layout in layouts], device=self.device)
         # The posture has jitter: hold the tool at its present position, but pointing down.
-        self._now = self._world.read()
-        self._position[index] = self._now.tool[index]
+        self.now = self._world.read()
+        self._position[index] = self.now.tool[index]
         self._quaternion[index] = self._quaternion.new_tensor(POINTING_DOWN)
-        self._joints[index] = self._now.joints[index]
-        self._progress[index] = predicates.progress(self._scene, self._state())[index]
-        return [self._scene.told(target) for target in self._drawn.tolist()]
+        self._joints[index] = self.now.joints[index]
+        self._progress[index] = predicates.progress(self.scene, self.state())[index]
+        return [self.scene.told(target) for target in self._drawn.tolist()]
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         actions = actions.clamp(-1, 1)
-        position, quaternion = self._now.tool, self._now.tool_quaternion
+        position, quaternion = self.now.tool, self.now.tool_quaternion
         ahead = self._position + TRANSLATION_M * actions[:, :3] - position
         self._position = position + rotations.limited(ahead, LEASH_M)
-        if self.action_dim == 7:
+        if self._options["rotations"]:
             asked = rotations.product(rotations.from_vector(ROTATION_RAD * actions[:, 3:6]), self._quaternion)
             turn = rotations.to_vector(rotations.product(asked, rotations.conjugate(quaternion)))
             self._quaternion = rotations.product(rotations.from_vector(rotations.limited(turn, LEASH_RAD)), quaternion)
-        arm = self._world.towards(self._position, self._quaternion, self._now, self._joints[:, ARM])
+        arm = self._world.towards(self._position, self._quaternion, self.now, self._joints[:, ARM])
         opening = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (actions[:, -1:] + 1) / 2
         self._joints = torch.cat([arm, opening, opening], dim=1)
         self._world.step(self._joints)
-        self._now = self._world.read()
-        state = self._state()
-        success = predicates.success(self._scene, state)
+        self.now = self._world.read()
+        state = self.state()
+        success = predicates.success(self.scene, state)
         if self._options["reward"] == "sparse":
             return success.float(), success, success
-        done = predicates.progress(self._scene, state)
+        done = predicates.progress(self.scene, state)
         reward, self._progress = done - self._progress, done
         return reward, success, success
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        finger = self._now.joints[:, FINGERS].mean(1, keepdim=True)
-        state = torch.cat([self._now.tool, self._now.tool_quaternion, finger], dim=1)[rows]
-        return state, {name: torch.stack([self._image(name, row) for row in rows]).to(self.device) for name in self.images}
+        finger = self.now.joints[:, FINGERS].mean(1, keepdim=True)
+        state = torch.cat([self.now.tool, self.now.tool_quaternion, finger], dim=1)[rows]
+        return state, {name: torch.stack([self._image(name, row) for row in rows]).to(self.device) for name in self.spec.images}
 
     def expert(self) -> Tensor:
-        action = expert_actions(self._scene, self._state(), TRANSLATION_M)
-        if self.action_dim == 4:
+        action = expert_actions(self.scene, self.state(), TRANSLATION_M)
+        if not self._options["rotations"]:
             return action
         # Correct the commanded orientation; the tool's own lags, and correcting it would overshoot.
         back = rotations.product(self._quaternion.new_tensor(POINTING_DOWN), rotations.conjugate(self._quaternion))
@@ -119,8 +121,9 @@ class GenesisBatch:
     def _image(self, camera: str, row: int) -> Tensor:
         return torch.from_numpy(self._world.image(camera, row).copy())
 
-    def _state(self) -> predicates.State:
-        now = self._now
+    def state(self) -> predicates.State:
+        """Return what predicates and the expert see of the present."""
+        now = self.now
         return predicates.State(
             tool=now.tool,
             finger=now.joints[:, FINGERS].mean(1),

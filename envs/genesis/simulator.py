@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..batch_serving import serve_together
+from ..batch_serving import BatchServer
+from ..serving import serve
 from .batch import GenesisBatch
 
 
@@ -39,4 +40,4 @@ if __name__ == "__main__":
         compile_kernels()
     else:
         with torch.inference_mode():  # a control step is a hundred small operations, each a fifth cheaper without autograd
-            serve_together(create)
+            serve(create, BatchServer)

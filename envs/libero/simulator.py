@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..serving import Seen, SimulatorSpec, SimulatorUnavailable, Step, serve
+from rlinf_vla.config.errors import UserError
+
+from ..serving import Seen, SimulatorSpec, Step, serve
 from .conventions import flipped, state_vector
 from .scene import CONTROL_HZ, Episode, Scene, import_libero
 
@@ -38,7 +40,7 @@ def stack(options: dict[str, Any]) -> dict[str, str]:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            raise SimulatorUnavailable(f"{name} is not installed: pip install 'rlinf-vla[libero]'") from None
+            raise UserError(f"{name} is not installed: pip install 'rlinf-vla[libero]'") from None
     why = []
     if tuple(int(part) for part in found["mujoco"].split(".")[:3]) >= DARKER_SINCE:
         why.append(f"MuJoCo {found['mujoco']} renders darker than 2.3.7, on which checkpoints were published")

@@ -24,6 +24,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import child_process
 from rlinf_vla.core.io import write_text
 
+NO_DRIVER = "no Vulkan driver that SAPIEN accepts: run `rlinf-vla doctor --fix`"
 _CHECK = "import sys, sapien; sapien.render.RenderSystem(sys.argv[1])"
 _ICD_DIRS = ("/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d")
 _PACKAGES = ("mesa-vulkan-drivers", "libvulkan1")

@@ -32,26 +32,26 @@ def batch(path: str, visuals: str) -> GenesisBatch:
 def played(env: GenesisBatch, actions: list[Tensor]) -> list[str]:
     """What one can know of the states, bit for bit: after a reset and each action."""
     env.reset([7, 8, 9, 10], ROWS)
-    found = [env._now]
+    found = [env.now]
     for action in actions:
         env.step(action)
-        found.append(env._now)
+        found.append(env.now)
     return ["".join(each.numpy().tobytes().hex() for each in reading) for reading in found]
 
 
 def standing(env: GenesisBatch) -> dict[str, Any]:
     """After half a second of nothing: how far each object and the tool have moved (m), and which predicates hold."""
     env.reset([1, 2, 3, 4], ROWS)
-    before = env._now
+    before = env.now
     still = torch.zeros(NUM_ENVS, 7)
     still[:, -1] = 1
     for _ in range(10):
         env.step(still)
-    scene, state = env._scene, env._state()
-    moved = (env._now.centre - before.centre).norm(dim=-1).amax(0).tolist()
+    scene, state = env.scene, env.state()
+    moved = (env.now.centre - before.centre).norm(dim=-1).amax(0).tolist()
     return {
         "moved": dict(zip(scene.things, moved, strict=True)),
-        "tool_moved": float((env._now.tool - before.tool).norm(dim=-1).max()),
+        "tool_moved": float((env.now.tool - before.tool).norm(dim=-1).max()),
         "low": dict(zip(scene.things, (state.centre[..., 2] - state.rise).amin(0).tolist(), strict=True)),
         "holds": [predicates.holds(scene, state, predicate).tolist() for predicate in scene.success],
     }

@@ -118,7 +118,7 @@ def instructions() -> list[list[str]]:
     """Of some episodes: what the robot is told, and which colour the environment waits for."""
     sim = simulator(task="PutOnPlate")
     colours = list(put_on_plate.COLOURS)
-    return [[sim.reset(0, seed, 0), colours[int(sim._envs[0].target[0])]] for seed in range(12)]
+    return [[sim.reset(0, seed, 0), colours[int(sim.slots[0].env.target[0])]] for seed in range(12)]
 
 
 def progress_rewards() -> list[float]:

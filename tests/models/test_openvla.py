@@ -305,9 +305,9 @@ def test_decoding_allocates_its_keys_and_values_once() -> None:
     features = policy.encode(policy.prepare(observations(policy, 2)))
     count = policy.spec.chunk * policy.spec.action_dim
     assert features.cache.capacity == features.mask.shape[1] + count - 1
-    before = [buffer.data_ptr() for buffer in features.cache._buffers]
+    before = [buffer.data_ptr() for buffer in features.cache.buffers]
     policy.act(features, None, 0.0)
-    assert before == [buffer.data_ptr() for buffer in features.cache._buffers] and len(before) == 3
+    assert before == [buffer.data_ptr() for buffer in features.cache.buffers] and len(before) == 3
 
 
 # checkpoints that cannot be loaded
