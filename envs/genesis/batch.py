@@ -14,13 +14,13 @@ from rlinf_vla.config.errors import UserError
 
 from ..serving import SimulatorSpec
 from . import predicates, rotations
+from .arm import ROTATION_RAD, TRANSLATION_M
 from .experts import expert_actions
 from .loading import scene_from
 from .scene import Camera, draw
 from .world import ARM, FINGERS, PHYSICS_DT_S, POINTING_DOWN, SUBSTEPS, World
 
 CONTROL_HZ = 1 / (SUBSTEPS * PHYSICS_DT_S)
-TRANSLATION_M, ROTATION_RAD = 0.05, 0.25
 LEASH_M, LEASH_RAD = 0.08, 0.5
 """Largest lead of the target over the tool, so that a blocked arm does not wind up."""
 FINGER_OPEN_M, FINGER_CLOSED_M = 0.04, -0.01
@@ -104,7 +104,7 @@ class GenesisBatch:
         return state, {name: torch.stack([self._image(name, row) for row in rows]).to(self.device) for name in self.spec.images}
 
     def expert(self) -> Tensor:
-        action = expert_actions(self.scene, self.state(), TRANSLATION_M)
+        action = expert_actions(self.scene, self.state())
         if not self._options["rotations"]:
             return action
         # Correct the commanded orientation; the tool's own lags, and correcting it would overshoot.

@@ -34,7 +34,7 @@ class Shapes:
     """bool ``[K]``"""
     sphere: Tensor
     """bool ``[K]``"""
-    kinds: frozenset[type]
+    kinds: tuple[type, ...]
     chosen: Tensor
     """Indices of the objects that ``Scene.target`` names, int64."""
 
@@ -46,7 +46,7 @@ class Shapes:
             torch.tensor([thing.half_m.tolist() for thing in things], dtype=torch.float32, device=device),
             torch.tensor([isinstance(thing.shape, Cylinder) for thing in things], device=device),
             torch.tensor([isinstance(thing.shape, Sphere) for thing in things], device=device),
-            frozenset(type(thing.shape) for thing in things),
+            tuple(type(thing.shape) for thing in things),
             torch.tensor([names.index(name) for name in scene.target], dtype=torch.int64, device=device),
         )
 
@@ -114,14 +114,14 @@ def body(state: State, name: str) -> Body:
     return Body(state.centre[row, drawn], state.speed[row, drawn], half[drawn], state.rise[row, drawn])
 
 
-def holds(scene: Scene, state: State, predicate: Predicate) -> Tensor:
+def holds(state: State, predicate: Predicate) -> Tensor:
     """bool ``[N]``: whether the predicate holds."""
     if isinstance(predicate, Lifted):
         return body(state, predicate.object).low >= predicate.height_m
     if isinstance(predicate, On):
         above, below = body(state, predicate.above), body(state, predicate.below)
         touches = (above.low - below.centre[:, 2] - below.rise).abs() < TOUCH_M
-        return touches & _over(scene, state, predicate, above) & _at_rest(state, above)
+        return touches & _over(state, predicate.below, above) & _at_rest(state, above)
     thing, region = body(state, predicate.object), predicate.region
     inside = torch.ones_like(thing.speed, dtype=torch.bool)
     for axis, interval in enumerate((region.x_m, region.y_m, region.z_m)):
@@ -137,7 +137,7 @@ def asks_for_rest(scene: Scene) -> bool:
 
 def success(scene: Scene, state: State) -> Tensor:
     """bool ``[N]``: whether all predicates of the scene hold."""
-    return torch.stack([holds(scene, state, predicate) for predicate in scene.success]).all(0)
+    return torch.stack([holds(state, predicate) for predicate in scene.success]).all(0)
 
 
 def progress(scene: Scene, state: State) -> Tensor:
@@ -150,9 +150,9 @@ def progress(scene: Scene, state: State) -> Tensor:
     for predicate in scene.success:
         thing = body(state, subject(predicate))
         reach = REACHED * _near(state.tool - thing.centre)
-        carried = HALF_WAY * (1 + _near(goal(scene, state, predicate) - thing.centre)) * 0.9
+        carried = HALF_WAY * (1 + _near(goal(state, predicate) - thing.centre)) * 0.9
         part = torch.where(held(state, thing), carried, reach)
-        done.append(torch.where(holds(scene, state, predicate), 1.0, part))
+        done.append(torch.where(holds(state, predicate), 1.0, part))
     return torch.stack(done).mean(0)
 
 
@@ -161,7 +161,7 @@ def subject(predicate: Predicate) -> str:
     return predicate.above if isinstance(predicate, On) else predicate.object
 
 
-def goal(scene: Scene, state: State, predicate: Predicate) -> Tensor:
+def goal(state: State, predicate: Predicate) -> Tensor:
     """Goal position ``[N, 3]`` of the centre of the moved object."""
     thing = body(state, subject(predicate))
     if isinstance(predicate, On):
@@ -191,13 +191,12 @@ def _at_rest(state: State, thing: Body) -> Tensor:
     return (thing.speed < STILL_M_S) & (away | wide_open)
 
 
-def _over(scene: Scene, state: State, predicate: On, above: Body) -> Tensor:
-    """bool ``[N]``: the centre of ``above`` is over the other object, seen from above."""
-    thing = scene.things[predicate.below]
-    index = list(scene.things).index(predicate.below)
+def _over(state: State, below: str, above: Body) -> Tensor:
+    """bool ``[N]``: the centre of ``above`` is over the object ``below``, seen from above."""
+    index = state.shapes.names.index(below)
     offset = rotations.turned(rotations.conjugate(state.quaternion[:, index]), above.centre - state.centre[:, index])
-    half = offset.new_tensor(thing.half_m)
-    if isinstance(thing.shape, Cylinder):
+    half = state.shapes.half[index]
+    if state.shapes.kinds[index] is Cylinder:
         return offset[:, :2].norm(dim=1) < half[0]
     return (offset[:, :2].abs() < half[:2]).all(1)
 

@@ -5,7 +5,6 @@ OpenVLA itself predicts one control step (``C = 1``); ``chunk`` in our config.js
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.config.ranges import Label, Name, Size
 from rlinf_vla.core.protocols import Noise, PolicySpec
-from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation
+from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
 from ..config_file import read_config
@@ -110,7 +109,7 @@ class OpenVLAPolicy(PretrainedPolicy):
     split_unsupported: ClassVar[str | None] = "passes every action token through its whole language model: it has no separate action head"
 
     def __init__(self, directory: Path, options: Any) -> None:
-        super().__init__(directory, options)
+        super().__init__(directory, options, DTYPES[options.dtype])
         self.config = config = read_config(directory)
         self.statistics = read_statistics(directory, config, options.unnorm_key)
         config |= read_conventions(directory, config, options)
@@ -157,8 +156,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         for name in COMPANIONS:
             if (self.directory / name).exists():
                 shutil.copyfile(self.directory / name, checkpoint / name)
-        (checkpoint / files.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
-        files.save_weights(self.backbone, checkpoint, self.stored_dtypes, dtype)
+        files.save(self.backbone, self.config, checkpoint, self.stored_dtypes, dtype)
 
     def prepare(self, obs: Observation) -> Inputs:
         inputs = {f"image.{name}": self._image(obs.images[name], size) for name, size in self.spec.images.items()}

@@ -157,9 +157,6 @@ class PrismaticVLA(nn.Module):
             x = layer(x, attention_mask=bias, position_embeddings=rotations, past_key_values=cache)
         return self.language_model.model.norm(x)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.language_model.lm_head(hidden)
-
     def logits_of(self, hidden: Tensor, first: int, count: int) -> Tensor:
         """Return logits ``[..., count]`` from ``first`` on; ``lm_head`` may hold no other rows."""
         layer = self.language_model.lm_head

@@ -53,7 +53,7 @@ def standing(env: GenesisBatch) -> dict[str, Any]:
         "moved": dict(zip(scene.things, moved, strict=True)),
         "tool_moved": float((env.now.tool - before.tool).norm(dim=-1).max()),
         "low": dict(zip(scene.things, (state.centre[..., 2] - state.rise).amin(0).tolist(), strict=True)),
-        "holds": [predicates.holds(scene, state, predicate).tolist() for predicate in scene.success],
+        "holds": [predicates.holds(state, predicate).tolist() for predicate in scene.success],
     }
 
 

@@ -255,10 +255,10 @@ def test_the_expert_goes_there_grasps_and_carries() -> None:
     found = scene()
     cube = [0.4, -0.2, 0.02]
     above, at = state(found, red_cube=cube, tool=[0.4, -0.1, 0.2]), state(found, red_cube=cube, tool=cube)
-    approach, close = (expert_actions(found, each, 0.05)[0] for each in (above, at))
+    approach, close = (expert_actions(found, each)[0] for each in (above, at))
     assert approach[1] < 0 and approach[3] == 1
     assert close[3] == -1
-    carry = expert_actions(found, state(found, red_cube=cube, tool=cube, finger=[0.02]), 0.05)[0]
+    carry = expert_actions(found, state(found, red_cube=cube, tool=cube, finger=[0.02]))[0]
     assert carry[2] > 0 and carry[3] == -1
 
 
