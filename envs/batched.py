@@ -16,7 +16,7 @@ from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 
 from .checks import checked_actions, checked_episodes, spec_of
-from .serving import SimulatorSpec
+from .shared_arrays import SimulatorSpec
 
 WORTH_A_GPU = 64
 """Smallest number of environments for which ``backend=auto`` chooses the GPU."""

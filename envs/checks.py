@@ -8,7 +8,7 @@ from torch import Tensor
 from rlinf_vla.core.protocols import EnvSpec, ToolUnits
 from rlinf_vla.core.types import Episodes
 
-from .serving import SimulatorSpec
+from .shared_arrays import SimulatorSpec
 
 
 def spec_of(found: SimulatorSpec, num_envs: int, episode_limit: int, tasks: tuple[str, ...], device: torch.device) -> EnvSpec:

@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,22 +19,7 @@ from numpy.typing import NDArray
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.channel import Channel, ChannelClosed
 
-from .shared_arrays import Layout, SharedArrays
-
-
-@dataclass(frozen=True)
-class SimulatorSpec:
-    action_dim: int
-    state_dim: int
-    control_hz: float
-    images: dict[str, list[int]]
-    """name -> [height, width]."""
-    picture: list[int]
-    """[height, width] of the image that ``render`` returns."""
-    tool: list[float] | None = None
-    """[m, rad] that 1 means in an action that moves the tool; None for other kinds of action."""
-    stack: dict[str, str] = field(default_factory=dict)
-    """Software and hardware stack: versions, physics, renderer."""
+from .shared_arrays import SharedArrays, SimulatorSpec
 
 
 class Step(NamedTuple):
@@ -95,9 +80,9 @@ def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, S
     try:
         start = channel.wait()
         simulator = create(start["options"], start["slots"])
-        channel.send({"spec": asdict(simulator.spec)}, None)
-        arrays = SharedArrays(memory, Layout(**channel.wait()["layout"]))
+        arrays = SharedArrays(memory, simulator.spec, start["pool"], start["episode_limit"])
         serving = (server or SlotServer)(simulator, arrays, start["first"])
+        channel.send({"spec": asdict(simulator.spec)}, None)
         while True:
             channel.send(serving.answer(channel.wait()), None)
     except ChannelClosed:

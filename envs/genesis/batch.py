@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 
-from ..serving import SimulatorSpec
+from ..shared_arrays import SimulatorSpec
 from . import predicates, rotations
 from .arm import ROTATION_RAD, TRANSLATION_M
 from .experts import expert_actions

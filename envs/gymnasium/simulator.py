@@ -14,7 +14,8 @@ from rlinf_vla.config.errors import UserError
 
 from ..batch_serving import BatchServer
 from ..options import one_of
-from ..serving import SimulatorSpec, serve
+from ..serving import serve
+from ..shared_arrays import SimulatorSpec
 
 RENDERED = "@render"
 BLANK = (64, 64)

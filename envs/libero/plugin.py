@@ -16,7 +16,7 @@ from ..options import one_of, processes_per_group
 from ..vector_env import environments
 from . import gl
 from .config import CAMERAS, CONVENTIONS, LiberoConfig
-from .suites import INSTALL, SUITES, LiberoTask, limit, of_suite, root, selected_tasks
+from .suites import INSTALL, SUITES, LiberoTask, limit, of_suite, root, selected_tasks, suites
 
 
 class Libero:
@@ -61,10 +61,6 @@ class Libero:
 
     def diagnose(self) -> list[Diagnosis]:
         return list(checks())
-
-
-def suites(config: LiberoConfig) -> list[str]:
-    return [config.suite] if config.suites is None else config.suites
 
 
 def episode_limit(config: LiberoConfig) -> int:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from rlinf_vla.config.errors import UserError
 
-from ..serving import Seen, SimulatorSpec, Step, serve
+from ..serving import Seen, Step, serve
+from ..shared_arrays import SimulatorSpec
 from .conventions import flipped, state_vector
 from .scene import CONTROL_HZ, Episode, Scene, import_libero
 

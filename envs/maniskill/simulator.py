@@ -17,7 +17,8 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 
-from ..serving import Seen, SimulatorSpec, Step, serve
+from ..serving import Seen, Step, serve
+from ..shared_arrays import SimulatorSpec
 from .experts import expert_actions
 from .lowpoly import low_poly_visuals
 from .vulkan import NO_DRIVER

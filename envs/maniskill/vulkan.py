@@ -64,7 +64,8 @@ def find() -> Driver | None:
         candidates.append(Driver("cpu", _environment(), f"lavapipe in {private_dir()}"))
     for driver in candidates:
         if accepted(driver):
-            _write_quietly(memory, json.dumps(asdict(driver)))
+            with contextlib.suppress(OSError):  # if it cannot be kept, the check runs again next time
+                write_text(memory, json.dumps(asdict(driver)))
             return driver
     return None
 
@@ -172,9 +173,3 @@ def _run(command: list[str]) -> None:
     if done.returncode != 0:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E:")] or done.stderr.splitlines() or [""]
         raise UserError(f"{command[0]} failed while fetching the Vulkan driver: {lines[0]}")
-
-
-def _write_quietly(path: Path, text: str) -> None:
-    """Write a cache file; if that fails, the check runs again next time."""
-    with contextlib.suppress(OSError):
-        write_text(path, text)

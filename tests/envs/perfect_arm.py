@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlinf_vla.envs.batched import BatchedVectorEnv
 from rlinf_vla.envs.genesis import rotations
-from rlinf_vla.envs.serving import SimulatorSpec
+from rlinf_vla.envs.shared_arrays import SimulatorSpec
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS
 
 MISTAKES = (

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.envs.batch_serving import BatchServer
-from rlinf_vla.envs.serving import SimulatorSpec, serve
+from rlinf_vla.envs.serving import serve
+from rlinf_vla.envs.shared_arrays import SimulatorSpec
 
 
 class PointBatch:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.envs.serving import Seen, SimulatorSpec, Step, serve
+from rlinf_vla.envs.serving import Seen, Step, serve
+from rlinf_vla.envs.shared_arrays import SimulatorSpec
 
 
 class PointSimulator:
