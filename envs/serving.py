@@ -21,6 +21,9 @@ from rlinf_vla.core.channel import Channel, ChannelClosed
 
 from .shared_arrays import SharedArrays, SimulatorSpec
 
+PICTURE_SIZE = 256
+"""Height and width of images for display, in pixels."""
+
 
 class Step(NamedTuple):
     reward: float

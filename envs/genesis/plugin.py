@@ -47,7 +47,7 @@ class Genesis:
             raise UserError(NO_GL)
         limit, tasks, no_expert = episode_limit(config, scene), (scene.name,), why_no_expert(scene)
         if use_gpu(config.backend, config.num_envs, why_not_on_gpu(groups)):
-            from .batch import GenesisBatch  # imports Genesis only when it is constructed
+            from .simulator import GenesisBatch  # imports Genesis only when it is constructed
 
             return [BatchedVectorEnv(GenesisBatch(options, config.num_envs, "gpu"), limit, tasks, no_expert)]
         folder = cache_dir(config.cache_dir)

@@ -55,8 +55,12 @@ class Shapes:
 class State:
     """``N`` environments with ``K`` objects, in metres and in the frame of the robot's base."""
 
+    joints: Tensor
+    """``[N, 9]``: arm joints (rad) and fingers (m)."""
     tool: Tensor
-    """``[N, 3]``"""
+    """Tool centre point ``[N, 3]``."""
+    tool_quaternion: Tensor
+    """``[N, 4]`` (w x y z)"""
     finger: Tensor
     """``[N]``: distance of one finger from closed."""
     finger_speed: Tensor
@@ -68,7 +72,7 @@ class State:
     up: Tensor
     """``[N, K, 3]``: the vertical axis in each object's frame."""
     speed: Tensor
-    """``[N, K]`` m/s; used only if ``asks_for_rest``."""
+    """``[N, K]`` m/s; zero unless ``asks_for_rest``."""
     target: Tensor
     """int64 ``[N]``: index into ``Scene.target`` of the object that the episode drew."""
     shapes: Shapes

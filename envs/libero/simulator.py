@@ -17,15 +17,11 @@ from numpy.typing import NDArray
 
 from rlinf_vla.config.errors import UserError
 
-from ..serving import Seen, Step, serve
+from ..serving import PICTURE_SIZE, Seen, Step, serve
 from ..shared_arrays import SimulatorSpec
-from .conventions import flipped, state_vector
+from .conventions import ROTATION_RAD, TRANSLATION_M, flipped, state_vector
 from .scene import CONTROL_HZ, Episode, Scene, import_libero
 
-PICTURE_SIZE = 256
-"""Height and width of images for display, in pixels."""
-TRANSLATION_M, ROTATION_RAD = 0.05, 0.5
-"""Motion that 1 means in an action of robosuite's OSC_POSE."""
 DARKER_SINCE = (3, 3, 3)
 """First MuJoCo version that renders LIBERO's floors darker.
 

@@ -40,7 +40,7 @@ class ManiSkill:
             raise UserError(f"ManiSkill is not installed: {INSTALL}")
         limit, tasks, no_expert = episode_limit(config), (config.task,), why_no_expert(config)
         if use_gpu(config.backend, config.num_envs, why_not_on_gpu(config, groups)):
-            from .batched import ManiSkillBatch
+            from .simulator import ManiSkillBatch
 
             return [BatchedVectorEnv(ManiSkillBatch(options, config.num_envs, "physx_cuda", "gpu"), limit, tasks, no_expert)]
         processes = processes_per_group(config, groups, batches=False)

@@ -1,4 +1,4 @@
-"""Simulator process of ManiSkill: single environments on the CPU."""
+"""ManiSkill's environments: single ones in a process on the CPU, or one batch on the GPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 
-from ..serving import Seen, Step, serve
+from ..serving import PICTURE_SIZE, Seen, Step, serve
 from ..shared_arrays import SimulatorSpec
 from .experts import expert_actions
 from .lowpoly import low_poly_visuals
 from .vulkan import NO_DRIVER
-
-PICTURE_SIZE = 256
-"""Height and width of images for display, in pixels."""
 
 
 def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str) -> Any:
@@ -186,8 +183,46 @@ class ManiSkillEnv:
         return picture
 
 
+class ManiSkillBatch(ManiSkillEnv):
+    """The gpu backend: implements ``Batch``, in the trainer's process; tensors stay on the device.
+
+    Tested without a GPU, as a batch of one on the CPU, where it is bit-identical to the cpu
+    backend. Untested: ``physx_cuda`` itself, its speed and its memory. GPU trajectories differ from
+    CPU ones, and PhysX does not guarantee that they repeat.
+    """
+
+    def __init__(self, options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str) -> None:
+        with ExitStack() as visuals:
+            if options["low_poly"]:
+                visuals.enter_context(low_poly_visuals())
+            super().__init__(options, num_envs, sim_backend, render_backend)
+        self.device = torch.device(self.env.device)
+        self._initialize, self.env._initialize_episode = self.env._initialize_episode, self._initialize_one_by_one
+
+    def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
+        self.env.reset(seed=seeds, options={"env_idx": torch.tensor(rows, device=self.device)})
+        return self.begun(rows)
+
+    def _initialize_one_by_one(self, rows: Tensor, options: dict[str, Any]) -> None:
+        """Initialise each row separately, with its own generators.
+
+        ManiSkill draws the layouts of all rows from the seed of environment 0, but an episode must
+        depend on its own seed alone.
+        """
+        env = self.env
+        for row in rows.tolist():
+            torch.manual_seed(int(env._episode_seed[row]))  # ManiSkill restores the global generator after the reset
+            env._episode_rng = env._batched_episode_rng[row]
+            env.scene._reset_mask = torch.zeros_like(env.scene._reset_mask)
+            env.scene._reset_mask[row] = True
+            self._initialize(torch.tensor([row], device=self.device), options)
+
+    def close(self) -> None:
+        self.env.close()
+
+
 class ManiSkillSimulator:
-    """Implements ``serving.Simulator``."""
+    """The cpu backend: implements ``serving.Simulator``."""
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
         import mani_skill.envs  # noqa: F401  (now, so that gc.freeze below covers it)

@@ -60,32 +60,28 @@ class ResidualBlock(nn.Module):
         return x + self.ffn(x)
 
 
-class MLPResNet(nn.Module):
-    def __init__(self, input_dim: int, hidden_dim: int, output_dim: int) -> None:
-        super().__init__()
-        self.layer_norm1 = nn.LayerNorm(input_dim)
-        self.fc1 = nn.Linear(input_dim, hidden_dim)
-        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(hidden_dim) for _ in range(2))
-        self.layer_norm2 = nn.LayerNorm(hidden_dim)
-        self.fc2 = nn.Linear(hidden_dim, output_dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.fc1(self.layer_norm1(x)))
-        for block in self.mlp_resnet_blocks:
-            x = block(x)
-        return self.fc2(self.layer_norm2(x))
-
-
 class L1RegressionHead(nn.Module):
-    """Map slot states ``[B, C * D, d]`` to normalised actions ``[B, C, D]``."""
+    """Map slot states ``[B, C * D, d]`` to normalised actions ``[B, C, D]``; named as in openvla-oft."""
 
     def __init__(self, chunk: int, action_dim: int, state_dim: int, hidden_dim: int) -> None:
         super().__init__()
         self.chunk = chunk
-        self.model = MLPResNet(action_dim * state_dim, hidden_dim, action_dim)
+        width = action_dim * state_dim
+        layers = {
+            "layer_norm1": nn.LayerNorm(width),
+            "fc1": nn.Linear(width, hidden_dim),
+            "mlp_resnet_blocks": nn.ModuleList(ResidualBlock(hidden_dim) for _ in range(2)),
+            "layer_norm2": nn.LayerNorm(hidden_dim),
+            "fc2": nn.Linear(hidden_dim, action_dim),
+        }
+        self.model: Any = nn.ModuleDict(layers)
 
     def forward(self, states: Tensor) -> Tensor:
-        return self.model(states.reshape(len(states), self.chunk, -1))
+        model = self.model
+        x = F.relu(model.fc1(model.layer_norm1(states.reshape(len(states), self.chunk, -1))))
+        for block in model.mlp_resnet_blocks:
+            x = block(x)
+        return model.fc2(model.layer_norm2(x))
 
 
 def slot_states(network: PrismaticVLA, embeds: Tensor, mask: Tensor, slots: int, stop_id: int | None) -> Tensor:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.envs.genesis import predicates
-from rlinf_vla.envs.genesis.batch import GenesisBatch
 from rlinf_vla.envs.genesis.config import GenesisConfig
 from rlinf_vla.envs.genesis.kernels import environment
 from rlinf_vla.envs.genesis.plugin import simulator_options
+from rlinf_vla.envs.genesis.simulator import GenesisBatch
 
 NUM_ENVS = 4
 ROWS = list(range(NUM_ENVS))
@@ -36,7 +36,8 @@ def played(env: GenesisBatch, actions: list[Tensor]) -> list[str]:
     for action in actions:
         env.step(action)
         found.append(env.now)
-    return ["".join(each.numpy().tobytes().hex() for each in reading) for reading in found]
+    names = ("joints", "tool", "tool_quaternion", "finger_speed", "centre", "quaternion", "up", "speed")
+    return ["".join(getattr(state, name).numpy().tobytes().hex() for name in names) for state in found]
 
 
 def standing(env: GenesisBatch) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def standing(env: GenesisBatch) -> dict[str, Any]:
     still[:, -1] = 1
     for _ in range(10):
         env.step(still)
-    scene, state = env.scene, env.state()
+    scene, state = env.scene, env.now
     moved = (env.now.centre - before.centre).norm(dim=-1).amax(0).tolist()
     return {
         "moved": dict(zip(scene.things, moved, strict=True)),

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs.batched import BatchedVectorEnv
 from rlinf_vla.envs.maniskill import put_on_plate
-from rlinf_vla.envs.maniskill.batched import ManiSkillBatch
 from rlinf_vla.envs.maniskill.config import ManiSkillConfig
 from rlinf_vla.envs.maniskill.plugin import simulator_options
-from rlinf_vla.envs.maniskill.simulator import ManiSkillSimulator
+from rlinf_vla.envs.maniskill.simulator import ManiSkillBatch, ManiSkillSimulator
 
 
 def simulator(**config: Any) -> ManiSkillSimulator:

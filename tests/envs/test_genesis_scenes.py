@@ -187,7 +187,9 @@ def state(found: Scene, **centres: list[float]) -> predicates.State:
             centre[list(found.things).index(name)] = torch.tensor(value)
     upright = torch.tensor([1.0, 0, 0, 0]).expand(1, len(centre), 4)
     return predicates.State(
+        joints=torch.zeros(1, 9),
         tool=torch.tensor([centres.get("tool", [0.4, 0.0, 0.4])]),
+        tool_quaternion=torch.tensor([[0.0, 1.0, 0.0, 0.0]]),
         finger=torch.tensor(centres.get("finger", [0.04])),
         finger_speed=torch.zeros(1),
         centre=centre[None],
