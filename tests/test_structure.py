@@ -184,11 +184,11 @@ def test_the_main_job_imports_no_feature_and_no_plugin_that_it_does_not_name() -
 
 BUDGETS = {
     "rlinf_vla": 20_250,
-    "rlinf_vla/testing": 1_650,
-    "models": 2_900,
-    "envs": 5_300,
+    "rlinf_vla/testing": 1_620,
+    "models": 2_850,
+    "envs": 5_080,
     "robots": 4_800,
-    "rewards": 100,
+    "rewards": 105,
     "benchmarks": 2_350,
 }
 """Lines of Python. A change that needs more has to find them elsewhere, or to raise the budget on purpose."""
