@@ -126,7 +126,7 @@ def proprioception(env: Any) -> Tensor:
 
 
 class ManiSkillEnv:
-    """One ManiSkill base environment, maybe of several rows, with actions and states as in docs."""
+    """One ManiSkill base environment, which may be a batch, as in docs/conventions.md."""
 
     def __init__(self, options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str) -> None:
         self.env = make(options, num_envs, sim_backend, render_backend)
@@ -161,7 +161,7 @@ class ManiSkillEnv:
         return [self.options["instruction"]] * self.num_envs
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run one control step; return reward float32, terminated and success bool, ``[num_envs]``."""
+        """Run one control step; return what ``Batch.step`` does."""
         _, reward, terminated, _, info = self.env.step(actions * self._signs)
         success = info.get("success", torch.zeros_like(reward, dtype=torch.bool)).bool()
         if self.options["bridge"]:  # bridge tasks define no reward

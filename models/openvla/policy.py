@@ -118,7 +118,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         proprio: bool = False,
         **network: Any,
     ) -> None:
-        """For OpenVLA-OFT: cameras, chunk, whether it reads proprioception, the network's options."""
+        """For OpenVLA-OFT: cameras, chunk, whether it reads proprioception, network options."""
         super().__init__(directory, options, DTYPES[options.dtype])
         self.config = config = read_config(directory)
         self.statistics = read_statistics(directory, config, options.unnorm_key)
