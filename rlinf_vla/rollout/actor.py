@@ -41,9 +41,14 @@ class Actor:
     def __init__(self, policy: Policy, settings: Settings) -> None:
         self.policy, self.settings = policy, settings
         device = next(policy.parameters()).device
-        graphs = device.type == "cuda" and settings.cuda_graphs
-        self._act: Callable[[Tensors], Tensors] = CudaGraphed(self._act_block) if graphs else self._act_block
-        self._value: Callable[[Tensors], Tensors] = CudaGraphed(self._value_block) if graphs else self._value_block
+        self._act: Callable[[Tensors], Tensors] = self._act_block
+        self._value: Callable[[Tensors], Tensors] = self._value_block
+        if device.type == "cuda" and settings.cuda_graphs:
+            self.record(CudaGraphed)
+
+    def record(self, recorder: Callable[[Callable[[Tensors], Tensors]], CudaGraphed]) -> None:
+        """Make the policy calls from now on through a ``recorder`` of each, such as CudaGraphed."""
+        self._act, self._value = recorder(self._act_block), recorder(self._value_block)
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         """Sample actions; ``step`` int64 ``[B]``: control steps executed in the episodes so far."""
@@ -97,7 +102,7 @@ class CudaGraphed:
     """
 
     def __init__(self, function: Callable[[Tensors], Tensors]) -> None:
-        self._function = function
+        self.function = function
         self._recordings: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, Tensors, Tensors]] = {}
 
     def __call__(self, tensors: Tensors) -> Tensors:
@@ -115,9 +120,9 @@ class CudaGraphed:
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # libraries select kernels and allocate workspace during the warm-up
             for _ in range(WARMUP):
-                self._function(arguments)
+                self.function(arguments)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            results = self._function(arguments)
+            results = self.function(arguments)
         return graph, arguments, results

@@ -80,8 +80,13 @@ class FeatureServer:
     def __init__(self, policy: Policy, cuda_graphs: bool = True) -> None:
         self.policy = policy
         self._device = next(policy.parameters()).device
-        graphs = self._device.type == "cuda" and cuda_graphs
-        self._packed: Callable[[Tensors], Tensors] = CudaGraphed(self._pack) if graphs else self._pack
+        self._packed: Callable[[Tensors], Tensors] = self._pack
+        if self._device.type == "cuda" and cuda_graphs:
+            self.record(CudaGraphed)
+
+    def record(self, recorder: Callable[[Callable[[Tensors], Tensors]], CudaGraphed]) -> None:
+        """Encode from now on through a ``recorder``, such as CudaGraphed."""
+        self._packed = recorder(self._pack)
 
     @torch.inference_mode()
     def encode(self, inputs: Inputs) -> Tensors:
