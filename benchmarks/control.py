@@ -19,8 +19,8 @@ from omegaconf import DictConfig
 
 from rlinf_vla.benchmarks import harness
 from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera, SyntheticRobot
-from rlinf_vla.config.control import inference_budget, timing
 from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.robot import inference_budget, timing
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.planner.synthetic import INSTRUCTION
 from rlinf_vla.realworld.clock import Clock

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
 
 from rlinf_vla.benchmarks import harness
 from rlinf_vla.benchmarks.roofline import Limits, measured_limits, work
@@ -57,7 +56,7 @@ def run(config: DictConfig) -> None:
     ratios: dict[str, dict[str, float]] = {}
     agreement: dict[str, float] = {}
     with builders.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
-        limits = measured_limits(torch.device(recipe.cluster.device), dtype_of(policy))
+        limits = measured_limits(torch.device(recipe.cluster.device), next(policy.backbone.parameters()).dtype)
         for batch in sorted({1, recipe.rollout.batch_size}):
             status.update(f"batch {batch}")
             observation = synthetic.observation(policy.spec, batch, recipe.cluster.device)
@@ -83,10 +82,6 @@ def run(config: DictConfig) -> None:
     document |= {"limits": asdict(limits), "cuda_graphs": recipe.cluster.cuda_graphs}
     document |= {"model": recipe.model.name, "weights": weights, "threads": recipe.cluster.rollout_threads}
     report.write(document)
-
-
-def dtype_of(policy: Policy) -> torch.dtype:
-    return next(policy.backbone.parameters()).dtype
 
 
 def measure(
@@ -138,15 +133,8 @@ def measure(
     least = {kind: limits.least_seconds(work(act_eagerly if kind == "act" else call, policy.parameters())) for kind, call in kinds.items()}
     found = []
     for kind, each in seconds.items():
-        best, p50, p99 = min(each), statistics.median(each), _quantile(each, 0.99)
+        best, p50, p99 = (float(np.quantile(each, share)) for share in (0, 0.5, 0.99))
         found.append(Latency(batch, kind, len(each), 1e3 * best, 1e3 * p50, 1e3 * p99, batch * chunk / p50, least[kind] / best))
-    return found, None if plain is None else _agreement(actions["act"], actions["plain"])
-
-
-def _quantile(values: list[float], fraction: float) -> float:
-    return torch.tensor(values, dtype=torch.float64).quantile(fraction).item()
-
-
-def _agreement(first: Tensor, second: Tensor) -> float:
-    """Share of equal actions, up to rounding."""
-    return torch.isclose(first, second, rtol=0, atol=1e-4).double().mean().item()
+    if plain is None:
+        return found, None
+    return found, torch.isclose(actions["act"], actions["plain"], rtol=0, atol=1e-4).double().mean().item()

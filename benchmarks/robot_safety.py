@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from rlinf_vla.benchmarks import robot_safety_trials as trials
-from rlinf_vla.benchmarks.robot_safety_trials import Follower, Trial
+from rlinf_vla.benchmarks.robot_safety_trials import Follower
 from rlinf_vla.core.robot import ToolTarget
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.cell_file import CELLS, load
@@ -41,20 +41,17 @@ class Bench:
 
     def trial(self, draw: np.random.Generator, actions: int) -> None:
         played = trials.run_trial(self.cell, self.filter, self._sent(draw, actions))
-        self._add(played)
+        self.ticks += len(played.commands)
+        if played.fault is not None:
+            self.faults[played.fault.split(":")[0]] += 1
+        for key, value in trials.usage(self.cell, played).items():
+            self.used[key] = max(self.used.get(key, 0.0), value)
 
     def _sent(self, draw: np.random.Generator, actions: int) -> Iterator[tuple[ToolTarget | None, int]]:
         for goal in itertools.islice(trials.goals(draw, self.cell, lambda: self.filter.admitted), actions):
             self.actions += 1
             yield goal, int(draw.choice(TICKS))
         yield None, self.cell.windows.length + 1
-
-    def _add(self, played: Trial) -> None:
-        self.ticks += len(played.commands)
-        if played.fault is not None:
-            self.faults[played.fault.split(":")[0]] += 1
-        for key, value in trials.usage(self.cell, played).items():
-            self.used[key] = max(self.used.get(key, 0.0), value)
 
 
 def latency(cell: Cell, ticks: int = 20_000) -> dict[str, list[float]]:

@@ -66,7 +66,7 @@ def run(config: DictConfig) -> None:
 
 
 def _rollout(recipe: Recipe, policy: Policy, depth: int, say: Callable[[str], None]) -> Rollout:
-    timeline, best = Timeline(), None
+    timeline, found = Timeline(), list[Rollout]()
     with builders.open_envs(recipe, policy, depth) as groups:
         limit = groups[0].spec.episode_limit
         calls = rollout_calls(getattr(recipe.algorithm, "horizon", limit), limit, policy.spec.chunk)
@@ -79,10 +79,8 @@ def _rollout(recipe: Recipe, policy: Policy, depth: int, say: Callable[[str], No
                 rollouts = collect(actor, groups, 0, 0, calls, timeline)
             seconds = time.perf_counter() - started
             simulators = [timeline.busy(f"simulator {index}") for index in range(depth)]
-            measured = Rollout(depth, int(rollouts.valid.sum()), seconds, timeline.busy("policy"), max(simulators))
-            best = measured if best is None or measured.seconds < best.seconds else best
-    assert best is not None
-    return best
+            found.append(Rollout(depth, int(rollouts.valid.sum()), seconds, timeline.busy("policy"), max(simulators)))
+    return min(found, key=lambda each: each.seconds)
 
 
 def _frames(recipe: Recipe, say: Callable[[str], None]) -> dict[str, float]:

@@ -12,12 +12,12 @@ from omegaconf import DictConfig
 
 from rlinf_vla.algorithms.ppo import PPOConfig
 from rlinf_vla.benchmarks import harness
-from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.planner import search as planning
-from rlinf_vla.planner.choice import TIE_TOLERANCE
+from rlinf_vla.planner.choice import TIE_TOLERANCE, divides, least_rollout_seconds
 from rlinf_vla.planner.plan import Plan
+from rlinf_vla.planner.simulate import simulate
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime import open as runtimes
 from rlinf_vla.runtime.base import OnPolicyFlow
@@ -58,8 +58,8 @@ def run(config: DictConfig) -> None:
     wanted = plans(recipe)
     found: dict[str, PlanTiming] = {}
     with console.status("profiling this machine") as status:
-        outlook = planning.plan_search(recipe)
-        predicted = {name: outlook.predict(plan).seconds for name, plan in wanted.items()}
+        problem, measured = planning.plan_problem(recipe)
+        predicted = {name: simulate(problem, plan).seconds for name, plan in wanted.items()}
         for name, plan in wanted.items():
             status.update(name)
             found[name] = _measure(planning.with_plan(recipe, plan), status.update)
@@ -77,7 +77,7 @@ def run(config: DictConfig) -> None:
     ratios = {name: serial.seconds / each.seconds for name, each in found.items() if name != SERIAL}
     for name, ratio in ratios.items():
         console.print(f"{name}: {ratio:.2f} times the iterations of {SERIAL} in the same time")
-    bound = outlook.least_rollouts(wanted[SERIAL]) / outlook.least_rollouts(wanted[PIPELINED])
+    bound = least_rollout_seconds(problem, wanted[SERIAL]) / least_rollout_seconds(problem, wanted[PIPELINED])
     reached = serial.rollout_seconds / found[PIPELINED].rollout_seconds
     said = f"{bound:.2f} by the profile (the slower stage, or all cores), {reached / bound:.0%} of it reached"
     console.print(f"rollouts, {PIPELINED} / {SERIAL}: {reached:.2f}; the bound: {said}")
@@ -87,7 +87,8 @@ def run(config: DictConfig) -> None:
     console.print(f"fastest: {best}; predicted to be: {chosen}, which took {regret:.2f} times as long")
     document: dict[str, Any] = {name: asdict(each) | {"predicted_seconds": predicted[name]} for name, each in found.items()}
     document |= {"ratios": ratios, "rollout_ratio": reached, "rollout_bound": bound, "regret": regret}
-    outlook.write(report.directory)
+    if measured is not None:
+        measured.write(report.directory / "profile.json")
     report.write(document)
 
 
@@ -100,17 +101,16 @@ def plans(recipe: Recipe) -> dict[str, Plan]:
     found = {SERIAL: Plan(pipeline_depth=1, micro_batch_size=rows), PIPELINED: Plan(pipeline_depth=depth, micro_batch_size=rows)}
     for workers in sorted({1, 2, recipe.cluster.rollout_workers}):
         for each in (1, depth):
-            group, rest = divmod(recipe.env.num_envs, workers * each)
-            if rest == 0 and (group % recipe.rollout.batch_size == 0 or group < recipe.rollout.batch_size):
-                name = f"Ray, {workers} rollout worker{'s' * (workers > 1)}" + ", pipelined" * (each > 1)
-                found[name] = Plan("ray", rollout_workers=workers, pipeline_depth=each, micro_batch_size=rows)
+            plan = Plan("ray", rollout_workers=workers, pipeline_depth=each, micro_batch_size=rows)
+            if divides(plan, recipe.env.num_envs, recipe.rollout.batch_size):
+                found[f"Ray, {workers} rollout worker{'s' * (workers > 1)}" + ", pipelined" * (each > 1)] = plan
     own = planning.plan_of(recipe)
     return found if own in found.values() else found | {"as the recipe says": own}
 
 
 def _measure(recipe: Recipe, say: Any) -> PlanTiming:
-    recipe, best = replace(recipe, iterations=ITERATIONS), None
-    algorithm = builders.build_algorithm(recipe)
+    recipe = replace(recipe, iterations=ITERATIONS)
+    algorithm, found = builders.build_algorithm(recipe), list[PlanTiming]()
     with (
         tempfile.TemporaryDirectory(prefix="rlinf_vla_bench_") as directory,
         runtimes.open_runtime(recipe, Path(directory), None, say) as runtime,
@@ -122,12 +122,8 @@ def _measure(recipe: Recipe, say: Any) -> PlanTiming:
             started = time.perf_counter()
             flow.begin(iteration)
             algorithm.iteration(flow)
-            seconds = time.perf_counter() - started
-            measured = _of(flow, recipe, seconds)
-            if iteration and (best is None or measured.seconds < best.seconds):
-                best = measured
-    assert best is not None
-    return best
+            found.append(_of(flow, recipe, time.perf_counter() - started))
+    return min(found[1:], key=lambda each: each.seconds)
 
 
 def _of(flow: OnPolicyFlow, recipe: Recipe, seconds: float) -> PlanTiming:

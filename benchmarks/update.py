@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.table import Table
 
 from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.sac import SAC, SACPolicy
-from rlinf_vla.benchmarks import update_on_policy, update_soft
+from rlinf_vla.benchmarks import harness, update_on_policy, update_soft
 from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements
-from rlinf_vla.config.algorithm import NO_ALGORITHM
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.io import write_json
-from rlinf_vla.runtime import builders, recipes, run_directory
-from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.config.recipe import NO_ALGORITHM
+from rlinf_vla.runtime import builders, recipes
 
 
 def run(config: DictConfig) -> None:
@@ -24,27 +20,24 @@ def run(config: DictConfig) -> None:
     if not isinstance(algorithm, OnPolicy | SAC):
         raise UserError(f"recipe={recipe.name}: bench update measures on-policy algorithms and sac, not {recipe.algorithm.name}")
     policy = builders.build_policy(recipe)
-    directory = run_directory.for_evaluation(config, None)
-    directory.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False)
-    with builders.threads(recipe.cluster.update_threads), console.status("starting") as status:
+    report = harness.Report(config, "bench_update")
+    with builders.threads(recipe.cluster.update_threads), report.console.status("starting") as status:
         if isinstance(policy, SACPolicy):
-            found = update_soft.measure(recipe, policy, directory, status.update)
+            report.directory.mkdir(parents=True, exist_ok=True)
+            found = update_soft.measure(recipe, policy, report.directory, status.update)
         else:
             found = update_on_policy.measure(recipe, policy, status.update)
-    _show(console, found, f"{recipe.model.name} on {recipe.cluster.device}")
+    _show(report, found, f"{recipe.model.name} on {recipe.cluster.device}")
     weights, trained = ([p.numel() for p in policy.parameters() if p.requires_grad or every] for every in (True, False))
     document = found.document() | {"model": recipe.model.name, "weights": sum(weights), "trained": sum(trained)}
-    write_json(directory / "bench_update.json", document | {"threads": recipe.cluster.update_threads, "environment": fingerprint()})
-    console.print(f"numbers: {builders.relative(directory / 'bench_update.json')}")
+    report.write(document | {"threads": recipe.cluster.update_threads})
 
 
-def _show(console: Console, found: UpdateMeasurements, subject: str) -> None:
+def _show(report: harness.Report, found: UpdateMeasurements, subject: str) -> None:
+    console, rates = report.console, found.rates.items()
     console.print(f"{subject}, {found.title}")
-    rates = Table("", "rate", "best ms", "calls")
-    for name, rate in found.rates.items():
-        rates.add_row(name, f"{rate.per_s:.1f} {rate.unit}/s", f"{1e3 * rate.best_s:.2f}", str(rate.calls))
-    console.print(rates)
+    rows = ((name, f"{rate.per_s:.1f} {rate.unit}/s", f"{1e3 * rate.best_s:.2f}", str(rate.calls)) for name, rate in rates)
+    report.show(("", "rate", "best ms", "calls"), rows)
     for name, each in found.memory.items():
         parts = ("weights", "gradients", "optimizer", "activations", "data")
         said = ", ".join(f"{part} {getattr(each, part) / 1e6:.1f}" for part in parts)

@@ -20,7 +20,6 @@ from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.runtime.on_policy_updater import precompute_frozen
 from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward
-from rlinf_vla.telemetry.timeline import Timeline
 
 REPEATS = 3
 MINIBATCHES = 2
@@ -46,7 +45,7 @@ def measure(recipe: Recipe, policy: Policy, say: Callable[[str], None]) -> Updat
         say(f"memory of {name}")
         plan = replace(recipe, cluster=cluster)
         settings = builders.actor_settings(plan, recipe.rollout.temperature)
-        flow = InProcessFlow(policy, [], builders.build_trainer(plan, policy), settings, Timeline(), reuse_frozen=cluster.reuse_frozen)
+        flow = InProcessFlow(policy, [], builders.build_trainer(plan, policy), settings, reuse_frozen=cluster.reuse_frozen)
         update = partial(flow.update, batch, algorithm)
         found.memory[name] = _memory(plan, algorithm, batch, flow, update, again and cluster.reuse_frozen)
         flows[name], kinds[name] = flow, Work(update, len(batch) * config.epochs, "policy calls")

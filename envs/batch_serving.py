@@ -12,38 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .serving import SimulatorSpec, serve
 from .shared_arrays import SharedArrays
 
 if TYPE_CHECKING:
     from .batched import Batch
 
 
-def serve_together(create: Callable[[dict[str, Any], int], Batch]) -> None:
-    """Serve ``create(options, number of slots)`` on the CPU until the parent exits."""
-    serve(lambda options, slots: _Simulator(create(options, slots)), _Server)
+class BatchServer:
+    """Server of a :class:`Batch` on the CPU: ``serve(create, BatchServer)``.
 
+    An episode that ends within a chunk keeps stepping, unrecorded.
+    """
 
-class _Simulator:
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        tool = batch.tool
-        self.spec = SimulatorSpec(
-            batch.action_dim,
-            batch.state_dim,
-            batch.control_hz,
-            {name: list(size) for name, size in batch.images.items()},
-            list(batch.picture),
-            None if tool is None else [tool.translation_m, tool.rotation_rad],
-            batch.stack,
-        )
-
-
-class _Server:
-    """Server of a batch. An episode that ends within a chunk keeps stepping, unrecorded."""
-
-    def __init__(self, simulator: _Simulator, arrays: SharedArrays, first: int) -> None:
-        self.batch, self.arrays, self.first = simulator.batch, arrays, first
+    def __init__(self, batch: Batch, arrays: SharedArrays, first: int) -> None:
+        self.batch, self.arrays, self.first = batch, arrays, first
         self._seeds = [0] * self.batch.num_envs
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +90,7 @@ class _Server:
         """
         import torch  # installed with the batch
 
-        actions = np.zeros((self.batch.num_envs, self.batch.action_dim), np.float32)
+        actions = np.zeros((self.batch.num_envs, self.batch.spec.action_dim), np.float32)
         actions[slots - self.first] = self.arrays.actions[slots, numbers]
         result = tuple(np.asarray(each) for each in self.batch.step(torch.from_numpy(actions)))
         self.arrays.reached[slots] += 1

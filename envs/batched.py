@@ -6,18 +6,17 @@ implements :class:`Batch`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import EnvSpec, ToolUnits, VectorEnv
+from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 
-from .checks import checked_actions, checked_episodes
-from .serving import SimulatorUnavailable
+from .checks import checked_actions, checked_episodes, spec_of
+from .shared_arrays import SimulatorSpec
 
 WORTH_A_GPU = 64
 """Smallest number of environments for which ``backend=auto`` chooses the GPU."""
@@ -42,28 +41,14 @@ def use_gpu(backend: str, num_envs: int, refusal: str | None) -> bool:
     return backend == "gpu" or (backend == "auto" and refusal is None and num_envs >= WORTH_A_GPU)
 
 
-def on_gpu(make: Callable[[], Batch], episode_limit: int, tasks: tuple[str, ...], no_expert: str | None) -> list[VectorEnv]:
-    """Make the vector environment of one batch. Raises UserError if the simulator cannot run."""
-    try:
-        return [BatchedVectorEnv(make(), episode_limit, tasks, no_expert)]
-    except SimulatorUnavailable as error:
-        raise UserError(str(error)) from error
-
-
 class Batch(Protocol):
     """``N`` environments, reset one by one but stepped together. Tensors lie on ``device``."""
 
     num_envs: int
-    action_dim: int
-    state_dim: int
-    control_hz: float
-    images: dict[str, tuple[int, int]]
-    """name -> (height, width)"""
-    picture: tuple[int, int]
-    """(height, width) of the image that ``render`` returns."""
     device: torch.device
-    tool: ToolUnits | None
-    stack: dict[str, str]
+
+    @property
+    def spec(self) -> SimulatorSpec: ...
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         """Reset ``rows``; ``seeds`` has one entry for each of the ``N`` environments.
@@ -100,23 +85,12 @@ class BatchedVectorEnv(VectorEnv):
     def __init__(self, batch: Batch, episode_limit: int, tasks: tuple[str, ...], no_expert: str | None = None) -> None:
         self._batch, self._no_expert, self._closed = batch, no_expert, False
         n, device = batch.num_envs, batch.device
-        self.spec = EnvSpec(
-            num_envs=n,
-            action_dim=batch.action_dim,
-            state_dim=batch.state_dim,
-            control_hz=batch.control_hz,
-            episode_limit=episode_limit,
-            images=batch.images,
-            tasks=tasks,
-            device=device,
-            tool=batch.tool,
-            stack=batch.stack,
-        )
+        self.spec = spec_of(batch.spec, n, episode_limit, tasks, device)
         self._seeds = [0] * n
         self._executed = torch.zeros(n, dtype=torch.int64, device=device)
         self._under_way = torch.zeros(n, dtype=torch.bool, device=device)
-        self._state = torch.zeros(n, batch.state_dim, device=device)
-        self._images = {name: torch.zeros(n, *size, 3, dtype=torch.uint8, device=device) for name, size in batch.images.items()}
+        self._state = torch.zeros(n, self.spec.state_dim, device=device)
+        self._images = {name: torch.zeros(n, *size, 3, dtype=torch.uint8, device=device) for name, size in self.spec.images.items()}
         self._instruction = [""] * n
         self._result: StepResult | None = None
 

@@ -1,12 +1,30 @@
-"""Validate the arguments of vector environments, for all simulators."""
+"""The spec of vector environments, and validation of their arguments, for all simulators."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from rlinf_vla.core.protocols import EnvSpec
+from rlinf_vla.core.protocols import EnvSpec, ToolUnits
 from rlinf_vla.core.types import Episodes
+
+from .shared_arrays import SimulatorSpec
+
+
+def spec_of(found: SimulatorSpec, num_envs: int, episode_limit: int, tasks: tuple[str, ...], device: torch.device) -> EnvSpec:
+    """Return the spec of a vector environment of ``num_envs`` such simulators."""
+    return EnvSpec(
+        num_envs=num_envs,
+        action_dim=found.action_dim,
+        state_dim=found.state_dim,
+        control_hz=found.control_hz,
+        episode_limit=episode_limit,
+        images={name: (height, width) for name, (height, width) in found.images.items()},
+        tasks=tasks,
+        device=device,
+        tool=None if found.tool is None else ToolUnits(*found.tool),
+        stack=found.stack,
+    )
 
 
 def checked_episodes(spec: EnvSpec, episodes: Episodes, mask: Tensor | None) -> list[int]:

@@ -30,28 +30,20 @@ def divide(total: int, parts: int, what: str) -> int:
     return total // parts
 
 
-def processes_per_group(num_envs: int, processes: int | None, groups: int) -> int:
-    """Simulator processes of one group, given ``processes`` for all groups.
+def processes_per_group(config: Any, groups: int, *, batches: bool) -> int:
+    """Simulator processes of one group, given ``config.processes`` for all groups.
 
-    None takes one per CPU core, at least one per group. Raises UserError if they do not divide.
+    None takes one per CPU core, at least one per group; with ``batches``, where each process steps
+    equally many environments as one batch, one per group. Raises UserError if they do not divide.
     """
-    per_group = divide(num_envs, groups, "env.num_envs")
-    if processes is None:
-        return min(per_group, max(1, len(os.sched_getaffinity(0)) // groups))
-    own = divide(processes, groups, "env.processes")
-    if own > per_group:
-        raise UserError(f"env.processes={processes} is more than env.num_envs={num_envs}")
-    return own
-
-
-def batches_per_group(num_envs: int, processes: int | None, groups: int) -> int:
-    """The same for processes that step their environments as one batch, of equal size in all.
-
-    None takes one per group.
-    """
-    per_group = divide(num_envs, groups, "env.num_envs")
-    own = 1 if processes is None else divide(processes, groups, "env.processes")
-    divide(per_group, own, "the environments of a group, env.num_envs / groups")
+    per_group = divide(config.num_envs, groups, "env.num_envs")
+    if config.processes is None:
+        return 1 if batches else min(per_group, max(1, len(os.sched_getaffinity(0)) // groups))
+    own = divide(config.processes, groups, "env.processes")
+    if batches:
+        divide(per_group, own, "the environments of a group, env.num_envs / groups")
+    elif own > per_group:
+        raise UserError(f"env.processes={config.processes} is more than env.num_envs={config.num_envs}")
     return own
 
 

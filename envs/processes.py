@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,7 @@ from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.core.channel import ChannelClosed
 from rlinf_vla.core.child_process import ATTEMPTS, Child, Losses
 
-from .serving import SimulatorSpec
-from .shared_arrays import Layout, SharedArrays
+from .shared_arrays import SharedArrays, SimulatorSpec
 
 Row = list[Any]
 """One command for one slot: ``[slot, *arguments]``, JSON values only."""
@@ -37,18 +36,19 @@ class _Slot:
 class _Process:
     """One simulator process: how it starts, the slots it owns and its command in flight."""
 
-    def __init__(self, start: Callable[[], Child], options: dict[str, Any], slots: range) -> None:
+    def __init__(self, start: Callable[[], Child], message: dict[str, Any], slots: range) -> None:
+        """``message``: the first one to a process, to which its slots are added."""
         self.slots = slots
         self.command: dict[str, Any] | None = None
         self.losses = Losses()
         """Losses since a command was last completed."""
-        self._start, self._options = start, options
+        self._start, self._message = start, message | {"first": slots.start, "slots": len(slots)}
 
     def launch(self, timeout: float) -> None:
         """Start the process. It must get ready within ``timeout`` seconds, in the background."""
         self.child = self._start()
         self.started = self.ready = False
-        self.send({"options": self._options, "first": self.slots.start, "slots": len(self.slots)}, timeout)
+        self.send(self._message, timeout)
 
     def reached(self, arrays: SharedArrays | None) -> int:
         """Return how far this process got.
@@ -115,10 +115,11 @@ class SimulatorPool:
         self._closed = False
         memory, variables = self._memory.fileno(), {"OMP_NUM_THREADS": "1", **(environment or {})}
         start = partial(Child, [*program, str(memory)], python=python, variables=variables, files=[memory])
+        message = {"options": options, "pool": slots, "episode_limit": episode_limit}
         self._processes: list[_Process] = []
         for index in range(processes):
             owned = range(index * slots // processes, (index + 1) * slots // processes)
-            self._processes.append(_Process(start, options, owned))
+            self._processes.append(_Process(start, message, owned))
             self._processes[-1].launch(start_timeout)
 
     @property
@@ -211,11 +212,9 @@ class SimulatorPool:
         while not process.ready:
             try:
                 self._spec = SimulatorSpec(**process.receive()["spec"])
-                spec, process.started = self._spec, True
-                layout = Layout(len(self._slots), self.episode_limit, spec.action_dim, spec.state_dim, spec.images, spec.picture)
+                process.started = True
                 if self._arrays is None:
-                    self._arrays = SharedArrays(self._memory.fileno(), layout)
-                process.send({"layout": asdict(layout)}, self._start_timeout)
+                    self._arrays = SharedArrays(self._memory.fileno(), self._spec, self.slots, self.episode_limit)
                 under_way = [(slot, self._slots[slot]) for slot in process.slots]
                 replay = [[slot, *state.episode, state.executed] for slot, state in under_way if state.episode is not None]
                 if replay:

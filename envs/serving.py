@@ -10,34 +10,19 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.channel import Channel, ChannelClosed
 
-from .shared_arrays import Layout, SharedArrays
+from .shared_arrays import SharedArrays, SimulatorSpec
 
-
-class SimulatorUnavailable(Exception):
-    """The simulator cannot run here or with these options; the message is one line with the fix."""
-
-
-@dataclass(frozen=True)
-class SimulatorSpec:
-    action_dim: int
-    state_dim: int
-    control_hz: float
-    images: dict[str, list[int]]
-    """name -> [height, width]."""
-    picture: list[int]
-    """[height, width] of the image that ``render`` returns."""
-    tool: list[float] | None = None
-    """[m, rad] that 1 means in an action that moves the tool; None for other kinds of action."""
-    stack: dict[str, str] = field(default_factory=dict)
-    """Software and hardware stack: versions, physics, renderer."""
+PICTURE_SIZE = 256
+"""Height and width of images for display, in pixels."""
 
 
 class Step(NamedTuple):
@@ -71,7 +56,7 @@ class Simulator(Protocol):
     def observe(self, slot: int) -> Seen: ...
 
     def expert(self, slot: int) -> NDArray[np.float32]:
-        """Return the scripted expert's action ``[D]``. Raises Unusable if there is no expert."""
+        """Return the scripted expert's action ``[D]``. Raises UserError if there is no expert."""
 
     def render(self, slot: int) -> NDArray[np.uint8]:
         """Image for display, ``[H, W, 3]``."""
@@ -89,7 +74,8 @@ def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, S
 
     Called in a process that ``SimulatorPool`` started. ``create`` returns a :class:`Simulator`, or
     an object with a ``spec`` from which ``server(object, arrays, first slot)`` makes a
-    :class:`Server`.
+    :class:`Server`. A UserError of theirs ends the parent's command: the simulator cannot run here
+    or with these options.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     channel, memory = Channel.to_parent(), int(sys.argv[-2])
@@ -97,14 +83,14 @@ def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, S
     try:
         start = channel.wait()
         simulator = create(start["options"], start["slots"])
-        channel.send({"spec": asdict(simulator.spec)}, None)
-        arrays = SharedArrays(memory, Layout(**channel.wait()["layout"]))
+        arrays = SharedArrays(memory, simulator.spec, start["pool"], start["episode_limit"])
         serving = (server or SlotServer)(simulator, arrays, start["first"])
+        channel.send({"spec": asdict(simulator.spec)}, None)
         while True:
             channel.send(serving.answer(channel.wait()), None)
     except ChannelClosed:
         return
-    except SimulatorUnavailable as error:
+    except UserError as error:
         channel.send({"unusable": str(error)}, None)
     except Exception:
         channel.send({"error": traceback.format_exc()}, None)

@@ -1,10 +1,10 @@
-"""Memory that the training process shares with its simulator processes, as arrays."""
+"""Memory that the training process shares with its simulator processes, as arrays of one spec."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,21 +14,22 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Shapes of a pool's shared memory: ``N`` slots, ``L`` control steps in the longest episode."""
-
-    slots: int
-    episode_limit: int
+class SimulatorSpec:
     action_dim: int
     state_dim: int
+    control_hz: float
     images: dict[str, list[int]]
     """name -> [height, width]."""
     picture: list[int]
-    """[height, width] of ``SharedArrays.picture``."""
+    """[height, width] of the image that ``render`` returns."""
+    tool: list[float] | None = None
+    """[m, rad] that 1 means in an action that moves the tool; None for other kinds of action."""
+    stack: dict[str, str] = field(default_factory=dict)
+    """Software and hardware stack: versions, physics, renderer."""
 
 
 class SharedArrays:
-    """Arrays that the parent and the simulators share.
+    """Arrays that the parent and the simulators share, for ``N`` slots and ``L`` control steps.
 
     One row per slot, so two processes never write the same bytes. The parent writes actions float32
     ``[N, L, D]``; row ``n`` is the whole episode so far, from which a lost simulator is rebuilt.
@@ -38,19 +39,19 @@ class SharedArrays:
     expert float32 ``[N, D]``; picture uint8 ``[H, W, 3]``, one rendered image at a time.
     """
 
-    def __init__(self, file: int, layout: Layout) -> None:
+    def __init__(self, file: int, spec: SimulatorSpec, slots: int, episode_limit: int) -> None:
         """Map the open file ``file``, growing it to the size needed."""
-        n, limit, dim = layout.slots, layout.episode_limit, layout.action_dim
+        n, limit, dim = slots, episode_limit, spec.action_dim
         shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
             "actions": (np.float32, (n, limit, dim)),
             "reached": (np.int64, (n,)),
             "reward": (np.float32, (n, limit)),
             "terminated": (np.bool_, (n, limit)),
             "success": (np.bool_, (n, limit)),
-            "state": (np.float32, (n, layout.state_dim)),
+            "state": (np.float32, (n, spec.state_dim)),
             "expert": (np.float32, (n, dim)),
-            "picture": (np.uint8, (*layout.picture, 3)),
-            **{f"images/{name}": (np.uint8, (n, *size, 3)) for name, size in layout.images.items()},
+            "picture": (np.uint8, (*spec.picture, 3)),
+            **{f"images/{name}": (np.uint8, (n, *size, 3)) for name, size in spec.images.items()},
         }
         offsets, end = {}, 0
         for name, (dtype, shape) in shapes.items():
@@ -69,4 +70,4 @@ class SharedArrays:
         self.state: NDArray[np.float32] = views["state"]
         self.expert: NDArray[np.float32] = views["expert"]
         self.picture: NDArray[np.uint8] = views["picture"]
-        self.images: dict[str, NDArray[np.uint8]] = {name: views[f"images/{name}"] for name in layout.images}
+        self.images: dict[str, NDArray[np.uint8]] = {name: views[f"images/{name}"] for name in spec.images}

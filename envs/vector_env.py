@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import EnvSpec, ToolUnits, VectorEnv
+from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 
-from .checks import checked_actions, checked_episodes
+from .checks import checked_actions, checked_episodes, spec_of
 from .processes import SimulatorPool
 
 
-def environments(groups: int, pool: Callable[[], SimulatorPool], tasks: tuple[str, ...], no_expert: str | None) -> list[VectorEnv]:
-    """Make ``groups`` vector environments. Closes all pools if one of them cannot start."""
-    pools = [pool() for _ in range(groups)]
+def environments(
+    config: Any,
+    groups: int,
+    program: Sequence[str],
+    options: dict[str, Any],
+    processes: int,
+    *,
+    tasks: tuple[str, ...],
+    no_expert: str | None,
+    **others: Any,
+) -> list[VectorEnv]:
+    """Make ``groups`` vector environments from a recipe's ``env`` node.
+
+    processes: of one group. others: further arguments of :class:`SimulatorPool`, as are ``program``
+    and ``options``. Closes all pools if one of them cannot start.
+    """
+    sizes: dict[str, Any] = {"slots": config.num_envs // groups, "processes": processes, "step_timeout": config.step_timeout_s}
+    pools = [SimulatorPool(program, options, **sizes, **others) for _ in range(groups)]
     try:
         return [ProcessVectorEnv(each, tasks, no_expert) for each in pools]
     except BaseException:
@@ -37,22 +53,10 @@ class ProcessVectorEnv(VectorEnv):
 
     def __init__(self, pool: SimulatorPool, tasks: tuple[str, ...], no_expert: str | None = None) -> None:
         self.pool = pool
-        spec = pool.spec
         self._no_expert = no_expert
         self._instruction = [""] * pool.slots
         self._ended = [False] * pool.slots
-        self.spec = EnvSpec(
-            num_envs=pool.slots,
-            action_dim=spec.action_dim,
-            state_dim=spec.state_dim,
-            control_hz=spec.control_hz,
-            episode_limit=pool.episode_limit,
-            images={name: (size[0], size[1]) for name, size in spec.images.items()},
-            tasks=tasks,
-            device=torch.device("cpu"),
-            tool=None if spec.tool is None else ToolUnits(*spec.tool),
-            stack=spec.stack,
-        )
+        self.spec = spec_of(pool.spec, pool.slots, pool.episode_limit, tasks, torch.device("cpu"))
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         rows = checked_episodes(self.spec, episodes, mask)

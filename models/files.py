@@ -161,11 +161,15 @@ def load_weights(module: nn.Module, state: State, directory: Path, dtype: torch.
     return stored
 
 
-def save_weights(module: nn.Module, directory: Path, dtypes: Mapping[str, torch.dtype], dtype: torch.dtype | None = None) -> None:
-    """Write one safetensors file, or shards and their index if it would exceed SHARD_BYTES.
+def save(
+    module: nn.Module, config: Mapping[str, Any], directory: Path, dtypes: Mapping[str, torch.dtype], dtype: torch.dtype | None = None
+) -> None:
+    """Write config.json and the weights: one safetensors file, or shards and their index.
 
-    The dtype of a weight is ``dtype`` if given, else that in ``dtypes``, else bfloat16.
+    Shards have at most SHARD_BYTES, unless one tensor has more. The dtype of a weight is ``dtype``
+    if given, else that in ``dtypes``, else bfloat16.
     """
+    (directory / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
     kinds = {key: dtype or dtypes.get(key, torch.bfloat16) for key in module.state_dict()}
     shards: list[dict[str, Tensor]] = [{}]
     total = room = 0

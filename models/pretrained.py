@@ -1,4 +1,4 @@
-"""Load a policy from a published checkpoint, in the same way for every family of models."""
+"""Load a policy from a checkpoint, in the same way for every family of models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self
 import torch
 
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import DTYPES
 
 from . import files
 from .config_file import building_errors
@@ -21,9 +20,10 @@ class PretrainedPolicy(Policy):
     built_from: ClassVar[tuple[str, ...]]
     """Files from which the constructor builds the model; errors name them."""
 
-    def __init__(self, directory: Path, options: Any) -> None:
+    def __init__(self, directory: Path, options: Any, dtype: torch.dtype = torch.float32) -> None:
+        """``dtype``: of the backbone in memory."""
         super().__init__()
-        self.directory, self.options, self.dtype = directory, options, DTYPES[options.dtype]
+        self.directory, self.options, self.dtype = directory, options, dtype
         self.stored_dtypes: dict[str, torch.dtype] = {}
 
     @classmethod

@@ -11,7 +11,7 @@ from omegaconf import MISSING
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.trust import OUTSIDE
+from rlinf_vla.config.ranges import OUTSIDE
 from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel
 from rlinf_vla.core.types import Observation, StepResult
 

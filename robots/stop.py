@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlinf_vla.core.channel import ask
+from rlinf_vla.core.listener import ask
 from rlinf_vla.core.robot import RobotError
 
 from . import runtime_folder

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+TRANSLATION_M, ROTATION_RAD = 0.05, 0.25
+"""Motion of the tool's target that 1 means in an action."""
 DAMPING = 0.01
 """Damping for m and rad alike; limits the motion near singular postures."""
 FASTEST_RAD = 0.5

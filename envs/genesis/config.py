@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
-from rlinf_vla.config.ranges import Count, EnvCount, ImageSize, Name, OneOf, Seconds, Size
-from rlinf_vla.config.trust import OUTSIDE
+from rlinf_vla.config.ranges import OUTSIDE, Count, EnvCount, ImageSize, Name, OneOf, Seconds, Size
 
 BACKENDS = ("auto", "cpu", "gpu")
 CONTROL_MODES = ("ee_delta_pos", "ee_delta_pose")

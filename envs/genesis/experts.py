@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .arm import TRANSLATION_M
 from .predicates import OPEN_M, Body, State, body, goal, held, holds, subject
 from .scene import Cylinder, Lifted, Predicate, Scene, Sphere
 
@@ -34,37 +35,37 @@ def why_no_expert(scene: Scene) -> str | None:
     return None
 
 
-def expert_actions(scene: Scene, state: State, translation_m: float) -> Tensor:
-    """Actions ``[N, 4]``: dx, dy, dz in units of ``translation_m``, and the gripper.
+def expert_actions(scene: Scene, state: State) -> Tensor:
+    """Actions ``[N, 4]``: dx, dy, dz in units of ``TRANSLATION_M``, and the gripper.
 
     Pursues the first predicate that does not hold.
     """
-    action = _command(state, state.tool, OPEN, translation_m)
+    action = _command(state, state.tool, OPEN)
     for predicate in reversed(scene.success):
-        todo = _pursue(scene, state, predicate, translation_m)
-        action = torch.where(holds(scene, state, predicate)[:, None], action, todo)
+        todo = _pursue(state, predicate)
+        action = torch.where(holds(state, predicate)[:, None], action, todo)
     return action
 
 
-def _pursue(scene: Scene, state: State, predicate: Predicate, unit: float) -> Tensor:
-    thing, place = body(state, subject(predicate)), goal(scene, state, predicate)
+def _pursue(state: State, predicate: Predicate) -> Tensor:
+    thing, place = body(state, subject(predicate)), goal(state, predicate)
     grasped = held(state, thing)
     if isinstance(predicate, Lifted):
         up = state.tool + torch.stack([torch.zeros_like(thing.rise)] * 2 + [place[:, 2] + 0.02 - thing.centre[:, 2]], dim=1)
-        return torch.where(grasped[:, None], _command(state, up, CLOSE, unit), _grasp(state, thing, unit))
+        return torch.where(grasped[:, None], _command(state, up, CLOSE), _grasp(state, thing))
     off = (place - thing.centre).abs()
     placed = (off[:, :2].norm(dim=1) < 0.04) & (off[:, 2] < 0.012)
-    todo = torch.where(grasped[:, None], _place(state, thing, place, unit), _grasp(state, thing, unit))
-    return torch.where((placed & ~grasped)[:, None], _leave(state, unit), todo)
+    todo = torch.where(grasped[:, None], _place(state, thing, place), _grasp(state, thing))
+    return torch.where((placed & ~grasped)[:, None], _leave(state), todo)
 
 
-def _command(state: State, where: Tensor, gripper: Tensor | float, unit: float) -> Tensor:
+def _command(state: State, where: Tensor, gripper: Tensor | float) -> Tensor:
     """Action ``[N, 4]`` that moves the tool to ``where`` ``[N, 3]``."""
-    move = (GAIN * (where - state.tool) / unit).clamp(-FASTEST, FASTEST)
+    move = (GAIN * (where - state.tool) / TRANSLATION_M).clamp(-FASTEST, FASTEST)
     return torch.cat([move, torch.as_tensor(gripper, dtype=move.dtype, device=move.device).expand(len(move))[:, None]], dim=1)
 
 
-def _grasp(state: State, thing: Body, unit: float) -> Tensor:
+def _grasp(state: State, thing: Body) -> Tensor:
     """Approach the object from above with open gripper, then close the fingers around it."""
     tool, centre = state.tool, thing.centre
     aside = (centre[:, :2] - tool[:, :2]).norm(dim=1)
@@ -77,10 +78,10 @@ def _grasp(state: State, thing: Body, unit: float) -> Tensor:
     sideways = (aside < 0.025) | (above > 0.045)
     xy = torch.where(sideways[:, None], centre[:, :2], tool[:, :2])
     z = torch.where(descend, centre[:, 2], centre[:, 2] + 0.08)
-    return _command(state, torch.cat([xy, z[:, None]], dim=1), torch.where(between, CLOSE, OPEN), unit)
+    return _command(state, torch.cat([xy, z[:, None]], dim=1), torch.where(between, CLOSE, OPEN))
 
 
-def _place(state: State, thing: Body, place: Tensor, unit: float) -> Tensor:
+def _place(state: State, thing: Body, place: Tensor) -> Tensor:
     """Move the held object over its destination, lower it and release it."""
     aside = (place[:, :2] - thing.centre[:, :2]).norm(dim=1)
     height = thing.centre[:, 2] - place[:, 2]
@@ -90,10 +91,10 @@ def _place(state: State, thing: Body, place: Tensor, unit: float) -> Tensor:
     z = torch.where(lower, place[:, 2], place[:, 2] + 0.05)
     arrived = (aside < 0.03) & (height < 0.008)
     move = torch.where(arrived[:, None], 0.0, torch.cat([xy, z[:, None]], dim=1) - thing.centre)
-    return _command(state, state.tool + move, torch.where(arrived, OPEN, CLOSE), unit)
+    return _command(state, state.tool + move, torch.where(arrived, OPEN, CLOSE))
 
 
-def _leave(state: State, unit: float) -> Tensor:
+def _leave(state: State) -> Tensor:
     """Open, then rise once the fingers are clear of the object, so that it stays in place."""
     up = state.tool.new_tensor([0.0, 0.0, 0.08])
-    return _command(state, state.tool + torch.where(state.finger[:, None] > 0.03, up, 0.0), OPEN, unit)
+    return _command(state, state.tool + torch.where(state.finger[:, None] > 0.03, up, 0.0), OPEN)

@@ -101,13 +101,11 @@ def scene_from(document: Any, path: Path) -> Scene:
     scene = Scene(
         name=path.stem,
         instruction=root["instruction"].text(),
-        episode_limit=root["episode_limit"].whole(1) if "episode_limit" in root else 100,
         things=things,
         cameras=cameras,
         success=success,
-        robot=_robot(root["robot"]) if "robot" in root else Robot(),
         target=target,
-        apart_m=root["apart_m"].number(0.0, REACH_M) if "apart_m" in root else 0.0,
+        **root.given(episode_limit=lambda node: node.whole(1), robot=_robot, apart_m=lambda node: node.number(0.0, REACH_M)),
     )
     if not target and "{" + TARGET + "}" in scene.instruction:
         raise root["instruction"].error(f"names {{{TARGET}}}, but the scene has no target: list the objects to choose from")
@@ -124,26 +122,15 @@ def _thing(node: YamlNode, folder: Path) -> SceneObject:
         raise node.error(f"lacks shape: one of {', '.join(SHAPES)}")
     kind = node["shape"].one_of(SHAPES)
     sizes, make = _SHAPES[kind]
-    node.only(required=("shape", *sizes), optional=("scale",) * (kind == "mesh") + _COMMON)
+    node.only(required=("shape", *sizes), optional=(*["scale"] * (kind == "mesh"), "position_m", "region", *_COMMON))
     if ("position_m" in node) == ("region" in node):
         raise node.error("needs either position_m or region")
     place = _region(node["region"]) if "region" in node else node["position_m"].numbers((2, 3), -REACH_M, REACH_M)
-    plain = SceneObject(make(node, folder), place)
-    collision = node["collision"].flag() if "collision" in node else plain.collision
-    if not collision and "fixed" in node and not node["fixed"].flag():
+    shape, given = make(node, folder), node.given(**_COMMON)
+    passes = not given.get("collision", True)
+    if passes and not given.get("fixed", True):
         raise node.error("would fall through the table: what does not collide must be fixed")
-    return SceneObject(
-        plain.shape,
-        place,
-        colour=_colour(node["colour"]) if "colour" in node else plain.colour,
-        mass_kg=node["mass_kg"].number(0.001, 100) if "mass_kg" in node else plain.mass_kg,
-        yaw_deg=_yaw(node["yaw_deg"]) if "yaw_deg" in node else plain.yaw_deg,
-        fixed=node["fixed"].flag() if "fixed" in node else not collision,
-        collision=collision,
-    )
-
-
-_COMMON = ("position_m", "region", "colour", "mass_kg", "yaw_deg", "fixed", "collision")
+    return SceneObject(shape, place, **{"fixed": passes} | given)
 
 
 def _length(node: YamlNode) -> float:
@@ -195,10 +182,20 @@ def _yaw(node: YamlNode) -> Interval:
     return angle, angle
 
 
+_COMMON: dict[str, Callable[[YamlNode], Any]] = {
+    "colour": _colour,
+    "mass_kg": lambda node: node.number(0.001, 100),
+    "yaw_deg": _yaw,
+    "fixed": YamlNode.flag,
+    "collision": YamlNode.flag,
+}
+"""Optional keys of every object, and their readers."""
+
+
 def _region(node: YamlNode) -> Region:
     node.only(required=("x_m", "y_m"), optional=("z_m",))
     x, y = (node[key].interval(-REACH_M, REACH_M) for key in ("x_m", "y_m"))
-    return Region(x, y, node["z_m"].interval(-REACH_M, REACH_M) if "z_m" in node else None)
+    return Region(x, y, **node.given(z_m=lambda z: z.interval(-REACH_M, REACH_M)))
 
 
 def _camera(node: YamlNode) -> Camera:
@@ -206,7 +203,7 @@ def _camera(node: YamlNode) -> Camera:
     eye, target = (node[key].numbers((3,), -10, 10) for key in ("eye_m", "target_m"))
     if math.dist(eye, target) < 0.01:
         raise node.error("has the same eye_m and target_m")
-    return Camera(eye, target, node["fov_deg"].number(5, 120) if "fov_deg" in node else Camera.fov_deg)
+    return Camera(eye, target, **node.given(fov_deg=lambda angle: angle.number(5, 120)))
 
 
 def _robot(node: YamlNode) -> Robot:

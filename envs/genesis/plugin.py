@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import os
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,17 +14,17 @@ from typing import Any
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Diagnosis, Suite, Task, VectorEnv
 
-from ..batched import Batch, on_gpu, use_gpu, why_not_on_gpu
-from ..options import batches_per_group, one_each, one_of, refuse_several
-from ..processes import SimulatorPool
+from ..batched import BatchedVectorEnv, use_gpu, why_not_on_gpu
+from ..options import one_each, one_of, processes_per_group, refuse_several
 from ..vector_env import environments
 from .config import GenesisConfig
-from .doctor import INSTALL, NO_GL, checks, gl
 from .experts import why_no_expert
 from .kernels import cache_dir, compile_once, environment
 from .loading import read_scene
 from .scene import Scene
 
+INSTALL = "pip install 'rlinf-vla[genesis]'"
+NO_GL = "Genesis renders with OpenGL (EGL or OSMesa), which is missing: apt-get install libegl1 libgl1 libgl1-mesa-dri"
 START_TIMEOUT_S = 900.0
 """Loading cached kernels takes 10 to 30 s; recompiling after a change missed by the hash, 120 s."""
 SCENES = {"PickCube": "pick_cube", "PutOnPlate": "put_on_plate"}
@@ -37,28 +40,30 @@ class Genesis:
     def create(self, config: GenesisConfig, groups: int) -> list[VectorEnv]:
         refuse_several(config.tasks)
         scene, options = simulator_options(config)
-        processes = batches_per_group(config.num_envs, config.processes, groups)
+        processes = processes_per_group(config, groups, batches=True)
         if find_spec("genesis") is None:
             raise UserError(f"Genesis is not installed: {INSTALL}")
         if gl() is None:
             raise UserError(NO_GL)
         limit, tasks, no_expert = episode_limit(config, scene), (scene.name,), why_no_expert(scene)
         if use_gpu(config.backend, config.num_envs, why_not_on_gpu(groups)):
-            return on_gpu(partial(_gpu_batch, options, config.num_envs), limit, tasks, no_expert)
-        folder, per_group = cache_dir(config.cache_dir), config.num_envs // groups
-        compile_once(options, per_group // processes, folder)
-        pool = partial(
-            SimulatorPool,
+            from .simulator import GenesisBatch  # imports Genesis only when it is constructed
+
+            return [BatchedVectorEnv(GenesisBatch(options, config.num_envs, "gpu"), limit, tasks, no_expert)]
+        folder = cache_dir(config.cache_dir)
+        compile_once(options, config.num_envs // groups // processes, folder)
+        return environments(
+            config,
+            groups,
             ["-m", "rlinf_vla.envs.genesis.simulator"],
             options,
-            slots=per_group,
-            processes=processes,
+            processes,
+            tasks=tasks,
+            no_expert=no_expert,
             episode_limit=limit,
             environment=environment(folder),
-            step_timeout=config.step_timeout_s,
             start_timeout=START_TIMEOUT_S,
         )
-        return environments(groups, pool, tasks, no_expert)
 
     def suites(self, config: GenesisConfig) -> list[Suite]:
         if config.tasks and config.scene is not None:
@@ -102,10 +107,22 @@ def episode_limit(config: GenesisConfig, scene: Scene) -> int:
     return scene.episode_limit if config.episode_limit is None else config.episode_limit
 
 
-def _gpu_batch(options: dict[str, Any], num_envs: int) -> Batch:
-    from .batch import GenesisBatch  # imports Genesis only when it is constructed
+def gl() -> str | None:
+    """Name of the OpenGL library that Genesis renders with; None if there is none."""
+    return next((name for name in ("EGL", "OSMesa") if ctypes.util.find_library(name)), None)
 
-    return GenesisBatch(options, num_envs, "gpu")
+
+def checks() -> Iterator[Diagnosis]:
+    if find_spec("genesis") is None:
+        yield Diagnosis("Genesis", False, "optional: not installed", INSTALL)
+        return
+    yield Diagnosis("Genesis", True, version("genesis-world"))
+    yield Diagnosis("Genesis drawing", gl() is not None, gl() or "optional: neither EGL nor OSMesa", NO_GL)
+    folder = cache_dir(None)
+    compiled = len(list(folder.glob("compiled-*")))
+    writable = os.access(next(parent for parent in (folder, *folder.parents) if parent.exists()), os.W_OK)
+    detail = f"{compiled} kinds of scene compiled in {folder}" if writable else f"optional: {folder} cannot be written"
+    yield Diagnosis("Genesis kernels", writable, detail, "set env.cache_dir to a folder of your own")
 
 
 plugin = Genesis()

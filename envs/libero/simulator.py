@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..serving import Seen, SimulatorSpec, SimulatorUnavailable, Step, serve
-from .conventions import flipped, state_vector
+from rlinf_vla.config.errors import UserError
+
+from ..serving import PICTURE_SIZE, Seen, Step, serve
+from ..shared_arrays import SimulatorSpec
+from .conventions import ROTATION_RAD, TRANSLATION_M, flipped, state_vector
 from .scene import CONTROL_HZ, Episode, Scene, import_libero
 
-PICTURE_SIZE = 256
-"""Height and width of images for display, in pixels."""
-TRANSLATION_M, ROTATION_RAD = 0.05, 0.5
-"""Motion that 1 means in an action of robosuite's OSC_POSE."""
 DARKER_SINCE = (3, 3, 3)
 """First MuJoCo version that renders LIBERO's floors darker.
 
@@ -38,7 +37,7 @@ def stack(options: dict[str, Any]) -> dict[str, str]:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            raise SimulatorUnavailable(f"{name} is not installed: pip install 'rlinf-vla[libero]'") from None
+            raise UserError(f"{name} is not installed: pip install 'rlinf-vla[libero]'") from None
     why = []
     if tuple(int(part) for part in found["mujoco"].split(".")[:3]) >= DARKER_SINCE:
         why.append(f"MuJoCo {found['mujoco']} renders darker than 2.3.7, on which checkpoints were published")

@@ -108,12 +108,16 @@ def _words_of(bddl: Path) -> str:
     return found.group(1)
 
 
+def suites(config: LiberoConfig) -> list[str]:
+    return [config.suite] if config.suites is None else config.suites
+
+
 def selected_tasks(config: LiberoConfig) -> list[LiberoTask]:
     """Tasks selected by ``env.suite`` or ``env.suites``, and ``env.tasks``. Raises UserError."""
     tasks: list[LiberoTask] = []
     if config.suites is not None and not config.suites:
         raise UserError("env.suites=[] names no suite")
-    for suite in [config.suite] if config.suites is None else config.suites:
+    for suite in suites(config):
         of = of_suite(suite, config.python, config.instruction)
         numbers = range(len(of)) if config.tasks is None else config.tasks
         wrong = [number for number in numbers if not 0 <= number < len(of)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Optional
 
-from rlinf_vla.config.ranges import Count, EnvCount, ImageSize, Name, OneOf, Seconds, Size
-from rlinf_vla.config.trust import OUTSIDE
+from rlinf_vla.config.ranges import OUTSIDE, Count, EnvCount, ImageSize, Name, OneOf, Seconds, Size
 
 BACKENDS = ("auto", "cpu", "gpu")
 CAMERAS = ("close", "stock")

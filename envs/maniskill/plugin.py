@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Diagnosis, Suite, Task, VectorEnv
 
 from .. import batched
-from ..batched import on_gpu, use_gpu
+from ..batched import BatchedVectorEnv, use_gpu
 from ..options import divide, one_each, one_of, processes_per_group, refuse_several
-from ..processes import SimulatorPool
 from ..vector_env import environments
 from . import vulkan
 from .config import ManiSkillConfig
-from .doctor import BRIDGE_DOWNLOAD, INSTALL, NO_DRIVER, checks
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
+
+INSTALL = "pip install 'rlinf-vla[maniskill]'"
+BRIDGE_DOWNLOAD = (
+    "python -m mani_skill.utils.download_asset -y bridge_v2_real2sim && python -m mani_skill.utils.download_asset -y widowx250s"
+)
 
 
 class ManiSkill:
@@ -29,27 +35,27 @@ class ManiSkill:
     def create(self, config: ManiSkillConfig, groups: int) -> list[VectorEnv]:
         refuse_several(config.tasks)
         options = simulator_options(config)
-        per_group = divide(config.num_envs, groups, "env.num_envs")
+        divide(config.num_envs, groups, "env.num_envs")
         if find_spec("mani_skill") is None:
             raise UserError(f"ManiSkill is not installed: {INSTALL}")
         limit, tasks, no_expert = episode_limit(config), (config.task,), why_no_expert(config)
         if use_gpu(config.backend, config.num_envs, why_not_on_gpu(config, groups)):
-            from .batched import ManiSkillBatch
+            from .simulator import ManiSkillBatch
 
-            return on_gpu(partial(ManiSkillBatch, options, config.num_envs, "physx_cuda", "gpu"), limit, tasks, no_expert)
-        processes = processes_per_group(config.num_envs, config.processes, groups)
+            return [BatchedVectorEnv(ManiSkillBatch(options, config.num_envs, "physx_cuda", "gpu"), limit, tasks, no_expert)]
+        processes = processes_per_group(config, groups, batches=False)
         render_backend, environment = cpu_driver(config)
-        pool = partial(
-            SimulatorPool,
+        return environments(
+            config,
+            groups,
             ["-m", "rlinf_vla.envs.maniskill.simulator"],
             {**options, "render_backend": render_backend},
-            slots=per_group,
-            processes=processes,
+            processes,
+            tasks=tasks,
+            no_expert=no_expert,
             episode_limit=limit,
             environment=environment,
-            step_timeout=config.step_timeout_s,
         )
-        return environments(groups, pool, tasks, no_expert)
 
     def suites(self, config: ManiSkillConfig) -> list[Suite]:
         alone = one_each(config)
@@ -118,8 +124,37 @@ def cpu_driver(config: ManiSkillConfig) -> tuple[str, dict[str, str]]:
     """``render_backend`` and environment variables of a simulator process. Raises UserError."""
     driver = vulkan.find()
     if driver is None:
-        raise UserError(NO_DRIVER)
+        raise UserError(vulkan.NO_DRIVER)
     return driver.render_backend, {**driver.environment, "MS_ASSET_DIR": str(asset_dir(config.asset_dir))}
+
+
+def checks() -> Iterator[Diagnosis]:
+    if find_spec("mani_skill") is None:
+        yield Diagnosis("ManiSkill", False, "optional: not installed", INSTALL)
+        return
+    yield Diagnosis("ManiSkill", True, f"{version('mani_skill')} with SAPIEN {version('sapien')}")
+    driver = vulkan.find()
+    yield Diagnosis(
+        "Vulkan driver",
+        driver is not None,
+        driver.name if driver else "none that SAPIEN accepts (Debian 12's own Mesa is too old)",
+        "rlinf-vla doctor --fix",
+        vulkan.install,
+    )
+    gpu = driver is not None and driver.render_backend == "gpu" and torch.cuda.is_available()
+    yield Diagnosis(
+        "ManiSkill on the GPU",
+        gpu,
+        "possible" if gpu else "optional: needs an NVIDIA GPU with its Vulkan driver; the cpu backend works without",
+    )
+    bridge = next(entry for entry in TASKS.values() if entry.bridge)
+    missing = missing_assets(bridge, None)
+    yield Diagnosis(
+        "ManiSkill bridge tasks",
+        not missing,
+        f"optional: {missing[0]} is missing" if missing else f"assets in {asset_dir(None)}",
+        BRIDGE_DOWNLOAD,
+    )
 
 
 plugin = ManiSkill()

@@ -1,4 +1,4 @@
-"""Simulator process of ManiSkill: single environments on the CPU."""
+"""ManiSkill's environments: single ones in a process on the CPU, or one batch on the GPU."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import os
 import platform
 import sys
 from contextlib import ExitStack
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ..serving import Seen, SimulatorSpec, SimulatorUnavailable, Step, serve
-from .doctor import NO_DRIVER
+from rlinf_vla.config.errors import UserError
+
+from ..serving import PICTURE_SIZE, Seen, Step, serve
+from ..shared_arrays import SimulatorSpec
+from .experts import expert_actions
 from .lowpoly import low_poly_visuals
-
-PICTURE_SIZE = 256
-"""Height and width of images for display, in pixels."""
+from .vulkan import NO_DRIVER
 
 
 def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str) -> Any:
@@ -53,7 +57,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
         ).unwrapped
     except RuntimeError as error:
         if any(sign in str(error) for sign in ("ErrorIncompatibleDriver", "supported physical device", "rendering device")):
-            raise SimulatorUnavailable(NO_DRIVER) from error
+            raise UserError(NO_DRIVER) from error
         raise
     # Steps and resets now render nothing; _get_obs_sensor_data still uses obs_mode_struct.
     env._obs_mode = "none"
@@ -101,7 +105,7 @@ def stack(env: Any) -> dict[str, str]:
     return versions | {"python": platform.python_version(), "physics": str(env.backend.sim_backend), "renderer": ", ".join(devices)}
 
 
-def tool_pose(env: Any) -> Any:
+def tool_pose(env: Any) -> Tensor:
     """Tool centre point x y z (m, table frame), quaternion w x y z: float32 ``[num_envs, 7]``."""
     agent = env.agent
     if hasattr(agent, "tcp_pose"):
@@ -110,54 +114,118 @@ def tool_pose(env: Any) -> Any:
     return link.pose.raw_pose
 
 
-def proprioception(env: Any) -> Any:
+def proprioception(env: Any) -> Tensor:
     """``tool_pose`` and the last gripper joint: float32 ``[num_envs, 8]``.
 
     The joint is in m or rad, and 0 for a robot without a gripper.
     """
-    import torch
-
     gripper = env.agent.robot.get_qpos()[:, -1:]
     if not getattr(env.agent, "gripper_joint_names", None):
         gripper = torch.zeros_like(gripper)
     return torch.cat([tool_pose(env), gripper], dim=1).float()
 
 
-class Outcome:
-    """Compute rewards and successes of one ManiSkill environment, which may be a batch."""
+class ManiSkillEnv:
+    """One ManiSkill base environment, which may be a batch, as in docs/conventions.md."""
 
-    def __init__(self, env: Any, options: dict[str, Any]) -> None:
-        self._env, self._bridge, self._progress = env, options["bridge"], options["reward"] == "progress"
+    def __init__(self, options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str) -> None:
+        self.env = make(options, num_envs, sim_backend, render_backend)
+        """ManiSkill's own."""
+        self.options, self.num_envs = options, num_envs
+        self._signs = torch.from_numpy(rotation_signs(self.env)).to(self.env.device)
         self._dense: Any = None
+        """Dense reward ``[num_envs]`` of the present state, for ``progress``."""
 
-    def begin(self, rows: Any = slice(None)) -> None:
-        """Record that episodes began in ``rows``."""
-        if not self._progress:
-            return
-        env = self._env
-        dense = env.get_reward({}, env.agent.robot.get_qpos(), env.get_info())  # from the state alone, before any action
-        if self._dense is None:
-            self._dense = dense.clone()
-        self._dense[rows] = dense[rows]
+    @cached_property
+    def spec(self) -> SimulatorSpec:
+        return SimulatorSpec(
+            action_dim=len(self._signs),
+            state_dim=8,
+            control_hz=float(self.env.control_freq),
+            images={"base": [self.options["image_size"]] * 2},
+            picture=[PICTURE_SIZE] * 2,
+            tool=tool_units(self.env),
+            stack=stack(self.env),
+        )
 
-    def __call__(self, reward: Any, info: dict[str, Any]) -> tuple[Any, Any]:
-        """Reward float32 and success bool of a step, each ``[num_envs]``."""
-        import torch
+    def begun(self, rows: list[int]) -> list[str]:
+        """Record that episodes began in ``rows``; return the present instruction of each row."""
+        env = self.env
+        if self.options["reward"] == "progress":
+            dense = env.get_reward({}, env.agent.robot.get_qpos(), env.get_info())  # from the state alone, before any action
+            if self._dense is None:
+                self._dense = dense.clone()
+            self._dense[rows] = dense[rows]
+        if hasattr(env, "get_language_instruction"):
+            return [str(text) for text in env.get_language_instruction()]
+        return [self.options["instruction"]] * self.num_envs
 
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run one control step; return what ``Batch.step`` does."""
+        _, reward, terminated, _, info = self.env.step(actions * self._signs)
         success = info.get("success", torch.zeros_like(reward, dtype=torch.bool)).bool()
-        if self._bridge:  # bridge tasks define no reward
-            return success.float(), success
-        if self._progress:
+        if self.options["bridge"]:  # bridge tasks define no reward
+            reward = success
+        elif self.options["reward"] == "progress":
             reward, self._dense = reward - self._dense, reward.clone()
-        return reward.float(), success
+        return reward.float(), terminated, success
+
+    def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """State float32 ``[R, 8]`` and image uint8 ``[R, H, W, 3]`` of ``R`` rows."""
+        image = self.env._get_obs_sensor_data()[self.options["camera"]]["rgb"]
+        return proprioception(self.env)[rows], {"base": image.to(self.env.device)[rows]}
+
+    def expert(self) -> Tensor:
+        return expert_actions(self.env)
+
+    def render(self, index: int) -> Tensor:
+        picture: Tensor = self.env.render()[index].cpu()
+        return picture
+
+
+class ManiSkillBatch(ManiSkillEnv):
+    """The gpu backend: implements ``Batch``, in the trainer's process; tensors stay on the device.
+
+    Tested without a GPU, as a batch of one on the CPU, where it is bit-identical to the cpu
+    backend. Untested: ``physx_cuda`` itself, its speed and its memory. GPU trajectories differ from
+    CPU ones, and PhysX does not guarantee that they repeat.
+    """
+
+    def __init__(self, options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str) -> None:
+        with ExitStack() as visuals:
+            if options["low_poly"]:
+                visuals.enter_context(low_poly_visuals())
+            super().__init__(options, num_envs, sim_backend, render_backend)
+        self.device = torch.device(self.env.device)
+        self._initialize, self.env._initialize_episode = self.env._initialize_episode, self._initialize_one_by_one
+
+    def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
+        self.env.reset(seed=seeds, options={"env_idx": torch.tensor(rows, device=self.device)})
+        return self.begun(rows)
+
+    def _initialize_one_by_one(self, rows: Tensor, options: dict[str, Any]) -> None:
+        """Initialise each row separately, with its own generators.
+
+        ManiSkill draws the layouts of all rows from the seed of environment 0, but an episode must
+        depend on its own seed alone.
+        """
+        env = self.env
+        for row in rows.tolist():
+            torch.manual_seed(int(env._episode_seed[row]))  # ManiSkill restores the global generator after the reset
+            env._episode_rng = env._batched_episode_rng[row]
+            env.scene._reset_mask = torch.zeros_like(env.scene._reset_mask)
+            env.scene._reset_mask[row] = True
+            self._initialize(torch.tensor([row], device=self.device), options)
+
+    def close(self) -> None:
+        self.env.close()
 
 
 class ManiSkillSimulator:
-    """Implements ``serving.Simulator``."""
+    """The cpu backend: implements ``serving.Simulator``."""
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
         import mani_skill.envs  # noqa: F401  (now, so that gc.freeze below covers it)
-        import torch
 
         torch.set_num_threads(1)
         gc.collect()
@@ -165,55 +233,33 @@ class ManiSkillSimulator:
         self._visuals = ExitStack()  # for the life of the process: every reset builds a new scene
         if options["low_poly"]:
             self._visuals.enter_context(low_poly_visuals())
-        self._options = options
-        self._envs = [make(options, 1, "physx_cpu", options["render_backend"]) for _ in range(slots)]
-        self._outcomes = [Outcome(env, options) for env in self._envs]
-        env = self._envs[0]
-        self._signs = rotation_signs(env)
-        self._size = (options["image_size"], options["image_size"])
-        self.spec = SimulatorSpec(
-            action_dim=len(self._signs),
-            state_dim=8,
-            control_hz=float(env.control_freq),
-            images={"base": list(self._size)},
-            picture=[PICTURE_SIZE] * 2,
-            tool=tool_units(env),
-            stack=stack(env),
-        )
+        self.slots = [ManiSkillEnv(options, 1, "physx_cpu", options["render_backend"]) for _ in range(slots)]
+        self.spec = self.slots[0].spec
 
     def reset(self, slot: int, seed: int, task: int) -> str:
-        env = self._envs[slot]
         # PhysX keeps contacts in an order that depends on earlier episodes and changes results. A
         # new scene, which costs about 4 control steps, prevents that.
-        env.reset(seed=seed, options={"reconfigure": True})
-        self._outcomes[slot].begin()
-        if hasattr(env, "get_language_instruction"):
-            return str(env.get_language_instruction()[0])
-        return str(self._options["instruction"])
+        self.slots[slot].env.reset(seed=seed, options={"reconfigure": True})
+        return self.slots[slot].begun([0])[0]
 
     def step(self, slot: int, action: NDArray[np.float32]) -> Step:
-        env = self._envs[slot]
-        _, reward, terminated, _, info = env.step((action * self._signs)[None])
-        reward, success = self._outcomes[slot](reward, info)
+        reward, terminated, success = self.slots[slot].step(torch.from_numpy(action)[None])
         return Step(float(reward[0]), bool(terminated[0]), bool(success[0]))
 
     def observe(self, slot: int) -> Seen:
-        env = self._envs[slot]
-        image = env._get_obs_sensor_data()[self._options["camera"]]["rgb"][0].cpu().numpy()
-        if image.shape[:2] != self._size:
+        state, images = self.slots[slot].observe([0])
+        image, (height, width) = images["base"][0].numpy(), self.spec.images["base"]
+        if image.shape[:2] != (height, width):
             import cv2
 
-            image = cv2.resize(image, self._size[::-1], interpolation=cv2.INTER_AREA)
-        return Seen(proprioception(env)[0].numpy(), {"base": image})
+            image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+        return Seen(state[0].numpy(), {"base": image})
 
     def expert(self, slot: int) -> NDArray[np.float32]:
-        from .experts import expert_actions
-
-        return expert_actions(self._envs[slot])[0].numpy()
+        return self.slots[slot].expert()[0].numpy()
 
     def render(self, slot: int) -> NDArray[np.uint8]:
-        picture: NDArray[np.uint8] = self._envs[slot].render()[0].cpu().numpy()
-        return picture
+        return self.slots[slot].render(0).numpy()
 
 
 if __name__ == "__main__":

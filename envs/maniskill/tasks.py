@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .config import REWARDS
 
-PANDA_STICK_MODES = (
+PANDA_MODES = (
     "pd_ee_delta_pos",
     "pd_ee_delta_pose",
     "pd_ee_target_delta_pos",
@@ -21,8 +21,7 @@ PANDA_STICK_MODES = (
     "pd_joint_pos_vel",
     "pd_joint_delta_pos_vel",
 )
-"""Control modes of a Panda with a stick; actions have no gripper component."""
-PANDA_MODES = PANDA_STICK_MODES
+"""Control modes of a Panda; with a stick, actions have no gripper component."""
 SO100_MODES = ("pd_joint_delta_pos", "pd_joint_target_delta_pos", "pd_joint_pos")
 WIDOWX_MODES = ("arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos",)
 EXPERT_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
@@ -109,7 +108,7 @@ TASKS: dict[str, TaskEntry] = {
     "StackPyramid": TaskEntry(
         "StackPyramid-v1", "put the red cube beside the green cube and the blue cube on top of both", 250, rewards=("sparse",)
     ),
-    "PushT": TaskEntry("PushT-v1", "push the T to the T-shaped target", 100, robot=None, control_modes=PANDA_STICK_MODES, close_view=None),
+    "PushT": TaskEntry("PushT-v1", "push the T to the T-shaped target", 100, robot=None, close_view=None),
     "FMBAssembly1Easy": TaskEntry("FMBAssembly1Easy-v1", "assemble the parts on the red board", 500, rewards=("sparse",), close_view=None),
     "PickCubeSO100": TaskEntry(
         "PickCubeSO100-v1",

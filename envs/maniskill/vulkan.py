@@ -24,6 +24,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import child_process
 from rlinf_vla.core.io import write_text
 
+NO_DRIVER = "no Vulkan driver that SAPIEN accepts: run `rlinf-vla doctor --fix`"
 _CHECK = "import sys, sapien; sapien.render.RenderSystem(sys.argv[1])"
 _ICD_DIRS = ("/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d")
 _PACKAGES = ("mesa-vulkan-drivers", "libvulkan1")
@@ -63,7 +64,8 @@ def find() -> Driver | None:
         candidates.append(Driver("cpu", _environment(), f"lavapipe in {private_dir()}"))
     for driver in candidates:
         if accepted(driver):
-            _write_quietly(memory, json.dumps(asdict(driver)))
+            with contextlib.suppress(OSError):  # if it cannot be kept, the check runs again next time
+                write_text(memory, json.dumps(asdict(driver)))
             return driver
     return None
 
@@ -171,9 +173,3 @@ def _run(command: list[str]) -> None:
     if done.returncode != 0:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E:")] or done.stderr.splitlines() or [""]
         raise UserError(f"{command[0]} failed while fetching the Vulkan driver: {lines[0]}")
-
-
-def _write_quietly(path: Path, text: str) -> None:
-    """Write a cache file; if that fails, the check runs again next time."""
-    with contextlib.suppress(OSError):
-        write_text(path, text)

@@ -1,4 +1,7 @@
-"""A small policy on images and proprioception: CNN (or any timm backbone) and a Gaussian head."""
+"""Small models on images: a Gaussian policy with proprioception, and a success classifier.
+
+Read ``policy``, ``encoder``; ``classifier`` is a reward plug-in, here for the encoder's sake.
+"""
 
 from .policy import CompactPolicy
 

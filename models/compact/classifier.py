@@ -6,7 +6,6 @@ Its checkpoint is a directory with config.json and model.safetensors, written by
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,8 +61,7 @@ class SuccessClassifier(RewardModel):
         return self.head(torch.cat([self.encoder(inputs[f"image.{name}"]) for name in self.images], dim=1))[:, 0]
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-        (checkpoint / files.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
-        files.save_weights(self, checkpoint, {}, dtype or torch.float32)
+        files.save(self, self.config, checkpoint, {}, dtype or torch.float32)
 
 
 class Classifier:
@@ -78,7 +76,7 @@ class Classifier:
         directory = Path(config.checkpoint).expanduser()
         with building_errors(directory, files.CONFIG):
             model = SuccessClassifier(read_config(directory), config)
-        files.load_weights(model, dict(files.read_weights(directory)), directory)
+        files.load_weights(model, files.read_weights(directory), directory)
         return model
 
     def create(self, config: ClassifierOptions, env: EnvSpec, device: torch.device) -> Reward:

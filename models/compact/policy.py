@@ -7,7 +7,6 @@ proprioceptive dimension) and model.safetensors.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +18,12 @@ from torch import Tensor, nn
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Label, Name, NonEmpty, Positive
 from rlinf_vla.core.images import resized
-from rlinf_vla.core.protocols import Noise, Policy, PolicySpec
+from rlinf_vla.core.protocols import Noise, PolicySpec
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .. import files
-from ..config_file import building_errors, read_config
+from ..config_file import read_config
+from ..pretrained import PretrainedPolicy
 from .encoder import ImageEncoder
 
 
@@ -55,17 +55,20 @@ class Encoder(nn.Module):
         return torch.cat([*map(self.image, images), self.state(state)], dim=1)
 
 
-class CompactPolicy(Policy):
-    """MLP heads for the action mean and the value on the encoder's features."""
+class CompactPolicy(PretrainedPolicy):
+    """MLP heads for the action mean and the value on the encoder's features.
+
+    It is always built with random weights: there are too few to matter.
+    """
 
     name: ClassVar[str] = "compact"
     Config: ClassVar[type] = CompactOptions
+    built_from: ClassVar[tuple[str, ...]] = (files.CONFIG,)
     lora_targets: ClassVar[tuple[str, ...]] = ()
     split_unsupported: ClassVar[str | None] = None
 
     def __init__(self, directory: Path, options: CompactOptions) -> None:
-        super().__init__()
-        self.directory, self.options = directory, options
+        super().__init__(directory, options)
         config = self.config = read_config(directory)
         size = tuple(config["image_sizes"])
         self.spec = PolicySpec(config["chunk"], config["action_dim"], config["state_dim"], dict.fromkeys(options.images, size))
@@ -85,22 +88,12 @@ class CompactPolicy(Policy):
     low: Tensor
     high: Tensor
 
-    @classmethod
-    def without_weights(cls, checkpoint: Path, config: Any) -> CompactPolicy:
-        """Build with random weights: there are too few to matter."""
-        with building_errors(checkpoint, files.CONFIG):
-            return cls(checkpoint, config)
-
-    @classmethod
-    def load(cls, checkpoint: Path, config: Any) -> CompactPolicy:
-        policy = cls.without_weights(checkpoint, config)
-        if not config.random_weights:
-            files.load_weights(policy, dict(files.read_weights(checkpoint)), checkpoint)
-        return policy
+    def load_weights(self, checkpoint: Path) -> None:
+        """Load all weights, not the backbone's alone."""
+        files.load_weights(self, files.read_weights(checkpoint), checkpoint)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-        (checkpoint / files.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
-        files.save_weights(self, checkpoint, {}, dtype or torch.float32)
+        files.save(self, self.config, checkpoint, {}, dtype or torch.float32)
 
     def prepare(self, obs: Observation) -> Inputs:
         state = (2 * (obs.state - self.low) / (self.high - self.low) - 1).clamp(-1, 1)

@@ -22,15 +22,16 @@ class StaticCache:
         self.capacity = capacity
         self.filled = 0
         """Number of tokens in the buffers; the next ones are written after them."""
-        self._buffers: list[Tensor] = []
+        self.buffers: list[Tensor] = []
+        """Keys and values ``[2, B, heads, capacity, head_dim]`` of each layer."""
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Store ``[B, heads, N, head_dim]`` after the ``filled`` tokens; return all of them."""
-        if layer == len(self._buffers):
+        if layer == len(self.buffers):
             batch, heads, _count, head_dim = keys.shape
-            self._buffers.append(keys.new_empty(2, batch, heads, self.capacity, head_dim))
+            self.buffers.append(keys.new_empty(2, batch, heads, self.capacity, head_dim))
         end = self.filled + keys.shape[2]
-        buffer = self._buffers[layer]
+        buffer = self.buffers[layer]
         buffer[0, :, :, self.filled : end] = keys
         buffer[1, :, :, self.filled : end] = values
         return buffer[0, :, :, :end], buffer[1, :, :, :end]

@@ -60,32 +60,28 @@ class ResidualBlock(nn.Module):
         return x + self.ffn(x)
 
 
-class MLPResNet(nn.Module):
-    def __init__(self, input_dim: int, hidden_dim: int, output_dim: int) -> None:
-        super().__init__()
-        self.layer_norm1 = nn.LayerNorm(input_dim)
-        self.fc1 = nn.Linear(input_dim, hidden_dim)
-        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(hidden_dim) for _ in range(2))
-        self.layer_norm2 = nn.LayerNorm(hidden_dim)
-        self.fc2 = nn.Linear(hidden_dim, output_dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.fc1(self.layer_norm1(x)))
-        for block in self.mlp_resnet_blocks:
-            x = block(x)
-        return self.fc2(self.layer_norm2(x))
-
-
 class L1RegressionHead(nn.Module):
-    """Map slot states ``[B, C * D, d]`` to normalised actions ``[B, C, D]``."""
+    """Map slot states ``[B, C * D, d]`` to normalised actions ``[B, C, D]``, as openvla-oft."""
 
     def __init__(self, chunk: int, action_dim: int, state_dim: int, hidden_dim: int) -> None:
         super().__init__()
         self.chunk = chunk
-        self.model = MLPResNet(action_dim * state_dim, hidden_dim, action_dim)
+        width = action_dim * state_dim
+        layers = {
+            "layer_norm1": nn.LayerNorm(width),
+            "fc1": nn.Linear(width, hidden_dim),
+            "mlp_resnet_blocks": nn.ModuleList(ResidualBlock(hidden_dim) for _ in range(2)),
+            "layer_norm2": nn.LayerNorm(hidden_dim),
+            "fc2": nn.Linear(hidden_dim, action_dim),
+        }
+        self.model: Any = nn.ModuleDict(layers)
 
     def forward(self, states: Tensor) -> Tensor:
-        return self.model(states.reshape(len(states), self.chunk, -1))
+        model = self.model
+        x = F.relu(model.fc1(model.layer_norm1(states.reshape(len(states), self.chunk, -1))))
+        for block in model.mlp_resnet_blocks:
+            x = block(x)
+        return model.fc2(model.layer_norm2(x))
 
 
 def slot_states(network: PrismaticVLA, embeds: Tensor, mask: Tensor, slots: int, stop_id: int | None) -> Tensor:
@@ -119,7 +115,16 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
                 options = replace(options, **{name: value})
         if options.head not in ("discrete", "l1"):
             raise UserError(f"model.options.head={options.head}: choose discrete or l1")
-        super().__init__(directory, options)
+        super().__init__(
+            directory,
+            options,
+            cameras=options.images,
+            chunk=options.chunk or 1,
+            proprio=bool(options.proprio),
+            num_images=len(options.images),
+            film=bool(options.film),
+            bidirectional=True,
+        )
         self.config["oft"] = {name: getattr(options, name) for name in OFFICIAL}
         self.stop_id = self.config["text_config"].get("eos_token_id", 2) if options.stop_token else None
         self.action_head: L1RegressionHead | None = None
@@ -130,13 +135,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         else:
             width = self.backbone.hidden_size
             with files.build_device(options.random_weights):
-                self.action_head = L1RegressionHead(self.chunk, self.spec.action_dim, width, width)
-
-    def build(self) -> PrismaticVLA:
-        options = self.options
-        return PrismaticVLA(
-            self.config, proprio_dim=self.proprio_dim, num_images=len(options.images), film=bool(options.film), bidirectional=True
-        )
+                self.action_head = L1RegressionHead(self.spec.chunk, self.spec.action_dim, width, width)
 
     def read_state(self, checkpoint: Path) -> files.State:
         weights: dict[str, Tensor | files.Stored] = dict(files.read_weights(checkpoint))
@@ -161,18 +160,6 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             state = {key: value.to(dtype or torch.bfloat16) for key, value in self.action_head.state_dict().items()}
             files.write_safetensors(state, checkpoint / "action_head.safetensors")
 
-    @property
-    def cameras(self) -> list[str]:
-        return self.options.images
-
-    @property
-    def chunk(self) -> int:
-        return self.options.chunk or 1
-
-    @property
-    def proprio_dim(self) -> int:
-        return len(self.statistics["proprio"]["q01"]) if self.options.proprio else 0
-
     def encode(self, inputs: Inputs) -> Tensor:
         embeds, mask = self.embed_prompt(inputs, self.stop_id)
         states = slot_states(self.backbone, embeds, mask, self.spec.chunk * self.spec.action_dim, self.stop_id)
@@ -189,12 +176,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         scores = log_prob + gumbel(noise, *log_prob.shape[1:]) if noise is not None and temperature > 0 else log_prob
         choice = scores.argmax(dim=-1)
         token_ids = choice + self.action_tokens.first_id
-        return ActionSample(
-            actions=self.action_tokens.decode(self._per_action(token_ids)),
-            latent={"token_ids": token_ids},
-            log_prob=self._per_action(self._chosen(log_prob, token_ids)),
-            value=self.value(features),
-        )
+        return self._sample(token_ids, self._chosen(log_prob, token_ids), self.value(features))
 
     def pack(self, features: Any) -> Tensors:
         return {"states": features}

@@ -5,7 +5,6 @@ OpenVLA itself predicts one control step (``C = 1``); ``chunk`` in our config.js
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.config.ranges import Label, Name, Size
 from rlinf_vla.core.protocols import Noise, PolicySpec
-from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation
+from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
 from ..config_file import read_config
@@ -109,20 +108,31 @@ class OpenVLAPolicy(PretrainedPolicy):
     language_modules: ClassVar[tuple[str, ...]] = ("language_model",)
     split_unsupported: ClassVar[str | None] = "passes every action token through its whole language model: it has no separate action head"
 
-    def __init__(self, directory: Path, options: Any) -> None:
-        super().__init__(directory, options)
+    def __init__(
+        self,
+        directory: Path,
+        options: Any,
+        *,
+        cameras: list[str] | None = None,
+        chunk: int | None = None,
+        proprio: bool = False,
+        **network: Any,
+    ) -> None:
+        """For OpenVLA-OFT: cameras, chunk, whether it reads proprioception, network options."""
+        super().__init__(directory, options, DTYPES[options.dtype])
         self.config = config = read_config(directory)
         self.statistics = read_statistics(directory, config, options.unnorm_key)
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
+        proprio_dim = len(self.statistics["proprio"]["q01"]) if proprio else 0
         with files.build_device(options.random_weights):
-            self.backbone: PrismaticVLA = self.build()
+            self.backbone: PrismaticVLA = PrismaticVLA(config, proprio_dim=proprio_dim, **network)
         self.value_head = ValueHead(self.backbone.hidden_size)
         self.action_tokens = ActionTokenizer(
             text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"], self.statistics["action"], config["gripper"]
         )
         self.pixels = PixelNormalizer()
-        self.proprio = ProprioNormalizer(self.statistics["proprio"]) if self.proprio_dim else None
+        self.proprio = ProprioNormalizer(self.statistics["proprio"]) if proprio else None
         self.prompts = PromptEncoder(
             files.read_tokenizer(directory),
             options.prompt_length,
@@ -132,34 +142,17 @@ class OpenVLAPolicy(PretrainedPolicy):
         )
         height, width = config["image_sizes"]
         self.spec = PolicySpec(
-            chunk=self.chunk,
+            chunk=chunk or config.get("chunk", 1),
             action_dim=self.action_tokens.action_dim,
-            state_dim=self.proprio_dim,
-            images=dict.fromkeys(self.cameras, (height, width)),
+            state_dim=proprio_dim,
+            images=dict.fromkeys(cameras or [options.image], (height, width)),
         )
-
-    def build(self) -> PrismaticVLA:
-        return PrismaticVLA(self.config)
-
-    @property
-    def cameras(self) -> list[str]:
-        return [self.options.image]
-
-    @property
-    def chunk(self) -> int:
-        return self.config.get("chunk", 1)
-
-    @property
-    def proprio_dim(self) -> int:
-        """Dimensions of proprioception; 0 if the policy does not read it."""
-        return 0
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         for name in COMPANIONS:
             if (self.directory / name).exists():
                 shutil.copyfile(self.directory / name, checkpoint / name)
-        (checkpoint / files.CONFIG).write_text(json.dumps(self.config, indent=1) + "\n")
-        files.save_weights(self.backbone, checkpoint, self.stored_dtypes, dtype)
+        files.save(self.backbone, self.config, checkpoint, self.stored_dtypes, dtype)
 
     def prepare(self, obs: Observation) -> Inputs:
         inputs = {f"image.{name}": self._image(obs.images[name], size) for name, size in self.spec.images.items()}
@@ -199,12 +192,11 @@ class OpenVLAPolicy(PretrainedPolicy):
             tokens.append(choice + self.action_tokens.first_id)
             log_probs.append(log_prob.gather(-1, choice[:, None])[:, 0])
         token_ids = torch.stack(tokens, dim=1)
-        return ActionSample(
-            actions=self.action_tokens.decode(self._per_action(token_ids)),
-            latent={"token_ids": token_ids},
-            log_prob=self._per_action(torch.stack(log_probs, dim=1)),
-            value=self.value(features),
-        )
+        return self._sample(token_ids, torch.stack(log_probs, dim=1), self.value(features))
+
+    def _sample(self, token_ids: Tensor, log_prob: Tensor, value: Tensor) -> ActionSample:
+        actions = self.action_tokens.decode(self._per_action(token_ids))
+        return ActionSample(actions, {"token_ids": token_ids}, self._per_action(log_prob), value)
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         token_ids = latent["token_ids"]

@@ -37,17 +37,6 @@ class VisionBackbone(nn.Module):
         return patches.unflatten(0, (-1, count)).flatten(1, 2)
 
 
-class FiLMedVisionBackbone(nn.Module):
-    """Wrapper that adds the name prefix under which openvla-oft stores a FiLM backbone."""
-
-    def __init__(self, backbone: VisionBackbone) -> None:
-        super().__init__()
-        self.vision_backbone = backbone
-
-    def forward(self, pixels: Tensor, text: Tensor | None = None) -> Tensor:
-        return self.vision_backbone(pixels, text)
-
-
 class Projector(nn.Module):
     def __init__(self, vision_dim: int, llm_dim: int) -> None:
         super().__init__()
@@ -92,7 +81,8 @@ class PrismaticVLA(nn.Module):
         text = {key: value for key, value in config["text_config"].items() if key not in ("torch_dtype", "dtype", "model_type")}
         llama = LlamaConfig(**(text | {"attn_implementation": "sdpa"}))
         backbone = VisionBackbone(towers[0], towers[1], llama.hidden_size if film else None)
-        self.vision_backbone: nn.Module = FiLMedVisionBackbone(backbone) if film else backbone
+        # openvla-oft stores a FiLM backbone under this name once more
+        self.vision_backbone: Any = nn.ModuleDict({"vision_backbone": backbone}) if film else backbone
         self.projector = Projector(sum(tower.embed_dim for tower in towers), llama.hidden_size)
         self.language_model = LlamaForCausalLM(llama)
         with torch.device("cpu"):  # computed, not loaded: must not be on meta while the weights are
@@ -117,7 +107,8 @@ class PrismaticVLA(nn.Module):
         """
         text = self.embed_tokens(token_ids)
         mean = self._mean_embedding(text, token_mask, stop_id) if self.film else None
-        prefix = [self.projector(self.vision_backbone(pixels.to(text.dtype), mean))]
+        backbone = self.vision_backbone.vision_backbone if self.film else self.vision_backbone
+        prefix = [self.projector(backbone(pixels.to(text.dtype), mean))]
         if proprio is not None:
             prefix.append(self.proprio_projector(proprio.to(text.dtype)))
         counts = token_mask.new_ones(len(text), self.prefix_length)
@@ -156,9 +147,6 @@ class PrismaticVLA(nn.Module):
         for layer in self.language_model.model.layers:
             x = layer(x, attention_mask=bias, position_embeddings=rotations, past_key_values=cache)
         return self.language_model.model.norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.language_model.lm_head(hidden)
 
     def logits_of(self, hidden: Tensor, first: int, count: int) -> Tensor:
         """Return logits ``[..., count]`` from ``first`` on; ``lm_head`` may hold no other rows."""

@@ -82,35 +82,6 @@ class VisionTower(nn.Module):
         return self.vision_model(pixel_values=pixels.to(self.vision_model.dtype)).last_hidden_state
 
 
-class _PaliGemmaModel(nn.Module):
-    def __init__(self, config: Pi0Config) -> None:
-        super().__init__()
-        self.vision_tower = VisionTower(config.vision)
-        self.multi_modal_projector = nn.ModuleDict({"linear": nn.Linear(config.vision["hidden_size"], config.paligemma.width)})
-        self.language_model = Gemma(config.paligemma)
-
-
-class _PaliGemma(nn.Module):
-    def __init__(self, config: Pi0Config) -> None:
-        super().__init__()
-        self.model = _PaliGemmaModel(config)
-        self.lm_head = nn.Linear(config.paligemma.width, config.vocab_size, bias=False)  # tied: used as the text embedding
-
-
-class _Expert(nn.Module):
-    def __init__(self, config: Pi0Config) -> None:
-        super().__init__()
-        self.model = Gemma(config.expert, config.expert.width if config.pi05 else None)
-        self.lm_head = nn.Linear(config.expert.width, config.vocab_size, bias=False)  # not used, but in every published file
-
-
-class _PaliGemmaWithExpert(nn.Module):
-    def __init__(self, config: Pi0Config) -> None:
-        super().__init__()
-        self.paligemma = _PaliGemma(config)
-        self.gemma_expert = _Expert(config)
-
-
 @dataclass(frozen=True)
 class Pi0Config:
     """Sizes of π₀ (or, with ``pi05``, π₀.₅); action_dim and horizon include padding."""
@@ -124,6 +95,24 @@ class Pi0Config:
     pi05: bool
 
 
+def paligemma_with_expert(config: Pi0Config) -> nn.ModuleDict:
+    """Both streams, nested and named as in openpi."""
+    paligemma = {
+        "vision_tower": VisionTower(config.vision),
+        "multi_modal_projector": nn.ModuleDict({"linear": nn.Linear(config.vision["hidden_size"], config.paligemma.width)}),
+        "language_model": Gemma(config.paligemma),
+    }
+    tied = nn.Linear(config.paligemma.width, config.vocab_size, bias=False)  # used as the text embedding
+    expert = Gemma(config.expert, config.expert.width if config.pi05 else None)
+    unused = nn.Linear(config.expert.width, config.vocab_size, bias=False)  # but in every published file
+    return nn.ModuleDict(
+        {
+            "paligemma": nn.ModuleDict({"model": nn.ModuleDict(paligemma), "lm_head": tied}),
+            "gemma_expert": nn.ModuleDict({"model": expert, "lm_head": unused}),
+        }
+    )
+
+
 class Pi0Network(nn.Module):
     """π₀ or π₀.₅ under openpi's state-dict names."""
 
@@ -131,7 +120,7 @@ class Pi0Network(nn.Module):
         super().__init__()
         self.config = config
         width = config.expert.width
-        self.paligemma_with_expert = _PaliGemmaWithExpert(config)
+        self.paligemma_with_expert: Any = paligemma_with_expert(config)
         self.action_in_proj = nn.Linear(config.action_dim, width)
         self.action_out_proj = nn.Linear(width, config.action_dim)
         if config.pi05:

@@ -8,7 +8,6 @@ log-probability is that of the whole chain, initial noise included.
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Noise, PolicySpec
-from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
+from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .. import files
 from ..config_file import read_config
@@ -59,7 +58,7 @@ class Pi0Policy(PretrainedPolicy):
     head_modules: tuple[str, ...] = ("paligemma_with_expert.gemma_expert.model", *full_modules)
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
-        super().__init__(directory, options)
+        super().__init__(directory, options, DTYPES[options.dtype])
         document = self.document = read_config(directory)
         config = self.config = network_config(document)
         statistics = read_norm_stats(directory, options.asset_id)
@@ -91,13 +90,12 @@ class Pi0Policy(PretrainedPolicy):
         return read_state(checkpoint)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-        (checkpoint / files.CONFIG).write_text(json.dumps(self.document, indent=1) + "\n")
         shutil.copyfile(self.directory / files.TOKENIZER, checkpoint / files.TOKENIZER)
         for path in self.directory.glob(f"**/{NORM_STATS}"):
             target = checkpoint / path.relative_to(self.directory)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        files.save_weights(self.backbone, checkpoint, self.stored_dtypes, dtype)
+        files.save(self.backbone, self.document, checkpoint, self.stored_dtypes, dtype)
 
     def prepare(self, obs: Observation) -> Inputs:
         inputs = {f"image.{name}": resize_with_pad(obs.images[name], size) for name, size in self.spec.images.items()}

@@ -7,18 +7,43 @@ of the families ``OnPolicy``, ``OffPolicy`` and ``Supervised``, whose flows ever
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rlinf_vla.config.algorithm import AlgorithmConfig
+from rlinf_vla.config.ranges import Count, CountOrZero, Label, NonEmpty, Probability, Range
+from rlinf_vla.config.recipe import AlgorithmConfig
 from rlinf_vla.core.protocols import EnvSpec, Policy
 
 CRITIC = "value_head."
 """Prefix of the names of a critic's parameters."""
+
+
+@dataclass
+class DemonstrationConfig:
+    """Recipe node ``algorithm.demonstrations``: those of a scripted expert or of a dataset."""
+
+    dataset: str | None = None
+    """LeRobotDataset (v3.0) to use in full; the keys of the scripted expert are then ignored."""
+    action_key: Label = "action"
+    """Name of the dataset's feature to imitate."""
+    cameras: list[Label] = field(default_factory=list)
+    """Camera names that differ, as policy:dataset pairs: [base:front]."""
+    episodes: Count = 300
+    """Number of episodes of the scripted expert."""
+    noise: Annotated[list[Annotated[float, Range(0, 100)]], NonEmpty()] = field(default_factory=lambda: [0.0, 0.3, 0.6])
+    """Standard deviations of the noise on executed (not on imitated) actions, drawn per episode."""
+    random_actions: Probability = 0.05
+    """Fraction of uniformly random actions in the episodes with noise."""
+    detour: CountOrZero = 0
+    """Maximum number of control steps in one random direction at the start of an episode.
+
+    Without them, the arm's position soon reveals the task, and a policy learns to ignore the
+    instruction.
+    """
 
 
 class Algorithm:

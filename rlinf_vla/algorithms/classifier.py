@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlinf_vla.algorithms.augmentation import shift_images
-from rlinf_vla.algorithms.sft import DemonstrationConfig, StepFlow, Supervised, warmup_cosine
-from rlinf_vla.config.algorithm import SUPERVISED, AlgorithmConfig
+from rlinf_vla.algorithms.base import DemonstrationConfig
+from rlinf_vla.algorithms.sft import StepFlow, Supervised, warmup_cosine
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import CountOrZero, LearningRate, Name, Positive, Probability, Range, Size
-from rlinf_vla.core.devices import moved
-from rlinf_vla.core.types import Inputs
+from rlinf_vla.config.recipe import SUPERVISED, AlgorithmConfig
+from rlinf_vla.core.types import Batched, Inputs
 
 
 @dataclass
@@ -44,7 +44,7 @@ class ClassifierConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True)
-class Frames:
+class Frames(Batched):
     """``N`` prepared observations, success labels bool ``[N]``, episode numbers int64 ``[N]``."""
 
     inputs: Inputs
@@ -57,12 +57,6 @@ class Frames:
 
     def __len__(self) -> int:
         return len(self.success)
-
-    def __getitem__(self, index: Any) -> Frames:
-        return Frames({name: value[index] for name, value in self.inputs.items()}, self.success[index], self.episode[index])
-
-    def to(self, device: torch.device) -> Frames:
-        return Frames(moved(self.inputs, device), *moved({"success": self.success, "episode": self.episode}, device).values())
 
 
 class Flow(StepFlow, Protocol):

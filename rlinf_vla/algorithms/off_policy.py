@@ -12,9 +12,9 @@ from torch import Tensor
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.algorithms.augmentation import shift_images
 from rlinf_vla.algorithms.base import Algorithm, Trainable
-from rlinf_vla.config.algorithm import OFF_POLICY, AlgorithmConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, CountOrZero, Label, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
+from rlinf_vla.config.recipe import OFF_POLICY, AlgorithmConfig
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Episodes, Tensors, Transitions
 
 

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms import losses
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
-from rlinf_vla.algorithms.base import Algorithm
-from rlinf_vla.algorithms.losses import (
-    AGGREGATIONS,
-    GRANULARITIES,
-    Clip,
-    aggregation_weights,
-    element_mask,
-    elements,
-    joint,
-    kl_loss,
-    policy_loss,
-    value_loss,
-)
-from rlinf_vla.algorithms.sft import DemonstrationConfig
-from rlinf_vla.config.algorithm import ON_POLICY, AlgorithmConfig
+from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
-from rlinf_vla.core.devices import device_of, moved
+from rlinf_vla.config.recipe import ON_POLICY, AlgorithmConfig
+from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import Rollouts, Trajectory
+from rlinf_vla.core.types import Batched, Rollouts, Trajectory
 
 
 @dataclass
@@ -50,9 +37,9 @@ class OnPolicyConfig(AlgorithmConfig):
     """The probability ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     dual_clip: Annotated[float, Range(1, 1000, above=True)] | None = None
     """Limit the loss of a negative advantage to this multiple of it; null: no limit."""
-    granularity: Annotated[str, OneOf(*GRANULARITIES)] = "chunk"
+    granularity: Annotated[str, OneOf(*losses.GRANULARITIES)] = "chunk"
     """Unit of the clipped ratio: chunk (a call's executed actions), action, token (dimension)."""
-    aggregation: Annotated[str, OneOf(*AGGREGATIONS)] = "token_mean"
+    aggregation: Annotated[str, OneOf(*losses.AGGREGATIONS)] = "token_mean"
     """Average of the loss: over all such units (token_mean), over episode means or group means."""
     entropy_coef: NonNegative = 0.0
     kl_coef: NonNegative = 0.0
@@ -88,7 +75,7 @@ class OnPolicyConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Batched):
     """Data of an update: ``N`` policy calls, advantages ``[N]``, weights per element ``[N]``.
 
     target: value targets ``[N]``; None: there is no critic. proximal: log-probabilities
@@ -103,17 +90,6 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.advantage)
-
-    def __getitem__(self, index: Any) -> Batch:
-        return self._map(lambda each: each[index])
-
-    def to(self, device: torch.device) -> Batch:
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, calls=self.calls.to(device), **moved(tensors, device))
-
-    def _map(self, function: Callable[[Any], Any]) -> Batch:
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: function(value) for name, value in values.items() if value is not None})
 
     @property
     def counts(self) -> Tensor:
@@ -163,7 +139,7 @@ class OnPolicy(Algorithm):
 
     def __init__(self, config: Any, temperature: float = 1.0, iterations: int = 0) -> None:
         super().__init__(config, temperature, iterations)
-        self.clip = Clip(config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit)
+        self.clip = losses.Clip(config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit)
         if config.staleness and not config.decoupled:
             raise UserError(f"algorithm.staleness={config.staleness} needs the decoupled objective: set algorithm.decoupled=true")
 
@@ -182,30 +158,30 @@ class OnPolicy(Algorithm):
 
     def weighted(self, calls: Trajectory, advantage: Tensor) -> Batch:
         """Return ``calls`` ``[N]`` as a batch with aggregation weights, which are 1 on average."""
-        mask = element_mask(calls.valid, calls.log_prob.shape[-1], self.config.granularity)
-        weight = aggregation_weights(mask, calls.episode_ids(), calls.group_ids(), self.config.aggregation)
+        mask = losses.element_mask(calls.valid, calls.log_prob.shape[-1], self.config.granularity)
+        weight = losses.aggregation_weights(mask, calls.episode_ids(), calls.group_ids(), self.config.aggregation)
         return Batch(calls, advantage, weight * calls.valid.any(-1).sum())
 
     def loss(self, policy: Policy, batch: Batch, value_only: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the summed loss and summed statistics of a micro-batch."""
         config, calls = self.config, batch.calls
         new = policy.evaluate(calls.inputs, calls.latent, self.temperature)
-        mask = element_mask(calls.valid, new.log_prob.shape[-1], config.granularity)
+        mask = losses.element_mask(calls.valid, new.log_prob.shape[-1], config.granularity)
         log_prob, old, proximal, reference = (
-            None if each is None else elements(each, calls.valid, config.granularity)
+            None if each is None else losses.elements(each, calls.valid, config.granularity)
             for each in (new.log_prob, calls.log_prob, batch.proximal, calls.reference)
         )
         assert log_prob is not None and old is not None
-        actor, statistics = policy_loss(log_prob, old, batch.advantage, mask, batch.weight, self.clip, proximal)
-        entropy = joint(new.entropy, calls.valid).sum()
+        actor, statistics = losses.policy_loss(log_prob, old, batch.advantage, mask, batch.weight, self.clip, proximal)
+        entropy = losses.joint(new.entropy, calls.valid).sum()
         summed = {"actor/pg_loss": actor, "actor/entropy": entropy} | {f"actor/{name}": value for name, value in statistics.items()}
         total = torch.zeros_like(actor) if value_only else actor - config.entropy_coef * entropy
         if reference is not None:
-            k3, k1 = kl_loss(log_prob, reference, mask, batch.weight)
+            k3, k1 = losses.kl_loss(log_prob, reference, mask, batch.weight)
             summed |= {"actor/kl_loss": k3, "actor/reference_kl": k1}
             total = total if value_only else total + config.kl_coef * k3
         if batch.target is not None:
-            critic = value_loss(new.value, calls.value, batch.target, batch.counts, self.value_clip, self.value_huber)
+            critic = losses.value_loss(new.value, calls.value, batch.target, batch.counts, self.value_clip, self.value_huber)
             summed["critic/vf_loss"] = critic
             total = total + self.value_coef * critic
         return total, {name: value.detach() for name, value in summed.items()}

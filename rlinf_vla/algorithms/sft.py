@@ -5,41 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.base import Algorithm
-from rlinf_vla.config.algorithm import SUPERVISED, AlgorithmConfig
-from rlinf_vla.config.ranges import Count, CountOrZero, Label, LearningRate, Name, NonEmpty, Positive, Probability, Range, Size
-from rlinf_vla.core.devices import moved
+from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
+from rlinf_vla.config.ranges import Count, CountOrZero, LearningRate, Name, Positive, Probability, Size
+from rlinf_vla.config.recipe import SUPERVISED, AlgorithmConfig
 from rlinf_vla.core.protocols import Noise, Policy
-from rlinf_vla.core.types import Inputs
-
-
-@dataclass
-class DemonstrationConfig:
-    """Recipe node ``algorithm.demonstrations``: those of a scripted expert or of a dataset."""
-
-    dataset: str | None = None
-    """LeRobotDataset (v3.0) to use in full; the keys of the scripted expert are then ignored."""
-    action_key: Label = "action"
-    """Name of the dataset's feature to imitate."""
-    cameras: list[Label] = field(default_factory=list)
-    """Camera names that differ, as policy:dataset pairs: [base:front]."""
-    episodes: Count = 300
-    """Number of episodes of the scripted expert."""
-    noise: Annotated[list[Annotated[float, Range(0, 100)]], NonEmpty()] = field(default_factory=lambda: [0.0, 0.3, 0.6])
-    """Standard deviations of the noise on executed (not on imitated) actions, drawn per episode."""
-    random_actions: Probability = 0.05
-    """Fraction of uniformly random actions in the episodes with noise."""
-    detour: CountOrZero = 0
-    """Maximum number of control steps in one random direction at the start of an episode.
-
-    Without them, the arm's position soon reveals the task, and a policy learns to ignore the
-    instruction.
-    """
+from rlinf_vla.core.types import Batched, Inputs
 
 
 @dataclass
@@ -60,7 +35,7 @@ class SFTConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True)
-class Demonstrations:
+class Demonstrations(Batched):
     """``N`` prepared policy inputs and the expert's actions, float32 ``[N, C, D]``.
 
     draws: int64 ``[N]``, counters of the random numbers in a loss, unique within a run.
@@ -83,12 +58,6 @@ class Demonstrations:
 
     def __len__(self) -> int:
         return len(self.actions)
-
-    def __getitem__(self, index: Tensor | slice) -> Demonstrations:
-        return Demonstrations({name: value[index] for name, value in self.inputs.items()}, self.actions[index], self.draws[index])
-
-    def to(self, device: torch.device) -> Demonstrations:
-        return Demonstrations(moved(self.inputs, device), *moved({"actions": self.actions, "draws": self.draws}, device).values())
 
 
 def action_chunks(actions: Tensor, chunk: int) -> Tensor:

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from rlinf_vla import __version__
-from rlinf_vla.config.trust import printable
+from rlinf_vla.config.errors import Failure, UserError, printable
 from rlinf_vla.core import child_process
 from rlinf_vla.core.interrupt import Interrupted, exit_at_once, raise_at_once
 
@@ -66,8 +66,6 @@ def _open_standard_files() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every failure ends in one line on stderr."""
-    from rlinf_vla.config.errors import Failure, UserError
-
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if it cannot write below HOME, and works anyway
     try:
         return _dispatch(arguments)
@@ -121,8 +119,6 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if arguments[0] in ("--version", "version"):
         print(__version__)
         return 0
-    from rlinf_vla.config.errors import UserError
-
     verb, *rest = arguments
     if verb not in VERBS:
         from rlinf_vla.core.plugins import nearest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from rlinf_vla.algorithms.sft import DemonstrationConfig
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
 from rlinf_vla.rollout.demonstrations import RecordedEpisode, expert_features, record_expert

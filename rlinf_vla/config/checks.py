@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlinf_vla.config.algorithm import NO_ALGORITHM, OFF_POLICY, ON_POLICY, SUPERVISED
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import NO_ALGORITHM, OFF_POLICY, ON_POLICY, SUPERVISED
 from rlinf_vla.config.robot import ROBOT
 
 if TYPE_CHECKING:

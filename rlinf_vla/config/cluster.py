@@ -7,8 +7,21 @@ from typing import Annotated
 
 from omegaconf import MISSING
 
-from rlinf_vla.config.ranges import Count, CountOrZero, Label, Matches, Name, NonNegative, OneOf, Positive, Range, Seconds, Size, SizeOrZero
-from rlinf_vla.config.trust import OUTSIDE
+from rlinf_vla.config.ranges import (
+    OUTSIDE,
+    Count,
+    CountOrZero,
+    Label,
+    Matches,
+    Name,
+    NonNegative,
+    OneOf,
+    Positive,
+    Range,
+    Seconds,
+    Size,
+    SizeOrZero,
+)
 
 RUNTIMES = IN_PROCESS, RAY = ("in_process", "ray")
 SPLITS = ("none", "head")

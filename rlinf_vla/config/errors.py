@@ -9,3 +9,8 @@ class UserError(Exception):
 
 class Failure(RuntimeError):
     """An operation failed on every retry; the first line names it. The CLI exits with 1."""
+
+
+def printable(text: str) -> str:
+    """Escape characters that could control a terminal or hide text; keep newlines and tabs."""
+    return "".join(each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text)

@@ -164,6 +164,11 @@ Label = Annotated[str, Matches(r"(?s:.*\S.*)", "text that is not blank")]
 """A key of external data, which may be a number."""
 
 
+OUTSIDE = {"outside": True}
+"""Metadata of a configuration field that names a program, an import, an output path or a machine;
+if a recipe comes from a file, the user must give such a field on the command line."""
+
+
 def check_values(node: Any, prefix: str = "") -> None:
     """Raise UserError for the first field of ``node`` whose value violates its annotation.
 

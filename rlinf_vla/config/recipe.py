@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from omegaconf import MISSING
 
 from rlinf_vla.config.cluster import SPLITS, ClusterConfig
-from rlinf_vla.config.control import ControlConfig
-from rlinf_vla.config.evaluation import EvaluationConfig, SweepConfig
-from rlinf_vla.config.ranges import Count, CountOrZero, Matches, Name, NonNegative, OneOf, Positive, Range, Seed, Size, SizeOrZero
-from rlinf_vla.config.robot import SessionConfig
-from rlinf_vla.config.trust import OUTSIDE
+from rlinf_vla.config.ranges import OUTSIDE, Count, CountOrZero, Matches, Name, NonNegative, OneOf, Positive, Range, Seed, Size, SizeOrZero
+from rlinf_vla.config.robot import ControlConfig, SessionConfig
+
+MODES = ("sampled", "greedy")
+ON_POLICY, OFF_POLICY, SUPERVISED = "on-policy", "off-policy", "supervised"
+NO_ALGORITHM = "none"
+"""Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
 
 FOLDER = Matches(r"\w[\w.-]*", "letters, digits, dots, hyphens and underscores")
 
@@ -46,6 +48,23 @@ class ModelConfig:
 
 
 @dataclass
+class AlgorithmConfig:
+    """Base of the recipe nodes ``algorithm``; each has a key ``name``."""
+
+    family: ClassVar[str] = ""
+    """How it learns: from its own rollouts, from a replay buffer, or from labelled data."""
+    trains_reward: ClassVar[bool] = False
+    """Whether it trains the network of a reward instead of a policy."""
+
+
+@dataclass
+class NoAlgorithmConfig(AlgorithmConfig):
+    """``algorithm=none``: the recipe is for evaluation only."""
+
+    name: Name = NO_ALGORITHM
+
+
+@dataclass
 class RewardConfig:
     """Training reward of a control step. Evaluation keeps the environment's success signal."""
 
@@ -75,6 +94,33 @@ class RolloutConfig:
     rounded_weights: bool = False
     """Act with trained weights rounded to the network's dtype in rollouts and evaluation; training
     keeps float32. For a bfloat16 network this halves the bytes sent after an update."""
+
+
+@dataclass
+class EvaluationConfig:
+    modes: list[Annotated[str, OneOf(*MODES)]] = field(default_factory=lambda: list(MODES))
+    """sampled: act at rollout.temperature; greedy: act at temperature 0."""
+    every: CountOrZero = 0
+    """Iterations between evaluations during training; 0: none during training."""
+    before_and_after: bool = True
+    """Evaluate before the first and after the last iteration."""
+    filmed: CountOrZero = 1
+    """Episodes per evaluation saved as video; in a sweep per policy and task, failures first."""
+
+
+@dataclass
+class SweepConfig:
+    """Sweep of ``rlinf-vla eval``: policies x suites x tasks x seeds (docs/evaluation.md)."""
+
+    policies: list[str] = field(default_factory=list)
+    """Policies under evaluation, all on the same episodes: ``start`` (model.checkpoint unchanged),
+    a checkpoint of a run, a model directory, ``expert`` (the simulator's script) or ``random``.
+    ``checkpoint`` is added, and the model of a recipe with ``algorithm=none``. Empty: no sweep;
+    ``checkpoint`` alone is evaluated, into its run."""
+    block: Count = 10
+    """Episodes of a task that run and are saved together; a kill loses only unfinished blocks."""
+    parallel: Size = 1
+    """Processes that run blocks, each with its own environments; 1: this process."""
 
 
 @dataclass

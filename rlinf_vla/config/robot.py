@@ -1,11 +1,12 @@
-"""Define the recipe nodes ``env`` and ``session`` for episodes at a robot (node ``robot``)."""
+"""Recipe nodes of episodes at a robot: ``env``, ``session`` and ``control``, with its timing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated
 
-from rlinf_vla.config.ranges import Count, Name, OneOf, Positive, Range, Seconds
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.ranges import Count, CountOrZero, Name, OneOf, Positive, Range, Seconds, Size
 
 ROBOT = "robot"
 NO_OPERATOR = "none"
@@ -48,3 +49,76 @@ class SessionConfig:
     """Replace the robot process if it sends nothing for this long; must exceed ``connect_s``."""
     learner_nice: Annotated[int, Range(0, 19)] = 10
     """Nice value of the updates, so that the control loop has priority on shared cores."""
+
+
+@dataclass
+class ControlConfig:
+    """Recipe node ``control``: the loop that drives a robot (docs/control_loop.md).
+    A control step, or tick, is one period of the robot's control rate."""
+
+    asynchronous: bool | None = None
+    """Whether the arm executes the current chunk while the policy infers the next one (true), or
+    waits for each inference (false). null: true for chunks of several actions."""
+    execution_horizon: Size | None = None
+    """Actions executed per inference request; null: 1 if asynchronous, else the whole chunk."""
+    real_time_chunking: bool = False
+    """Make each chunk continue the actions executed during inference (asynchronous flow policy)."""
+    max_observation_age_s: Seconds = 1.0
+    """Never execute an action whose observation is older than this."""
+    max_misses: Count = 10
+    """Stop the robot after this many control steps in a row without a command; until then it
+    decelerates and holds."""
+    reserve_ms: Annotated[float, Range(0, 1000)] = 5.0
+    """Synchronous: stop waiting for the policy this many milliseconds before the next tick."""
+    warmup: CountOrZero = 3
+    """Inferences before the first motion; their times are reported separately."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A ControlConfig resolved for one robot and one policy; times in seconds."""
+
+    period: float
+    asynchronous: bool
+    horizon: int
+    max_age: float
+    reserve: float
+
+
+def timing(config: ControlConfig, control_hz: float, chunk: int) -> Timing:
+    """Raises UserError if settings, control rate and the policy's ``chunk`` are incompatible."""
+    period = 1 / control_hz
+    asynchronous = chunk > 1 if config.asynchronous is None else config.asynchronous
+    horizon = config.execution_horizon if config.execution_horizon is not None else 1 if asynchronous else chunk
+    if asynchronous and chunk == 1:
+        raise UserError("control.asynchronous=true: the policy's chunk of one action arrives too late to execute: set it to false")
+    if config.real_time_chunking and not asynchronous:
+        raise UserError("control.real_time_chunking=true continues a chunk that is being executed: set control.asynchronous=true")
+    most = chunk - 1 if asynchronous else chunk
+    if not 1 <= horizon <= most:
+        raise UserError(f"control.execution_horizon={horizon}: must be from 1 to {most}, as the policy's chunk has {chunk} actions")
+    if config.reserve_ms >= 1e3 * period:
+        raise UserError(f"control.reserve_ms={config.reserve_ms:g} must be less than the control period of {1e3 * period:g} ms")
+    last = (horizon - (0 if asynchronous else 1)) * period
+    if config.max_observation_age_s <= last:
+        raise UserError(
+            f"control.max_observation_age_s={config.max_observation_age_s:g}: the last of {horizon} actions is executed {last:g} s after "
+            "their observation or later: allow more, or set a smaller control.execution_horizon"
+        )
+    return Timing(period, asynchronous, horizon, config.max_observation_age_s, config.reserve_ms / 1e3)
+
+
+def inference_budget(timing: Timing, chunk: int) -> float:
+    """Return the longest inference time in seconds that never causes a missed step.
+
+    Assumes that sensors and commands take no time and that no observation gets too old.
+
+    Asynchronous, with chunks of ``C`` actions, period ``p`` and horizon ``h``: an inference that
+    begins within the period of its observation, and the one after it, must both end before the
+    former's chunk is used up: ``2 d <= (C - 1) p``. If inferences are shorter than the ``h``
+    periods between two requests: ``d <= (C - h) p``.
+    """
+    if not timing.asynchronous:
+        return timing.period - timing.reserve
+    left = chunk - timing.horizon
+    return timing.period * (left if left < timing.horizon else max(timing.horizon, (chunk - 1) / 2))

@@ -47,7 +47,7 @@ class Channel:
 
     @classmethod
     def dial(cls, path: Path) -> Channel:
-        """Connect to the Listener at ``path``. Raises OSError if there is none."""
+        """Connect to the ``Listener`` at ``path``. Raises OSError if there is none."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             sock.connect(str(path))
@@ -145,57 +145,3 @@ class Channel:
         watch = select.poll()
         watch.register(self._socket, event)
         return bool(watch.poll(None if timeout is None else 1e3 * timeout))
-
-
-class Listener:
-    """Accept connections at a path; a loop polls it and never waits for the callers."""
-
-    def __init__(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        self._path = path
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.bind(str(path))
-        self._socket.listen(8)
-        self._socket.setblocking(False)
-        self._callers: list[Channel] = []
-
-    def messages(self) -> list[tuple[Channel, dict[str, Any]]]:
-        """Return the messages received since the last call, each with its caller."""
-        with contextlib.suppress(BlockingIOError):
-            self._callers.append(Channel(self._socket.accept()[0]))
-        heard = []
-        for caller in list(self._callers):
-            try:
-                message = caller.receive(0)
-                if message is not None:
-                    heard.append((caller, message))
-            except (ChannelClosed, ValueError):
-                caller.close()
-                self._callers.remove(caller)
-        return heard
-
-    def close(self) -> None:
-        for caller in self._callers:
-            caller.close()
-        self._socket.close()
-        self._path.unlink(missing_ok=True)
-
-
-def ask(path: Path, message: dict[str, Any], timeout: float) -> dict[str, Any] | None:
-    """Send one message to the Listener at ``path`` and return its answer, or None if there is none.
-
-    Raises TimeoutError if the message was delivered but not answered within ``timeout`` seconds.
-    """
-    try:
-        channel = Channel.dial(path)
-    except OSError:
-        return None
-    try:
-        channel.send(message)
-        if (answer := channel.receive(timeout)) is None:
-            raise TimeoutError(f"no answer within {timeout:g} s")
-        return answer
-    except (ChannelClosed, BlockingIOError):
-        return None
-    finally:
-        channel.close()

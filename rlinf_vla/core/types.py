@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +23,39 @@ Tensors = dict[str, Tensor]
 
 Inputs = Tensors
 """Prepared policy inputs (uint8 images, token ids, ...), each with leading dimension ``B``."""
+
+
+def mapped(function: Callable[..., Tensor], first: Any, *others: Any) -> Any:
+    """Return ``function(first, *others)``, entry by entry in :class:`Batched` and dictionaries."""
+    if first is None:
+        return None
+    if isinstance(first, dict):
+        return {key: mapped(function, value, *(other[key] for other in others)) for key, value in first.items()}
+    if isinstance(first, Batched):
+        names = [field.name for field in fields(first)]  # type: ignore[arg-type]
+        return type(first)(*(mapped(function, *(getattr(each, name) for each in (first, *others))) for name in names))
+    return function(first, *others)
+
+
+class Batched:
+    """Base of dataclasses of tensors whose first dimensions are the same.
+
+    A field is a tensor, a dictionary of tensors, another ``Batched`` or None.
+    """
+
+    def __getitem__(self, index: Any) -> Self:
+        return mapped(lambda x: x[index], self)
+
+    def to(self, device: torch.device) -> Self:
+        """Return the tensors on ``device``, moved in one copy."""
+        tensors: Tensors = {}
+        mapped(lambda x: tensors.setdefault(str(len(tensors)), x), self)
+        found = iter(moved(tensors, device).values())
+        return mapped(lambda _: next(found), self)
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self], dim: int = 0) -> Self:
+        return mapped(lambda *xs: torch.cat(xs, dim), *parts)
 
 
 @dataclass(frozen=True)
@@ -50,7 +83,7 @@ MAX_TASKS = MAX_ATTEMPTS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Episodes:
+class Episodes(Batched):
     """The episode of each environment; ``(task_id, seed)`` fully determines an episode.
 
     task_id: int64 ``[B]``, an index into ``EnvSpec.tasks``, below ``MAX_TASKS``.
@@ -66,9 +99,6 @@ class Episodes:
     def __len__(self) -> int:
         return len(self.seed)
 
-    def __getitem__(self, index: Any) -> Episodes:
-        return Episodes(self.task_id[index], self.seed[index], self.attempt[index])
-
     @staticmethod
     def first_attempts(task_id: Tensor, seed: Tensor) -> Episodes:
         return Episodes(task_id, seed, torch.zeros_like(seed))
@@ -82,8 +112,7 @@ class Episodes:
 
     @staticmethod
     def where(mask: Tensor, first: Episodes, second: Episodes) -> Episodes:
-        names = [field.name for field in fields(Episodes)]
-        return Episodes(*(torch.where(mask, getattr(first, name), getattr(second, name)) for name in names))
+        return mapped(lambda a, b: torch.where(mask, a, b), first, second)
 
 
 @dataclass(frozen=True)
@@ -145,7 +174,7 @@ class ActionEval:
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class Trajectory(Batched):
     """``T`` policy calls in ``B`` environments.
 
     Nothing depends on positions: masks, returns and statistics derive from these fields.
@@ -206,43 +235,16 @@ class Trajectory:
 
     def flatten(self) -> Trajectory:
         """Return the calls as one batch: every field ``[T * B, ...]``."""
-        return _map(lambda x: x.flatten(0, 1), self)
-
-    def __getitem__(self, index: Any) -> Trajectory:
-        return _map(lambda x: x[index], self)
-
-    def to(self, device: torch.device) -> Trajectory:
-        """Return the calls on ``device``, moved in one copy."""
-        tensors: Tensors = {}
-        _map(lambda x: tensors.setdefault(str(len(tensors)), x), self)
-        found = iter(moved(tensors, device).values())
-        return _map(lambda _: next(found), self)
-
-    @staticmethod
-    def cat(parts: Sequence[Trajectory], dim: int) -> Trajectory:
-        return _map(lambda *xs: torch.cat(xs, dim), *parts)
+        return mapped(lambda x: x.flatten(0, 1), self)
 
     @staticmethod
     def stack(calls: Sequence[Trajectory]) -> Trajectory:
         """Stack ``T`` single calls with fields ``[B, ...]`` into one trajectory ``[T, B, ...]``."""
-        return _map(lambda *xs: torch.stack(xs), *calls)
+        return mapped(lambda *xs: torch.stack(xs), *calls)
 
 
 def _numbered(*keys: Tensor) -> Tensor:
     return torch.unique(torch.stack(keys, dim=-1).flatten(0, -2), dim=0, return_inverse=True)[1].reshape(keys[0].shape)
-
-
-def _map(function: Callable[..., Tensor], first: Trajectory, *rest: Trajectory) -> Trajectory:
-    changes: dict[str, Any] = {}
-    for field in fields(first):
-        values = [getattr(each, field.name) for each in (first, *rest)]
-        if values[0] is None:
-            continue
-        if isinstance(values[0], dict):
-            changes[field.name] = {key: function(*(value[key] for value in values)) for key in values[0]}
-        else:
-            changes[field.name] = function(*values)
-    return replace(first, **changes)
 
 
 Rollouts = Iterable[Trajectory]
@@ -280,7 +282,7 @@ class EpisodeRecords:
 
 
 @dataclass(frozen=True)
-class Transitions:
+class Transitions(Batched):
     """``B`` sampled transitions: fields ``[B, ...]`` of the records, and of the following records.
 
     Where an episode terminated, ``following`` is arbitrary; the discount there is 0.
@@ -288,10 +290,3 @@ class Transitions:
 
     now: Tensors
     following: Tensors
-
-    @staticmethod
-    def cat(parts: Sequence[Transitions]) -> Transitions:
-        def joined(parts: Sequence[Tensors]) -> Tensors:
-            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-        return Transitions(joined([part.now for part in parts]), joined([part.following for part in parts]))

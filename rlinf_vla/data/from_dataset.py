@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import chunk_rewards
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.off_policy import OffPolicyConfig
-from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
+from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, prepared

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, START, Block, EvalPolicy, Job, Sweep
-from rlinf_vla.evaluation.evaluate import film
+from rlinf_vla.evaluation.evaluate import film, temperature_of
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import task_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_episode_list
@@ -32,6 +33,9 @@ VIDEOS = "videos"
 class BlockPlayer:
     """Play blocks; the policy and environments of the last block are kept for the next."""
 
+    losses = 0
+    """As of ``BlockWorkers``: there is no process to lose."""
+
     def __init__(self, sweep: Sweep) -> None:
         self._sweep, self._recipe = sweep, sweep.recipe
         self._opened = ExitStack()
@@ -39,8 +43,15 @@ class BlockPlayer:
         self._groups: Sequence[VectorEnv] = ()
         self._suite: int | None = None
 
-    def carry_out(self, job: Job, directory: Path, progress: Progress) -> None:
-        """Play a job and write its result, or its videos, into the sweep's directory."""
+    def run(self, jobs: Sequence[Job], directory: Path, reached: Callable[[Job, float], None]) -> None:
+        """Write the results of jobs, or their videos, into the sweep's directory.
+
+        ``reached(job, fraction)``: called with the completed fraction of each job.
+        """
+        for job in jobs:
+            self._carry_out(job, directory, partial(reached, job))
+
+    def _carry_out(self, job: Job, directory: Path, progress: Progress) -> None:
         block = job.block
         if not job.filmed:
             write_json(directory / run_directory.BLOCKS / f"{block.name}.json", self.play(block, progress))
@@ -93,7 +104,7 @@ class BlockPlayer:
     def _actor(self, policy: EvalPolicy, loaded: _Loaded | None) -> Callable[[VectorEnv], ActorProtocol]:
         if loaded is None:
             return lambda env: ExpertActor(env) if policy.source == EXPERT else RandomActor(env, self._recipe.seed)
-        actor = loaded.actor(self._recipe, self._recipe.rollout.temperature if policy.mode == "sampled" else 0.0)
+        actor = loaded.actor(self._recipe, temperature_of(self._recipe, policy.mode))
         return lambda env: actor
 
     def _load(self, source: str) -> _Loaded:

@@ -12,11 +12,10 @@ import selectors
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rlinf_vla.config.errors import Failure, UserError
@@ -26,31 +25,28 @@ from rlinf_vla.evaluation.blocks import Block, Job, Sweep
 
 
 class BlockWorkers:
-    """Context manager that owns the worker processes. ``losses``: workers replaced so far."""
+    """Play blocks in worker processes. ``losses``: workers replaced so far."""
 
-    def __init__(self, directory: Path, count: int, timeout: float) -> None:
+    def __init__(self, count: int, timeout: float) -> None:
         """``timeout``: seconds for one block and a worker's start, until it counts as hung."""
         self.losses = 0
-        self._directory, self._count, self._timeout = directory, count, timeout
+        self._count, self._timeout = count, timeout
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> BlockWorkers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def close(self) -> None:
         for worker in self._workers:
             worker.child.end()
         self._workers = []
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Yield jobs in the order in which they finish.
+    def run(self, jobs: Sequence[Job], directory: Path, reached: Callable[[Job, float], None]) -> None:
+        """Write the results of jobs into the sweep's directory; ``reached(job, 1)`` as each ends.
 
         Raises UserError or RuntimeError if a worker reports one. Raises Failure if ``ATTEMPTS``
         workers in a row are lost at the same job without further progress.
         """
         waiting, losses = deque(jobs), {job: Losses() for job in jobs}
         while len(self._workers) < min(self._count, len(jobs)):
-            self._workers.append(_Worker(self._directory))
+            self._workers.append(_Worker(directory))
         while waiting or any(worker.job for worker in self._workers):
             for worker in self._workers:
                 if worker.job is None and waiting:
@@ -67,15 +63,17 @@ class BlockWorkers:
                         worker.reached = answer["reached"]
                     else:
                         worker.job = None
-                        yield job
-                if worker.job is not None and (worker.gone or not worker.child.remaining):
+                        reached(job, 1.0)
+                if worker.job and (worker.gone or not worker.child.remaining):
                     self.losses += 1
                     if losses[job].give_up(worker.reached):
                         raise Failure(
                             f"{ATTEMPTS} processes in a row died or hung while playing block {job.block.name}, without progress; "
                             f"last output: {worker.child.output_tail() or 'nothing'}"
                         )
-                    self._replace(worker, waiting)
+                    waiting.appendleft(job)
+                    worker.child.end()
+                    self._workers[self._workers.index(worker)] = _Worker(directory)
 
     def _heard(self) -> list[_Worker]:
         """Wait and return the workers that have answered, died or passed their deadline."""
@@ -86,12 +84,6 @@ class BlockWorkers:
             found = selector.select(min(worker.child.remaining for worker in busy))
         heard = [key.data for key, _ in found]
         return [worker for worker in busy if worker in heard or not worker.child.remaining]
-
-    def _replace(self, worker: _Worker, waiting: deque[Job]) -> None:
-        if worker.job is not None:
-            waiting.appendleft(worker.job)
-        worker.child.end()
-        self._workers[self._workers.index(worker)] = _Worker(self._directory)
 
 
 class _Worker:
@@ -136,7 +128,7 @@ def main(directory: Path) -> None:
             while True:
                 said = parent.wait()
                 block = Block(**{**said["block"], "seeds": tuple(said["block"]["seeds"])})
-                player.carry_out(Job(block, said["filmed"]), directory, lambda fraction: answer(reached=fraction))
+                player.run([Job(block, said["filmed"])], directory, lambda job, fraction: answer(reached=fraction))
                 answer(done=block.name)
         except UserError as error:
             answer(mistake=str(error))

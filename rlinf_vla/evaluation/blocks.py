@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf_vla.config.algorithm import NO_ALGORITHM
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import HasSuites, Suite
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.config.evaluation import MODES
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import MODES, Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation.statistics import summary
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
@@ -32,19 +33,21 @@ def evaluate(
     """
     document: dict[str, Any] = {"checkpoint": checkpoint, "policy_version": policy_version, "environment": fingerprint()}
     for mode in recipe.evaluation.modes:
-        temperature = recipe.rollout.temperature if mode == "sampled" else 0.0
+        temperature = temperature_of(recipe, mode)
         filmed = recipe.evaluation.filmed if mode == recipe.evaluation.modes[0] else 0
-
-        def report(fraction: float, mode: str = mode) -> None:
-            progress(f"{name} ({mode})", fraction)
-
-        results = play(temperature, filmed, report)
-        counts = summary([result.success for result in results], [result.task for result in results])
-        document[mode] = {"temperature": temperature} | counts | {"episodes": [result.row() for result in results]}
+        results = play(temperature, filmed, partial(progress, f"{name} ({mode})"))
+        rows = [result.row() for result in results]
+        counts = summary(sorted(rows, key=itemgetter("task")), "task")
+        document[mode] = {"temperature": temperature} | counts | {"episodes": rows}
         for result in results[:filmed]:
             film(result, run_dir / "videos" / f"{name}_{result.task}_{result.seed}.mp4", calls_per_s)
     write_json(run_dir / "evaluation" / f"{name}.json", document)
     return document
+
+
+def temperature_of(recipe: Recipe, mode: str | None) -> float:
+    """Return the temperature of an evaluation mode."""
+    return recipe.rollout.temperature if mode == "sampled" else 0.0
 
 
 def headline(document: dict[str, Any]) -> str:

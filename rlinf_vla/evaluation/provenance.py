@@ -13,6 +13,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy, directory_of
+from rlinf_vla.evaluation.evaluate import temperature_of
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training.checkpoint import COMPLETE, verify
 
@@ -34,7 +35,7 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
         if (directory / COMPLETE).exists():
             verify(directory)
             known["model_sha256"] = digest(directory_of(recipe, START))
-        known["temperature"] = recipe.rollout.temperature if policy.mode == "sampled" else 0.0
+        known["temperature"] = temperature_of(recipe, policy.mode)
         known["unnorm_key"] = getattr(recipe.model.options, "unnorm_key", None)
         found[policy.name] = known
     return found

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from rlinf_vla.evaluation.statistics import paired_episodes, summary
+from rlinf_vla.evaluation.statistics import Episode, grouped, paired_episodes, summary
 
 FORMAT = "rlinf-vla evaluation 2"
 COLUMNS: dict[str, Any] = {"policy": str, "suite": str, "task": str, "seed": int, "instruction": str, "success": bool}
 COLUMNS |= {"steps": int, "return": float | int}
 """Names and types of an episode's values."""
-
-Episode = dict[str, Any]
 
 
 def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -29,13 +27,8 @@ def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
     total (``suite`` null) and per suite. Names are in order of first appearance. Raises ValueError
     without episodes.
     """
-    by_policy = _grouped(episodes, "policy")
-    policies = {
-        name: summary([each["success"] for each in played])
-        | {"per_suite": {suite: _summary_of(of_suite) for suite, of_suite in _grouped(played, "suite").items()}}
-        for name, played in by_policy.items()
-    }
-    suites = list(_grouped(episodes, "suite"))
+    by_policy, suites = grouped(episodes, "policy"), list(grouped(episodes, "suite"))
+    policies = {name: summary(played, "suite", "task") for name, played in by_policy.items()}
     differences = [
         {"before": before, "after": after, "suite": suite} | found
         for before, after in combinations(by_policy, 2)
@@ -52,16 +45,3 @@ def as_csv(episodes: Sequence[Episode]) -> str:
     writer.writeheader()
     writer.writerows(each | {"success": int(each["success"])} for each in episodes)
     return text.getvalue()
-
-
-def _summary_of(episodes: Sequence[Episode]) -> dict[str, Any]:
-    found = summary([each["success"] for each in episodes], [each["task"] for each in episodes])
-    tasks = dict.fromkeys(each["task"] for each in episodes)
-    return found | {"per_task": {task: found["per_task"][task] for task in tasks}}
-
-
-def _grouped(episodes: Sequence[Episode], by: str) -> dict[str, list[Episode]]:
-    groups: dict[str, list[Episode]] = {}
-    for each in episodes:
-        groups.setdefault(each[by], []).append(each)
-    return groups

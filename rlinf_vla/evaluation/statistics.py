@@ -11,7 +11,10 @@ from math import comb, sqrt
 from statistics import NormalDist
 from typing import Any
 
-from rlinf_vla.config.evaluation import MODES
+from rlinf_vla.config.recipe import MODES
+
+Episode = dict[str, Any]
+"""An episode of a result: the values of ``EpisodeResult.row``; in a sweep also policy and suite."""
 
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -80,16 +83,16 @@ def paired_difference(before: Sequence[bool], after: Sequence[bool], confidence:
     return difference, (low, high)
 
 
-def summary(success: Sequence[bool], per_task: Sequence[str] | None = None) -> dict[str, Any]:
-    """Summarise an evaluation block under LeRobot's keys; ``per_task``: task of each episode.
+def summary(episodes: Sequence[Episode], *parts: str) -> dict[str, Any]:
+    """Summarise episodes under LeRobot's keys, and each part of them that has the same values.
 
     Keys: n_episodes, n_success, pc_success (percent), pc_success_ci95 [low, high] (percent,
-    Wilson), and, if ``per_task`` is given, per_task: task name -> the same. Raises ValueError
-    without episodes.
+    Wilson), and, if ``parts`` is suite, task: per_suite: suite -> the same with per_task: task ->
+    the same. Names are in order of first appearance. Raises ValueError without episodes.
     """
-    if len(success) == 0:
+    if len(episodes) == 0:
         raise ValueError("no episodes, so no success rate")
-    n, won = len(success), sum(map(bool, success))
+    n, won = len(episodes), sum(bool(each["success"]) for each in episodes)
     low, high = wilson_interval(won, n)
     result: dict[str, Any] = {
         "n_episodes": n,
@@ -97,12 +100,18 @@ def summary(success: Sequence[bool], per_task: Sequence[str] | None = None) -> d
         "pc_success": 100 * won / n,
         "pc_success_ci95": [100 * low, 100 * high],
     }
-    if per_task is not None:
-        outcomes: dict[str, list[bool]] = {}
-        for task, won_it in zip(per_task, success, strict=True):
-            outcomes.setdefault(task, []).append(won_it)
-        result["per_task"] = {task: summary(outcomes[task]) for task in sorted(outcomes)}
+    if parts:
+        first, *rest = parts
+        result[f"per_{first}"] = {name: summary(played, *rest) for name, played in grouped(episodes, first).items()}
     return result
+
+
+def grouped(episodes: Sequence[Episode], by: str) -> dict[str, list[Episode]]:
+    """Return the episodes by one of their values, in order of first appearance."""
+    groups: dict[str, list[Episode]] = {}
+    for each in episodes:
+        groups.setdefault(each[by], []).append(each)
+    return groups
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +121,7 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     return {mode: block for mode, block in found.items() if block}
 
 
-def paired_episodes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def paired_episodes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]:
     """Compare two policies on the episodes that both played; empty if there are none.
 
     Keys: n_pairs, n_gained (failed before, succeeds after), n_lost (the reverse), pc_difference

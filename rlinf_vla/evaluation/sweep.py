@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from rlinf_vla.evaluation.block_player import VIDEOS, BlockPlayer
 from rlinf_vla.evaluation.block_workers import BlockWorkers
 from rlinf_vla.evaluation.blocks import Block, Job, Sweep
 from rlinf_vla.evaluation.provenance import identities, same_provenance
-from rlinf_vla.evaluation.results import FORMAT, Episode, as_csv, tables
+from rlinf_vla.evaluation.results import FORMAT, as_csv, tables
+from rlinf_vla.evaluation.statistics import Episode
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.saved_recipe import to_plain
 from rlinf_vla.telemetry.console import stages
@@ -47,7 +48,6 @@ class SweepRun:
     def __init__(self, sweep: Sweep, directory: Path, saved_recipe: dict[str, Any]) -> None:
         """``saved_recipe``: the recipe as JSON values."""
         self.sweep, self.recipe, self.directory, self.saved_recipe = sweep, sweep.recipe, directory, saved_recipe
-        self.lost_processes = 0
 
     def carry_out(self) -> dict[str, Any]:
         """Run missing blocks, write all results and return the document of result.json."""
@@ -59,13 +59,9 @@ class SweepRun:
         where, tasks = builders.relative(self.directory), sum(len(suite.tasks) for suite in suites)
         how = f"{total} episodes: {tasks} tasks, {len(self.sweep.policies)} policies, {self.recipe.episodes} episodes each"
         print(f"found {found} of {total} episodes in {where}" if found else f"{how}, into {where}")
-        parallel = self.recipe.sweep.parallel
-        opened: AbstractContextManager[BlockPlayer | BlockWorkers] = (
-            closing(BlockPlayer(self.sweep))
-            if parallel == 1
-            else BlockWorkers(self.directory, parallel, self.recipe.cluster.call_timeout_s)
-        )
-        with stages() as progress, opened as player:
+        parallel, timeout = self.recipe.sweep.parallel, self.recipe.cluster.call_timeout_s
+        player = BlockPlayer(self.sweep) if parallel == 1 else BlockWorkers(parallel, timeout)
+        with stages() as progress, closing(player):
             for number, suite in enumerate(suites):
                 of_suite = [block for block in blocks if block.suite == number]
                 jobs = [Job(block) for block in of_suite if block not in played]
@@ -75,7 +71,7 @@ class SweepRun:
                 films = [Job(block, filmed=True) for block in chosen if not all(map(Path.exists, self._videos(block)))]
                 self._play(player, films, partial(progress, f"films of {_label(suite)}"))
         played = {block: played[block] for block in blocks}
-        document = self._document(played, policies, machine)
+        document = self._document(played, policies, machine, player.losses)
         (self.directory / "episodes.csv").write_text(as_csv(document["episodes"]))
         write_report(self.directory, document, [film for block in self._chosen(played) for film in self._films(block)])
         write_json(self.directory / run_directory.RESULT, document)  # last: it marks the sweep as finished
@@ -89,13 +85,7 @@ class SweepRun:
             done[job] = fraction
             progress(sum(len(each.block.seeds) * part for each, part in done.items()) / _episodes(each.block for each in done))
 
-        if isinstance(player, BlockPlayer):
-            for job in jobs:
-                player.carry_out(job, self.directory, partial(reached, job))
-            return
-        for job in player.run(jobs):
-            reached(job, 1.0)
-        self.lost_processes = player.losses
+        player.run(jobs, self.directory, reached)
 
     def _read(self, blocks: Sequence[Block]) -> Documents:
         """Return the results of ``blocks`` that need not be played: neither missing nor damaged."""
@@ -127,7 +117,7 @@ class SweepRun:
     def _films(self, block: Block) -> list[Film]:
         return [Film(*place[:3], path) for place, path in zip(self.sweep.places(block), self._videos(block), strict=True)]
 
-    def _document(self, played: Documents, policies: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
+    def _document(self, played: Documents, policies: dict[str, Any], machine: dict[str, Any], lost_processes: int) -> dict[str, Any]:
         environments: dict[int, dict[str, Any]] = {}
         for block, document in played.items():
             if environments.setdefault(block.suite, document["environment"]) != document["environment"]:
@@ -136,7 +126,7 @@ class SweepRun:
             policies[self.sweep.policies[block.policy].name].update(document["policy"] or {})
         episodes = [episode for document in played.values() for episode in document["episodes"]]
         suites = [{"suite": suite.name, "tasks": list(suite.tasks)} | environments[place] for place, suite in enumerate(self.sweep.suites)]
-        lost = {"simulators": sum(document["lost_simulators"] for document in played.values()), "processes": self.lost_processes}
+        lost = {"simulators": sum(document["lost_simulators"] for document in played.values()), "processes": lost_processes}
         head = {"format": FORMAT, "name": self.recipe.name, "environment": machine, "suites": suites, "provenance": policies, "lost": lost}
         return head | tables(episodes) | {"recipe": self.saved_recipe, "episodes": episodes}
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.trust import printable
+from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.evaluation.block_player import BlockPlayer
 from rlinf_vla.evaluation.blocks import Block, Place, Sweep
 from rlinf_vla.evaluation.provenance import SOFTWARE, differing, identities
-from rlinf_vla.evaluation.results import COLUMNS, FORMAT, Episode, tables
-from rlinf_vla.evaluation.statistics import mcnemar_exact
+from rlinf_vla.evaluation.results import COLUMNS, FORMAT, tables
+from rlinf_vla.evaluation.statistics import Episode, mcnemar_exact
 from rlinf_vla.runtime.saved_recipe import with_overrides
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.environment import fingerprint

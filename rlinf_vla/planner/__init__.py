@@ -1,4 +1,7 @@
-"""Choose a placement: trace the macro flow, profile its operations, simulate plans.
+"""Predict how long an iteration takes under a plan, and choose the plan of `cluster.plan=auto`.
 
-Reached by the command line only; a run without `cluster.plan=auto` does not import it.
+May enter: what tells plans apart; a plan never changes a result. Read: macro flow (graph) -> costs
+(profile; measured by measure, measure_rollout, synthetic) -> work, machines and plans (workload,
+cluster, plan) -> simulation (events, simulated_rollout, simulate, prediction) -> choice (choice,
+search for the verb, monitor for a run).
 """

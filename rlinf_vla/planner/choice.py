@@ -5,14 +5,13 @@ Lower bounds on this time let the search skip simulations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rlinf_vla.config.cluster import IN_PROCESS, RAY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.cluster import Cluster, Machine, check_memory, place, processes
-from rlinf_vla.planner.graph import Graph
-from rlinf_vla.planner.plan import COLLOCATED, DISAGGREGATED, HYBRID, Plan
+from rlinf_vla.planner.cluster import Cluster
+from rlinf_vla.planner.plan import COLLOCATED, DISAGGREGATED, HYBRID, Machine, Plan, Problem, check_memory, place, processes
 from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.profile import CPU, Cost, Profile
 from rlinf_vla.planner.simulate import simulate, update_seconds
@@ -88,43 +87,44 @@ class Choice:
         return found
 
 
-def choose(graph: Graph, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile], micro_batch_size: int) -> Choice:
-    """Choose a plan. ``micro_batch_size``: the largest to try. Raises UserError if no plan fits."""
+def choose(problem: Problem) -> Choice:
+    """Return the plan that is predicted to be fastest. Raises UserError if no plan fits."""
+    workload = problem.workload
     fitting: list[PlanCandidate] = []
     refused: list[tuple[Plan, str]] = []
-    for plan in candidates(workload, cluster, profiles, micro_batch_size):
+    for plan in candidates(problem):
         try:
-            fitted = _fitted(plan, workload, cluster, profiles)
-            fitting.append(PlanCandidate(fitted, least_seconds(graph, fitted, workload, cluster, profiles)))
+            fitted = _fitted(problem, plan)
+            fitting.append(PlanCandidate(fitted, least_seconds(problem, fitted)))
         except UserError as error:
             refused.append((plan, str(error)))
     if not fitting:
         reason = f"env.num_envs={workload.envs} does not divide into groups for rollout.batch_size={workload.batch_size}"
-        raise UserError(f"no plan fits cluster={cluster.name}: {refused[0][1] if refused else reason}")
+        raise UserError(f"no plan fits cluster={problem.cluster.name}: {refused[0][1] if refused else reason}")
     enough = float("inf")
     for index in sorted(range(len(fitting)), key=lambda index: fitting[index].least):
         if fitting[index].least > enough:
             break
-        prediction = simulate(graph, fitting[index].plan, workload, cluster, profiles)
+        prediction = simulate(problem, fitting[index].plan)
         fitting[index] = replace(fitting[index], prediction=prediction)
         enough = min(enough, (1 + TIE_TOLERANCE) * prediction.seconds)
     best = next(each.prediction for each in fitting if each.prediction is not None and each.prediction.seconds <= enough)
     return Choice(best, tuple(fitting), tuple(refused))
 
 
-def candidates(workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile], micro_batch_size: int) -> Iterator[Plan]:
+def candidates(problem: Problem) -> Iterator[Plan]:
     """Yield the plans to compare, simpler ones first."""
-    gpu = any(node.gpus for node in cluster.nodes)
-    splits = ("none", "head") if all(profiles[node.device].bytes.features for node in cluster.nodes) else ("none",)
+    workload, cluster = problem.workload, problem.cluster
+    splits = ("none", "head") if all(problem.profiles[node.device].bytes.features for node in cluster.nodes) else ("none",)
     for depth in DEPTHS:
-        plan = Plan(pipeline_depth=depth, micro_batch_size=micro_batch_size)
-        if divides(plan, workload):
+        plan = Plan(pipeline_depth=depth, micro_batch_size=problem.micro_batch_size)
+        if divides(plan, workload.envs, workload.batch_size):
             yield plan
-    for placement, workers, ranks in _sizes(cluster, gpu):
+    for placement, workers, ranks in _sizes(cluster):
         for depth in DEPTHS:
             for split in splits:
-                plan = Plan(RAY, placement, workers, 0, 0, ranks, depth, micro_batch_size, True, split)
-                if not divides(plan, workload) or ranks > workload.minibatch_size:
+                plan = Plan(RAY, placement, workers, 0, 0, ranks, depth, problem.micro_batch_size, True, split)
+                if not divides(plan, workload.envs, workload.batch_size) or ranks > workload.minibatch_size:
                     continue
                 yield from _with_roles(plan, workload)
 
@@ -137,9 +137,9 @@ def _with_roles(plan: Plan, workload: Workload) -> Iterator[Plan]:
         yield replace(plan, reference_workers=plan.trainer_ranks)
 
 
-def _sizes(cluster: Cluster, gpu: bool) -> Iterator[tuple[str, int, int]]:
+def _sizes(cluster: Cluster) -> Iterator[tuple[str, int, int]]:
     """Yield (placement, rollout workers, trainer ranks)."""
-    if gpu:
+    if any(node.gpus for node in cluster.nodes):
         devices = cluster.devices
         for workers in _powers(devices):
             yield COLLOCATED, workers, workers
@@ -169,53 +169,53 @@ def _whole(number: int) -> int:
     return 1 << (number.bit_length() - 1)
 
 
-def divides(plan: Plan, workload: Workload) -> bool:
+def divides(plan: Plan, envs: int, batch_size: int) -> bool:
     """Whether environments divide into equal groups, and groups into calls of the batch size."""
-    groups = plan.rollout_workers * plan.pipeline_depth
-    size = workload.envs // groups
-    return workload.envs % groups == 0 and (size % workload.batch_size == 0 or workload.batch_size >= size)
+    size, rest = divmod(envs, plan.rollout_workers * plan.pipeline_depth)
+    return rest == 0 and (size % batch_size == 0 or batch_size >= size)
 
 
-def _fitted(plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> Plan:
+def _fitted(problem: Problem, plan: Plan) -> Plan:
     """Return the plan with as little off-loading and micro-batch reduction as memory requires.
 
     Both cost time; only shared GPUs off-load. Raises UserError if micro-batches of one call do not
     fit.
     """
-    place(plan, cluster)
-    shared = any(node.gpus for node in cluster.nodes) and plan.placement != DISAGGREGATED and plan.runtime == RAY
+    place(plan, problem.cluster)
+    shared = any(node.gpus for node in problem.cluster.nodes) and plan.placement != DISAGGREGATED and plan.runtime == RAY
     wanted = plan.micro_batch_size
     for micro in [wanted >> shift for shift in range(wanted.bit_length())]:
         for offload in (False, True)[: 1 + shared]:
             trial = replace(plan, micro_batch_size=micro, offload=offload)
             try:
-                check_memory(trial, workload, cluster, profiles)
+                check_memory(problem, trial)
                 return trial
             except UserError as error:
                 reason = error
     raise reason
 
 
-def least_seconds(graph: Graph, plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> float:
+def least_seconds(problem: Problem, plan: Plan) -> float:
     """Lower bound on the seconds of one iteration, whatever work overlaps.
 
     It leaves out rewards, resets, values, transfers and waiting for turns.
     """
-    rollout = least_rollout_seconds(plan, workload, cluster, profiles)
-    update = max(_update(plan, workload, machine, profiles[machine.node.device]) for machine in place(plan, cluster))
-    overlaps = plan.runtime != IN_PROCESS and any(edge.source == "publish" and edge.lag > 1 for edge in graph.edges)
-    streams = plan.runtime != IN_PROCESS and plan.streaming and graph.streams_into("update")
-    return max(rollout, update) if overlaps or streams else rollout + update
+    rollout = least_rollout_seconds(problem, plan)
+    update = max(_update(problem, plan, machine) for machine in place(plan, problem.cluster))
+    overlaps = any(edge.source == "publish" and edge.lag > 1 for edge in problem.graph.edges)
+    streams = plan.streaming and problem.graph.streams_into("update")
+    return max(rollout, update) if plan.runtime != IN_PROCESS and (overlaps or streams) else rollout + update
 
 
-def least_rollout_seconds(plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> float:
+def least_rollout_seconds(problem: Problem, plan: Plan) -> float:
     """Lower bound on the seconds of one iteration's rollout, on the slowest machine."""
-    return max(_rollout(plan, workload, machine, profiles[machine.node.device]) for machine in place(plan, cluster))
+    return max(_rollout(problem, plan, machine) for machine in place(plan, problem.cluster))
 
 
-def _rollout(plan: Plan, workload: Workload, machine: Machine, profile: Profile) -> float:
+def _rollout(problem: Problem, plan: Plan, machine: Machine) -> float:
     if not machine.rollout:
         return 0.0
+    workload, profile = problem.workload, problem.profiles[machine.node.device]
     depth, size = plan.pipeline_depth, workload.envs // (plan.rollout_workers * plan.pipeline_depth)
     calls = workload.calls or workload.rows // workload.envs
     count = 1 if profile.cost("simulate").on != CPU else processes(plan, workload, machine.node)
@@ -228,9 +228,10 @@ def _rollout(plan: Plan, workload: Workload, machine: Machine, profile: Profile)
     return calls * max(taking_turns, cores)
 
 
-def _update(plan: Plan, workload: Workload, machine: Machine, profile: Profile) -> float:
+def _update(problem: Problem, plan: Plan, machine: Machine) -> float:
     if not machine.trainers:
         return 0.0
+    workload, profile = problem.workload, problem.profiles[machine.node.device]
     cost = profile.cost("update")
     work = update_seconds(profile, plan, workload, workload.rows, workload.groups_per_step is not None)
     alone = _alone(profile, cost, work)

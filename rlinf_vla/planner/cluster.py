@@ -1,22 +1,12 @@
-"""Machines of a cluster, the placement of a plan's workers on them, and their memory.
-
-The recipe's ``cluster.nodes`` describes the machines.
-"""
+"""Machines of a cluster, as the recipe's ``cluster.nodes`` describes them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlinf_vla.config.cluster import IN_PROCESS, NodeConfig
+from rlinf_vla.config.cluster import ClusterConfig, NodeConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.plan import COLLOCATED, DISAGGREGATED, Plan
-from rlinf_vla.planner.profile import Bytes, Profile
-from rlinf_vla.planner.workload import Workload
-
-SLACK = 0.9
-"""Share of a device's memory that a plan may fill by this estimate; allocators waste some."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +42,14 @@ def _describe(node: NodeConfig) -> str:
     return f"{node.count} x {node.name} ({gpus}{node.cpus} cores, {node.memory_gb:g} GB, {node.network_gbps:g} Gbit/s{spot})"
 
 
-def describe(name: str, nodes: Sequence[NodeConfig], gpu: bool) -> Cluster:
-    """Return the cluster of ``nodes``, or of this machine if ``nodes`` is empty.
+def describe(config: ClusterConfig) -> Cluster:
+    """Return the cluster of ``cluster.nodes``, or of this machine if the recipe lists none.
 
-    With ``gpu`` the policy runs on GPUs, and nodes without any are left out. Raises UserError if
-    two nodes share a name, all are spot, or no node has a required GPU.
+    If the policy runs on GPUs, nodes without any are left out. Raises UserError if two nodes share
+    a name, all are spot, or no node has a required GPU.
     """
-    found = tuple(nodes) or (this_machine(gpu),)
+    name, gpu = config.name, config.device == "cuda"
+    found = tuple(config.nodes) or (this_machine(gpu),)
     if len({node.name for node in found}) < len(found):
         raise UserError(f"cluster={name}: two of cluster.nodes have the same name")
     if gpu and not any(node.gpus for node in found):
@@ -92,97 +83,3 @@ def this_machine(gpu: bool) -> NodeConfig:
 def gpu_type(name: str) -> str:
     """Turn the driver's GPU name into a spelling for file names: nvidia-h100-80gb-hbm3."""
     return "-".join(name.lower().split())
-
-
-@dataclass(frozen=True)
-class Machine:
-    """``copies`` machines with the same use.
-
-    ``rollout``, ``trainers``: device of each worker, a GPU index, or 0 for the cores without GPUs.
-    """
-
-    node: NodeConfig
-    copies: int
-    rollout: tuple[int, ...]
-    trainers: tuple[int, ...]
-
-
-def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
-    """Return the machines in use, the trainers' first.
-
-    Raises UserError if there are too few devices, or a trainer would be on a spot machine.
-    """
-    gpu = any(node.gpus for node in cluster.nodes)
-    slots = [(machine, device) for machine, node in enumerate(_machines(cluster)) for device in range(node.devices)]
-    ranks, workers = plan.trainer_ranks, plan.rollout_workers
-    trainers = slots[:ranks] if gpu else [slots[rank % len(slots)] for rank in range(ranks)]
-    if plan.placement == DISAGGREGATED:
-        free = slots[ranks:] if gpu else [slot for slot in slots if slot not in trainers]
-    else:
-        free = slots
-    needed = {COLLOCATED: max(ranks, workers), DISAGGREGATED: ranks + workers}.get(plan.placement, workers)
-    if gpu and needed > len(slots):
-        raise UserError(f"{needed} GPUs wanted, cluster={cluster.name} has {len(slots)}")
-    if not free:
-        raise UserError(f"disaggregated needs a machine for rollouts besides the trainer's, cluster={cluster.name} has {len(slots)}")
-    rollout = [free[worker % len(free)] for worker in range(workers)]
-    nodes = _machines(cluster)
-    if any(nodes[machine].spot for machine, _ in trainers):
-        raise UserError(f"a trainer would be on a spot machine of cluster={cluster.name}, which may be preempted")
-    found: list[Machine] = []
-    for index, node in enumerate(nodes):
-        used = [tuple(device for machine, device in group if machine == index) for group in (rollout, trainers)]
-        if not any(used):
-            continue
-        if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (node, *used):
-            found[-1] = Machine(node, found[-1].copies + 1, *used)
-        else:
-            found.append(Machine(node, 1, *used))
-    return tuple(found)
-
-
-def _machines(cluster: Cluster) -> list[NodeConfig]:
-    return [node for node in cluster.nodes for _ in range(node.count)]
-
-
-def rollout_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
-    """Bytes of one rollout worker on its device: weights, trained weights again, one batch."""
-    weights = stored.weights if plan.split == "none" else stored.head
-    return weights + stored.trained + workload.batch_size * (stored.inputs + stored.features)
-
-
-def trainer_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
-    """Bytes of one trainer rank: weights, gradients, Adam's two moments, activations.
-
-    Without reference workers, the reference policy's copy of the trained weights is added.
-    """
-    rows = min(plan.micro_batch_size, -(-workload.minibatch_size // plan.trainer_ranks))
-    copies = 3 + (workload.reference and not plan.reference_workers)
-    return stored.weights + copies * stored.trained + rows * (stored.activations + stored.call)
-
-
-def check_memory(plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> None:
-    """Raise UserError, with the figures, for the first device whose memory does not suffice."""
-    for machine in place(plan, cluster):
-        node, profile = machine.node, profiles[machine.node.device]
-        rollout, trainer = rollout_bytes(profile.bytes, plan, workload), trainer_bytes(profile.bytes, plan, workload)
-        if plan.runtime == IN_PROCESS:
-            rollout = 0.0  # rollouts use the trainer's weights
-        reference = profile.bytes.weights if plan.reference_workers and machine.trainers else 0.0
-        for device in range(node.devices):
-            here = [machine.rollout.count(device) * rollout, machine.trainers.count(device) * (trainer + reference)]
-            wanted = max(here) if plan.offload and node.gpus else sum(here)
-            if not node.gpus:
-                wanted += len(machine.rollout) * (processes(plan, workload, node) * plan.pipeline_depth * profile.bytes.process)
-                wanted += workload.rows * profile.bytes.call * bool(machine.trainers)
-            if wanted > SLACK * node.memory:
-                what = f"a GPU of {node.name}" if node.gpus else node.name
-                raise UserError(
-                    f"{wanted / 1e9:.1f} GB wanted in {what}, which has {node.memory / 1e9:.1f} GB ({100 * SLACK:.0f} % may be filled)"
-                )
-
-
-def processes(plan: Plan, workload: Workload, node: NodeConfig) -> int:
-    """Number of simulator processes per environment group."""
-    size = workload.envs // (plan.rollout_workers * plan.pipeline_depth)
-    return min(size, max(1, (workload.processes or node.cpus) // plan.pipeline_depth))

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
-from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.planner import synthetic
@@ -52,21 +51,18 @@ def measure_profile(recipe: Recipe, policy: Policy, say: Callable[[str], None] =
     with builders.threads(recipe.cluster.update_threads):
         say("measuring updates")
         learning, stored = _learning(with_frozen_weights(recipe), policy, device)
-    with builders.threads(recipe.cluster.rollout_threads):
-        played = measure_rollout(recipe, policy, operations, say)
     node = this_machine(device.type == "cuda")
-    return Profile(
+    profile = Profile(
         device=CPU if device.type == "cpu" else gpu_type(torch.cuda.get_device_name(device)),
         cores=node.cpus,
-        operations={**operations, **learning, **played.operations},
-        bytes=replace(stored, process=played.process_bytes, **_split(policy, device)),
+        operations=operations | learning,
+        bytes=replace(stored, **_split(policy, device)),
         chunk=policy.spec.chunk,
-        episode_limit=played.episode_limit,
-        episodes=played.episodes,
-        crowding=played.crowding,
-        inline=played.inline,
+        episode_limit=0,  # known to the simulators
         note=f"measured on {node.gpu or 'a CPU'} with {node.cpus} cores: {recipe.name}, model {recipe.model.name}, {recipe.env.name}",
     )
+    with builders.threads(recipe.cluster.rollout_threads):
+        return measure_rollout(recipe, policy, profile, say)
 
 
 def cost_of(kinds: Mapping[float, Callable[[], Any]], device: torch.device, calls: int = CALLS) -> Cost:

@@ -17,7 +17,7 @@ from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult, Trajectory
 from rlinf_vla.planner import synthetic
 from rlinf_vla.planner.cluster import this_machine
-from rlinf_vla.planner.profile import CPU, GPU, Cost, fit
+from rlinf_vla.planner.profile import CPU, GPU, Cost, Profile, fit
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
@@ -30,21 +30,6 @@ TURNS = 3
 """Repeats of a single environment's steps, and of policy calls alone and beside simulators."""
 
 Seen = TypeVar("Seen", StepResult, Observation)
-
-
-@dataclass(frozen=True)
-class RolloutMeasurements:
-    """Measured fields of a ``planner.profile.Profile``.
-
-    ``operations``: simulate, reset, reward if there is one; on a CPU also act and value.
-    """
-
-    operations: dict[str, Cost]
-    process_bytes: float
-    episode_limit: int
-    episodes: tuple[tuple[int, bool], ...]
-    crowding: float
-    inline: bool
 
 
 class TimedCommand(NamedTuple):
@@ -135,8 +120,13 @@ class InstrumentedActor(Actor):
         self.foreseen += self._expected[name].of(rows)
 
 
-def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], say: Callable[[str], None]) -> RolloutMeasurements:
-    """Run an episode on one group after the other. ``acting``: act and value outside rollouts."""
+def measure_rollout(recipe: Recipe, policy: Policy, outside: Profile, say: Callable[[str], None]) -> Profile:
+    """Run an episode on one group after the other, and complete the profile of the policy alone.
+
+    Adds simulate, reset, and reward if there is one; on a CPU also replaces act and value, which
+    were measured ``outside`` of rollouts.
+    """
+    acting = outside.operations
     actor = InstrumentedActor(Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature)), acting)
     samples: list[TimedCommand] = []
     episodes: list[tuple[int, bool]] = []
@@ -177,12 +167,13 @@ def measure_rollout(recipe: Recipe, policy: Policy, acting: Mapping[str, Cost], 
         handling = sum(each.own for each in samples if each.processes) / max(1, sum(each.environments for each in samples))
         operations |= {name: acting[name].times(factor) for name in ("act", "value")}
         operations["act"] = replace(operations["act"], per_item=operations["act"].per_item + handling)
-    return RolloutMeasurements(
-        operations,
-        (after.resident - before.resident) / max(1, processes),
-        limit,
-        tuple(episodes),
-        crowding,
+    return replace(
+        outside,
+        operations=acting | operations,
+        bytes=replace(outside.bytes, process=(after.resident - before.resident) / max(1, processes)),
+        episode_limit=limit,
+        episodes=tuple(episodes),
+        crowding=crowding,
         inline=not processes and not on_gpu,
     )
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 from statistics import median
 
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.planner.plan import Plan
+from rlinf_vla.planner.choice import choose
+from rlinf_vla.planner.plan import Plan, Problem
 from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.profile import Profile
-from rlinf_vla.planner.search import PlanSearch, plan_of, plan_search, with_plan
+from rlinf_vla.planner.search import plan_of, plan_problem, with_plan
+from rlinf_vla.planner.simulate import simulate
 from rlinf_vla.runtime.base import Restart
 
 ROLLOUT = ("act", "head", "encode", "value", "merge", "simulate", "reset", "features")
@@ -30,8 +32,8 @@ class Replanned(Restart):
 class PlanMonitor:
     """Compare the iterations of a run under one plan with their prediction."""
 
-    def __init__(self, recipe: Recipe, found: PlanSearch, prediction: Prediction, say: Callable[[str], None]) -> None:
-        self._recipe, self._found, self._prediction, self._say = recipe, found, prediction, say
+    def __init__(self, recipe: Recipe, problem: Problem, prediction: Prediction, say: Callable[[str], None]) -> None:
+        self._recipe, self._problem, self._prediction, self._say = recipe, problem, prediction, say
         self._begun = False
         self._measured: list[Mapping[str, float]] = []
 
@@ -58,10 +60,10 @@ class PlanMonitor:
         if not after or len(self._measured) != after:
             return
         rollout, update = self._seconds("timing_s/rollout"), self._seconds("timing_s/update")
-        profiles = {device: corrected(each, self._prediction, rollout, update) for device, each in self._found.profiles.items()}
-        self._found = replace(self._found, profiles=profiles)
-        self._prediction = self._found.predict(self._prediction.plan)
-        best = self._found.choose().best
+        profiles = {device: corrected(each, self._prediction, rollout, update) for device, each in self._problem.profiles.items()}
+        self._problem = replace(self._problem, profiles=profiles)
+        self._prediction = simulate(self._problem, self._prediction.plan)
+        best = choose(self._problem).best
         self._say(f"re-planned after {after} iterations: now {self._prediction.seconds:.1f} s; {best.seconds:.1f} s with {best.plan}")
         if best.seconds < REPLAN_THRESHOLD * self._prediction.seconds:
             raise Replanned(best.plan)
@@ -70,7 +72,7 @@ class PlanMonitor:
         """Return recipe and monitor for the rest of the run under ``plan``; it plans no more."""
         recipe = with_plan(self._recipe, plan)
         once = replace(recipe, cluster=replace(recipe.cluster, replan_after=0))
-        return recipe, PlanMonitor(once, self._found, self._found.predict(plan), self._say)
+        return recipe, PlanMonitor(once, self._problem, simulate(self._problem, plan), self._say)
 
     def _seconds(self, name: str) -> float:
         return median(each.get(name, 0.0) for each in self._measured)
@@ -80,16 +82,16 @@ def planned(recipe: Recipe, say: Callable[[str], None]) -> tuple[Recipe, PlanMon
     """Return the recipe under its plan, and a monitor of its prediction."""
     if recipe.profile is None:
         say("measuring the cost of operations on this machine")
-    found = plan_search(recipe)
+    problem, _ = plan_problem(recipe)
     if recipe.cluster.plan == "auto":
-        choice = found.choose()
+        choice = choose(problem)
         say(choice.explain())
         prediction = choice.best
         recipe = with_plan(recipe, prediction.plan)
     else:
-        prediction = found.predict(plan_of(recipe))
+        prediction = simulate(problem, plan_of(recipe))
     say(f"predicted: {prediction.seconds:.1f} s per iteration; {prediction.bottleneck}")
-    return recipe, PlanMonitor(recipe, found, prediction, say)
+    return recipe, PlanMonitor(recipe, problem, prediction, say)
 
 
 def phase_seconds(prediction: Prediction, names: tuple[str, ...]) -> float:

@@ -1,13 +1,21 @@
-"""Execution plan of a macro flow: workers, placement and batching. It never changes the result."""
+"""Execution plan of a macro flow, its placement on machines, and the memory that it needs there."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlinf_vla.config.cluster import IN_PROCESS
+from rlinf_vla.config.cluster import IN_PROCESS, NodeConfig
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.planner.cluster import Cluster
+from rlinf_vla.planner.graph import Graph
+from rlinf_vla.planner.profile import Bytes, Profile
+from rlinf_vla.planner.workload import Workload
 
 COLLOCATED, DISAGGREGATED, HYBRID = "collocated", "disaggregated", "hybrid"
+SLACK = 0.9
+"""Share of a device's memory that a plan may fill by this estimate; allocators waste some."""
 IN_CLUSTER = (
     *("runtime", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks"),
     *("streaming", "micro_batch_size", "offload"),
@@ -19,7 +27,10 @@ IN_ROLLOUT = ("pipeline_depth", "split")
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run executes its macro flow. The recipe's keys are checked before a plan is made."""
+    """How a run executes its macro flow; it never changes the result.
+
+    The recipe's keys are checked before a plan is made.
+    """
 
     runtime: str = IN_PROCESS
     placement: str = COLLOCATED
@@ -62,3 +73,106 @@ class Plan:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number > 1)}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a plan is sought for. ``profiles``: by device type of the cluster's machines."""
+
+    graph: Graph
+    workload: Workload
+    cluster: Cluster
+    profiles: Mapping[str, Profile]
+    micro_batch_size: int
+    """The largest to try."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """``copies`` machines with the same use.
+
+    ``rollout``, ``trainers``: device of each worker, a GPU index, or 0 for the cores without GPUs.
+    """
+
+    node: NodeConfig
+    copies: int
+    rollout: tuple[int, ...]
+    trainers: tuple[int, ...]
+
+
+def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
+    """Return the machines in use, the trainers' first.
+
+    Raises UserError if there are too few devices, or a trainer would be on a spot machine.
+    """
+    gpu = any(node.gpus for node in cluster.nodes)
+    nodes = [node for node in cluster.nodes for _ in range(node.count)]
+    slots = [(machine, device) for machine, node in enumerate(nodes) for device in range(node.devices)]
+    ranks, workers = plan.trainer_ranks, plan.rollout_workers
+    trainers = slots[:ranks] if gpu else [slots[rank % len(slots)] for rank in range(ranks)]
+    if plan.placement == DISAGGREGATED:
+        free = slots[ranks:] if gpu else [slot for slot in slots if slot not in trainers]
+    else:
+        free = slots
+    needed = {COLLOCATED: max(ranks, workers), DISAGGREGATED: ranks + workers}.get(plan.placement, workers)
+    if gpu and needed > len(slots):
+        raise UserError(f"{needed} GPUs wanted, cluster={cluster.name} has {len(slots)}")
+    if not free:
+        raise UserError(f"disaggregated needs a machine for rollouts besides the trainer's, cluster={cluster.name} has {len(slots)}")
+    rollout = [free[worker % len(free)] for worker in range(workers)]
+    if any(nodes[machine].spot for machine, _ in trainers):
+        raise UserError(f"a trainer would be on a spot machine of cluster={cluster.name}, which may be preempted")
+    found: list[Machine] = []
+    for index, node in enumerate(nodes):
+        used = [tuple(device for machine, device in group if machine == index) for group in (rollout, trainers)]
+        if not any(used):
+            continue
+        if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (node, *used):
+            found[-1] = Machine(node, found[-1].copies + 1, *used)
+        else:
+            found.append(Machine(node, 1, *used))
+    return tuple(found)
+
+
+def rollout_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
+    """Bytes of one rollout worker on its device: weights, trained weights again, one batch."""
+    weights = stored.weights if plan.split == "none" else stored.head
+    return weights + stored.trained + workload.batch_size * (stored.inputs + stored.features)
+
+
+def trainer_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
+    """Bytes of one trainer rank: weights, gradients, Adam's two moments, activations.
+
+    Without reference workers, the reference policy's copy of the trained weights is added.
+    """
+    rows = min(plan.micro_batch_size, -(-workload.minibatch_size // plan.trainer_ranks))
+    copies = 3 + (workload.reference and not plan.reference_workers)
+    return stored.weights + copies * stored.trained + rows * (stored.activations + stored.call)
+
+
+def check_memory(problem: Problem, plan: Plan) -> None:
+    """Raise UserError, with the figures, for the first device whose memory does not suffice."""
+    workload = problem.workload
+    for machine in place(plan, problem.cluster):
+        node, profile = machine.node, problem.profiles[machine.node.device]
+        rollout, trainer = rollout_bytes(profile.bytes, plan, workload), trainer_bytes(profile.bytes, plan, workload)
+        if plan.runtime == IN_PROCESS:
+            rollout = 0.0  # rollouts use the trainer's weights
+        reference = profile.bytes.weights if plan.reference_workers and machine.trainers else 0.0
+        for device in range(node.devices):
+            here = [machine.rollout.count(device) * rollout, machine.trainers.count(device) * (trainer + reference)]
+            wanted = max(here) if plan.offload and node.gpus else sum(here)
+            if not node.gpus:
+                wanted += len(machine.rollout) * (processes(plan, workload, node) * plan.pipeline_depth * profile.bytes.process)
+                wanted += workload.rows * profile.bytes.call * bool(machine.trainers)
+            if wanted > SLACK * node.memory:
+                what = f"a GPU of {node.name}" if node.gpus else node.name
+                raise UserError(
+                    f"{wanted / 1e9:.1f} GB wanted in {what}, which has {node.memory / 1e9:.1f} GB ({100 * SLACK:.0f} % may be filled)"
+                )
+
+
+def processes(plan: Plan, workload: Workload, node: NodeConfig) -> int:
+    """Number of simulator processes per environment group."""
+    size = workload.envs // (plan.rollout_workers * plan.pipeline_depth)
+    return min(size, max(1, (workload.processes or node.cpus) // plan.pipeline_depth))

@@ -38,8 +38,9 @@ TASKS = {
 class Prediction:
     """Prediction for one iteration of a plan.
 
-    seconds: iteration time in the long run. critical: its seconds on the critical path, by part.
-    utilisation: resource -> used share of its capacity. spans: timeline of an iteration from 0 on.
+    seconds: iteration time in the long run. critical: its seconds on the critical path, by part,
+    longest first. utilisation: resource -> used share of its capacity. spans: timeline of an
+    iteration from 0 on.
     """
 
     plan: Plan
@@ -58,12 +59,8 @@ class Prediction:
     @property
     def bottleneck(self) -> str:
         """The parts of the work that an iteration waits for most, with their seconds."""
-        shares = sorted(self.critical.items(), key=lambda each: -each[1])
-        named = [
-            f"{place} ({seconds:.3g} s, {100 * seconds / self.seconds:.0f} %)"
-            for place, seconds in shares[:3]
-            if seconds > 0.01 * self.seconds
-        ]
+        longest = [(place, seconds) for place, seconds in self.critical.items() if seconds > 0.01 * self.seconds][:3]
+        named = [f"{place} ({seconds:.3g} s, {100 * seconds / self.seconds:.0f} %)" for place, seconds in longest]
         return f"an iteration of {self.seconds:.3g} s waits for {', then '.join(named)}"
 
     def timeline(self) -> Timeline:

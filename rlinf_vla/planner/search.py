@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from rlinf_vla.config.algorithm import ON_POLICY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core.io import write_json
-from rlinf_vla.planner.choice import Choice, choose, least_rollout_seconds
+from rlinf_vla.planner.choice import Choice, choose
 from rlinf_vla.planner.cluster import Cluster, describe
 from rlinf_vla.planner.graph import Graph, trace
 from rlinf_vla.planner.measure import measure_profile
-from rlinf_vla.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan
-from rlinf_vla.planner.prediction import Prediction
+from rlinf_vla.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan, Problem
 from rlinf_vla.planner.profile import Profile, read_profile
-from rlinf_vla.planner.simulate import simulate
 from rlinf_vla.planner.workload import Workload
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.runtime import builders, recipes, run_directory
@@ -31,48 +28,15 @@ MEASURED_GROUP = 8
 """Environments per group when this machine is profiled to predict plans for other machines."""
 
 
-@dataclass(frozen=True)
-class PlanSearch:
-    """Predict the iteration time of a recipe's plans on its cluster.
+def plan_problem(recipe: Recipe) -> tuple[Problem, Profile | None]:
+    """Return the problem of a recipe's plan, and the profile that was measured here, if one was.
 
-    ``profiles``: by device type. ``measured``: the profile that was measured here, if one was.
+    Measures one if the recipe has none. Raises UserError.
     """
-
-    graph: Graph
-    workload: Workload
-    cluster: Cluster
-    profiles: Mapping[str, Profile]
-    measured: Profile | None
-    micro_batch_size: int
-
-    def predict(self, plan: Plan) -> Prediction:
-        return simulate(self.graph, plan, self.workload, self.cluster, self.profiles)
-
-    def least_rollouts(self, plan: Plan) -> float:
-        """Lower bound of an iteration's rollout time, in seconds."""
-        return least_rollout_seconds(plan, self.workload, self.cluster, self.profiles)
-
-    def choose(self) -> Choice:
-        """Return the plan that is predicted to be fastest. Raises UserError if no plan fits."""
-        return choose(self.graph, self.workload, self.cluster, self.profiles, self.micro_batch_size)
-
-    def write(self, directory: Path) -> None:
-        """Write the measured profile, if there is one, for a later ``profile=FILE``."""
-        if self.measured is not None:
-            self.measured.write(directory / "profile.json")
-
-
-def plan_search(recipe: Recipe) -> PlanSearch:
-    """Prepare the search. Profiles this machine if the recipe has no profile. Raises UserError."""
-    graph = trace(builders.build_algorithm(recipe))
-    cluster = described(recipe)
+    graph, cluster = trace(builders.build_algorithm(recipe)), describe(recipe.cluster)
     profiles, measured = profiles_for(recipe, cluster)
-    work = workload(recipe, next(iter(profiles.values())))
-    return PlanSearch(graph, work, cluster, profiles, measured, recipe.cluster.micro_batch_size)
-
-
-def described(recipe: Recipe) -> Cluster:
-    return describe(recipe.cluster.name, recipe.cluster.nodes, recipe.cluster.device == "cuda")
+    work = workload(recipe, graph, next(iter(profiles.values())))
+    return Problem(graph, work, cluster, profiles, recipe.cluster.micro_batch_size), measured
 
 
 def plan_of(recipe: Recipe) -> Plan:
@@ -94,18 +58,18 @@ def run(config: DictConfig) -> None:
     if recipe.algorithm.family != ON_POLICY:
         print(f"\nalgorithm={recipe.algorithm.name} runs in one process: there is one plan, and nothing to choose")
         return
-    print(f"\ncluster {recipe.cluster.name}: {described(recipe)}")
-    found = plan_search(recipe)
-    choice = found.choose()
-    _show(choice, found.profiles)
+    print(f"\ncluster {recipe.cluster.name}: {describe(recipe.cluster)}")
+    problem, measured = plan_problem(recipe)
+    choice = choose(problem)
+    _show(choice, problem.profiles)
     directory = run_directory.for_evaluation(config, None)
-    found.write(directory)
-    if found.measured is not None:
+    if measured is not None:
+        measured.write(directory / "profile.json")
         print(f"profile: {builders.relative(directory / 'profile.json')}")
-    _write(directory, recipe, found, choice)
+    _write(directory, recipe, problem, choice)
 
 
-def workload(recipe: Recipe, profile: Profile) -> Workload:
+def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
     """Return the work of one iteration of the recipe.
 
     Raises UserError if the profile has another episode limit or the horizon is no multiple of it.
@@ -116,7 +80,7 @@ def workload(recipe: Recipe, profile: Profile) -> Workload:
     horizon = getattr(config, "horizon", limit)
     if horizon < 1 or horizon % limit:
         raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps")
-    attempts, slots = getattr(config, "group_size", 1), "collect" in trace(builders.build_algorithm(recipe))
+    slots = "collect" in graph
     return Workload(
         envs=recipe.env.num_envs,
         batch_size=recipe.rollout.batch_size,
@@ -128,7 +92,7 @@ def workload(recipe: Recipe, profile: Profile) -> Workload:
         listed=getattr(config, "episodes", 0),
         lengths=profile.episodes,
         groups_per_step=getattr(config, "groups_per_step", None),
-        attempts=attempts,
+        attempts=getattr(config, "group_size", 1),
         rewarded="reward" in profile.operations,
         reference=config.kl_coef > 0,
         proximal=config.decoupled,
@@ -189,15 +153,15 @@ def _show(choice: Choice, profiles: Mapping[str, Profile]) -> None:
     print(f"to run it: {' '.join(best.plan.overrides())}")
 
 
-def _write(directory: Path, recipe: Recipe, found: PlanSearch, choice: Choice) -> None:
+def _write(directory: Path, recipe: Recipe, problem: Problem, choice: Choice) -> None:
     others = [{"plan": asdict(each.plan), "seconds": each.seconds, "played": each.prediction is not None} for each in choice.fitting]
     document: dict[str, Any] = {
         "recipe": recipe.name,
-        "cluster": asdict(found.cluster),
-        "operations": [asdict(each) for each in found.graph.operations],
-        "edges": [asdict(each) for each in found.graph.edges],
-        "assumed": any(profile.assumed for profile in found.profiles.values()),
-        "profiles": {device: asdict(profile) for device, profile in found.profiles.items()},
+        "cluster": asdict(problem.cluster),
+        "operations": [asdict(each) for each in problem.graph.operations],
+        "edges": [asdict(each) for each in problem.graph.edges],
+        "assumed": any(profile.assumed for profile in problem.profiles.values()),
+        "profiles": {device: asdict(profile) for device, profile in problem.profiles.items()},
         "chosen": choice.best.document(),
         "overrides": choice.best.plan.overrides(),
         "explanation": choice.explain(),

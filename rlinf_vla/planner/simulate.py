@@ -6,15 +6,13 @@ workers of one machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_vla.config.cluster import IN_PROCESS
-from rlinf_vla.planner.cluster import Cluster, place, processes, rollout_bytes
 from rlinf_vla.planner.events import run_events
-from rlinf_vla.planner.graph import Graph
-from rlinf_vla.planner.plan import DISAGGREGATED, Plan
+from rlinf_vla.planner.plan import DISAGGREGATED, Plan, Problem, place, processes, rollout_bytes
 from rlinf_vla.planner.prediction import Prediction, critical_path, spans_between
 from rlinf_vla.planner.profile import Profile
 from rlinf_vla.planner.simulated_rollout import Host, Tasks, Worker
@@ -26,12 +24,9 @@ STORE = 1.3e9
 Measured with Ray 2.60 and numpy arrays of 100 MB."""
 
 
-def simulate(graph: Graph, plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> Prediction:
-    """Predict an iteration of ``plan``; ``profiles`` by device type.
-
-    Raises UserError if the cluster is too small for the plan.
-    """
-    simulation = _Simulation(graph, plan, workload, cluster, profiles)
+def simulate(problem: Problem, plan: Plan) -> Prediction:
+    """Predict an iteration of ``plan``. Raises UserError if the cluster is too small for it."""
+    simulation = _Simulation(problem, plan)
     iterations = 2 * simulation.lag
     ends = [simulation.iteration(index) for index in range(iterations)]
     listed, resources = simulation.tasks.listed, simulation.resources()
@@ -40,11 +35,11 @@ def simulate(graph: Graph, plan: Plan, workload: Workload, cluster: Cluster, pro
     begin, end = played.end[ends[-1 - several]], played.end[ends[-1]]
     total = max(played.end)
     seconds = (end - begin) / several
-    price = cluster.price_per_hour
+    price = problem.cluster.price_per_hour
     return Prediction(
         plan,
         seconds,
-        workload.steps,
+        problem.workload.steps,
         {place: each / several for place, each in critical_path(listed, played, ends[-1], begin).items()},
         {name: busy / (resources[name].capacity * total) for name, busy in played.busy.items() if busy},
         spans_between(listed, played, end - seconds, end),
@@ -80,13 +75,13 @@ class _Shard:
 
 
 class _Simulation:
-    def __init__(self, graph: Graph, plan: Plan, workload: Workload, cluster: Cluster, profiles: Mapping[str, Profile]) -> None:
-        self.graph, self.plan, self.workload = graph, plan, workload
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        self.graph, self.plan, self.workload = problem.graph, plan, problem.workload
         self.tasks = Tasks()
-        self.machines = place(plan, cluster)
-        self.hosts = [Host(index, each.node, profiles[each.node.device], each.copies) for index, each in enumerate(self.machines)]
+        self.machines = place(plan, problem.cluster)
+        self.hosts = [Host(index, each.node, problem.profiles[each.node.device], each.copies) for index, each in enumerate(self.machines)]
         self.single = plan.runtime == IN_PROCESS
-        lags = [edge.lag for edge in graph.edges if edge.source == "publish"]
+        lags = [edge.lag for edge in self.graph.edges if edge.source == "publish"]
         self.lag = 1 if self.single or not lags else lags[0]
         """Iterations until new weights are used; in one process nothing overlaps an update."""
         self.trainers = [(host, device) for host, each in zip(self.hosts, self.machines, strict=True) for device in each.trainers]

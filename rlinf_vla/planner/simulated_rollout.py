@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlinf_vla.config.cluster import NodeConfig
@@ -91,27 +91,30 @@ class Worker:
         policy = f"{self.prefix}policy"
         thread = tasks.wait(after)
         pending = [self._simulator(tasks, "reset", group, range(self.size), [thread]) for group in range(len(groups))]
-        players = [_turns(rounds, self.rewards) for rounds in groups]
+        left, resetting = [deque(rounds) for rounds in groups], [True] * len(groups)
         ready, active = [thread] * len(groups), list(range(len(groups)))
         while active:
             for group in list(active):
                 # the group that has its turn waits for its simulator, even if another's is ready
                 thread = tasks.wait([thread, pending[group]])
-                turn = next(players[group])
-                if turn.scored:
-                    reward = self.host.profile.cost("reward").of(self.size)
-                    thread = tasks.run(self.host, "reward", policy, self.device, reward, [thread])
-                if turn.valued:
-                    thread = self._infer(tasks, "value", policy, thread)
-                if turn.resets is not None:
-                    pending[group] = self._simulator(tasks, "reset", group, turn.resets, [thread])
-                elif turn.ends:
-                    ready[group] = thread
-                    active.remove(group)
+                done = None if resetting[group] else left[group].popleft()
+                if done is not None:
+                    if self.rewards:
+                        reward = self.host.profile.cost("reward").of(self.size)
+                        thread = tasks.run(self.host, "reward", policy, self.device, reward, [thread])
+                    if done.valued:
+                        thread = self._infer(tasks, "value", policy, thread)
+                    if not left[group]:
+                        ready[group] = thread
+                        active.remove(group)
+                        continue
+                resetting[group] = done is not None and bool(done.resets)
+                if done is not None and done.resets:
+                    pending[group] = self._simulator(tasks, "reset", group, done.resets, [thread])
                 else:
                     thread = self._infer(tasks, "act", policy, thread)
                     pending[group] = self._simulator(tasks, "simulate", group, range(self.size), [thread])
-                if self.host.profile.inline and not turn.ends:
+                if self.host.profile.inline:
                     thread = pending[group]
         return ready
 
@@ -146,24 +149,3 @@ class Worker:
         if there.index == self.host.index:
             return thread
         return tasks.add("features", track, there.link, self.host.copies * there.transfer(size), [thread])
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """What a group does after its simulator: act, begin new episodes, or end its rollout."""
-
-    scored: bool = False
-    valued: bool = False
-    resets: Sequence[int] | None = None
-    ends: bool = False
-
-
-def _turns(rounds: Sequence[Round], scored: bool) -> Iterator[_Turn]:
-    yield _Turn()
-    for each in rounds[:-1]:
-        if each.resets:
-            yield _Turn(scored, each.valued, each.resets)
-            yield _Turn()
-        else:
-            yield _Turn(scored, each.valued)
-    yield _Turn(scored, rounds[-1].valued, ends=True)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf_vla.config.control import ControlConfig
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.robot import ControlConfig
 from rlinf_vla.core.devices import moved
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf_vla.config.control import ControlConfig, timing
+from rlinf_vla.config.robot import ControlConfig, timing
 from rlinf_vla.core.robot import Camera, CameraError, Intervention, Robot, RobotError, Timed, ToolTarget
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.inference import Actions, Chosen, ChunkQueue, InferenceWorker, Request

@@ -26,9 +26,8 @@ from rlinf_vla.realworld.episode import (
     operator_transitions,
     to_records,
 )
-from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
+from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes
 from rlinf_vla.rollout.transitions import transition_metrics
-from rlinf_vla.runtime.local import drawn_episodes
 from rlinf_vla.runtime.off_policy import ReplayFlow
 
 

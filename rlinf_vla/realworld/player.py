@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_vla.config.control import ControlConfig
-from rlinf_vla.config.robot import SessionConfig
+from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.core.robot import FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Action, CameraError, RobotError
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.realworld.clock import Clock

@@ -25,6 +25,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core import user_dirs
 from rlinf_vla.core.io import replacing
@@ -32,7 +33,7 @@ from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.realworld.episode import EVALUATION, Job
 from rlinf_vla.realworld.process import END_S, WEIGHTS
 from rlinf_vla.runtime.ray.cluster import Role, connect_cluster
-from rlinf_vla.runtime.ray.pool import Timeouts, raised_there
+from rlinf_vla.runtime.ray.pool import raised_there
 from rlinf_vla.runtime.ray.worker import node_address
 from rlinf_vla.runtime.run_directory import EPISODES, LOCK, RECIPE
 from rlinf_vla.telemetry.run_files import CONTROL_FILE
@@ -55,12 +56,11 @@ def robot_on_ray(recipe: Recipe, directory: Path, say: Say) -> Iterator[RobotCli
 
     Raises UserError if there is none.
     """
-    cluster, own = recipe.cluster, recipe.cluster.roles.robot
-    role = Role(1, own.cpus, own.gpus, dict(own.resources), dict(own.labels))
-    patience = Timeouts(heartbeat=cluster.heartbeat_s, start=cluster.start_timeout_s)
+    cluster = recipe.cluster
+    role = Role(**vars(cluster.roles.robot), count=1)
     with (
         connect_cluster(cluster.address, {"robot": role}, say),
-        RobotClient(directory, partial(RayLink, directory, role, patience, recipe.session.silence_s, say), say) as side,
+        RobotClient(directory, partial(RayLink, directory, role, cluster, recipe.session.silence_s, say), say) as side,
     ):
         yield side
 
@@ -140,15 +140,15 @@ class RemoteRobotActor:
 class RayLink:
     """Implement ``client.RobotLink``. A thread fetches answers, also during updates."""
 
-    def __init__(self, directory: Path, role: Role, patience: Timeouts, silence_s: float, say: Say) -> None:
-        """Create the actor without waiting. ``patience.start``: time limit to place it on a node;
-        ``patience.heartbeat``: time limit for its answers."""
+    def __init__(self, directory: Path, role: Role, cluster: ClusterConfig, silence_s: float, say: Say) -> None:
+        """Create the actor without waiting. ``cluster`` has the time limits to place it on a node
+        and for its answers."""
         import ray
 
-        self._directory, self._role, self._patience, self._say = directory, role, patience, say
+        self._directory, self._role, self._cluster, self._say = directory, role, cluster, say
         remote: Any = ray.remote
         kind = remote(max_restarts=0, runtime_env=ORPHANS_LIVE, label_selector=dict(role.labels), **role.options)(RemoteRobotActor)
-        self.actor = kind.remote(_session(directory), _recipe(directory, role), silence_s, patience.heartbeat)
+        self.actor = kind.remote(_session(directory), _recipe(directory, role), silence_s, cluster.heartbeat_s)
         """Ray's handle of the RemoteRobotActor."""
         if (directory / WEIGHTS).exists():
             self.publish(directory / WEIGHTS)
@@ -188,8 +188,8 @@ class RayLink:
             self._thread.join()
         with suppress(ray.exceptions.RayError):  # undelivered files wait there for the next actor
             if self._reached:
-                self._keep(ray.get(self.actor.end.remote(), timeout=END_S + self._patience.heartbeat))
-                ray.get(self.actor.clear.remote(), timeout=self._patience.heartbeat)
+                self._keep(ray.get(self.actor.end.remote(), timeout=END_S + self._cluster.heartbeat_s))
+                ray.get(self.actor.clear.remote(), timeout=self._cluster.heartbeat_s)
         ray.kill(self.actor)
         self._thread.join(SOON_S)
 
@@ -197,7 +197,7 @@ class RayLink:
         import ray
         from ray import exceptions
 
-        where, heartbeat = "", self._patience.heartbeat
+        where, heartbeat = "", self._cluster.heartbeat_s
         try:
             where = self._met()
             while not self._ending.is_set():
@@ -226,7 +226,7 @@ class RayLink:
         import ray
 
         began, asked = time.monotonic(), self.actor.where.remote()
-        wanted, limit = f"a node with {dict(self._role.bundle)} free", self._patience.start
+        wanted, limit = f"a node with {dict(self._role.bundle)} free", self._cluster.start_timeout_s
         if not ray.wait([asked], timeout=min(SOON_S, limit))[0]:
             self._say(f"the robot process waits for {wanted}, at most {limit:g} s")
         try:

@@ -25,7 +25,6 @@ from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import PlayEpisodes, Runtime
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import save_checkpoint
 
 FILM_PIXELS = 256
@@ -55,7 +54,6 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
             recipe.session.operator == NO_OPERATOR,
             trainer=trainer,
             settings=builders.actor_settings(recipe, recipe.rollout.temperature),
-            timeline=Timeline(),
             config=recipe.algorithm,
             directory=directory / run_directory.REPLAY,
             state=state,

@@ -41,8 +41,14 @@ class Actor:
 
     def __init__(self, policy: Policy, settings: Settings) -> None:
         self.policy, self.settings, self.device = policy, settings, device_of(policy)
-        self._act = graphed(self._act_block, self.device, settings.cuda_graphs)
-        self._value = graphed(self._value_block, self.device, settings.cuda_graphs)
+        self._act: Callable[[Tensors], Tensors] = self._act_block
+        self._value: Callable[[Tensors], Tensors] = self._value_block
+        if settings.cuda_graphs and self.device.type in RECORDERS:
+            self.record(RECORDERS[self.device.type])
+
+    def record(self, recorder: Recorder) -> None:
+        """Make the policy calls from now on through a ``recorder`` of each, such as CudaGraphed."""
+        self._act, self._value = recorder(self._act_block), recorder(self._value_block)
 
     def prepare(self, obs: Observation) -> Inputs:
         """Return the policy's inputs, on its device."""
@@ -94,11 +100,6 @@ def noise_task(episodes: Episodes) -> Tensor:
 COUNTER, _LATENT = "counter.", "latent."
 
 
-def graphed(function: Callable[[Tensors], Tensors], device: torch.device, enabled: bool) -> Callable[[Tensors], Tensors]:
-    """Return ``function``, recorded as CUDA graphs if ``device`` is a GPU and it is ``enabled``."""
-    return CudaGraphed(function) if enabled and device.type == "cuda" else function
-
-
 class CudaGraphed:
     """Record a function of GPU tensors as one CUDA graph per set of shapes, and replay it.
 
@@ -107,7 +108,7 @@ class CudaGraphed:
     """
 
     def __init__(self, function: Callable[[Tensors], Tensors]) -> None:
-        self._function = function
+        self.function = function
         self._recordings: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, Tensors, Tensors]] = {}
 
     def __call__(self, tensors: Tensors) -> Tensors:
@@ -125,9 +126,14 @@ class CudaGraphed:
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # libraries select kernels and allocate workspace during the warm-up
             for _ in range(WARMUP):
-                self._function(arguments)
+                self.function(arguments)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            results = self._function(arguments)
+            results = self.function(arguments)
         return graph, arguments, results
+
+
+Recorder = Callable[[Callable[[Tensors], Tensors]], Callable[[Tensors], Tensors]]
+RECORDERS: dict[str, Recorder] = {"cuda": CudaGraphed}
+"""Type of device -> what records the policy's calls there."""

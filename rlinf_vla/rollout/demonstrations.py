@@ -10,8 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import Frames
-from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
+from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.protocols import EnvSpec, Policy, RewardModel, VectorEnv, prepared
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors

@@ -25,6 +25,12 @@ def training_episodes(run_seed: int, iteration: int, slot: Tensor, ordinal: Tens
     return Episodes.first_attempts(words[1] % num_tasks, seeds)
 
 
+def drawn_episodes(run_seed: int, iteration: int, count: int, draw: int, num_tasks: int) -> Episodes:
+    """Draw ``count`` new training episodes of an iteration; each ``draw`` gives others."""
+    slots = torch.arange(count)
+    return training_episodes(run_seed, iteration, slots, torch.full_like(slots, draw), num_tasks)
+
+
 def task_episodes(task: int, seeds: Sequence[int]) -> Episodes:
     """Return one task's episodes with these seeds."""
     seed = torch.tensor(seeds, dtype=torch.int64)

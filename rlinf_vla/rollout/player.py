@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -126,9 +127,14 @@ def play_episodes(
     ``[B]``: list position of each environment's episode, or -1 for rows to be ignored, when the
     list is exhausted.
     """
-    queue, ended, players = _Queue(len(episodes)), 0, []
+    waiting, ended, players = deque(range(len(episodes))), 0, []
+
+    def taken(count: int) -> Tensor:
+        """Return the next positions, and -1 (which indexes the last episode) when none is left."""
+        return torch.tensor([waiting.popleft() if waiting else -1 for _ in range(count)], dtype=torch.int64)
+
     for number, env in enumerate(groups):
-        index = queue.take(env.spec.num_envs)
+        index = taken(env.spec.num_envs)
 
         def report(call: Call, env: VectorEnv = env, index: Tensor = index) -> bool:
             nonlocal ended
@@ -137,30 +143,14 @@ def play_episodes(
             ended += int((done & (index >= 0)).sum())
             progress(ended / len(episodes))
             index[done] = -1
-            return queue.empty and bool((index < 0).all())
+            return not waiting and bool((index < 0).all())
 
         def following(done: Tensor, index: Tensor = index) -> Episodes:
-            index[done] = queue.take(int(done.sum()))
+            index[done] = taken(int(done.sum()))
             return episodes[index]
 
         players.append(rollout_generator(actor_of(env), env, episodes[index], following, report, spans, f"simulator {number}"))
     interleave(players)
-
-
-class _Queue:
-    """The numbers 0 ... count - 1 once each, then -1 forever (which indexes the last episode)."""
-
-    def __init__(self, count: int) -> None:
-        self._count, self._next = count, 0
-
-    @property
-    def empty(self) -> bool:
-        return self._next >= self._count
-
-    def take(self, count: int) -> Tensor:
-        index = torch.arange(self._next, self._next + count)
-        self._next += count
-        return torch.where(index < self._count, index, -1)
 
 
 class EpisodeRows:

@@ -21,7 +21,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Tensors
-from rlinf_vla.rollout.actor import COUNTER, Actor, Settings, graphed
+from rlinf_vla.rollout.actor import COUNTER, RECORDERS, Actor, Recorder, Settings
 
 _BACKBONE = "backbone."
 
@@ -81,7 +81,13 @@ class FeatureServer:
     def __init__(self, policy: Policy, cuda_graphs: bool = True) -> None:
         self.policy = policy
         self._device = device_of(policy)
-        self._packed = graphed(self._pack, self._device, cuda_graphs)
+        self._packed: Callable[[Tensors], Tensors] = self._pack
+        if cuda_graphs and self._device.type in RECORDERS:
+            self.record(RECORDERS[self._device.type])
+
+    def record(self, recorder: Recorder) -> None:
+        """Encode from now on through a ``recorder``, such as CudaGraphed."""
+        self._packed = recorder(self._pack)
 
     @torch.inference_mode()
     def encode(self, inputs: Inputs) -> Tensors:

@@ -13,7 +13,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, VectorEnv, prepared
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Episodes
 from rlinf_vla.rollout.actor import Actor
-from rlinf_vla.rollout.player import ActorProtocol, Call, EpisodeRows, Spans, play_episodes
+from rlinf_vla.rollout.player import Call, EpisodeRows, Spans, play_episodes
 from rlinf_vla.rollout.scripted_actors import ExpertActor
 
 ChunkRewards = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -30,26 +30,13 @@ def record_transitions(
     spans: Spans,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> list[EpisodeRecords]:
-    """Run ``episodes`` in ``groups`` by ``actor`` or by the scripted expert. Raises UserError."""
+    """Run ``episodes`` to their end, by ``actor`` or by the scripted expert.
+
+    Returns their records, in their order. ``rewards``: function of (reward, valid), see
+    ``algorithms/advantages.py``. Raises UserError if the expert cannot act for the policy.
+    """
     if expert and policy.spec.chunk != 1:
         raise UserError(f"expert demonstrations are single actions, not chunks of {policy.spec.chunk}: use a policy with chunk 1")
-    played = partial(ExpertActor, prepare=partial(prepared, policy)) if expert else lambda env: actor
-    return collect_transitions(played, policy, groups, episodes, rewards, spans, progress)
-
-
-def collect_transitions(
-    actor_of: Callable[[VectorEnv], ActorProtocol],
-    policy: Policy,
-    groups: Sequence[VectorEnv],
-    episodes: Episodes,
-    chunk_rewards: ChunkRewards,
-    spans: Spans,
-    progress: Callable[[float], None] = lambda fraction: None,
-) -> list[EpisodeRecords]:
-    """Run ``episodes`` to their end and return their records, in their order.
-
-    ``chunk_rewards``: function of (reward, valid), see ``algorithms/advantages.py``.
-    """
     kept = EpisodeRows(len(episodes))
     found = [EpisodeRecords({}, False, 0) for _ in range(len(episodes))]
 
@@ -57,7 +44,7 @@ def collect_transitions(
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
         result = call.result
         terminated, done = (result.terminated & result.valid).any(dim=1), result.done
-        reward, discount = chunk_rewards(result.reward, result.valid)
+        reward, discount = rewards(result.reward, result.valid)
         latent = call.sample.latent
         seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else policy.precompute(call.inputs)
         outcome = {
@@ -76,6 +63,7 @@ def collect_transitions(
                 found[number].success |= bool((result.success & result.valid)[slot].any())
                 found[number].steps += int(result.valid[slot].sum())
 
+    actor_of = partial(ExpertActor, prepare=partial(prepared, policy)) if expert else lambda env: actor
     play_episodes(actor_of, groups, episodes, on_call, spans, progress)
     for recorded, rows in zip(found, kept.all(), strict=True):
         recorded.records = rows

@@ -32,10 +32,10 @@ class BaseFlow:
     parity: float | None = None
     """Largest error of ``evaluate`` on the first rollout's log-probabilities; None: unchecked."""
 
-    def __init__(
-        self, settings: Settings, timeline: Timeline, progress: Callable[[str, float], None] = lambda stage, fraction: None
-    ) -> None:
-        self.settings, self.timeline, self.progress = settings, timeline, progress
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.timeline = settings, Timeline()
+        self.progress: Callable[[str, float], None] = lambda stage, fraction: None
+        """Receives the name of the present stage and the fraction of it that is done."""
         self.iteration = 0
         self.policy_version = 0
         self.changed = False
@@ -89,9 +89,9 @@ class OnPolicyFlow(BaseFlow):
     It starts rollouts ahead of their iteration and merges the metrics of several updates in one.
     """
 
-    def __init__(self, settings: Settings, timeline: Timeline, staleness: int = 0, iterations: int | None = None, **options: Any) -> None:
+    def __init__(self, settings: Settings, staleness: int = 0, iterations: int | None = None) -> None:
         """``iterations``: number of iterations in the run; None: unknown."""
-        super().__init__(settings=settings, timeline=timeline, **options)
+        super().__init__(settings)
         self.staleness, self.iterations = staleness, iterations
         self._ahead: dict[int, Rollouts] = {}
         self._updates = 0.0

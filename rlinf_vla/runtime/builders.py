@@ -6,21 +6,22 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlinf_vla.config.algorithm import NO_ALGORITHM
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe, RewardConfig
+from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper, env_reward
 from rlinf_vla.runtime.recipes import asset_path
 from rlinf_vla.training.checkpoint import load_checkpoint, load_heads
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from rlinf_vla.rollout.reward_shaping import RewardShaper
 
 
 def build_algorithm(recipe: Recipe) -> Any:
@@ -121,12 +122,16 @@ def rewarded(recipe: Recipe, groups: Sequence[VectorEnv]) -> Sequence[VectorEnv]
     """Return the environments with the recipe's training reward."""
     if recipe.reward == RewardConfig():
         return groups
+    from rlinf_vla.rollout.reward_shaping import RewardedEnv
+
     reward_shaper = build_reward_shaper(recipe, groups[0].spec)
     return [RewardedEnv(env, reward_shaper) for env in groups]
 
 
 def build_reward_shaper(recipe: Recipe, env: EnvSpec) -> RewardShaper:
     """Return the recipe's training reward."""
+    from rlinf_vla.rollout.reward_shaping import RewardShaper, env_reward
+
     config, reward = recipe.reward, env_reward
     if config.name is not None:
         plugin = plugins.choose("reward", config.name, plugins.rewards())

@@ -6,19 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
-
-import torch
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.core.types import Episodes, Rollouts, Tensors, Trajectory
+from rlinf_vla.core.types import Rollouts, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect, collect_episodes, rollout_calls
-from rlinf_vla.rollout.episodes import training_episodes
+from rlinf_vla.rollout.episodes import drawn_episodes
 from rlinf_vla.runtime.base import OnPolicyFlow, Threads
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import acting
 from rlinf_vla.training.trainer import Trainer
 
@@ -32,16 +28,16 @@ class InProcessFlow(OnPolicyFlow):
         groups: Sequence[VectorEnv],
         trainer: Trainer,
         settings: Settings,
-        timeline: Timeline,
+        staleness: int = 0,
+        iterations: int | None = None,
         reuse_frozen: bool = True,
         update_threads: Threads = nullcontext,
-        **options: Any,
     ) -> None:
-        """``reuse_frozen``: see ``ClusterConfig``. ``options``: see the base class.
+        """``reuse_frozen``: see ``ClusterConfig``. ``iterations``: see the base class.
 
         ``update_threads``: context of updates, during which the simulators are idle.
         """
-        super().__init__(settings=settings, timeline=timeline, **options)
+        super().__init__(settings, staleness, iterations)
         self.policy, self.groups, self.actor, self.update_threads = policy, groups, Actor(policy, settings), update_threads
         self.trainer, self._earlier = trainer, dict[int, Tensors]()
         self.learning = OnPolicyUpdater(trainer, settings.run_seed, settings.temperature, reuse_frozen)
@@ -101,9 +97,3 @@ class InProcessFlow(OnPolicyFlow):
         self.log_update(metrics)
         self.log({"timing_s/update": self.metrics.get("timing_s/update", 0.0) + time.perf_counter() - started})
         return algorithm.enough(metrics)
-
-
-def drawn_episodes(run_seed: int, iteration: int, count: int, draw: int, num_tasks: int) -> Episodes:
-    """Draw ``count`` new training episodes of an iteration; each ``draw`` gives others."""
-    slots = torch.arange(count)
-    return training_episodes(run_seed, iteration, slots, torch.full_like(slots, draw), num_tasks)

@@ -19,10 +19,9 @@ from rlinf_vla.core.protocols import EnvSpec, Policy, VectorEnv
 from rlinf_vla.core.types import EpisodeRecords, Episodes
 from rlinf_vla.data.from_dataset import dataset_transitions, require_same_control_rate
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes, numbered_episodes
 from rlinf_vla.rollout.transitions import ChunkRewards, record_transitions, transition_metrics
 from rlinf_vla.runtime.base import BaseFlow, Threads
-from rlinf_vla.runtime.local import drawn_episodes
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import acting
 from rlinf_vla.training.replay import Replay, sample_mixed
@@ -76,7 +75,6 @@ class ReplayFlow(BaseFlow):
         self,
         trainer: Trainer,
         settings: Settings,
-        timeline: Timeline,
         config: OffPolicyConfig,
         directory: Path,
         state: dict[str, Any],
@@ -86,7 +84,7 @@ class ReplayFlow(BaseFlow):
 
         ``update_threads``: context of updates, during which the simulators are idle.
         """
-        super().__init__(settings, timeline)
+        super().__init__(settings)
         self.trainer, self.config, self.update_threads = trainer, config, update_threads
         self.policy: Policy = trainer.policy  # type: ignore[assignment]
         self.chunk_rewards = partial(chunk_rewards, gamma=config.gamma, unit=config.gamma_unit)

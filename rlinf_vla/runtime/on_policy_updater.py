@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig, parity
-from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Trajectory, flattened
-from rlinf_vla.rollout.noise import imitation_noise
-from rlinf_vla.training.data_parallel import map_rows, rows_of_rank
+from rlinf_vla.training.ranks import map_rows, rows_of_rank
 from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
+
+if TYPE_CHECKING:
+    from rlinf_vla.algorithms.sft import Demonstrations
 
 PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
 """Largest accepted difference between log-probabilities of the rollout and of ``evaluate``.
@@ -104,6 +106,9 @@ class OnPolicyUpdater:
             )
 
     def _cotraining(self, config: OnPolicyConfig, iteration: int, first: int) -> Callable[[int], Sequence[ExtraLoss]]:
+        from rlinf_vla.algorithms.sft import imitation_loss
+        from rlinf_vla.rollout.noise import imitation_noise
+
         assert self.shown is not None
         shown, size = self.shown, config.sft_batch_size
         loss = partial(imitation_loss, noise=partial(imitation_noise, self.run_seed))

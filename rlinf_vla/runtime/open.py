@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.config.algorithm import OFF_POLICY, SUPERVISED
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import OFF_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
@@ -53,14 +52,13 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
             from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 
             collector, replay = LocalCollector(policy, builders.rewarded(recipe, groups), settings), directory / run_directory.REPLAY
-            flow = OffPolicyFlow(collector, trainer, settings, Timeline(), config, replay, state, threads)
+            flow = OffPolicyFlow(collector, trainer, settings, config, replay, state, threads)
         else:
             flow = InProcessFlow(
                 policy,
                 builders.rewarded(recipe, groups),
                 trainer,
                 settings,
-                Timeline(),
                 reuse_frozen=recipe.cluster.reuse_frozen,
                 update_threads=threads,
                 staleness=config.staleness,

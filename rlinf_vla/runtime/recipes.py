@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_origin
 
 from hydra.core.config_store import ConfigNode, ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from rlinf_vla.config.algorithm import NO_ALGORITHM, NoAlgorithmConfig
 from rlinf_vla.config.checks import NO_MODEL, check
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
-from rlinf_vla.config.recipe import ModelConfig, Recipe, RewardConfig
+from rlinf_vla.config.recipe import NO_ALGORITHM, ModelConfig, NoAlgorithmConfig, Recipe, RewardConfig
 from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
 from rlinf_vla.core import plugins
 
 ASSET = "asset://"
+
+
+NODES = {"algorithm": "algorithm", "env": "env", "robot": "robot", "reward": "reward.options", "model": "model.options"}
+"""Kind of plug-in -> the node that the dataclass of the chosen one defines."""
 
 
 def register() -> None:
@@ -31,17 +34,14 @@ def register() -> None:
     OmegaConf.register_new_resolver("episodes", _control_steps, replace=True)
     _store(None, "schema", Recipe)
     _store("cluster", "schema", ClusterConfig)
-    for name in algorithm_configs():
-        _store_lazily("algorithm", name, lambda name: algorithm_configs()[name])
-    for name in env_configs():
-        _store_lazily("env", name, lambda name: env_configs()[name])
-    for name in plugins.robots():
-        _store_lazily("robot", name, lambda name: plugins.robots()[name].Config)
-    for name in plugins.rewards():
-        _store_lazily("reward", name, lambda name: RewardConfig(name=name, options=plugins.rewards()[name].Config()))
-    _store("model", NO_MODEL, ModelConfig(name=NO_MODEL, checkpoint=NO_MODEL, options=None))
-    for name in plugins.models():
-        _store_lazily("model", name, lambda name: ModelConfig(name=name, options=plugins.models()[name].Config()))
+    for group in ("algorithm", "env", "robot"):
+        _store_lazily(group, Configs(group).__getitem__)
+    _store_lazily("reward", lambda name: RewardConfig(name=name, options=Configs("reward")[name]()))
+    _store_lazily("model", _model)
+
+
+def _model(name: str) -> ModelConfig:
+    return ModelConfig(name, NO_MODEL if name == NO_MODEL else MISSING, options=Configs("model")[name]())
 
 
 def _store(group: str | None, name: str, node: Any) -> None:
@@ -61,26 +61,23 @@ class _LazyNode(ConfigNode):
         self.name, self.group, self.package, self.provider = f"{name}.yaml", group, None, None
         self._make = partial(make, name)
 
-    @property
-    def node(self) -> Any:
-        if "_node" not in vars(self):
-            self._node = OmegaConf.structured(self._make())
-        return self._node
-
-    @node.setter
-    def node(self, value: Any) -> None:
-        self._node = value
+    @cached_property
+    def node(self) -> Any:  # type: ignore[override]
+        return OmegaConf.structured(self._make())
 
 
-def _store_lazily(group: str, name: str, make: Callable[[str], Any]) -> None:
-    ConfigStore.instance().repo.setdefault(group, {})[f"{name}.yaml"] = _LazyNode(name, group, make)
+def _store_lazily(group: str, make: Callable[[str], Any]) -> None:
+    """Store ``make(name)`` for each choice of the group."""
+    nodes = {f"{name}.yaml": _LazyNode(name, group, make) for name in Configs(group)}
+    ConfigStore.instance().repo.setdefault(group, {}).update(nodes)
 
 
-class _Configs(Mapping[str, Any]):
-    """The config dataclass of each plug-in of a kind, imported when it is read."""
+class Configs(Mapping[str, Any]):
+    """The config dataclass of each choice of ``group=NAME``, imported when it is read."""
 
-    def __init__(self, installed: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-        self._installed, self._others = installed, others
+    def __init__(self, group: str) -> None:
+        self._installed = getattr(plugins, f"{group}s")()
+        self._others = _OTHERS.get(group, {})
 
     def __getitem__(self, name: str) -> Any:
         return self._others[name] if name in self._others else self._installed[name].Config
@@ -92,14 +89,12 @@ class _Configs(Mapping[str, Any]):
         return len(self._installed) + len(self._others)
 
 
-def env_configs() -> Mapping[str, type]:
-    """Return the config dataclass of each choice of ``env=NAME``."""
-    return _Configs(plugins.envs(), {ROBOT: RobotEnvConfig})
-
-
-def algorithm_configs() -> Mapping[str, type]:
-    """Return the config dataclass of each value of ``algorithm.name``."""
-    return _Configs(plugins.algorithms(), {NO_ALGORITHM: NoAlgorithmConfig})
+_OTHERS: dict[str, dict[str, type]] = {
+    "env": {ROBOT: RobotEnvConfig},
+    "algorithm": {NO_ALGORITHM: NoAlgorithmConfig},
+    "model": {NO_MODEL: NoneType},
+}
+"""Choices that are not plug-ins."""
 
 
 def _control_steps(episodes: int, *, _root_: DictConfig) -> int:
@@ -111,12 +106,8 @@ def _control_steps(episodes: int, *, _root_: DictConfig) -> int:
 
 def keys() -> list[str]:
     """Return every key that any recipe can have, sorted."""
-    nodes: list[tuple[str, Any]] = [("", Recipe), *(("algorithm.", config) for config in algorithm_configs().values())]
-    nodes += [("env.", env) for env in env_configs().values()]
-    nodes += [("robot.", robot.Config) for robot in plugins.robots().values()]
-    nodes += [("reward.options.", reward.Config) for reward in plugins.rewards().values()]
-    nodes += [("model.options.", model.Config) for model in plugins.models().values()]
-    return sorted(_keys_below(nodes))
+    schemas = [(f"{node}.", each) for kind, node in NODES.items() for each in Configs(kind).values() if is_dataclass(each)]
+    return sorted(_keys_below([("", Recipe), *schemas]))
 
 
 def _keys_below(nodes: Sequence[tuple[str, Any]]) -> set[str]:
@@ -165,7 +156,7 @@ def _refuse_unknown_keys(config: DictConfig) -> None:
 def _keys_of(config: DictConfig) -> set[str]:
     """Return the keys that a recipe with this configuration's choices has."""
     nodes: list[tuple[str, Any]] = [("", Recipe)]
-    for name in ("algorithm", "env", "robot", "reward.options", "model.options"):
+    for name in NODES.values():
         node = OmegaConf.select(config, name)
         if isinstance(node, DictConfig) and is_dataclass(schema := OmegaConf.get_type(node)):
             nodes.append((f"{name}.", schema))
@@ -193,18 +184,19 @@ def read(config: DictConfig) -> Recipe:
 def _check_choices(recipe: Recipe) -> None:
     """Raise UserError unless each node has the name and keys that ``GROUP=NAME`` chose."""
     model, reward = recipe.model, recipe.reward
-    _check_choice("algorithm", recipe.algorithm, getattr(recipe.algorithm, "name", None), algorithm_configs())
-    _check_choice("env", recipe.env, getattr(recipe.env, "name", None), env_configs())
-    if recipe.robot is not None:
-        _check_choice("robot", recipe.robot, getattr(recipe.robot, "name", None), _Configs(plugins.robots(), {}))
-    _check_choice("model", model.options, model.name, _Configs(plugins.models(), {NO_MODEL: NoneType}))
-    if reward.name is None and not (reward.options is None or is_dataclass(reward.options)):
-        raise UserError(f"reward.options={reward.options} belongs to no reward: choose one with reward=NAME")
+    for group in ("algorithm", "env", "robot"):
+        node = getattr(recipe, group)
+        if group != "robot" or node is not None:
+            _check_choice(group, node, getattr(node, "name", None))
+    _check_choice("model", model.options, model.name)
     if reward.name is not None:
-        _check_choice("reward", reward.options, reward.name, _Configs(plugins.rewards(), {}))
+        _check_choice("reward", reward.options, reward.name)
+    elif not (reward.options is None or is_dataclass(reward.options)):
+        raise UserError(f"reward.options={reward.options} belongs to no reward: choose one with reward=NAME")
 
 
-def _check_choice(group: str, node: Any, name: Any, known: Mapping[str, type]) -> None:
+def _check_choice(group: str, node: Any, name: Any) -> None:
+    known = Configs(group)
     if name not in known:
         raise UserError(f"{group}.name={name} is not known{plugins.nearest(str(name), list(known))}: choose with {group}=NAME")
     if not isinstance(node, known[name]):

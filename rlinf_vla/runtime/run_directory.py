@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ _FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation",
 _FREE |= {"rollout.pipeline_depth", "env.processes", "control"}
 FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes", "control"}
 """Keys that may change when a sweep is resumed."""
-_FREE_IN_RECORDINGS = _FREE | {"output", "algorithm"}
 
 
 def resolve_run(config: DictConfig, say: Callable[[str], None] = print) -> tuple[Path, Path | None]:
@@ -125,46 +124,38 @@ def for_sweep(config: DictConfig) -> Path:
     recipe, else a new directory."""
     if config.run_dir:
         return Path(config.run_dir).expanduser()
-    earlier_weights = sorted((path.parent for path in Path("runs", config.name).glob(f"*/{RECIPE}")), reverse=True)
-    unfinished = (
-        directory for directory in earlier_weights if not (directory / RESULT).exists() and _same(directory, config, FREE_IN_SWEEPS)
-    )
-    return next(unfinished, None) or _fresh(Path("runs", config.name))
+    runs = Path("runs", config.name)
+    earlier = sorted((path.parent for path in runs.glob(f"*/{RECIPE}")), reverse=True)
+    unfinished = (each for each in earlier if not (each / RESULT).exists() and _same(each, config, FREE_IN_SWEEPS))
+    return next(unfinished, None) or _fresh(runs)
 
 
-@contextmanager
-def locked(directory: Path, config: DictConfig, checkpoint: Path | None) -> Iterator[None]:
+def locked(directory: Path, config: DictConfig, checkpoint: Path | None) -> AbstractContextManager[None]:
     """Lock the run directory within the context and save the recipe.
 
     Raises UserError if it is in use or not writable, or if a resumed run has another recipe.
     """
-    with _held(directory):
-        begun = checkpoint is not None or _any(directory / "evaluation", "*.json") or _any(directory / EPISODES, "*")
-        _require_same(directory, config, _FREE, begun, "resume")
-        save_recipe(directory, config)
-        yield
+
+    def begun() -> bool:
+        return checkpoint is not None or any(directory.glob("evaluation/*.json")) or any(directory.glob(f"{EPISODES}/*"))
+
+    return _locked(directory, config, _FREE, begun, "resume")
 
 
-@contextmanager
-def opened_for_sweep(directory: Path, config: DictConfig) -> Iterator[None]:
+def opened_for_sweep(directory: Path, config: DictConfig) -> AbstractContextManager[None]:
     """Do the same for a sweep, which always resumes if there is one. Raises UserError."""
-    with _held(directory):
-        _require_same(directory, config, FREE_IN_SWEEPS, True, f"run_dir={directory} belongs to another recipe")
-        save_recipe(directory, config)
-        yield
+    return _locked(directory, config, FREE_IN_SWEEPS, lambda: True, f"run_dir={directory} belongs to another recipe")
 
 
-@contextmanager
-def opened_for_recording(directory: Path, config: DictConfig) -> Iterator[None]:
+def opened_for_recording(directory: Path, config: DictConfig) -> AbstractContextManager[None]:
     """Do the same for the episodes of a dataset that is being recorded. Raises UserError."""
-    with _held(directory):
-        _require_same(directory, config, _FREE_IN_RECORDINGS, _any(directory, "*.safetensors"), f"{directory} holds other episodes")
-        save_recipe(directory, config)
-        yield
+    free = _FREE | {"output", "algorithm"}
+    return _locked(directory, config, free, lambda: any(directory.glob("*.safetensors")), f"{directory} holds other episodes")
 
 
 @contextmanager
-def _held(directory: Path) -> Iterator[None]:
+def _locked(directory: Path, config: DictConfig, free: set[str], begun: Callable[[], bool], what: str) -> Iterator[None]:
+    """``begun``: whether there is work to resume, for which only keys in ``free`` may change."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -175,6 +166,9 @@ def _held(directory: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"run_dir={directory} is in use by another run: wait for it, or choose another run_dir") from None
+        if begun() and (directory / RECIPE).exists() and (difference := _difference(directory, config, free)):
+            raise UserError(f"{what}: {difference}")
+        save_recipe(directory, config)
         yield
     finally:
         os.close(lock)
@@ -207,16 +201,6 @@ def saved_recipe(directory: Path) -> dict[str, Any]:
 def is_sweep(directory: Path) -> bool:
     """Return whether ``directory`` holds an evaluation sweep or part of one."""
     return (directory / BLOCKS).is_dir() or (directory / RESULT).exists()
-
-
-def _any(directory: Path, pattern: str) -> bool:
-    return any(directory.glob(pattern))
-
-
-def _require_same(directory: Path, config: DictConfig, free: set[str], begun: bool, what: str) -> None:
-    """Raise UserError if ``begun`` (there is work to resume) and the saved recipe differs."""
-    if begun and (directory / RECIPE).exists() and (difference := _difference(directory, config, free)):
-        raise UserError(f"{what}: {difference}")
 
 
 def _same(directory: Path, config: DictConfig, free: set[str]) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from yaml import YAMLError
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ModelConfig, Recipe, RewardConfig
-from rlinf_vla.config.trust import outside
 from rlinf_vla.core import plugins
-from rlinf_vla.runtime.recipes import algorithm_configs, env_configs, read
+from rlinf_vla.runtime.recipes import Configs, read
 from rlinf_vla.runtime.run_directory import RECIPE, is_sweep, saved_recipe, split
 
 
@@ -34,7 +34,7 @@ def read_saved(directory: Path) -> DictConfig:
 def with_overrides(values: dict[str, Any], settings: Sequence[str], used: Sequence[str], where: str) -> Recipe:
     """Return the recipe of a file from an untrusted source, with the command line's ``KEY=VALUE``.
 
-    Keys marked ``trust.OUTSIDE`` below the nodes ``used`` (such as ``env.``) come only from the
+    Keys marked ``ranges.OUTSIDE`` below the nodes ``used`` (such as ``env.``) come only from the
     command line ``settings``, which may set no other key. Raises UserError.
     """
     config, said = from_saved(values, where), [setting.partition("=")[0] for setting in settings]
@@ -52,6 +52,17 @@ def with_overrides(values: dict[str, Any], settings: Sequence[str], used: Sequen
             raise UserError(f"{key} cannot be set: the recipe of {where} is used unchanged, the command line may set {known}")
     _refuse_unsaid(recipe, used, said, where)
     return recipe
+
+
+def outside(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """Yield key, value, and whether it is the default, of each OUTSIDE field, nested ones too."""
+    for field in fields(config):
+        key, value = prefix + field.name, getattr(config, field.name)
+        if field.metadata.get("outside"):
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            yield key, value, value == default
+        elif is_dataclass(value):
+            yield from outside(value, f"{key}.")
 
 
 def _forget(config: DictConfig, said: Sequence[str]) -> None:
@@ -115,10 +126,9 @@ def from_saved(values: dict[str, Any], where: str) -> DictConfig:
         raise UserError(f"{where} holds no recipe of this version of rlinf-vla (it has an interpolation, which would be resolved here)")
     try:
         schema = OmegaConf.structured(Recipe)
-        schema.env = OmegaConf.structured(plugins.choose("env", values["env"]["name"], env_configs()))
-        if values.get("robot") is not None:
-            schema.robot = OmegaConf.structured(plugins.choose("robot", values["robot"]["name"], plugins.robots()).Config)
-        schema.algorithm = OmegaConf.structured(plugins.choose("algorithm", values["algorithm"]["name"], algorithm_configs()))
+        for group in ("env", "robot", "algorithm"):
+            if group != "robot" or values.get("robot") is not None:
+                schema[group] = OmegaConf.structured(plugins.choose(group, values[group]["name"], Configs(group)))
         schema.model = ModelConfig(values["model"]["name"], options=_options(values["model"], NO_MODEL, "model", plugins.models()))
         schema.reward = RewardConfig(options=_options(values["reward"], None, "reward", plugins.rewards()))
         config = OmegaConf.merge(schema, OmegaConf.create(values))

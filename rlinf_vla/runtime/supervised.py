@@ -8,14 +8,14 @@ from functools import partial
 
 import torch
 
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import Frames, success_loss
-from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations, imitation_loss
+from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.core.protocols import Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.demonstrations import collect_demonstrations, labelled_frames
 from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.runtime.base import BaseFlow, Threads
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Trainer
 
 
@@ -33,7 +33,7 @@ class SupervisedFlow(BaseFlow):
         update_threads: Threads = nullcontext,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        super().__init__(settings, Timeline())
+        super().__init__(settings)
         self.learner, self.groups, self.trainer, self.update_threads, self.say = learner, groups, trainer, update_threads, say
         self._demonstrations: Demonstrations | None = None
         self._frames: Frames | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlinf_vla.telemetry.console import duration
 
@@ -28,10 +28,8 @@ QUANTILES = ("p50", "p99", "p99.9", "max")
 
 
 def control_table(document: dict[str, Any]) -> Table:
-    table = Table(title=summary(document), title_justify="left", show_edge=False)
-    table.add_column("")
-    for name in ("n", *QUANTILES):
-        table.add_column(name if name == "n" else f"{name} ms", justify="right")
+    columns = (Column(name, justify="right") for name in ("n", *(f"{each} ms" for each in QUANTILES)))
+    table = Table("", *columns, title=summary(document), title_justify="left", show_edge=False)
     for cells in rows(document):
         table.add_row(*cells)
     return table

@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from av.error import FFmpegError
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from rlinf_vla.telemetry.page import VIDEO_BYTES, Video, machine_line, read_video, write_page
+from rlinf_vla.telemetry.page import machine_line, read_videos, write_page
 
 
 class Film(NamedTuple):
@@ -40,7 +39,7 @@ def write_report(directory: Path, document: dict[str, Any], films: Sequence[Film
     episodes = " or ".join(f"{count:,}" for count in sorted(counts))
     tasks = sum(len(part["tasks"]) for part in document["suites"])
     lost = _lost(document)
-    videos, left_out = _videos(films)
+    videos, left_out, unreadable = read_videos([[(film.path, film.policy, film.task)] for film in _in_turns(films)])
     details = [("Machine and software", document["environment"])]
     for part in document["suites"]:
         details.append((f"Simulator of {part['suite']}: {_few(part['tasks'])}", {key: part[key] for key in part if key != "tasks"}))
@@ -58,8 +57,8 @@ def write_report(directory: Path, document: dict[str, Any], films: Sequence[Film
         policies=list(document["policies"]),
         rows=rows(document),
         differences=_difference_rows(document),
-        videos=videos,
-        left_out=left_out,
+        videos=[video for group in videos for video in group],
+        left_out=left_out + len(unreadable),
         details=[*details, ("Recipe", document["recipe"])],
     )
 
@@ -86,11 +85,8 @@ def rows(document: dict[str, Any]) -> list[tuple[str, str, list[dict[str, Any] |
 
 
 def success_table(document: dict[str, Any]) -> Table:
-    table = Table(title="success, with its 95 % interval (Wilson)", title_justify="left", show_edge=False)
-    table.add_column("suite")
-    table.add_column("task")
-    for name in document["policies"]:
-        table.add_column(name, justify="right")
+    policies = (Column(name, justify="right") for name in document["policies"])
+    table = Table("suite", "task", *policies, title="success, with its 95 % interval (Wilson)", title_justify="left", show_edge=False)
     for suite, task, blocks in rows(document):
         cells = [suite or "all", task or "all tasks", *map(_cell, blocks)]
         table.add_row(*cells, style=None if task else "bold", end_section=not task)
@@ -98,9 +94,8 @@ def success_table(document: dict[str, Any]) -> Table:
 
 
 def differences_table(document: dict[str, Any]) -> Table:
-    table = Table(title="paired differences, on the same episodes", title_justify="left", show_edge=False)
-    for column in ("policies", "suite", "pairs", "gained", "lost", "difference (95 %, Newcombe)", "p (McNemar)"):
-        table.add_column(column)
+    columns = ("policies", "suite", "pairs", "gained", "lost", "difference (95 %, Newcombe)", "p (McNemar)")
+    table = Table(*columns, title="paired differences, on the same episodes", title_justify="left", show_edge=False)
     for cells in _difference_rows(document):
         table.add_row(*cells)
     return table
@@ -130,24 +125,12 @@ def _lost(document: dict[str, Any]) -> str:
     return ", ".join(f"{count} {what}" for what, count in document["lost"].items() if count)
 
 
-def _videos(films: Sequence[Film]) -> tuple[list[Video], int]:
-    """Read up to VIDEO_BYTES, one per policy and task before any second one; count the others."""
-    room, left_out, videos = VIDEO_BYTES, 0, []
-    turns: Counter[tuple[str, str, str]] = Counter()
-    order = []
+def _in_turns(films: Sequence[Film]) -> list[Film]:
+    """Order films: one per policy and task before any second one."""
+    groups: dict[tuple[str, str, str], list[Film]] = {}
     for film in films:
-        turns[film[:3]] += 1
-        order.append((turns[film[:3]], film))
-    for _, film in sorted(order, key=lambda pair: pair[0]):
-        try:
-            size = film.path.stat().st_size
-            if size > room:
-                raise ValueError("no room for it")
-            videos.append(read_video(film.path, film.policy, film.task))
-            room -= size
-        except (OSError, ValueError, FFmpegError):
-            left_out += 1
-    return videos, left_out
+        groups.setdefault(film[:3], []).append(film)
+    return [film for turn in zip_longest(*groups.values()) for film in turn if film is not None]
 
 
 def _few(names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,11 +36,28 @@ def write_page(path: Path, template: str, **content: Any) -> Path:
     return path
 
 
-def read_video(path: Path, of: str, otherwise: str) -> Video:
-    """Read a video, titled by its metadata or else ``otherwise``.
+def read_videos(groups: Iterable[Sequence[tuple[Path, str, str]]]) -> tuple[list[list[Video]], int, list[str]]:
+    """Read groups of videos while there is room: (path, what it shows, title if it has none).
 
-    Raises FFmpegError, OSError or ValueError if it is no video.
+    Returns the groups, the number of those without room, and what is wrong with unreadable videos.
     """
+    room, left_out, found, problems = VIDEO_BYTES, 0, list[list[Video]](), list[str]()
+    for group in groups:
+        if sum(path.stat().st_size for path, *_ in group if path.exists()) > room:
+            left_out += 1
+            continue
+        videos = []
+        for path, of, otherwise in group:
+            try:
+                videos.append(_read_video(path, of, otherwise))
+                room -= path.stat().st_size
+            except Exception as error:  # a partial or missing file must not prevent the rest of the page
+                problems.append(f"videos/{path.name} could not be read: {error}")
+        found += [videos] if videos else []
+    return found, left_out, problems
+
+
+def _read_video(path: Path, of: str, otherwise: str) -> Video:
     with av.open(str(path)) as container:
         if not container.streams.video:
             raise ValueError("no video in it")

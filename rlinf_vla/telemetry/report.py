@@ -9,7 +9,7 @@ from typing import Any
 
 from rlinf_vla.telemetry import charts, control_timing
 from rlinf_vla.telemetry.console import duration
-from rlinf_vla.telemetry.page import VIDEO_BYTES, Video, machine_line, read_video, write_page
+from rlinf_vla.telemetry.page import machine_line, read_videos, write_page
 from rlinf_vla.telemetry.run_files import MOMENTS, Run, read_run
 
 CURVES = {
@@ -36,7 +36,8 @@ _TIMELINE = (8.4, 3.5)
 def write_report(run_dir: Path) -> Path:
     """Write ``run_dir/report.html`` atomically from the files present so far; return its path."""
     run = read_run(run_dir)
-    videos, left_out = _videos(run)
+    videos, left_out, unreadable = read_videos(_films(run))
+    run.problems += unreadable
     headline = {moment: run.evaluations.get(moment, {}).get(run.headline_mode or "") for moment in MOMENTS}
     blocks = {moment: block for moment, block in headline.items() if block}
     return write_page(
@@ -137,21 +138,7 @@ def _timeline(run: Run) -> dict[str, Any]:
     }
 
 
-def _videos(run: Run) -> tuple[list[list[Video]], int]:
-    """Return the videos per episode, and the number of episodes for which there is no room."""
-    room, left_out, pairs = VIDEO_BYTES, 0, []
-    # Episodes filmed both before and after training come first.
-    for episode, files in sorted(run.videos.items(), key=lambda item: (-len(item[1]), item[0])):
-        if sum(path.stat().st_size for path in files.values()) > room:
-            left_out += 1
-            continue
-        pair = []
-        for moment in MOMENTS:
-            if moment in files:
-                try:
-                    pair.append(read_video(files[moment], moment.capitalize(), episode))
-                    room -= files[moment].stat().st_size
-                except Exception as error:  # a partial or missing file must not prevent the rest of the page
-                    run.problems.append(f"videos/{files[moment].name} could not be read: {error}")
-        pairs += [pair] if pair else []
-    return pairs, left_out
+def _films(run: Run) -> list[list[tuple[Path, str, str]]]:
+    """Return the videos of each episode; episodes filmed both before and after come first."""
+    episodes = sorted(run.videos.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [[(files[moment], moment.capitalize(), episode) for moment in MOMENTS if moment in files] for episode, files in episodes]

@@ -88,7 +88,7 @@ def read_run(run_dir: Path) -> Run:
         moment, _, episode = path.stem.partition("_")
         if moment in MOMENTS and episode:
             run.videos.setdefault(episode, {})[moment] = path
-    run.recipe = read(run_dir / "recipe.yaml", _read_recipe, {})
+    run.recipe = read(run_dir / "recipe.yaml", lambda path: _checked(OmegaConf.to_container(OmegaConf.load(path)), "the file"), {})
     run.environment = read(run_dir / "environment.json", _read_json, {})
     run.name = run.recipe.get("name") or run_dir.resolve().name
     pieces = {
@@ -113,7 +113,7 @@ def _read_blocks(path: Path, keys: Iterable[str]) -> dict[str, Any]:
     return {mode: _checked(block, mode, keys) for mode, block in _read_json(path).items() if mode in MODES}
 
 
-def _checked(document: Any, name: str, keys: Iterable[str]) -> dict[str, Any]:
+def _checked(document: Any, name: str, keys: Iterable[str] = ()) -> dict[str, Any]:
     """Raises ValueError unless ``document`` is a dictionary with ``keys``."""
     if not isinstance(document, dict):
         raise ValueError(f"{name} is not a mapping")
@@ -135,7 +135,3 @@ def _read_timeline(path: Path) -> tuple[int, list[Span]]:
     return iteration, [
         Span(event["name"], tracks[event["tid"]], (event["ts"] - zero) / 1e6, (event["ts"] - zero + event["dur"]) / 1e6) for event in spans
     ]
-
-
-def _read_recipe(path: Path) -> dict[str, Any]:
-    return _checked(OmegaConf.to_container(OmegaConf.load(path), resolve=False), "the file", ())

@@ -129,14 +129,14 @@ def captured() -> Iterator[None]:
         _Captured.active = False
 
 
-def recording(function: Callable[..., Any], device: torch.device, enabled: bool) -> Callable[..., Any]:
-    """Stand in for ``rollout.actor.graphed``: each call is one that a CUDA graph records."""
+def recorder(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand in for ``rollout.actor.CudaGraphed``: each call is one that a CUDA graph records."""
 
     def call(*arguments: Any) -> Any:
         with captured():
             return function(*arguments)
 
-    return call if enabled and device.type == GPU.type else function
+    return call
 
 
 def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:

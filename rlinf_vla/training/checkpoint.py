@@ -23,9 +23,8 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import replacing_directory
 from rlinf_vla.core.protocols import Learner, Policy
 from rlinf_vla.core.types import Tensors
-from rlinf_vla.training.data_parallel import rank
-from rlinf_vla.training.dtensors import gather_full
 from rlinf_vla.training.lora import adapter_state, copy_all, is_lora, load_adapter, read_tensors, save_adapter, write_tensors
+from rlinf_vla.training.ranks import gather_full, rank
 from rlinf_vla.training.trainer import Trainer
 
 ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"

@@ -21,7 +21,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Tensors
-from rlinf_vla.training.dtensors import copy_whole, is_sharded
+from rlinf_vla.training.ranks import copy_whole, is_sharded
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -1,6 +1,6 @@
 """Take optimiser steps: epochs, minibatches, gradient accumulation, two learning rates, ranks.
 
-Every rank gets the same batch (see ``data_parallel.py``). The policy is replicated on each rank, or
+Every rank gets the same batch (see ``ranks.py``). The policy is replicated on each rank, or
 sharded over the ranks (see ``sharding.py``).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 from rlinf_vla.algorithms.base import CRITIC
 from rlinf_vla.core.devices import CPU, device_of
 from rlinf_vla.core.types import Tensors
-from rlinf_vla.training.data_parallel import Learnable, Rows, micro_batches, require_alike, sum_gradients, summed
-from rlinf_vla.training.dtensors import clip_shards, gather_full, is_sharded, local_copy, local_gradient, local_shard, shard_like
+from rlinf_vla.training import ranks
 
 _STEP = "step"
 _TARGET = "target."
@@ -68,21 +67,19 @@ class Trainer:
         """
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
         self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
-        self.sharded = any(map(is_sharded, self.parameters.values()))
+        self.sharded = any(map(ranks.is_sharded, self.parameters.values()))
         if not self.sharded:
-            require_alike(dict(policy.named_parameters()))
-        self._own = {name: local_shard(parameter) for name, parameter in self.parameters.items()}
+            ranks.require_alike(dict(policy.named_parameters()))
+        self._own = {name: ranks.local_shard(parameter) for name, parameter in self.parameters.items()}
         self._reference = self.copies() if keep_reference else None
         self.optimizers = settings.optimizers(self._own)
         self.target = nn.ModuleDict({name: copy.deepcopy(getattr(policy, name)) for name in settings.averaged}).requires_grad_(False)
         """Moving averages of the modules that ``settings.averaged`` names."""
 
-    @contextmanager
-    def reference_weights(self) -> Iterator[None]:
+    def reference_weights(self) -> AbstractContextManager[None]:
         """Set the policy's weights to those before the first update within the context."""
         assert self._reference is not None, "create the Trainer with keep_reference=True"
-        with self.swapped_weights(self._reference):
-            yield
+        return self.swapped_weights(self._reference)
 
     @contextmanager
     def swapped_weights(self, weights: Tensors) -> Iterator[None]:
@@ -104,7 +101,7 @@ class Trainer:
             own.copy_(weights[name])
 
     def step(
-        self, batch: Learnable, loss: LossFunction, learning_rate_scale: float = 1.0, beside: Sequence[ExtraLoss] = ()
+        self, batch: ranks.Learnable, loss: LossFunction, learning_rate_scale: float = 1.0, beside: Sequence[ExtraLoss] = ()
     ) -> dict[str, float]:
         """Take one optimiser step on a minibatch, whole on every rank; return statistics.
 
@@ -154,25 +151,25 @@ class Trainer:
     def _accumulate(self, term: ExtraLoss) -> dict[str, float]:
         """Accumulate a term's gradient over micro-batches; return mean statistics of all ranks."""
         count, totals = int(term.batch.counts.sum()), dict[str, Tensor]()
-        for part, counted in micro_batches(term.batch, self.micro_batch_size, device_of(self.policy)):
+        for part, counted in ranks.micro_batches(term.batch, self.micro_batch_size, device_of(self.policy)):
             value, statistics = term.loss(self.policy, part)
             (value * (term.coefficient / count if counted else 0.0)).backward()
             for name, statistic in statistics.items():
                 totals[name] = totals.get(name, 0) + (statistic if counted else torch.zeros_like(statistic))
-        return {name: total / count for name, total in summed(totals).items()}
+        return {name: total / count for name, total in ranks.summed(totals).items()}
 
     def _reduce(self) -> Tensor:
         """Sum gradients over ranks and clip them; return their norm before clipping."""
         if self.sharded:  # FSDP2 has summed them already
             for name, own in self._own.items():
-                own.grad = local_gradient(self.parameters[name])
-            return clip_shards(self._own.values(), self.settings.max_grad_norm)
-        sum_gradients(self.parameters.values())
+                own.grad = ranks.local_gradient(self.parameters[name])
+            return ranks.clip_shards(self._own.values(), self.settings.max_grad_norm)
+        ranks.sum_gradients(self.parameters.values())
         return nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
 
     def update(
         self,
-        batch: Learnable,
+        batch: ranks.Learnable,
         loss: LossFunction,
         epochs: int,
         minibatch_size: int,
@@ -186,13 +183,13 @@ class Trainer:
 
         Stops early when ``enough(statistics of a step)`` is true. Every rank gets the whole
         ``batch`` and reads its ``counts`` and the rows that it has ``touched`` (see
-        ``data_parallel.py``). ``beside(i)``: additional losses of the ``i``-th minibatch.
+        ``ranks.py``). ``beside(i)``: additional losses of the ``i``-th minibatch.
         """
         sums: dict[str, float] = defaultdict(float)
         steps, parts = 0, minibatches(len(batch), epochs, minibatch_size, shuffle_seed)
         with self._frozen_actor() if critic_only else nullcontext():
             for index, rows in enumerate(parts):
-                metrics = self.step(Rows(batch, rows), loss, beside=beside(index))
+                metrics = self.step(ranks.Rows(batch, rows), loss, beside=beside(index))
                 steps += bool(metrics)
                 for name, value in metrics.items():
                     sums[name] += value
@@ -227,7 +224,7 @@ class Trainer:
         If sharded, all ranks must call it: rank 0 gets whole tensors on the CPU, the others an
         empty dict.
         """
-        return gather_full({name: parameter.detach() for name, parameter in self.parameters.items()})
+        return ranks.gather_full({name: parameter.detach() for name, parameter in self.parameters.items()})
 
     def acting_weights(self) -> Tensors:
         """Return the trainable weights that an actor needs, which has no critic. Not if sharded."""
@@ -239,12 +236,12 @@ class Trainer:
         If sharded, see ``weights``.
         """
         slots = {
-            f"{name}.{slot}": value if slot == _STEP else shard_like(self.parameters[name], value)
+            f"{name}.{slot}": value if slot == _STEP else ranks.shard_like(self.parameters[name], value)
             for name, own in self._own.items()
             for optimizer in self.optimizers.values()
             for slot, value in optimizer.state.get(own, {}).items()
         }
-        return gather_full(slots) | {_TARGET + name: value for name, value in self.target.state_dict().items()}
+        return ranks.gather_full(slots) | {_TARGET + name: value for name, value in self.target.state_dict().items()}
 
     def load_state(self, tensors: Tensors) -> None:
         """Restore what ``state`` returned on rank 0; every rank gets the whole of it.
@@ -259,7 +256,7 @@ class Trainer:
                 name, slot = key.rsplit(".", 1)
                 own = self._own[name]
                 counted_on = own.device if _fused(owner[own]) else CPU
-                stored = value.to(counted_on, copy=True) if slot == _STEP else local_copy(self.parameters[name], value)
+                stored = value.to(counted_on, copy=True) if slot == _STEP else ranks.local_copy(self.parameters[name], value)
                 owner[own].state[own][slot] = stored
 
 

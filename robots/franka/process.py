@@ -25,7 +25,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlinf_vla.core.channel import Channel, ChannelClosed, Listener
+from rlinf_vla.core.channel import Channel, ChannelClosed
+from rlinf_vla.core.listener import Listener
 from rlinf_vla.core.robot import CellError, RobotError
 
 from .. import cell_file

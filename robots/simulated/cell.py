@@ -18,7 +18,8 @@ import mujoco
 import numpy as np
 from franky_sim.simulation_server import LocalHostnames
 
-from rlinf_vla.core.channel import Channel, ChannelClosed, Listener
+from rlinf_vla.core.channel import Channel, ChannelClosed
+from rlinf_vla.core.listener import Listener
 
 from ..child_process import serve
 from ..shared_record import SharedRecord

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.core.channel import ask
+from rlinf_vla.core.listener import ask
 from rlinf_vla.core.robot import RobotError
 
 from ..child_process import ChildProcess, NotInstalled

@@ -14,7 +14,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.core.channel import Channel, ChannelClosed, Listener
+from rlinf_vla.core.channel import Channel, ChannelClosed
+from rlinf_vla.core.listener import Listener
 from rlinf_vla.core.robot import Frame
 
 from ..child_process import serve

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import ClassifierConfig, ClassifierTraining, Frames, balanced, success_loss
-from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 
 

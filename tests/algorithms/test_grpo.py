@@ -181,7 +181,7 @@ def test_returns_of_episodes_against_a_loop(gamma: float, unit: str) -> None:
 def flow(**changes: Any) -> InProcessFlow:
     policy = LinearPolicy(LinearOptions(chunk=2))
     return InProcessFlow(
-        policy, groups(4, 2), Trainer(policy, OptimizerConfig(0.05, 0.05, 0.5), 100, keep_reference=True), SETTINGS, Timeline(), **changes
+        policy, groups(4, 2), Trainer(policy, OptimizerConfig(0.05, 0.05, 0.5), 100, keep_reference=True), SETTINGS, **changes
     )
 
 

@@ -23,7 +23,6 @@ from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.types import Transitions
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.policy_calls import noise, observations
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
@@ -210,7 +209,7 @@ SETTINGS = Settings(0, 1.0, 2)
 
 def flow(directory: Path, subject: SACPolicy, trainer: Trainer, config: SACConfig, state: dict[str, Any]) -> OffPolicyFlow:
     collector = LocalCollector(subject, groups(4, 2), SETTINGS)
-    return OffPolicyFlow(collector, trainer, SETTINGS, Timeline(), config, directory / "replay", state)
+    return OffPolicyFlow(collector, trainer, SETTINGS, config, directory / "replay", state)
 
 
 def run(directory: Path, config: SACConfig, iterations: int, stop: int | None = None) -> tuple[SACPolicy, list[dict[str, float]]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlinf_vla.algorithms.sft import SFT, DemonstrationConfig, Demonstrations, SFTConfig, action_chunks, warmup_cosine
+from rlinf_vla.algorithms.base import DemonstrationConfig
+from rlinf_vla.algorithms.sft import SFT, Demonstrations, SFTConfig, action_chunks, warmup_cosine
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,10 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
 
     def run(script: str, blocks: int) -> tuple[list[int], int]:
         (tmp_path / "script").write_text(script)
-        with BlockWorkers(tmp_path, 1, timeout=200.0) as workers:
-            done = [job.block.seeds[0] for job in workers.run([Job(Block(0, 0, 0, (seed,))) for seed in range(blocks)])]
+        done = list[int]()
+        with closing(BlockWorkers(1, timeout=200.0)) as workers:
+            jobs = [Job(Block(0, 0, 0, (seed,))) for seed in range(blocks)]
+            workers.run(jobs, tmp_path, lambda job, fraction: done.append(job.block.seeds[0]))
             return done, workers.losses
 
     return run

@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from rlinf_vla.config.cluster import RobotRoleConfig, RolesConfig
-from rlinf_vla.config.control import ControlConfig
 from rlinf_vla.config.recipe import PresetConfig, Recipe
-from rlinf_vla.config.robot import SessionConfig
+from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.types import Observation
 from rlinf_vla.runtime import recipes
-from rlinf_vla.runtime.recipes import algorithm_configs
+from rlinf_vla.runtime.recipes import Configs
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 from tests.planner.made_up import profile
@@ -115,7 +114,7 @@ def test_a_key_that_no_source_reads_is_found(tmp_path: Path) -> None:
 
 def test_every_key_is_checked() -> None:
     paths = [path for path, _ in declared(Recipe)] + [
-        f"algorithm.{path}" for node in algorithm_configs().values() for path, _ in declared(node)
+        f"algorithm.{path}" for node in Configs("algorithm").values() for path, _ in declared(node)
     ]
     paths += [f"env.{path}" for env in plugins.envs().values() for path, _ in declared(env.Config)]
     paths += [f"robot.{path}" for robot in plugins.robots().values() for path, _ in declared(robot.Config)]
@@ -129,7 +128,7 @@ def test_every_key_is_checked() -> None:
 
 def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     keys = dict(declared(Recipe))
-    for name, node in algorithm_configs().items():
+    for name, node in Configs("algorithm").items():
         keys |= {f"algorithm={name} {path}": key for path, key in declared(node)}
     seen: set[Key] = set()
     watch({node for node, _ in keys.values()}, seen, by_the_package, monkeypatch)
@@ -170,7 +169,7 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     # two keys are needed before the recipe is composed: the directory, and whether to resume
     seen |= {(Recipe, name) for name in said(iter([ROOT / "rlinf_vla" / "runtime" / "run_directory.py"]), {"config"})}
     # robots are driven in real time
-    loop = (ROOT / "rlinf_vla" / name for name in ("config/control.py", "realworld/control_loop.py"))
+    loop = (ROOT / "rlinf_vla" / name for name in ("config/robot.py", "realworld/control_loop.py"))
     seen |= {(ControlConfig, name) for name in said(loop, {"config", "_config"})}
     seen |= {(Recipe, name) for name in said(iter([ROOT / "benchmarks" / "control.py"]), {"recipe"})}
     beside = [ROOT / "rlinf_vla" / "realworld" / f"{name}.py" for name in ("cell", "runtime")]

@@ -18,7 +18,7 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.rollout import actor
 from rlinf_vla.runtime import builders
-from rlinf_vla.testing.simulated_gpu import GPU, paused, recording, simulated_gpu
+from rlinf_vla.testing.simulated_gpu import GPU, paused, recorder, simulated_gpu
 from rlinf_vla.testing.toy_env import CounterWorld
 from rlinf_vla.training.lora import read_tensors
 from tests.cli.conftest import CommandLine
@@ -116,7 +116,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return policy.to(GPU)
 
     monkeypatch.setattr(builders, "build_policy", on_the_gpu)
-    monkeypatch.setattr(actor, "graphed", recording)
+    monkeypatch.setitem(actor.RECORDERS, GPU.type, recorder)
     with simulated_gpu():
         yield
 

@@ -12,13 +12,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlinf_vla.cli import compose
-from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.config.trust import outside, printable
 from rlinf_vla.core import plugins
 from rlinf_vla.evaluation.results import FORMAT
 from rlinf_vla.runtime import recipes
-from rlinf_vla.runtime.saved_recipe import to_plain, with_overrides
+from rlinf_vla.runtime.saved_recipe import outside, to_plain, with_overrides
 from tests.cli.conftest import CommandLine
 
 WORDS = ("cluster=laptop", "model=none", "sweep.policies=[random]", "episodes=1", "rollout.batch_size=1")
@@ -30,7 +29,7 @@ def result(tmp_path: Path) -> Callable[..., Path]:
 
     def write(env: str, **altered: Any) -> Path:
         kept = to_plain(compose.load("eval", ["recipe=maniskill_eval", *WORDS]))
-        kept["env"] = to_plain(OmegaConf.structured(recipes.env_configs()[env])) | altered
+        kept["env"] = to_plain(OmegaConf.structured(recipes.Configs("env")[env])) | altered
         nothing: dict[str, Any] = {name: {} for name in ("environment", "provenance", "policies")}
         nothing |= {name: [] for name in ("suites", "differences", "episodes")}
         path = tmp_path / "result.json"
@@ -109,7 +108,7 @@ def test_a_file_prints_no_control_characters(rlinf_vla: CommandLine, result: Cal
 def test_keys_that_only_the_command_line_sets() -> None:
     """A new key of a recipe that names a program, an import, an output path or a machine belongs here."""
     found = {key for key, *_ in outside(Recipe(env=None, algorithm=None))}
-    for kind, known in (("env", recipes.env_configs()), ("robot", {name: each.Config for name, each in plugins.robots().items()})):
+    for kind, known in (("env", recipes.Configs("env")), ("robot", {name: each.Config for name, each in plugins.robots().items()})):
         found |= {f"{kind}={name}: {key}" for name, config in known.items() for key, *_ in outside(config())}
     for kind, options in (("model", plugins.models()), ("reward", plugins.rewards())):
         found |= {f"{kind}={name}: {key}" for name, each in options.items() for key, *_ in outside(each.Config())}

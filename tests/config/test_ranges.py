@@ -18,11 +18,11 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.robots.franka.config import CameraConfig
 from rlinf_vla.runtime import recipes
-from rlinf_vla.runtime.recipes import algorithm_configs, env_configs
+from rlinf_vla.runtime.recipes import Configs
 
 SCHEMAS: dict[str, type] = {"recipe": Recipe, "camera": CameraConfig}
-SCHEMAS |= {f"algorithm={name}": node for name, node in algorithm_configs().items()}
-SCHEMAS |= {f"env={name}": node for name, node in env_configs().items()}
+SCHEMAS |= {f"algorithm={name}": node for name, node in Configs("algorithm").items()}
+SCHEMAS |= {f"env={name}": node for name, node in Configs("env").items()}
 SCHEMAS |= {f"robot={name}": robot.Config for name, robot in plugins.robots().items()}
 SCHEMAS |= {f"reward={name}": reward.Config for name, reward in plugins.rewards().items()}
 SCHEMAS |= {f"model={name}": model.Config for name, model in plugins.models().items()}

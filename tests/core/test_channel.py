@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_vla.core.channel import PACKET, Channel, ChannelClosed, Listener, ask
+from rlinf_vla.core.channel import PACKET, Channel, ChannelClosed
+from rlinf_vla.core.listener import Listener, ask
 
 
 def test_messages_arrive_complete_and_in_order(pair: tuple[Channel, Channel]) -> None:

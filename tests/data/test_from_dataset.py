@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from rlinf_vla.algorithms.advantages import chunk_rewards
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.sac import SACConfig
-from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_format import Column, Feature
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
+from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.demonstrations import (
     EXPERT_ACTION,
     RecordedEpisode,
@@ -28,8 +29,7 @@ from rlinf_vla.rollout.demonstrations import (
     record_expert,
 )
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
-from rlinf_vla.rollout.scripted_actors import ExpertActor
-from rlinf_vla.rollout.transitions import collect_transitions
+from rlinf_vla.rollout.transitions import record_transitions
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.toy_env import CounterWorld, groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
@@ -121,9 +121,8 @@ def test_transitions_equal_those_of_the_episodes(tmp_path: Path, limit: int) -> 
     envs = groups(2, 1, episode_limit=limit)
     write(tmp_path / "data", played(envs, CLEAN))
     listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, 6, 2)
-    truth = collect_transitions(
-        lambda env: ExpertActor(env, policy.prepare), policy, envs, listed, partial(chunk_rewards, gamma=0.9), Timeline()
-    )
+    actor, rewards = Actor(policy, Settings(0, 1.0, 1)), partial(chunk_rewards, gamma=0.9)
+    truth = record_transitions(policy, actor, envs, listed, rewards, True, Timeline())
     found = list(dataset_transitions(policy, config))
     cut = [bool((each.records[ACTED] == 0).any()) for each in truth]
     assert any(cut) == (limit == 3) and not all(cut)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.envs.serving import Seen, SimulatorSpec, Step, serve
+from rlinf_vla.envs.serving import Seen, Step, serve
+from rlinf_vla.envs.shared_arrays import SimulatorSpec
 
 GOAL = 3
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.envs.genesis import predicates
-from rlinf_vla.envs.genesis.batch import GenesisBatch
 from rlinf_vla.envs.genesis.config import GenesisConfig
 from rlinf_vla.envs.genesis.kernels import environment
 from rlinf_vla.envs.genesis.plugin import simulator_options
+from rlinf_vla.envs.genesis.simulator import GenesisBatch
 
 NUM_ENVS = 4
 ROWS = list(range(NUM_ENVS))
@@ -32,28 +32,29 @@ def batch(path: str, visuals: str) -> GenesisBatch:
 def played(env: GenesisBatch, actions: list[Tensor]) -> list[str]:
     """What one can know of the states, bit for bit: after a reset and each action."""
     env.reset([7, 8, 9, 10], ROWS)
-    found = [env._now]
+    found = [env.now]
     for action in actions:
         env.step(action)
-        found.append(env._now)
-    return ["".join(each.numpy().tobytes().hex() for each in reading) for reading in found]
+        found.append(env.now)
+    names = ("joints", "tool", "tool_quaternion", "finger_speed", "centre", "quaternion", "up", "speed")
+    return ["".join(getattr(state, name).numpy().tobytes().hex() for name in names) for state in found]
 
 
 def standing(env: GenesisBatch) -> dict[str, Any]:
     """After half a second of nothing: how far each object and the tool have moved (m), and which predicates hold."""
     env.reset([1, 2, 3, 4], ROWS)
-    before = env._now
+    before = env.now
     still = torch.zeros(NUM_ENVS, 7)
     still[:, -1] = 1
     for _ in range(10):
         env.step(still)
-    scene, state = env._scene, env._state()
-    moved = (env._now.centre - before.centre).norm(dim=-1).amax(0).tolist()
+    scene, state = env.scene, env.now
+    moved = (env.now.centre - before.centre).norm(dim=-1).amax(0).tolist()
     return {
         "moved": dict(zip(scene.things, moved, strict=True)),
-        "tool_moved": float((env._now.tool - before.tool).norm(dim=-1).max()),
+        "tool_moved": float((env.now.tool - before.tool).norm(dim=-1).max()),
         "low": dict(zip(scene.things, (state.centre[..., 2] - state.rise).amin(0).tolist(), strict=True)),
-        "holds": [predicates.holds(scene, state, predicate).tolist() for predicate in scene.success],
+        "holds": [predicates.holds(state, predicate).tolist() for predicate in scene.success],
     }
 
 

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs.batched import BatchedVectorEnv
 from rlinf_vla.envs.maniskill import put_on_plate
-from rlinf_vla.envs.maniskill.batched import ManiSkillBatch
 from rlinf_vla.envs.maniskill.config import ManiSkillConfig
 from rlinf_vla.envs.maniskill.plugin import simulator_options
-from rlinf_vla.envs.maniskill.simulator import ManiSkillSimulator
+from rlinf_vla.envs.maniskill.simulator import ManiSkillBatch, ManiSkillSimulator
 
 
 def simulator(**config: Any) -> ManiSkillSimulator:
@@ -118,7 +117,7 @@ def instructions() -> list[list[str]]:
     """Of some episodes: what the robot is told, and which colour the environment waits for."""
     sim = simulator(task="PutOnPlate")
     colours = list(put_on_plate.COLOURS)
-    return [[sim.reset(0, seed, 0), colours[int(sim._envs[0].target[0])]] for seed in range(12)]
+    return [[sim.reset(0, seed, 0), colours[int(sim.slots[0].env.target[0])]] for seed in range(12)]
 
 
 def progress_rewards() -> list[float]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf_vla.core.protocols import ToolUnits
 from rlinf_vla.envs.batched import BatchedVectorEnv
 from rlinf_vla.envs.genesis import rotations
+from rlinf_vla.envs.shared_arrays import SimulatorSpec
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS
 
 MISTAKES = (
@@ -25,13 +25,11 @@ MISTAKES = (
 class PerfectArm:
     """Implements ``Batch``."""
 
-    num_envs, action_dim, state_dim, control_hz = NUM_ENVS, 7, 8, 20.0
-    picture, device = (2, 2), torch.device("cpu")
-    tool: ToolUnits | None = ToolUnits(0.05, 0.25)
+    num_envs, device = NUM_ENVS, torch.device("cpu")
+    spec = SimulatorSpec(action_dim=7, state_dim=8, control_hz=20.0, images={}, picture=[2, 2], tool=[0.05, 0.25])
 
     def __init__(self, mistake: str = "") -> None:
         assert mistake in ("", *MISTAKES)
-        self.images, self.stack = dict[str, tuple[int, int]](), dict[str, str]()
         self.mistake = mistake
         self.position, self.quaternion = torch.zeros(NUM_ENVS, 3), torch.zeros(NUM_ENVS, 4)
         self.finger = torch.zeros(NUM_ENVS)

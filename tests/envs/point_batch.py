@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf_vla.envs.batch_serving import serve_together
+from rlinf_vla.envs.batch_serving import BatchServer
+from rlinf_vla.envs.serving import serve
+from rlinf_vla.envs.shared_arrays import SimulatorSpec
 
 
 class PointBatch:
     """Points that move to their goals as one batch."""
 
-    action_dim, state_dim, control_hz, images, picture = 2, 2, 10.0, {"map": (4, 6)}, (2, 2)
-    device, tool, stack = torch.device("cpu"), None, dict[str, str]()
+    spec = SimulatorSpec(action_dim=2, state_dim=2, control_hz=10.0, images={"map": [4, 6]}, picture=[2, 2])
+    device = torch.device("cpu")
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -44,4 +46,4 @@ class PointBatch:
 
 
 if __name__ == "__main__":
-    serve_together(lambda options, slots: PointBatch(slots))
+    serve(lambda options, slots: PointBatch(slots), BatchServer)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.envs.serving import Seen, SimulatorSpec, SimulatorUnavailable, Step, serve
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.envs.serving import Seen, Step, serve
+from rlinf_vla.envs.shared_arrays import SimulatorSpec
 
 
 class PointSimulator:
@@ -23,7 +25,7 @@ class PointSimulator:
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
         if options.get("unusable"):
-            raise SimulatorUnavailable("this machine lacks a pencil: sharpen one")
+            raise UserError("this machine lacks a pencil: sharpen one")
         if options.get("dies_at_start"):
             print("no ink left", file=sys.stderr)
             os._exit(7)

@@ -187,7 +187,9 @@ def state(found: Scene, **centres: list[float]) -> predicates.State:
             centre[list(found.things).index(name)] = torch.tensor(value)
     upright = torch.tensor([1.0, 0, 0, 0]).expand(1, len(centre), 4)
     return predicates.State(
+        joints=torch.zeros(1, 9),
         tool=torch.tensor([centres.get("tool", [0.4, 0.0, 0.4])]),
+        tool_quaternion=torch.tensor([[0.0, 1.0, 0.0, 0.0]]),
         finger=torch.tensor(centres.get("finger", [0.04])),
         finger_speed=torch.zeros(1),
         centre=centre[None],
@@ -255,10 +257,10 @@ def test_the_expert_approaches_grasps_and_carries() -> None:
     found = scene()
     cube = [0.4, -0.2, 0.02]
     above, at = state(found, red_cube=cube, tool=[0.4, -0.1, 0.2]), state(found, red_cube=cube, tool=cube)
-    approach, close = (expert_actions(found, each, 0.05)[0] for each in (above, at))
+    approach, close = (expert_actions(found, each)[0] for each in (above, at))
     assert approach[1] < 0 and approach[3] == 1
     assert close[3] == -1
-    carry = expert_actions(found, state(found, red_cube=cube, tool=cube, finger=[0.02]), 0.05)[0]
+    carry = expert_actions(found, state(found, red_cube=cube, tool=cube, finger=[0.02]))[0]
     assert carry[2] > 0 and carry[3] == -1
 
 

@@ -380,7 +380,7 @@ def test_absent_libero_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor_knows_which_mujoco_fits() -> None:
-    from rlinf_vla.envs.libero.doctor import mujoco_works
+    from rlinf_vla.envs.libero.plugin import mujoco_works
 
     works = {"2.3.7": True, "3.3.7": True, "3.4.0": False, "3.8.1": False, "3.9.0": False, "3.10.0": True, "3.17.0": True, "4.0.0": False}
     assert {each: mujoco_works(each) for each in works} == works

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.evaluation.statistics import compare, mcnemar_exact, paired_difference, summary, wilson_interval
+from rlinf_vla.evaluation.statistics import Episode, compare, mcnemar_exact, paired_difference, summary, wilson_interval
 
 counts = st.integers(0, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 pairs = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
@@ -126,13 +126,16 @@ def test_paired_difference_covers_the_truth() -> None:
 
 
 def test_summary() -> None:
-    result = summary([True, True, False, True], ["push", "pull", "push", "push"])
+    def played(*outcomes: bool, tasks: str = "") -> list[Episode]:
+        return [{"success": won, "task": task} for won, task in itertools.zip_longest(outcomes, tasks.split())]
+
+    result = summary(played(True, True, False, True, tasks="push pull push push"), "task")
     assert (result["n_episodes"], result["n_success"], result["pc_success"]) == (4, 3, 75.0)
     assert result["pc_success_ci95"] == pytest.approx([100 * x for x in wilson_interval(3, 4)])
-    assert list(result["per_task"]) == ["pull", "push"]
-    assert result["per_task"]["push"] == summary([True, False, True])
-    assert "per_task" not in summary([True])
-    json.dumps(summary(np.array([True, False]).tolist()))
+    assert list(result["per_task"]) == ["push", "pull"], "in their order"
+    assert result["per_task"]["push"] == summary(played(True, False, True))
+    assert "per_task" not in summary(played(True))
+    json.dumps(summary(played(*np.array([True, False]).tolist())))
     with pytest.raises(ValueError, match="no episodes"):
         summary([])
 

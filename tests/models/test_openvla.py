@@ -284,7 +284,7 @@ def test_the_language_model_runs_as_transformers_runs_it(vla: PrismaticVLA) -> N
     """Without padding: a plain causal language model."""
     ids = torch.tensor([[1, 7, 8, 9, 30], [1, 5, 8, 4, 31]])
     hidden = vla.hidden_states(vla.embed_tokens(ids), torch.ones(2, 5, dtype=torch.bool))
-    torch.testing.assert_close(vla.logits(hidden), vla.language_model(input_ids=ids).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(vla.language_model.lm_head(hidden), vla.language_model(input_ids=ids).logits, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -305,9 +305,9 @@ def test_decoding_allocates_its_keys_and_values_once() -> None:
     features = policy.encode(policy.prepare(observations(policy, 2)))
     count = policy.spec.chunk * policy.spec.action_dim
     assert features.cache.capacity == features.mask.shape[1] + count - 1
-    before = [buffer.data_ptr() for buffer in features.cache._buffers]
+    before = [buffer.data_ptr() for buffer in features.cache.buffers]
     policy.act(features, None, 0.0)
-    assert before == [buffer.data_ptr() for buffer in features.cache._buffers] and len(before) == 3
+    assert before == [buffer.data_ptr() for buffer in features.cache.buffers] and len(before) == 3
 
 
 # checkpoints that cannot be loaded

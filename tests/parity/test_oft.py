@@ -103,7 +103,7 @@ def test_discrete_actions(fixture: Fixture, one_image: PrismaticVLA) -> None:
         def compute(at: Precision, i: int = i, ids: Tensor = ids, tokens: Tensor = tokens) -> dict[str, Tensor]:
             embeds, mask = embedded(at, one_image, fixture.inputs["pixel_values_1img"][i : i + 1], ids)
             states = slot_states(at(one_image), embeds, mask, slots_of(fixture), STOP)[0]
-            logits = at(one_image).logits(states)
+            logits = at(one_image).language_model.lm_head(states)
             assert logits.argmax(-1).tolist() == tokens.tolist()
             chosen = torch.log_softmax(logits[:, FIRST : FIRST + BINS], -1).gather(1, (tokens - FIRST)[:, None])[:, 0]
             return {
@@ -159,7 +159,7 @@ def test_log_probabilities_as_rlinf(fixture: Fixture, one_image: PrismaticVLA, r
         pixels = at(fixture.inputs["pixel_values_1img"])
         embeds, mask = at(one_image).embed_prompt(pixels, inputs["input_ids"], inputs["attention_mask"])
         states = slot_states(at(one_image), embeds, mask, slots_of(fixture), None)
-        logits = at(one_image).logits(states)[..., FIRST : FIRST + BINS]
+        logits = at(one_image).language_model.lm_head(states)[..., FIRST : FIRST + BINS]
         value = F.gelu(F.linear(states[:, 0], at(weights["0.weight"]), at(weights["0.bias"])))
         value = F.linear(F.gelu(F.linear(value, at(weights["2.weight"]), at(weights["2.bias"]))), at(weights["4.weight"]))
         assert (logits.argmax(-1) + FIRST).tolist() == rl["greedy_tokens"].flatten(1).tolist()
@@ -209,7 +209,9 @@ def test_training_and_gradients(fixture: Fixture, two_images: PrismaticVLA, head
     def forward(at: Precision) -> dict[str, Tensor]:
         states = training_states(at, fixture, two_images)
         if kind == "discrete":
-            return {"train_discrete_loss": F.cross_entropy(at(two_images).logits(states).flatten(0, 1), labels[labels != -100])}
+            return {
+                "train_discrete_loss": F.cross_entropy(at(two_images).language_model.lm_head(states).flatten(0, 1), labels[labels != -100])
+            }
         actions = at(head)(states[:, :-1])
         loss = (actions - at(inputs["train_actions"])).abs().mean()
         return {"train_action_hidden": states[:, :-1], "train_l1_normalized": actions, "train_l1_loss_check": loss}

@@ -60,7 +60,7 @@ def test_states_and_logits(fixture: Fixture, network: PrismaticVLA) -> None:
 
         def compute(at: Precision, i: int = i, ids: Tensor = ids, count: int = count) -> dict[str, Tensor]:
             states = teacher_forced(at, network, fixture.inputs["pixel_values"][i : i + 1], ids)
-            logits = at(network).logits(states)[0]
+            logits = at(network).language_model.lm_head(states)[0]
             actions, slots = ids[0, -count:, None], logits[-count - 1 : -1]
             among_actions = torch.log_softmax(slots[:, first : first + config["n_action_bins"]], -1)
             return {
@@ -82,10 +82,10 @@ def test_greedy_decoding(fixture: Fixture, network: PrismaticVLA) -> None:
     for i, prompt in enumerate(prompts(fixture)):
         embeds, mask = network.embed_prompt(fixture.inputs["pixel_values"][i : i + 1], prompt, torch.ones_like(prompt, dtype=torch.bool))
         cache = StaticCache(mask.shape[1] + tokenizer.action_dim - 1)
-        tokens = [network.logits(network.hidden_states(embeds, mask, cache)[:, -1]).argmax(-1)]
+        tokens = [network.language_model.lm_head(network.hidden_states(embeds, mask, cache)[:, -1]).argmax(-1)]
         decoder = Decoder(network, cache, mask)
         for index in range(tokenizer.action_dim - 1):
-            tokens.append(network.logits(decoder.step(index, tokens[-1])).argmax(-1))
+            tokens.append(network.language_model.lm_head(decoder.step(index, tokens[-1])).argmax(-1))
         ids = torch.cat([prompt[0], *tokens])
         assert ids.tolist() == fixture.expected[f"generated_ids_{i}"].tolist()
         assert difference(tokenizer.decode(torch.cat(tokens)), fixture.expected[f"actions_{i}"]) <= 4 * EPS
@@ -98,7 +98,7 @@ def test_a_padded_batch_its_loss_and_gradients(fixture: Fixture, network: Prisma
 
     def forward(at: Precision) -> dict[str, Tensor]:
         states = teacher_forced(at, network, inputs["pixel_values"], inputs["batch_ids"], inputs["batch_mask"])
-        logits = at(network).logits(states)
+        logits = at(network).language_model.lm_head(states)
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return {"batch_logits": logits[..., expected["logit_columns"]][counts], "batch_loss": loss}
 
@@ -127,7 +127,7 @@ def test_an_adapter_of_the_official_script(fixture: Fixture, tmp_path: Path) -> 
 
     def logits(at: Precision, model: PrismaticVLA, i: int) -> Tensor:
         states = teacher_forced(at, model, fixture.inputs["pixel_values"][i : i + 1], expected[f"generated_ids_{i}"][None])
-        return at(model).logits(states)[0][:, expected["logit_columns"]]
+        return at(model).language_model.lm_head(states)[0][:, expected["logit_columns"]]
 
     agree(lambda at: {f"lora_logits_{i}": logits(at, network, i) for i in range(2)}, lora)
     merged = adapted.merge_and_unload()

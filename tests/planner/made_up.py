@@ -9,6 +9,7 @@ from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.planner.cluster import Cluster
 from rlinf_vla.planner.graph import Graph, trace
+from rlinf_vla.planner.plan import Problem
 from rlinf_vla.planner.profile import Bytes, Cost, Profile
 from rlinf_vla.planner.workload import Workload
 
@@ -44,3 +45,13 @@ def workload(**changes: Any) -> Workload:
 
 def ppo(**config: Any) -> Graph:
     return trace(PPO(PPOConfig(**config), 1.0))
+
+
+def problem(
+    load: Workload | None = None,
+    machines: Cluster | None = None,
+    profiles: dict[str, Profile] | None = None,
+    graph: Graph | None = None,
+    micro_batch_size: int = 320,
+) -> Problem:
+    return Problem(graph or ppo(), load or workload(), machines or cluster(), profiles or {"cpu": profile()}, micro_batch_size)

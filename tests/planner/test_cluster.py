@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_vla.config.cluster import THIS, NodeConfig
+from rlinf_vla.config.cluster import THIS, ClusterConfig, NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
-from rlinf_vla.planner.cluster import describe
+from rlinf_vla.planner import cluster
+
+
+def described(nodes: list[NodeConfig], gpu: bool) -> cluster.Cluster:
+    return cluster.describe(ClusterConfig(name="mine", nodes=nodes, device="cuda" if gpu else "cpu"))
 
 
 def test_without_nodes_the_cluster_is_this_machine() -> None:
-    found = describe("laptop", [], gpu=False)
+    found = described([], gpu=False)
     (node,) = found.nodes
     assert (node.name, node.gpus, node.device) == (THIS, 0, "cpu") and node.cpus >= 1 and node.memory > 1e8
     assert found.devices == found.machines == 1 and found.price_per_hour is None
@@ -17,17 +21,17 @@ def test_without_nodes_the_cluster_is_this_machine() -> None:
 
 def test_totals_of_a_cluster() -> None:
     nodes = [NodeConfig("big", 2, 8, "fast", price_per_hour=20.0), NodeConfig("cheap", 3, 4, "slow", spot=True, price_per_hour=1.0)]
-    found = describe("mine", nodes, gpu=True)
+    found = described(nodes, gpu=True)
     assert (found.devices, found.machines, found.price_per_hour) == (28, 5, 43.0)
     assert [node.device for node in found.nodes] == ["fast", "slow"]
     assert str(found).startswith("2 x big (8 x fast of 80 GB") and "spot" in str(found)
-    assert describe("mine", [*nodes, NodeConfig("free", gpus=1)], gpu=True).price_per_hour is None
+    assert described([*nodes, NodeConfig("free", gpus=1)], gpu=True).price_per_hour is None
 
 
 def test_spot_nodes_come_last_and_nodes_without_gpus_are_excluded_on_gpus() -> None:
     nodes = [NodeConfig("spot", gpus=1, spot=True), NodeConfig("plain"), NodeConfig("kept", gpus=1)]
-    assert [node.name for node in describe("mine", nodes, gpu=True).nodes] == ["kept", "spot"]
-    assert [node.name for node in describe("mine", nodes, gpu=False).nodes] == ["plain", "kept", "spot"]
+    assert [node.name for node in described(nodes, gpu=True).nodes] == ["kept", "spot"]
+    assert [node.name for node in described(nodes, gpu=False).nodes] == ["plain", "kept", "spot"]
 
 
 @pytest.mark.parametrize(
@@ -47,11 +51,11 @@ def test_an_invalid_node(node: dict[str, object], word: str) -> None:
     with pytest.raises(UserError, match=word):
         odd = NodeConfig("odd", **node)  # type: ignore[arg-type]
         check_values(odd)
-        describe("mine", [odd], gpu=False)
+        described([odd], gpu=False)
 
 
 def test_an_invalid_cluster() -> None:
     with pytest.raises(UserError, match=r"two of cluster\.nodes have the same name"):
-        describe("mine", [NodeConfig("a"), NodeConfig("a")], gpu=False)
+        described([NodeConfig("a"), NodeConfig("a")], gpu=False)
     with pytest.raises(UserError, match="needs GPUs"):
-        describe("mine", [NodeConfig("a")], gpu=True)
+        described([NodeConfig("a")], gpu=True)

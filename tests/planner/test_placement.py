@@ -6,10 +6,10 @@ import pytest
 
 from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.cluster import Cluster, check_memory, place, processes
-from rlinf_vla.planner.plan import Plan
+from rlinf_vla.planner.cluster import Cluster
+from rlinf_vla.planner.plan import Plan, check_memory, place, processes
 from rlinf_vla.planner.profile import Bytes
-from tests.planner.made_up import cluster, profile, workload
+from tests.planner.made_up import cluster, problem, profile, workload
 
 GPUS = {"gpus": 2, "gpu": "fast", "gpu_memory_gb": 80.0}
 
@@ -58,7 +58,7 @@ KNOWN = {"fast": profile("fast"), "cpu": profile()}
 
 def fits(plan: Plan, gigabytes: float, **changes: object) -> bool:
     try:
-        check_memory(plan, workload(**changes), cluster(**GPUS | {"gpu_memory_gb": gigabytes}), KNOWN)
+        check_memory(problem(workload(**changes), cluster(**GPUS | {"gpu_memory_gb": gigabytes}), KNOWN), plan)
         return True
     except UserError as error:
         assert "GB wanted in a GPU of node" in str(error) and "\n" not in str(error)
@@ -82,17 +82,17 @@ def test_activations_grow_with_the_micro_batch() -> None:
     large = Bytes(weights=1e9, activations=1e9)
     known = {"fast": profile("fast", bytes=large)}
     machines = cluster(**GPUS | {"gpu_memory_gb": 10.0})
-    check_memory(replace(Plan(), micro_batch_size=7), workload(), machines, known)
+    check_memory(problem(workload(), machines, known), replace(Plan(), micro_batch_size=7))
     with pytest.raises(UserError, match=r"33\.0 GB wanted"):
-        check_memory(replace(Plan(), micro_batch_size=64), workload(), machines, known)
-    check_memory(replace(ray("collocated", 2, 2), micro_batch_size=64), workload(minibatch_size=8), machines, known)
+        check_memory(problem(workload(), machines, known), replace(Plan(), micro_batch_size=64))
+    check_memory(problem(workload(minibatch_size=8), machines, known), replace(ray("collocated", 2, 2), micro_batch_size=64))
 
 
 def test_simulators_need_memory_where_the_policy_has_no_gpu() -> None:
     small = {"memory_gb": 12.0}
-    check_memory(Plan(), workload(processes=1), cluster(**small), KNOWN)
+    check_memory(problem(workload(processes=1), cluster(**small), KNOWN), Plan())
     with pytest.raises(UserError, match="wanted in node, which has 12"):
-        check_memory(Plan(), workload(processes=8), cluster(**small), KNOWN)
+        check_memory(problem(workload(processes=8), cluster(**small), KNOWN), Plan())
 
 
 def test_simulator_processes() -> None:

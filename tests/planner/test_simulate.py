@@ -18,7 +18,7 @@ from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.profile import Bytes, Cost, Profile
 from rlinf_vla.planner.simulate import STORE, simulate
 from rlinf_vla.planner.workload import Workload
-from tests.planner.made_up import BYTES, COSTS, cluster, ppo, profile, workload
+from tests.planner.made_up import BYTES, COSTS, cluster, ppo, problem, profile, workload
 
 RAY = Plan("ray")
 LIGHT = Bytes(weights=4e9, trained=0.0, call=0.0)
@@ -30,7 +30,7 @@ def played(
 ) -> Prediction:
     known = known or profile()
     machines = cluster(count, profile=known.device, **node)
-    return simulate(graph or ppo(), plan, load or workload(processes=1), machines, {known.device: known})
+    return simulate(problem(load or workload(processes=1), machines, {known.device: known}, graph), plan)
 
 
 ROLLOUT = 0.5 + 4.0 + 8 * (0.5 + 1.6) + 0.25 + 4.0 + 0.25
@@ -193,7 +193,7 @@ def test_no_resource_exceeds_its_capacity(known: Profile, plan: Plan, lengths: l
     load = workload(lengths=tuple(lengths))
     found = played(plan, load, known, cpus=cpus)
     assert all(share <= 1 + 1e-6 for share in found.utilisation.values())
-    assert least_seconds(ppo(), plan, load, cluster(cpus=cpus), {"cpu": known}) <= found.seconds * (1 + 1e-6) + 1e-6
+    assert least_seconds(problem(load, cluster(cpus=cpus), {"cpu": known}), plan) <= found.seconds * (1 + 1e-6) + 1e-6
     tracks = {span.track for span in found.spans if span.track != "network"}
     for track in tracks:
         spans = sorted((span for span in found.spans if span.track == track), key=lambda span: span.start)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera, SyntheticRobot
-from rlinf_vla.config.control import ControlConfig
+from rlinf_vla.config.robot import ControlConfig
 from rlinf_vla.realworld.control_loop import ControlLoop, Ended, Step
 from rlinf_vla.realworld.inference import Chunk, Request
 from tests.realworld.virtual_time import ScheduledInference, VirtualClock

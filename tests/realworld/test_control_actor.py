@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera, SyntheticRobot
-from rlinf_vla.config.control import ControlConfig
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.robot import ControlConfig
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.realworld.control_actor import ControlActor, require_fit

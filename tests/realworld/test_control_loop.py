@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticRobot
-from rlinf_vla.config.control import ControlConfig, inference_budget, timing
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.robot import ControlConfig, inference_budget, timing
 from rlinf_vla.core.robot import CameraError, Frame, RobotError
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.control_loop import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, ControlLoop, Ended, Step

@@ -15,7 +15,6 @@ from rlinf_vla.models.compact.policy import CompactOptions, CompactPolicy
 from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode
 from rlinf_vla.realworld.flow import OnlineFlow
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Trainer
 
 CONFIG = SACConfig(episodes=2, updates_per_step=0.2, batch_size=4, critics=2, hidden=8, shift=0, gamma=0.9, demonstrations=2)
@@ -98,7 +97,6 @@ def flow_of(
         scripted=scripted,
         trainer=Trainer(policy, SAC(config), 64),
         settings=Settings(0, 1.0, 1),
-        timeline=Timeline(),
         config=config,
         directory=directory,
         state=state or {},

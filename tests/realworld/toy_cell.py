@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticCamera, SyntheticRobot
-from rlinf_vla.config.control import ControlConfig
-from rlinf_vla.config.robot import SessionConfig
+from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.core.robot import Action, RobotState, Scene, Vector
 from rlinf_vla.realworld.episode import RobotEpisode
 from rlinf_vla.realworld.inference import Chunk, Request

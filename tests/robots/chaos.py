@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.config.control import ControlConfig
-from rlinf_vla.config.robot import SessionConfig
+from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.core.robot import ACKNOWLEDGE, Action, Camera, Robot, RobotState
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode

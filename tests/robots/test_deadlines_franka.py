@@ -15,7 +15,7 @@ from chaos_page import machine
 from franka_session import Session
 from trajectory import Trajectory
 
-from rlinf_vla.config.control import ControlConfig
+from rlinf_vla.config.robot import ControlConfig
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.control_loop import FINISHED, ControlLoop, Step
 from rlinf_vla.realworld.inference import Chunk, InferenceWorker, Request

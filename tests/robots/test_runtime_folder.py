@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_vla.core import user_dirs
-from rlinf_vla.core.channel import Listener
+from rlinf_vla.core.listener import Listener
 from rlinf_vla.core.robot import RobotError
 from rlinf_vla.robots import runtime_folder, stop
 from rlinf_vla.robots.franka.plugin import franka

@@ -30,8 +30,19 @@ class RecordedOnTheCPU(CudaGraphed):
 
     def _record(self, arguments: dict[str, Tensor]) -> Any:
         self.recordings += 1
-        results = {name: torch.empty_like(value) for name, value in self._function(arguments).items()}
-        return Rerun(self._function, arguments, results), arguments, results
+        results = {name: torch.empty_like(value) for name, value in self.function(arguments).items()}
+        return Rerun(self.function, arguments, results), arguments, results
+
+
+class Recorder:
+    """Keeps what it made."""
+
+    def __init__(self) -> None:
+        self.made: list[RecordedOnTheCPU] = []
+
+    def __call__(self, function: Any) -> RecordedOnTheCPU:
+        self.made.append(RecordedOnTheCPU(function))
+        return self.made[-1]
 
 
 def test_a_recording_follows_its_arguments_and_keeps_its_results_apart() -> None:
@@ -53,7 +64,7 @@ def test_blocks_and_recordings_change_nothing(temperature: float) -> None:
     whole = Actor(policy, Settings(5, temperature, 7))
     blocks = Actor(policy, Settings(5, temperature, 3))
     recorded = Actor(policy, Settings(5, temperature, 3))
-    recorded._act, recorded._value = RecordedOnTheCPU(recorded._act_block), RecordedOnTheCPU(recorded._value_block)
+    recorded.record(recorder := Recorder())
     expected = whole.act(inputs, episodes, step)
     for actor in (blocks, recorded, recorded):
         found = actor.act(inputs, episodes, step)
@@ -61,3 +72,4 @@ def test_blocks_and_recordings_change_nothing(temperature: float) -> None:
         torch.testing.assert_close(found.log_prob, expected.log_prob)
         assert found.latent.keys() == expected.latent.keys()
         torch.testing.assert_close(actor.value(inputs), whole.value(inputs))
+    assert [each.recordings for each in recorder.made] == [2, 2], "acting and valuing: blocks of three rows and of one"

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.sft import DemonstrationConfig, Demonstrations
+from rlinf_vla.algorithms.base import DemonstrationConfig
+from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.rollout.demonstrations import collect_demonstrations

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.sft import DemonstrationConfig
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import RewardModel
 from rlinf_vla.core.types import Inputs, Observation

@@ -25,7 +25,7 @@ from rlinf_vla.training.lora import add_lora, is_lora, merged_lora
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import ASSETS
-from tests.rollout.test_actor import RecordedOnTheCPU
+from tests.rollout.test_actor import Recorder
 
 SETTINGS = Settings(run_seed=5, temperature=1.0, batch_size=3)
 
@@ -146,13 +146,14 @@ def test_both_sides_record(tmp_path: Path) -> None:
     strip_to_head(blank)
     load_head(blank, head_weights(policy, policy.state_dict()), "cpu")
     server = FeatureServer(policy)
-    server._packed = RecordedOnTheCPU(server._pack)
     actor = SplitActor(blank, SETTINGS, server.encode)
-    actor._act, actor._value = RecordedOnTheCPU(actor._act_block), RecordedOnTheCPU(actor._value_block)
+    recorder = Recorder()
+    server.record(recorder)
+    actor.record(recorder)
     for count in (5, 3, 6):
         inputs = policy.prepare(observations(policy, count, seed=count))
         assert_the_same_bits(actor, Actor(policy, SETTINGS), inputs)
-    assert server._packed.recordings == actor._act.recordings == actor._value.recordings == 2
+    assert [each.recordings for each in recorder.made] == [2, 2, 2]
 
 
 def test_bytes_are_counted_per_block(tmp_path: Path) -> None:

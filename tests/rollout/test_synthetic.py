@@ -16,7 +16,7 @@ from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.rollout.episodes import training_episodes
-from rlinf_vla.rollout.transitions import collect_transitions
+from rlinf_vla.rollout.transitions import record_transitions
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
@@ -61,7 +61,7 @@ def test_records_look_like_collected_ones(frozen: bool) -> None:
         policy.backbone.requires_grad_(False)
     episodes = training_episodes(0, 0, torch.arange(2), torch.zeros(2, dtype=torch.int64), 1)
     rewards = partial(chunk_rewards, gamma=0.9)
-    real = collect_transitions(lambda _: Actor(policy, SETTINGS), policy, groups(2, 1), episodes, rewards, Timeline())[0].records
+    real = record_transitions(policy, Actor(policy, SETTINGS), groups(2, 1), episodes, rewards, False, Timeline())[0].records
     made = synthetic.records(policy, 10, SETTINGS, 0.9)
     assert {name: (value.shape[1:], value.dtype) for name, value in made.items()} == {
         name: (value.shape[1:], value.dtype) for name, value in real.items()

@@ -11,7 +11,7 @@ from rlinf_vla.algorithms.advantages import GAMMA_UNITS, chunk_rewards
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.core.types import EpisodeRecords, Episodes
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.rollout.transitions import collect_transitions, transition_metrics
+from rlinf_vla.rollout.transitions import record_transitions, transition_metrics
 from rlinf_vla.telemetry.timeline import Timeline
 from tests.rollout.walk import Walk, tabular
 
@@ -27,7 +27,7 @@ def played(
     rewards = partial(chunk_rewards, gamma=GAMMA, unit=unit)
     actor = Actor(policy, Settings(0, 1.0, 2))
     episodes = Episodes.first_attempts(torch.zeros_like(seed), seed)
-    return collect_transitions(lambda _: actor, policy, [Walk(REWARDS, limit, 2, terminates)], episodes, rewards, Timeline())
+    return record_transitions(policy, actor, [Walk(REWARDS, limit, 2, terminates)], episodes, rewards, False, Timeline())
 
 
 @pytest.mark.parametrize("unit", GAMMA_UNITS)

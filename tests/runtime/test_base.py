@@ -6,11 +6,10 @@ import pytest
 
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.base import OnPolicyFlow
-from rlinf_vla.telemetry.timeline import Timeline
 
 
 def flow(**options: int) -> OnPolicyFlow:
-    return OnPolicyFlow(Settings(0, 1.0, 2), Timeline(), **options)
+    return OnPolicyFlow(Settings(0, 1.0, 2), **options)
 
 
 @pytest.mark.parametrize("updates", [[(3, 1.0), (1, 5.0)], [(1, 2.0), (4, 3.0), (5, -1.0)], [(2, 1.5)], [(0, 0.0), (2, 1.5)]])
@@ -47,7 +46,7 @@ def test_rollouts_start_staleness_iterations_ahead_with_the_policy_of_then(
     staleness: int, iterations: int | None, begun: list[list[tuple[int, int]]]
 ) -> None:
     """(iteration, version of the policy) of the rollouts that start in each iteration; unused ones are not started."""
-    subject = OnPolicyFlow(Settings(0, 1.0, 2), Timeline(), staleness=staleness, iterations=iterations)
+    subject = OnPolicyFlow(Settings(0, 1.0, 2), staleness=staleness, iterations=iterations)
     started: list[tuple[int, int]] = []
 
     def start(iteration: int, version: int, horizon: int) -> list[object]:

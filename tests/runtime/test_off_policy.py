@@ -13,7 +13,6 @@ from rlinf_vla.algorithms.sac import SAC, SACConfig
 from rlinf_vla.core.types import Episodes, Transitions
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Trainer
 from tests.rollout.walk import Walk, tabular
 
@@ -25,7 +24,7 @@ def flow(directory: Path, config: SACConfig = CONFIG, iteration: int = 0, run_se
     policy = tabular(3, 2, config)
     settings = Settings(run_seed, 1.0, 2)
     collector = LocalCollector(policy, [Walk([1.0, 2.0, 3.0], 8)], settings)
-    found = OffPolicyFlow(collector, Trainer(policy, SAC(config), 64), settings, Timeline(), config, directory, {})
+    found = OffPolicyFlow(collector, Trainer(policy, SAC(config), 64), settings, config, directory, {})
     found.begin(iteration)
     seeds = torch.arange(2)
     found.collect_transitions(Episodes.first_attempts(torch.zeros_like(seeds), seeds))

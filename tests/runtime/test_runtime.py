@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.base import OptimizerConfig
+from rlinf_vla.algorithms.base import DemonstrationConfig, OptimizerConfig
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
-from rlinf_vla.algorithms.sft import DemonstrationConfig
 from rlinf_vla.core.types import Inputs, gather
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.local import InProcessFlow
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.trainer import Trainer
@@ -26,9 +24,7 @@ CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None)
 
 def flow(policy: LinearPolicy | None = None, **options: Any) -> InProcessFlow:
     policy = policy or LinearPolicy(LinearOptions(chunk=2))
-    return InProcessFlow(
-        policy, groups(4, 2), Trainer(policy, OptimizerConfig(0.05, 0.01, 0.5), 100), Settings(0, 1.0, 2), Timeline(), **options
-    )
+    return InProcessFlow(policy, groups(4, 2), Trainer(policy, OptimizerConfig(0.05, 0.01, 0.5), 100), Settings(0, 1.0, 2), **options)
 
 
 def iterate(subject: InProcessFlow, count: int, config: PPOConfig = CONFIG) -> list[dict[str, float]]:
@@ -132,7 +128,9 @@ def test_the_update_sets_its_threads_and_reports_progress() -> None:
         entered[0] += 1
         yield
 
-    iterate(flow(update_threads=threads, progress=lambda stage, fraction: stages.append((stage, fraction))), 1)
+    subject = flow(update_threads=threads)
+    subject.progress = lambda stage, fraction: stages.append((stage, fraction))
+    iterate(subject, 1)
     assert entered == [1]
     for stage in ("rollout", "update"):
         fractions = [fraction for name, fraction in stages if name == stage]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rlinf_vla.evaluation.results import tables
 from rlinf_vla.evaluation.video import write_video
-from rlinf_vla.telemetry import evaluation_report
+from rlinf_vla.telemetry import page
 from rlinf_vla.telemetry.evaluation_report import Film, differences_table, rows, success_table, write_report
 
 TASKS = {"libero_goal": ("open <the> drawer", "push & pull"), "libero_10": ("make coffee",)}
@@ -88,7 +88,7 @@ def test_videos_up_to_the_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for film in films:
         write_video(film.path, np.zeros((3, 16, 16, 3), np.uint8), 5.0, film.path.stem)
     size = max(film.path.stat().st_size for film in films)
-    monkeypatch.setattr(evaluation_report, "VIDEO_BYTES", 2 * size)
+    monkeypatch.setattr(page, "VIDEO_BYTES", 2 * size)
     text = write_report(tmp_path, document(), films).read_text()
     assert [name for name in ("a_0", "b_0", "a_1", "b_1") if name in text] == ["a_0", "b_0"], "every task's first before any's second"
     assert "2 more in videos/" in text

@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_vla.evaluation.statistics import compare, summary
 from rlinf_vla.evaluation.video import write_video
-from rlinf_vla.telemetry import report
+from rlinf_vla.telemetry import page as pages
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.report import write_report
 from rlinf_vla.telemetry.timeline import Timeline
@@ -59,7 +59,7 @@ def evaluation(greedy: list[bool], sampled: list[bool]) -> dict[str, Any]:
     def block(outcomes: list[bool]) -> dict[str, Any]:
         tasks = [("PushCube", "PullCube")[seed % 2] for seed in range(len(outcomes))]
         episodes = [{"task": task, "seed": seed, "success": won} for seed, (task, won) in enumerate(zip(tasks, outcomes, strict=True))]
-        return {**summary(outcomes, tasks), "episodes": episodes}
+        return {**summary(episodes, "task"), "episodes": episodes}
 
     return {"greedy": block(greedy), "sampled": block(sampled), "checkpoint": "x", "policy_version": 0, "environment": {}}
 
@@ -220,7 +220,7 @@ def test_large_runs_stay_small(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -
         timeline.add(f"stage {index % 12}", f"worker {index % 6}", index * 0.01, index * 0.01 + 0.009)
     timeline.write(run_dir / "timeline.json")
     size = sum(path.stat().st_size for path in (run_dir / "videos").iterdir())
-    monkeypatch.setattr(report, "VIDEO_BYTES", size - 1)
+    monkeypatch.setattr(pages, "VIDEO_BYTES", size - 1)
     page = Page(write_report(run_dir))
     assert "1 more in videos/" in page.text and "5 others" in page.text
     assert len(page.source) < 1_500_000

@@ -21,9 +21,9 @@ from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
-from rlinf_vla.training.data_parallel import map_rows, rows_of_rank
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
+from rlinf_vla.training.ranks import map_rows, rows_of_rank
 from rlinf_vla.training.sharding import shard
 from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
 from tests.models.test_openvla_oft import small as small_oft

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rlinf_vla.training import data_parallel
-from rlinf_vla.training.data_parallel import LEAST, Rows, map_rows, micro_batches, rows_of_rank, sum_gradients, summed
+from rlinf_vla.training import ranks
+from rlinf_vla.training.ranks import LEAST, Rows, map_rows, micro_batches, rows_of_rank, sum_gradients, summed
 from rlinf_vla.training.trainer import minibatches
 from tests.training.processes import on_ranks
 from tests.training.test_trainer import rows
 
 
 def as_rank(rank: int, world: int) -> mock._patch:
-    return mock.patch.multiple(data_parallel, rank=lambda: rank, world_size=lambda: world)
+    return mock.patch.multiple(ranks, rank=lambda: rank, world_size=lambda: world)
 
 
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(1, 8))

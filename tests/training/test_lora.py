@@ -159,7 +159,7 @@ def test_stock_peft_reads_the_adapter_of_a_checkpoint(directory: Path, tmp_path:
 def logits(policy: OpenVLAPolicy, backbone: torch.nn.Module) -> Tensor:
     inputs = policy.prepare(observations(policy, 3))
     embeds, mask = backbone.embed_prompt(PixelNormalizer()(inputs["image.base"]), inputs["token_ids"], inputs["token_mask"])
-    return backbone.logits(backbone.hidden_states(embeds, mask))
+    return backbone.language_model.lm_head(backbone.hidden_states(embeds, mask))
 
 
 @pytest.fixture

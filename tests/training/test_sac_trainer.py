@@ -17,7 +17,6 @@ from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.core.types import Episodes, Transitions
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.trainer import Trainer
 from tests.algorithms.sac_step import sac_step
 from tests.rollout.walk import ACTOR_STD, Table, Walk, tabular
@@ -33,7 +32,7 @@ def learnt(world: Walk, config: SACConfig, directory: Path, chunk: int = 2, step
     """The critics' tables ``[K, places]`` after ``updates`` updates on six episodes, two from each third of the seeds."""
     policy = tabular(len(world.rewards), chunk, config)
     trainer = Trainer(policy, SAC(config), 64)
-    running = OffPolicyFlow(LocalCollector(policy, [world], SETTINGS), trainer, SETTINGS, Timeline(), config, directory / "replay", {})
+    running = OffPolicyFlow(LocalCollector(policy, [world], SETTINGS), trainer, SETTINGS, config, directory / "replay", {})
     running.begin(0)
     seeds = torch.arange(6)
     running.collect_transitions(Episodes.first_attempts(torch.zeros_like(seeds), seeds))

@@ -26,12 +26,13 @@ from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
-from rlinf_vla.training.dtensors import local_shard
 from rlinf_vla.training.lora import add_lora, merged_lora
-from rlinf_vla.training.sharding import Footprint, footprint, shard
+from rlinf_vla.training.ranks import local_shard
+from rlinf_vla.training.sharding import shard
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.tiny_openvla import ASSET, smaller_directory
 from tests.parity.fixtures import ROOT
+from tests.training.footprint import Footprint, footprint
 from tests.training.processes import on_ranks
 from tests.training.test_checkpoint import build, learn
 from tests.training.test_data_parallel import MODES, Toy, loss, make

@@ -1,4 +1,4 @@
-"""Protocols that a simulator plug-in implements."""
+"""Protocols that a simulator plug-in and a reward plug-in implement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 
-from .policy import ImageSize
+from .policy import ImageSize, RewardModel
 
 
 @dataclass(frozen=True)
@@ -151,3 +151,31 @@ class EnvPlugin(Protocol):
     def tasks(self) -> list[Task]: ...
 
     def diagnose(self) -> list[Diagnosis]: ...
+
+
+class Reward(Protocol):
+    """The reward for training; evaluation always uses the simulator's success signal."""
+
+    def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        """Return ``result`` with ``reward`` ``[B, C]`` replaced by this reward.
+
+        ``actions`` ``[B, C, D]`` were executed after observation ``before``. The reward may set
+        ``terminated`` in a row's last valid step to end that episode. Invalid steps are ignored.
+        """
+
+
+class RewardPlugin(Protocol):
+    """A reward plug-in, registered as an entry point of ``rlinf_vla.rewards``."""
+
+    name: str
+    Config: type
+    """Dataclass of a recipe's ``reward.options`` node."""
+
+    def create(self, config: Any, env: EnvSpec, device: torch.device) -> Reward:
+        """Create the reward. It may compute on ``device``; results are on the device of its inputs.
+
+        Raises UserError for mistakes of the user.
+        """
+
+    def learner(self, config: Any) -> RewardModel:
+        """Return the trainable network of this reward. Raises UserError if it has none."""

@@ -1,4 +1,4 @@
-"""Protocols that a model plug-in implements."""
+"""Networks that a trainer can train: the base of a model plug-in, and of a reward's classifier."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
 ImageSize = tuple[int, int]
@@ -163,3 +164,36 @@ class RealTimeChunking(Protocol):
         will have been executed when this chunk arrives. Not in inference mode: it may need
         gradients.
         """
+
+
+class RewardModel(nn.Module):
+    """A success classifier, trained by ``rlinf-vla train recipe=reward_classifier``."""
+
+    images: dict[str, ImageSize]
+    """Its input images, by camera name."""
+
+    @property
+    def spec(self) -> PolicySpec:
+        """The spec of a policy with the same inputs and no actions."""
+        return PolicySpec(chunk=1, action_dim=0, state_dim=0, images=self.images)
+
+    @abstractmethod
+    def prepare(self, obs: Observation) -> Inputs:
+        """Convert an observation to inputs with leading dimension ``B`` that are cheap to store."""
+
+    @abstractmethod
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Return the logits of success, float32 ``[B]``."""
+
+    @abstractmethod
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
+        """Write the plug-in's checkpoint into an existing directory; ``dtype=None``: float32."""
+
+
+Learner = Policy | RewardModel
+"""A network that a trainer can train."""
+
+
+def prepared(learner: Learner, obs: Observation) -> Inputs:
+    """Return the inputs of ``learner``, prepared on its device."""
+    return learner.prepare(obs.to(device_of(learner)))

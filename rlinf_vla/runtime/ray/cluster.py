@@ -10,9 +10,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from rlinf_vla.config.cluster import RoleConfig
 from rlinf_vla.config.errors import UserError
 
 TRAINER, FEATURE = "trainer", "feature"
@@ -21,18 +22,11 @@ _REACH_S = 5.0
 """Timeout of a connection to the address that the user gave."""
 
 
-@dataclass(frozen=True)
-class Role:
-    """Resources that each of ``count`` workers takes.
-
-    resources: custom Ray resources, such as a robot; labels: required of the nodes that may run it.
-    """
+@dataclass(kw_only=True)
+class Role(RoleConfig):
+    """``count`` workers, with the resources that each of them takes."""
 
     count: int
-    cpus: float = 1.0
-    gpus: float = 0.0
-    resources: Mapping[str, float] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bundle(self) -> dict[str, float]:

@@ -8,22 +8,32 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.core.types import Rollouts, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import rollout_calls
+from rlinf_vla.rollout.episodes import drawn_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import OnPolicyFlow
-from rlinf_vla.runtime.local import drawn_episodes
-from rlinf_vla.runtime.ray.pool import Pool, ShardLost
+from rlinf_vla.runtime.ray.pool import Pool, ShardLost, parts
 from rlinf_vla.runtime.ray.rollout_workers import ShardDone, Weights, evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed, light_trajectory, serial_of
 from rlinf_vla.runtime.ray.shards import Shards, Task
 from rlinf_vla.runtime.ray.trainer_workers import Trainers
 from rlinf_vla.runtime.ray.worker import HEALTH, WorkerInfo, clock_offset, followed, shifted
-from rlinf_vla.telemetry.timeline import Timeline
+
+
+class Workers(NamedTuple):
+    """The workers of a run, by role; None: the run has none of the role."""
+
+    rollouts: Pool
+    rewards: Pool | None
+    references: Pool | None
+    features: list[Any]
+    """Actors with the backbone of a split policy; rollout workers then have only its head."""
+    trainers: Trainers | None
 
 
 class RayFlow(OnPolicyFlow):
@@ -31,29 +41,20 @@ class RayFlow(OnPolicyFlow):
 
     def __init__(
         self,
-        rollouts: Pool,
-        rewards: Pool | None,
-        references: Pool | None,
-        trainers: Trainers,
+        workers: Workers,
         num_envs: int,
         settings: Settings,
-        streaming: bool = True,
-        split: bool = False,
-        offload: bool = False,
         **options: Any,
     ) -> None:
-        """``num_envs``: of all rollout workers. ``split``: these have only the policy's head.
-
-        ``options``: see ``OnPolicyFlow``.
-        """
-        super().__init__(settings, Timeline(), **options)
-        self.rollouts, self.rewards, self.references, self.trainers = rollouts, rewards, references, trainers
-        self.workers, self.num_envs, self.streaming, self.split = len(rollouts.actors), num_envs, streaming and not offload, split
-        self.offload = offload
-        introduced: WorkerInfo = rollouts.call("worker_info")[0]
-        assert introduced.env is not None and introduced.policy is not None
-        self.env, self.chunk = introduced.env, introduced.policy.chunk
-        self.features: list[Any] = []
+        """``num_envs``: of all rollout workers. ``options``: see ``OnPolicyFlow``."""
+        super().__init__(settings, **options)
+        self.rollouts, self.rewards, self.references, self.features, trainers = workers
+        cluster = self.rollouts.cluster
+        self.workers, self.num_envs, self.offload = len(self.rollouts.actors), num_envs, cluster.offload
+        self.streaming = cluster.streaming and not cluster.offload
+        introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
+        assert trainers is not None and introduced.env is not None and introduced.policy is not None
+        self.trainers, self.env, self.chunk = trainers, introduced.env, introduced.policy.chunk
         self._feature_pids: dict[int, int] = {}
         self._serial = itertools.count()
         self._serials: dict[int, list[int]] = {}
@@ -68,19 +69,19 @@ class RayFlow(OnPolicyFlow):
         super().begin(iteration)
         if self.policy_version not in self._weights:
             self.send_weights()
-        self._began, self._playing, self._load_s = time.perf_counter(), 0.0, 0.0
-        self._ended, self._steps, self._sent, self._received, self._bytes = self._began, 0, 0, 0, 0
+        self._began = self._ended = time.perf_counter()
+        self._done: list[ShardDone] = []
+        """Shards that were finished in this iteration, until ``self._ended``."""
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         calls, each = rollout_calls(horizon, self.env.episode_limit, self.chunk), self.num_envs // self.workers
-        tasks = [("collect", (iteration, first, calls)) for first in range(0, self.num_envs, each)]
-        return self._start([Task(method, iteration, version, arguments) for method, arguments in tasks])
+        firsts = range(0, self.num_envs, each)
+        return self._start([Task("collect", iteration, version, (iteration, first, calls)) for first in firsts])
 
     def start_groups(self, iteration: int, version: int, groups: int, attempts: int, draw: int) -> Rollouts:
         episodes = drawn_episodes(self.settings.run_seed, iteration, groups, draw, len(self.env.tasks)).repeat(attempts)
         each = attempts * max(1, -(-(self.num_envs // self.workers) // attempts))
-        parts = [episodes[first : first + each] for first in range(0, len(episodes), each)]
-        return self._start([Task("collect_episodes", iteration, version, (part,)) for part in parts])
+        return self._start([Task("collect_episodes", iteration, version, (part,)) for part in parts(episodes, each)])
 
     def score(self, rollouts: Rollouts) -> Rollouts:
         return super().score(rollouts if self.rewards is None else self._each(rollouts, self._rewarded))
@@ -111,7 +112,7 @@ class RayFlow(OnPolicyFlow):
         import ray
 
         actors = [*self.rollouts.actors, *self.features, *(self.references.actors if self.references else [])]
-        ray.wait([actor.rest.remote() for actor in actors], num_returns=len(actors), timeout=self.rollouts.timeouts.heartbeat)
+        ray.wait([actor.rest.remote() for actor in actors], num_returns=len(actors), timeout=self.rollouts.cluster.heartbeat_s)
 
     def publish(self) -> None:
         super().publish()
@@ -126,17 +127,18 @@ class RayFlow(OnPolicyFlow):
         self._weights = {
             version: weights for version, weights in self._weights.items() if version == present or self.is_pending_version(version)
         }
-        if self._steps:
-            self.log_rollout(self._ended - self._began, self._steps)
-        if self.split:
-            self.log({"split/bytes_up": float(self._sent), "split/bytes_down": float(self._received)})
+        if self._done:
+            self.log_rollout(self._ended - self._began, sum(each.steps for each in self._done))
+        if self.features:
+            up, down = (sum(getattr(each, way) for each in self._done) for way in ("sent", "received"))
+            self.log({"split/bytes_up": float(up), "split/bytes_down": float(down)})
         seconds = time.perf_counter() - self._began
         pools = [pool for pool in (self.rollouts, self.rewards, self.references) if pool is not None]
         self.log(
             {
-                "rollout/bytes": float(self._bytes),
-                "weights/load_s": self._load_s,
-                "utilisation/rollout": self._playing / (self.workers * seconds),
+                "rollout/bytes": float(sum(each.nbytes for each in self._done)),
+                "weights/load_s": max((each.load_s for each in self._done), default=0.0),
+                "utilisation/rollout": sum(each.seconds for each in self._done) / (self.workers * seconds),
                 "utilisation/trainer": self.metrics.get("timing_s/update", 0.0) / seconds,
             }
         )
@@ -155,7 +157,7 @@ class RayFlow(OnPolicyFlow):
         lost = 0
         for place, actor in enumerate(self.features):
             try:
-                pid = ray.get(actor.pid.options(concurrency_group=HEALTH).remote(), timeout=self.rollouts.timeouts.heartbeat)
+                pid = ray.get(actor.pid.options(concurrency_group=HEALTH).remote(), timeout=self.rollouts.cluster.heartbeat_s)
             except (exceptions.RayActorError, exceptions.GetTimeoutError):
                 continue
             lost += self._feature_pids.setdefault(place, pid) != pid
@@ -187,7 +189,7 @@ class RayFlow(OnPolicyFlow):
         version = self.policy_version if version is None else version
         with self.timeline.span("publish", "trainer"):
             ((nbytes, packed, head), *_) = self.trainers.call("weights", earlier_weights, returns=3)
-        self._weights[version] = (Weights(version, packed), head if self.split else packed)
+        self._weights[version] = (Weights(version, packed), head if self.features else packed)
         self.log({"weights/bytes": float(nbytes), "weights/publish_s": time.perf_counter() - started})
 
     def evaluate(
@@ -219,9 +221,11 @@ class RayFlow(OnPolicyFlow):
                 continue
             self._serials.setdefault(task.iteration, []).append(serial)
             self._heavy[serial] = (heavy, scene)
-            light = light_trajectory(played.light, serial)
-            self._note(played, int(light.valid.sum()))
-            return light
+            for span in shifted(played.spans, -clock_offset()):
+                self.timeline.add(*span)
+            self._ended = time.perf_counter()
+            self._done.append(played)
+            return light_trajectory(played.light, serial)
 
     def _each(self, rollouts: Rollouts, work: Callable[[Trajectory, Any, Any], Packed]) -> Shards:
         """Add the result of ``work`` to each shard as soon as the shard is available."""
@@ -247,12 +251,3 @@ class RayFlow(OnPolicyFlow):
         if self.references is not None:
             return self.references.call("reference", shard, heavy)[0]
         return self.trainers.call("reference", shard, heavy)[0][0]
-
-    def _note(self, played: ShardDone, steps: int) -> None:
-        spans = shifted(played.spans, -clock_offset())
-        for span in spans:
-            self.timeline.add(*span)
-        self._playing += max(span.end for span in spans) - min(span.start for span in spans)
-        self._load_s = max(self._load_s, played.load_s)
-        self._sent, self._received, self._bytes = self._sent + played.sent, self._received + played.received, self._bytes + played.nbytes
-        self._ended, self._steps = time.perf_counter(), self._steps + steps

@@ -17,7 +17,7 @@ from rlinf_vla.rollout.transitions import ChunkRewards
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Runtime, Say
 from rlinf_vla.runtime.off_policy import OffPolicyFlow
-from rlinf_vla.runtime.ray.pool import Pool, slices
+from rlinf_vla.runtime.ray.pool import Pool, parts
 from rlinf_vla.runtime.ray.rollout_workers import Weights, evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed
 from rlinf_vla.runtime.ray.worker import clock_offset, shifted
@@ -53,7 +53,7 @@ class RayCollector:
     def collect(
         self, episodes: Episodes, rewards: ChunkRewards, expert: bool, timeline: Timeline, progress: Callable[[float], None]
     ) -> list[EpisodeRecords]:
-        works = [(*self.weights, episodes[part], rewards, expert) for part in map(_slice, slices(len(episodes), self.share))]
+        works = [(*self.weights, part, rewards, expert) for part in parts(episodes, self.share)]
         found = []
         for played, spans in self.pool.map("collect_transitions", works, progress):
             found += [EpisodeRecords(packed.tensors(), success, steps) for packed, success, steps in played]
@@ -78,7 +78,7 @@ def open_off_policy(recipe: Recipe, pool: Pool, directory: Path, checkpoint: Pat
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     collector = RayCollector(pool, policy, trainer, settings, recipe.env.num_envs)
     threads = partial(builders.threads, recipe.cluster.update_threads)
-    flow = OffPolicyFlow(collector, trainer, settings, Timeline(), recipe.algorithm, directory / run_directory.REPLAY, state, threads)
+    flow = OffPolicyFlow(collector, trainer, settings, recipe.algorithm, directory / run_directory.REPLAY, state, threads)
 
     def save(state: dict[str, Any]) -> None:
         save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep)
@@ -86,7 +86,3 @@ def open_off_policy(recipe: Recipe, pool: Pool, directory: Path, checkpoint: Pat
     yield Runtime(
         flow, collector.env, collector.env.control_hz / policy.spec.chunk, partial(collector.evaluate, recipe.episodes), save, state
     )
-
-
-def _slice(part: range) -> slice:
-    return slice(part.start, part.stop)

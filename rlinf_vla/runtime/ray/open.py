@@ -1,27 +1,29 @@
-"""Run a recipe's training flow on a Ray cluster."""
+"""Start the workers of a recipe's training flow on a Ray cluster, and stop them at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.config.algorithm import ON_POLICY
-from rlinf_vla.config.cluster import RoleConfig
-from rlinf_vla.config.recipe import Recipe, RewardConfig
+from rlinf_vla.config.cluster import ClusterConfig
+from rlinf_vla.config.recipe import ON_POLICY, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.split import require_separable
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Runtime, Say
-from rlinf_vla.runtime.ray.cluster import Role, connect_cluster
-from rlinf_vla.runtime.ray.launch import launch_flow, launch_workers
+from rlinf_vla.runtime.ray.cluster import Role, connect_cluster, reserve_places
+from rlinf_vla.runtime.ray.flow import RayFlow, Workers
 from rlinf_vla.runtime.ray.off_policy import open_off_policy
-from rlinf_vla.runtime.ray.pool import Timeouts
-from rlinf_vla.runtime.ray.worker import Builders
+from rlinf_vla.runtime.ray.pool import Pool
+from rlinf_vla.runtime.ray.rollout_workers import FeatureWorker, RolloutWorker
+from rlinf_vla.runtime.ray.scoring_workers import ReferenceWorker, RewardWorker
+from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
+from rlinf_vla.runtime.ray.worker import HEALTH, Builders
 from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier
 
 
@@ -32,30 +34,26 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
     split, on_policy = recipe.rollout.split == "head", recipe.algorithm.family == ON_POLICY
     if split:
         require_separable(plugins.choose("model", recipe.model.name, plugins.models()))
-    references = cluster.reference_workers if on_policy and recipe.algorithm.kl_coef else 0
-    roles = {
-        "trainer": _role(cluster.trainer_ranks if on_policy else 0, cluster.roles.trainer),
-        "rollout": _role(cluster.rollout_workers, cluster.roles.rollout),
-        "reference": _role(references, cluster.roles.reference),
-        "reward": _role(_reward_workers(recipe), cluster.roles.reward),
-        "feature": _role(cluster.feature_workers if split else 0, cluster.roles.feature),
+    counts = {
+        "trainer": cluster.trainer_ranks if on_policy else 0,
+        "rollout": cluster.rollout_workers,
+        "reference": cluster.reference_workers if on_policy and recipe.algorithm.kl_coef else 0,
+        "reward": _reward_workers(recipe),
+        "feature": cluster.feature_workers if split else 0,
     }
-    timeouts = Timeouts(cluster.heartbeat_s, cluster.call_timeout_s, cluster.start_timeout_s, cluster.max_restarts)
-    builders = {role: _builders(recipe, role) for role in roles}
-    workers, spread, options = cluster.rollout_workers, cluster.spread, dict[str, Any]()
-    if on_policy:
-        options = {"streaming": cluster.streaming, "offload": cluster.offload}
-        options |= {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
+    roles = {name: Role(**vars(getattr(cluster.roles, name)), count=count) for name, count in counts.items()}
+    builders, workers = {role: _builders(recipe, role) for role in roles}, cluster.rollout_workers
     with connect_cluster(cluster.address, roles, say):
         say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
         if not on_policy:
             with (
-                launch_workers(builders, roles, timeouts, say, spread) as launched,
+                launch_workers(builders, roles, cluster, say) as launched,
                 open_off_policy(recipe, launched.rollouts, directory, checkpoint, say) as runtime,
             ):
                 yield runtime
             return
-        with launch_flow(builders, roles, timeouts, recipe.env.num_envs, say, spread, **options) as flow:
+        ahead = {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
+        with launch_flow(builders, roles, cluster, recipe.env.num_envs, say, **ahead) as flow:
             trainer = flow.trainers.worker_info
             say(f"policy {recipe.model.name}: {trainer.weights:,} weights, {trainer.trained:,} of them trained")
             state = {}
@@ -67,10 +65,6 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
                 flow.write_checkpoint(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
 
             yield Runtime(flow, flow.env, flow.env.control_hz / flow.chunk, partial(flow.evaluate, recipe.episodes), save, state)
-
-
-def _role(count: int, config: RoleConfig) -> Role:
-    return Role(count, config.cpus, config.gpus, dict(config.resources), dict(config.labels))
 
 
 def _reward_workers(recipe: Recipe) -> int:
@@ -90,15 +84,9 @@ def _builders(recipe: Recipe, role: str) -> Builders:
         trainer=partial(builders.build_trainer, recipe),
         algorithm=partial(builders.build_algorithm, recipe),
         reward_shaper=partial(builders.build_reward_shaper, recipe),
-        device=recipe.cluster.device,
-        heartbeat_s=recipe.cluster.heartbeat_s,
-        call_timeout_s=recipe.cluster.call_timeout_s,
-        sharded=recipe.cluster.trainer_sharding == "full",
         rewards_apart=_reward_workers(recipe) > 0,
         settings=builders.actor_settings(recipe, recipe.rollout.temperature),
-        reuse_frozen=recipe.cluster.reuse_frozen,
-        rollout_threads=partial(builders.threads, recipe.cluster.rollout_threads),
-        update_threads=partial(builders.threads, recipe.cluster.update_threads),
+        cluster=recipe.cluster,
     )
 
 
@@ -114,3 +102,58 @@ def _environments(recipe: Recipe, policy: Policy) -> Iterator[tuple[Sequence[Vec
     share = replace(recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // recipe.cluster.rollout_workers))
     with builders.open_envs(share, policy, recipe.rollout.pipeline_depth) as groups:
         yield groups, builders.rewarded(share, groups)
+
+
+@contextmanager
+def launch_flow(
+    builders: Mapping[str, Builders],
+    roles: Mapping[str, Role],
+    cluster: ClusterConfig,
+    num_envs: int,
+    say: Say,
+    **options: Any,
+) -> Iterator[RayFlow]:
+    """Start the workers of an on-policy flow and yield the flow. ``options``: see ``RayFlow``."""
+    with launch_workers(builders, roles, cluster, say) as workers:
+        flow = RayFlow(workers, num_envs, builders["trainer"].settings, **options)
+        try:
+            yield flow
+        finally:
+            flow.close()
+
+
+@contextmanager
+def launch_workers(builders: Mapping[str, Builders], roles: Mapping[str, Role], cluster: ClusterConfig, say: Say) -> Iterator[Workers]:
+    """Start workers in the connected cluster and stop them at the end. ``builders``: by role."""
+    import ray
+
+    remote: Any = ray.remote
+    with ExitStack() as stack:
+        places = stack.enter_context(reserve_places(roles, cluster.start_timeout_s, cluster.spread))
+
+        groups = {HEALTH: 1}
+        # Ray itself restarts these, so that the handles of rollout workers stay valid
+        kind = remote(max_restarts=-1, max_task_retries=-1, concurrency_groups=groups)(FeatureWorker)
+        features = [kind.options(**place).remote(builders["feature"], number) for number, place in enumerate(places["feature"])]
+        for actor in features:
+            stack.callback(ray.kill, actor)
+
+        def spawn(kind: type, role: str, place: int) -> Any:
+            actor = remote(max_restarts=0, concurrency_groups=groups, **places[role][place])(kind)
+            backbone = [features[place % len(features)]] if features and kind is RolloutWorker else []
+            return actor.remote(builders[role], place, *backbone)
+
+        def pool(kind: type, role: str) -> Pool:
+            found = Pool(role, partial(spawn, kind, role), roles[role].count, cluster, say)
+            stack.callback(found.close)
+            return found
+
+        rollouts = pool(RolloutWorker, "rollout")
+        rewards, references = (
+            pool(kind, role) if roles[role].count else None for kind, role in ((RewardWorker, "reward"), (ReferenceWorker, "reference"))
+        )
+        trainers = None
+        if ranks := roles["trainer"].count:
+            trainers = Trainers([spawn(TrainerWorker, "trainer", rank) for rank in range(ranks)], cluster)
+            stack.callback(trainers.close)
+        yield Workers(rollouts, rewards, references, features, trainers)

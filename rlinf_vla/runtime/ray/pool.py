@@ -11,60 +11,49 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.runtime.ray.worker import HEALTH
 
 _LOOK = 0.2
 """Seconds between checks whether the run is to end."""
 
-
-@dataclass(frozen=True)
-class Timeouts:
-    """Timeouts of workers in seconds.
-
-    heartbeat: without an answer, before a worker counts as hung. call: for one piece of work.
-    start: for a new worker to be ready. restarts: accepted losses of one role in a run.
-    """
-
-    heartbeat: float = 30.0
-    call: float = 3600.0
-    start: float = 600.0
-    restarts: int = 100
+Parts = TypeVar("Parts", range, Episodes)
 
 
 class WorkerLost(Exception):
     """A worker died or did not answer in time."""
 
 
-def wait(actor: Any, refs: Sequence[Any], timeouts: Timeouts, what: str) -> list[Any]:
-    """Return the values of ``refs``, which ``actor`` computes.
+def wait(actor: Any, refs: Sequence[Any], cluster: ClusterConfig, what: str) -> list[Any]:
+    """Return the values of ``refs``, which ``actor`` computes within the times of ``cluster``.
 
     Raises WorkerLost, ShardLost, or the error of the work itself.
     """
     import ray
     from ray import exceptions
 
-    deadline = time.monotonic() + timeouts.call
+    deadline = time.monotonic() + cluster.call_timeout_s
     pending: Any = None
     asked = time.monotonic()
     refs = list(refs)
     try:
         while True:
-            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=timeouts.heartbeat / 4, fetch_local=False)
+            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=cluster.heartbeat_s / 4, fetch_local=False)
             if len(ready) == len(refs):
-                return list(ray.get(refs, timeout=timeouts.heartbeat))
+                return list(ray.get(refs, timeout=cluster.heartbeat_s))
             now = time.monotonic()
             if now > deadline:
-                raise WorkerLost(f"{what} took more than {timeouts.call:g} s")
+                raise WorkerLost(f"{what} took more than {cluster.call_timeout_s:g} s")
             if pending is None or ray.wait([pending], timeout=0)[0]:
                 if pending is not None:
                     ray.get(pending)
                 pending, asked = actor.ping.options(concurrency_group=HEALTH).remote(), now
-            elif now - asked > timeouts.heartbeat:
-                raise WorkerLost(f"{what} did not answer for {timeouts.heartbeat:g} s")
+            elif now - asked > cluster.heartbeat_s:
+                raise WorkerLost(f"{what} did not answer for {cluster.heartbeat_s:g} s")
     except exceptions.RayTaskError as error:
         raise raised_there(error) from None
     except exceptions.ObjectLostError as error:
@@ -90,9 +79,9 @@ class ShardLost(Exception):
 class Pool:
     """``size`` interchangeable workers of one role."""
 
-    def __init__(self, role: str, spawn: Callable[[int], Any], size: int, timeouts: Timeouts, say: Callable[[str], None]) -> None:
+    def __init__(self, role: str, spawn: Callable[[int], Any], size: int, cluster: ClusterConfig, say: Callable[[str], None]) -> None:
         """``spawn(i)``: new actor in place ``i``; ``ready`` initialises and ``ping`` checks it."""
-        self.role, self.timeouts, self._spawn, self._say = role, timeouts, spawn, say
+        self.role, self.cluster, self._spawn, self._say = role, cluster, spawn, say
         self.faults = 0
         self._told, self._recovery_s = 0, 0.0
         self.error: BaseException | None = None
@@ -117,7 +106,7 @@ class Pool:
             try:
                 refs = getattr(actor, method).options(num_returns=returns).remote(*arguments)
                 refs = refs if returns > 1 else [refs]
-                found = [*wait(actor, refs[:1], self.timeouts, what), *refs[1:]]
+                found = [*wait(actor, refs[:1], self.cluster, what), *refs[1:]]
             except WorkerLost as loss:
                 self._replace(place, actor, str(loss))
                 continue
@@ -176,7 +165,7 @@ class Pool:
         ray.kill(actor)
         with self._lock:
             self.faults += 1
-            if self.faults > self.timeouts.restarts:
+            if self.faults > self.cluster.max_restarts:
                 self.error = RuntimeError(f"{self.role} workers were lost {self.faults} times, the last time because {reason}")
         if self._closing or self.error is not None:
             return
@@ -195,13 +184,12 @@ class Pool:
 
         what = f"{self.role} {place}"
         try:
-            worker_info = ray.get(actor.ready.remote(), timeout=self.timeouts.start)
+            worker_info = ray.get(actor.ready.remote(), timeout=self.cluster.start_timeout_s)
         except exceptions.RayTaskError as error:  # its construction fails: a replacement would fail, too
             self.error = raised_there(error)
         except exceptions.GetTimeoutError:
-            self.error = RuntimeError(
-                f"{what} did not start within {self.timeouts.start:g} s: the cluster has no room for it, or its machine is too slow"
-            )
+            limit = f"{self.cluster.start_timeout_s:g} s"
+            self.error = RuntimeError(f"{what} did not start within {limit}: the cluster has no room for it, or its machine is too slow")
         except exceptions.RayError as error:
             self._replace(place, actor, f"{what} was lost while it started ({type(error).__name__})")
         else:
@@ -211,6 +199,6 @@ class Pool:
             self._free.put((place, actor))
 
 
-def slices(count: int, size: int) -> list[range]:
-    """Return ``range(count)`` in parts of at most ``size``."""
-    return [range(first, min(first + size, count)) for first in range(0, count, size)]
+def parts(items: Parts, size: int) -> list[Parts]:
+    """Return ``items`` in parts of at most ``size``."""
+    return [items[first : first + size] for first in range(0, len(items), size)]

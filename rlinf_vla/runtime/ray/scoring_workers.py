@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import torch
@@ -12,7 +11,7 @@ from rlinf_vla.core.types import Trajectory, flattened
 from rlinf_vla.rollout.reward_shaping import RewardShaper, relabel_rewards
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.runtime.ray.serialization import ROW, HeavyParts, Packed
-from rlinf_vla.runtime.ray.worker import Builders, Worker, WorkerInfo, node_address, off_the_gpu
+from rlinf_vla.runtime.ray.worker import Builders, Worker, WorkerInfo, off_the_gpu
 from rlinf_vla.training.trainer import Trainer
 
 
@@ -22,7 +21,7 @@ class RewardWorker(Worker):
     reward_shaper: RewardShaper | None = None
 
     def ready(self) -> WorkerInfo:
-        return WorkerInfo(os.getpid(), node_address(), None)
+        return self.info()
 
     def score(self, calls: Trajectory, scene: Packed, env: EnvSpec) -> Packed:
         """Return rewards in the shape of the shard's own. ``env``: spec of an environment group."""
@@ -45,18 +44,18 @@ class ReferenceWorker(Worker):
         with self.builders.update_threads():
             self.policy = self.builders.policy()
             self.learning = learning(self.builders, self.builders.trainer(self.policy))
-        return WorkerInfo(os.getpid(), node_address(), self.policy.spec)
+        return self.info(self.policy.spec)
 
     def reference(self, calls: Trajectory, heavy: Packed) -> Packed:
         """Return reference log-probabilities in the shape of the shard's own."""
-        self.policy.to(self.builders.device)
+        self.policy.to(self.builders.cluster.device)
         with self.builders.update_threads():
             return Packed.of({"reference": self.learning.log_prob(whole(calls, heavy)).reshape(calls.log_prob.shape)})
 
 
 def learning(builders: Builders, trainer: Trainer) -> OnPolicyUpdater:
     """Build the ``OnPolicyUpdater`` of a worker."""
-    return OnPolicyUpdater(trainer, builders.settings.run_seed, builders.settings.temperature, builders.reuse_frozen)
+    return OnPolicyUpdater(trainer, builders.settings.run_seed, builders.settings.temperature, builders.cluster.reuse_frozen)
 
 
 def whole(calls: Trajectory, heavy: Packed) -> Trajectory:

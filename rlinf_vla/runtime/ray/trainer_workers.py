@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Sequence
@@ -15,10 +14,11 @@ import torch.distributed as dist
 
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.core.types import Trajectory
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime.base import Restart
-from rlinf_vla.runtime.ray.pool import Timeouts, WorkerLost, wait
+from rlinf_vla.runtime.ray.pool import WorkerLost, wait
 from rlinf_vla.runtime.ray.scoring_workers import learning, whole
 from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed
 from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, node_address, off_the_gpu
@@ -38,19 +38,19 @@ class TrainerWorker(Worker):
             return f"tcp://{host}:{free.getsockname()[1]}"
 
     def ready(self, meeting_point: str | None = None, ranks: int = 1) -> WorkerInfo:
-        builders = self.builders
+        builders, cluster = self.builders, self.builders.cluster
         if meeting_point is not None:
-            backend, timeouts = "nccl" if builders.device == "cuda" else "gloo", timedelta(seconds=builders.call_timeout_s)
-            dist.init_process_group(backend, init_method=meeting_point, rank=self.place, world_size=ranks, timeout=timeouts)
+            backend, timeout = "nccl" if cluster.device == "cuda" else "gloo", timedelta(seconds=cluster.call_timeout_s)
+            dist.init_process_group(backend, init_method=meeting_point, rank=self.place, world_size=ranks, timeout=timeout)
         with builders.update_threads():
             self.policy = builders.policy()
-            if builders.sharded:
+            if cluster.trainer_sharding == "full":
                 shard(self.policy)
             self.trainer = builders.trainer(self.policy)
         self.learning = learning(builders, self.trainer)
         self.algorithm, self.heavy = builders.algorithm(), HeavyParts()
         weights, trained = (sum(each.numel() for each in group) for group in (self.policy.parameters(), self.trainer.parameters.values()))
-        return WorkerInfo(os.getpid(), node_address(), self.policy.spec, weights, trained)
+        return self.info(self.policy.spec, weights=weights, trained=trained)
 
     def rest(self) -> None:
         """Move the policy and the optimiser state off the GPU until there is work again."""
@@ -58,7 +58,7 @@ class TrainerWorker(Worker):
         self.trainer.move("cpu")
 
     def wake(self) -> None:
-        device = self.builders.device
+        device = self.builders.cluster.device
         self.policy.to(device)
         self.trainer.move(device)
 
@@ -114,11 +114,12 @@ class TrainerLost(Restart, RuntimeError):
 class Trainers:
     """All trainer ranks; each call goes to all of them."""
 
-    def __init__(self, actors: Sequence[Any], timeouts: Timeouts) -> None:
-        self.actors, self._patience = actors, replace(timeouts, heartbeat=timeouts.start, call=timeouts.start)
+    def __init__(self, actors: Sequence[Any], cluster: ClusterConfig) -> None:
+        patience = cluster.start_timeout_s
+        self.actors, self._patience = actors, replace(cluster, heartbeat_s=patience, call_timeout_s=patience)
         meeting_point = wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0") if len(actors) > 1 else []
         self.worker_info: WorkerInfo = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))[0][0]
-        self._patience = timeouts
+        self._patience = cluster
 
     def call(self, method: str, *arguments: Any, returns: int = 1) -> list[list[Any]]:
         """Call ``method`` on all ranks; return each rank's references, the first as a value.

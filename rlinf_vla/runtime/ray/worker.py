@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from rlinf_vla.algorithms.on_policy import OnPolicy
+from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardShaper
+from rlinf_vla.runtime.builders import threads
 from rlinf_vla.runtime.ray.serialization import Packed
 from rlinf_vla.telemetry.timeline import Span
 
-Threads = Callable[[], AbstractContextManager[None]]
 HEALTH = "health"
 """Concurrency group in which a worker answers ``ping`` while it works."""
 START_S = 60.0
@@ -42,15 +43,15 @@ class Builders:
     """The recipe's reward, for reward workers."""
     rewards_apart: bool
     """Reward workers, not rollout workers, compute the recipe's reward."""
-    sharded: bool
-    """The trainer ranks shard the policy's weights."""
-    device: str
-    heartbeat_s: float
-    call_timeout_s: float
     settings: Settings
-    reuse_frozen: bool
-    rollout_threads: Threads
-    update_threads: Threads
+    cluster: ClusterConfig
+    """The recipe's node; for a role without GPUs its device is the CPU."""
+
+    def rollout_threads(self) -> AbstractContextManager[None]:
+        return threads(self.cluster.rollout_threads)
+
+    def update_threads(self) -> AbstractContextManager[None]:
+        return threads(self.cluster.update_threads)
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,10 @@ class Worker:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def info(self, spec: PolicySpec | None = None, **known: Any) -> WorkerInfo:
+        """Return what this worker reports; ``known``: further fields."""
+        return WorkerInfo(self.pid(), node_address(), spec, **known)
 
 
 def call_with_restart(actor: Any, method: str, arguments: tuple[Any, ...], heartbeat_s: float) -> Any:

@@ -14,6 +14,7 @@ from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import EnvSpec, Policy, VectorEnv
 from rlinf_vla.core.types import Observation, StepResult
@@ -25,10 +26,8 @@ from rlinf_vla.runtime.builders import threads
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.runtime.ray.cluster import Role
 from rlinf_vla.runtime.ray.flow import RayFlow
-from rlinf_vla.runtime.ray.launch import launch_flow
-from rlinf_vla.runtime.ray.pool import Timeouts
+from rlinf_vla.runtime.ray.open import launch_flow
 from rlinf_vla.runtime.ray.worker import Builders
-from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.lora import add_lora
@@ -38,7 +37,9 @@ NUM_ENVS = 8
 SETTINGS = Settings(run_seed=3, temperature=1.0, batch_size=2)
 PPO_CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None, kl_coef=0.05)
 GRPO_CONFIG = GRPOConfig(episodes=24, group_size=4, groups_per_step=2, target_kl=None, resample=1)
-TIMEOUTS = Timeouts(heartbeat=20.0, call=60.0, start=300.0, restarts=1000)
+CLUSTER = ClusterConfig(
+    "toy", heartbeat_s=20.0, call_timeout_s=60.0, start_timeout_s=300.0, max_restarts=1000, rollout_threads=1, update_threads=1
+)
 
 
 @dataclass(frozen=True)
@@ -109,15 +110,9 @@ def builders(recipe: Recipe) -> dict[str, Builders]:
         trainer=trainer,
         algorithm=partial(algorithm, recipe.config),
         reward_shaper=reward_shaper,
-        device="cpu",
-        heartbeat_s=TIMEOUTS.heartbeat,
-        call_timeout_s=TIMEOUTS.call,
-        sharded=recipe.sharded,
         rewards_apart=recipe.reward_workers > 0,
         settings=SETTINGS,
-        reuse_frozen=True,
-        rollout_threads=one_thread,
-        update_threads=one_thread,
+        cluster=replace(CLUSTER, trainer_sharding="full" if recipe.sharded else "none"),
     )
     return dict.fromkeys(roles(recipe), found)
 
@@ -125,7 +120,7 @@ def builders(recipe: Recipe) -> dict[str, Builders]:
 def in_process(recipe: Recipe) -> InProcessFlow:
     built = policy(recipe)
     envs = rewarded(groups(NUM_ENVS, recipe.depth), recipe)
-    return InProcessFlow(built, envs, trainer(built), SETTINGS, Timeline(), staleness=recipe.config.staleness, iterations=3)
+    return InProcessFlow(built, envs, trainer(built), SETTINGS, staleness=recipe.config.staleness, iterations=3)
 
 
 def roles(recipe: Recipe) -> dict[str, Role]:
@@ -136,14 +131,14 @@ def roles(recipe: Recipe) -> dict[str, Role]:
         "trainer": recipe.ranks,
     }
     counts["feature"] = recipe.feature_workers
-    return {name: Role(count, cpus=0.05) for name, count in counts.items()}
+    return {name: Role(count=count, cpus=0.05) for name, count in counts.items()}
 
 
 @contextmanager
-def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, timeouts: Timeouts = TIMEOUTS) -> Iterator[RayFlow]:
+def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, cluster: ClusterConfig = CLUSTER) -> Iterator[RayFlow]:
     """In the cluster that this process is connected to."""
-    options = {"streaming": recipe.streaming, "offload": recipe.offload, "staleness": recipe.config.staleness, "iterations": 3}
-    with launch_flow(builders(recipe), roles(recipe), timeouts, NUM_ENVS, say, **options) as flow:
+    cluster, ahead = replace(cluster, streaming=recipe.streaming, offload=recipe.offload), {"staleness": recipe.config.staleness}
+    with launch_flow(builders(recipe), roles(recipe), cluster, NUM_ENVS, say, **ahead, iterations=3) as flow:
         yield flow
 
 

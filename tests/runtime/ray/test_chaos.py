@@ -18,7 +18,7 @@ import torch
 from rlinf_vla.runtime.ray.flow import RayFlow
 from rlinf_vla.runtime.ray.pool import Pool
 from rlinf_vla.runtime.ray.trainer_workers import TrainerLost
-from tests.runtime.ray.counting import GRPO_CONFIG, PPO_CONFIG, TIMEOUTS, Recipe, algorithm, in_process, iterate, on_ray, trained
+from tests.runtime.ray.counting import CLUSTER, GRPO_CONFIG, PPO_CONFIG, Recipe, algorithm, in_process, iterate, on_ray, trained
 
 KILLS = int(os.environ.get("CHAOS_KILLS", "8"))
 """``make chaos`` makes it 100."""
@@ -81,7 +81,7 @@ def test_killed_workers_do_not_change_the_weights(name: str, cluster: None) -> N
 @pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced(cluster: None) -> None:
     recipe, said = Recipe(PPO_CONFIG, rollout_workers=2), list[str]()
-    with on_ray(recipe, said.append, replace(TIMEOUTS, heartbeat=4.0)) as flow:
+    with on_ray(recipe, said.append, replace(CLUSTER, heartbeat_s=4.0)) as flow:
         while len(flow.rollouts.introduced) < 2:
             time.sleep(0.05)
         stopped = flow.rollouts.introduced[1].pid
@@ -100,7 +100,7 @@ def test_a_worker_that_hangs_is_replaced(cluster: None) -> None:
 
 def test_a_role_that_keeps_dying_ends_the_run(cluster: None) -> None:
     recipe = Recipe(PPO_CONFIG)
-    with on_ray(recipe, timeouts=replace(TIMEOUTS, restarts=0)) as flow:
+    with on_ray(recipe, cluster=replace(CLUSTER, max_restarts=0)) as flow:
         os.kill(flow.rollouts.introduced[0].pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="rollout workers were lost 1 times, the last time because rollout 0 was lost"):
             iterate(flow, recipe)

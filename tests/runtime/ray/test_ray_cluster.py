@@ -48,14 +48,14 @@ def test_an_address_without_a_cluster(address: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("roles", "message"),
     [
-        ({"trainer": Role(3, gpus=1.0)}, "the cluster has 2 GPU, the plan wants 3 (3 trainer): lower cluster.*_workers"),
-        ({"trainer": Role(1), "rollout": Role(8)}, "the cluster has 8 CPU, the plan wants 9 (1 trainer, 8 rollout)"),
+        ({"trainer": Role(count=3, gpus=1.0)}, "the cluster has 2 GPU, the plan wants 3 (3 trainer): lower cluster.*_workers"),
+        ({"trainer": Role(count=1), "rollout": Role(count=8)}, "the cluster has 8 CPU, the plan wants 9 (1 trainer, 8 rollout)"),
         (
-            {"robot": Role(1, resources={"robot": 1.0})},
+            {"robot": Role(count=1, resources={"robot": 1.0})},
             "the cluster has 0 robot, the plan wants 1 (1 robot): on the machine that has it, "
             "ray start --address=HOST:PORT --resources='{\"robot\": 1}'",
         ),
-        ({"rollout": Role(1, labels={"market-type": "on-demand"})}, "no node of the cluster can run a rollout worker"),
+        ({"rollout": Role(count=1, labels={"market-type": "on-demand"})}, "no node of the cluster can run a rollout worker"),
     ],
 )
 def test_a_cluster_without_enough_resources(roles: dict[str, Role], message: str) -> None:
@@ -65,7 +65,11 @@ def test_a_cluster_without_enough_resources(roles: dict[str, Role], message: str
 
 
 def test_a_cluster_with_enough_resources() -> None:
-    roles = {"trainer": Role(2, gpus=1.0), "rollout": Role(4, labels={"market-type": "spot"}), "reward": Role(0, gpus=9.0)}
+    roles = {
+        "trainer": Role(count=2, gpus=1.0),
+        "rollout": Role(count=4, labels={"market-type": "spot"}),
+        "reward": Role(count=0, gpus=9.0),
+    }
     ray_cluster.require_room([ALIVE, GONE], roles)
 
 

@@ -17,11 +17,11 @@ from typing import Any
 from torch import Tensor
 
 from rlinf_vla.runtime.ray.cluster import Role, connect_cluster
-from rlinf_vla.runtime.ray.launch import launch_flow
-from tests.runtime.ray.counting import NUM_ENVS, PPO_CONFIG, TIMEOUTS, Recipe, algorithm, builders, roles, trained
+from rlinf_vla.runtime.ray.open import launch_flow
+from tests.runtime.ray.counting import CLUSTER, NUM_ENVS, PPO_CONFIG, Recipe, algorithm, builders, roles, trained
 
 RECIPE = Recipe(PPO_CONFIG, rollout_workers=2)
-QUICK = replace(TIMEOUTS, heartbeat=5.0, start=90.0)
+QUICK = replace(CLUSTER, heartbeat_s=5.0, start_timeout_s=90.0, spread=True)
 
 
 def tell(**event: Any) -> None:
@@ -36,13 +36,13 @@ def digest(weights: dict[str, Tensor]) -> str:
 def main(address: str, iterations: int, resource: str) -> None:
     """``resource``: custom resource of each rollout worker; "" for none."""
     wanted = roles(RECIPE)
-    wanted["trainer"] = Role(1, cpus=0.5, resources={"near": 1.0})
+    wanted["trainer"] = Role(count=1, cpus=0.5, resources={"near": 1.0})
     if resource:
-        wanted["rollout"] = Role(2, cpus=0.5, resources={resource: 1.0})
+        wanted["rollout"] = Role(count=2, cpus=0.5, resources={resource: 1.0})
     say = partial(tell, kind="said")
     with (
         connect_cluster(address, wanted, lambda text: say(text=text)),
-        launch_flow(builders(RECIPE), wanted, QUICK, NUM_ENVS, lambda text: say(text=text), spread=True, iterations=iterations) as flow,
+        launch_flow(builders(RECIPE), wanted, QUICK, NUM_ENVS, lambda text: say(text=text), iterations=iterations) as flow,
     ):
         subject = algorithm(RECIPE.config)
         while len(flow.rollouts.introduced) < RECIPE.rollout_workers:

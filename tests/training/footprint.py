@@ -1,0 +1,51 @@
+"""Memory of training on one rank: the table of docs/training_ranks.md."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from rlinf_vla.training.gradient_checkpointing import repeated_blocks
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory of training on one rank in bytes, without activations.
+
+    weights, gradients, optimizer: persistent. buffers: temporary. If sharded, these are the weights
+    outside blocks and two blocks (one runs, the next is prefetched); else the gradients while
+    summed.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.buffers
+
+
+def footprint(policy: nn.Module, ranks: int, sharded: bool) -> Footprint:
+    """Return the footprint of a policy that is not yet sharded and may be on the meta device.
+
+    Counts Adam's two moments. Gradients and moments have the dtypes of their weights.
+    """
+    pieces = ranks if sharded else 1
+
+    def kept(parameter: Tensor) -> int:
+        rows = parameter.shape[0] if parameter.ndim else 1
+        return math.ceil(rows / pieces) * (parameter.nbytes // rows)
+
+    parameters = list(policy.parameters())
+    gradients = sum(kept(parameter) for parameter in parameters if parameter.requires_grad)
+    if sharded:
+        blocks = [sum(parameter.nbytes for parameter in block.parameters()) for block in repeated_blocks(policy)]
+        inside = {parameter for block in repeated_blocks(policy) for parameter in block.parameters()}
+        buffers = sum(parameter.nbytes for parameter in parameters if parameter not in inside) + sum(sorted(blocks)[-2:])
+    else:
+        buffers = gradients if ranks > 1 else 0
+    return Footprint(sum(map(kept, parameters)), gradients, 2 * gradients, buffers)
