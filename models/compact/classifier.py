@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import ImageSize, Label, Name, NonEmpty, Range
 from rlinf_vla.core.images import resized
-from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel
+from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel, prepared
 from rlinf_vla.core.types import Inputs, Observation, StepResult
 
 from .. import files
@@ -94,12 +94,10 @@ class ClassifierReward:
 
     def __init__(self, model: RewardModel, threshold: float, ends_episode: bool) -> None:
         self.model, self.threshold, self.ends_episode = model, threshold, ends_episode
-        self._device = next(model.parameters()).device
 
     @torch.inference_mode()
     def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
-        inputs = {name: value.to(self._device) for name, value in self.model.prepare(result.observation).items()}
-        seen = (self.model(inputs).sigmoid() > self.threshold).to(result.valid.device)
+        seen = (self.model(prepared(self.model, result.observation)).sigmoid() > self.threshold).to(result.valid.device)
         last = result.valid & (result.valid.cumsum(1) == result.valid.sum(1, keepdim=True))
         success = last & seen[:, None]
         terminated = result.terminated | success if self.ends_episode else result.terminated

@@ -25,7 +25,7 @@ from .actions import ActionTokenizer, ProprioNormalizer
 from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache, generate_reference_tokens
 from .prismatic import PrismaticVLA
-from .processor import PromptEncoder, center_crop, normalise, resize, rlds_resize
+from .processor import PixelNormalizer, PromptEncoder, center_crop, resize, rlds_resize
 
 COMPANIONS = (
     *(STATISTICS, files.TOKENIZER, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -131,6 +131,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         self.action_tokens = ActionTokenizer(
             text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"], self.statistics["action"], config["gripper"]
         )
+        self.pixels = PixelNormalizer()
         self.proprio = ProprioNormalizer(self.statistics["proprio"]) if proprio else None
         self.prompts = PromptEncoder(
             files.read_tokenizer(directory),
@@ -232,7 +233,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         return per_token.unflatten(1, (self.spec.chunk, self.spec.action_dim))
 
     def embed_prompt(self, inputs: Inputs, stop_id: int | None = None) -> tuple[Tensor, Tensor]:
-        pixels = torch.cat([normalise(inputs[f"image.{name}"]) for name in self.spec.images], dim=1)
+        pixels = torch.cat([self.pixels(inputs[f"image.{name}"]) for name in self.spec.images], dim=1)
         return self.backbone.embed_prompt(pixels, inputs["token_ids"], inputs["token_mask"], inputs.get("proprio"), stop_id)
 
     def _teacher_forced(self, inputs: Inputs, token_ids: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
 
@@ -108,11 +108,19 @@ def _crop_weights(side: int) -> Tensor:
     return (1 - (places[:, None] - torch.arange(side)).abs()).clamp(min=0)
 
 
-def normalise(images: Tensor) -> Tensor:
+class PixelNormalizer(nn.Module):
     """Normalise uint8 ``[B, 3, H, W]`` for DINO and SigLIP; return float32 ``[B, 6, H, W]``."""
-    scaled = images.float() / 255
-    statistics = torch.tensor([DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD], device=images.device)[..., None, None]
-    return torch.cat([(scaled - statistics[0]) / statistics[1], (scaled - statistics[2]) / statistics[3]], dim=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        statistics = torch.tensor([DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD])[..., None, None]
+        self.register_buffer("statistics", statistics, persistent=False)
+
+    statistics: Tensor
+
+    def forward(self, images: Tensor) -> Tensor:
+        scaled, statistics = images.float() / 255, self.statistics
+        return torch.cat([(scaled - statistics[0]) / statistics[1], (scaled - statistics[2]) / statistics[3]], dim=1)
 
 
 class PromptEncoder:

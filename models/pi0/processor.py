@@ -93,14 +93,16 @@ def relative(actions: Tensor, state: Tensor, dimensions: list[int]) -> Tensor:
     Source: openpi ``DeltaActions``.
     """
     moved = actions.clone()
-    moved[..., dimensions] -= state[..., None, dimensions]
+    for index in dimensions:  # a list of indices would be copied to a GPU at each call
+        moved[..., index] -= state[..., None, index]
     return moved
 
 
 def absolute(actions: Tensor, state: Tensor, dimensions: list[int]) -> Tensor:
     """Invert :func:`relative`, after un-normalisation. Source: openpi ``AbsoluteActions``."""
     moved = actions.clone()
-    moved[..., dimensions] += state[..., None, dimensions]
+    for index in dimensions:
+        moved[..., index] += state[..., None, index]
     return moved
 
 

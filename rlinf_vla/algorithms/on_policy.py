@@ -14,6 +14,7 @@ from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
 from rlinf_vla.config.recipe import ON_POLICY, AlgorithmConfig
+from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Batched, Rollouts, Trajectory
 
@@ -192,7 +193,7 @@ class OnPolicy(Algorithm):
 
 def parity(policy: Policy, rollouts: Trajectory, temperature: float, calls: int = 64) -> float:
     """Return the largest error of ``evaluate`` in log_prob over the first ``calls`` calls."""
-    flat = rollouts[:calls]
+    flat = rollouts[:calls].to(device_of(policy))
     with torch.no_grad():
         again = policy.evaluate(flat.inputs, flat.latent, temperature).log_prob
     return torch.where(flat.valid[..., None], (again - flat.log_prob).abs(), 0).max().item()

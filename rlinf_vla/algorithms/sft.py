@@ -54,7 +54,7 @@ class Demonstrations(Batched):
 
     @property
     def counts(self) -> Tensor:
-        return torch.ones(len(self), dtype=torch.bool, device=self.actions.device)
+        return torch.ones(len(self), dtype=torch.bool)
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -65,7 +65,7 @@ def action_chunks(actions: Tensor, chunk: int) -> Tensor:
 
     Beyond the end, the last action is repeated.
     """
-    steps = torch.arange(len(actions), device=actions.device)[:, None] + torch.arange(chunk, device=actions.device)
+    steps = torch.arange(len(actions))[:, None] + torch.arange(chunk)
     return actions[steps.clamp(max=len(actions) - 1)]
 
 

@@ -7,11 +7,13 @@ Shape letters used everywhere: ``B`` environments in a batch, ``T`` policy calls
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+
+from rlinf_vla.core.devices import moved
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Recipe names of the dtypes that weights may have."""
@@ -44,8 +46,12 @@ class Batched:
     def __getitem__(self, index: Any) -> Self:
         return mapped(lambda x: x[index], self)
 
-    def to(self, device: torch.device | str) -> Self:
-        return mapped(lambda x: x.to(device), self)
+    def to(self, device: torch.device) -> Self:
+        """Return the tensors on ``device``, moved in one copy."""
+        tensors: Tensors = {}
+        mapped(lambda x: tensors.setdefault(str(len(tensors)), x), self)
+        found = iter(moved(tensors, device).values())
+        return mapped(lambda _: next(found), self)
 
     @classmethod
     def cat(cls, parts: Sequence[Self], dim: int = 0) -> Self:
@@ -65,7 +71,13 @@ class Observation:
     state: Tensor
     instruction: list[str]
 
+    def to(self, device: torch.device) -> Observation:
+        """Return the observation on ``device``, moved in one copy."""
+        found = moved({_STATE: self.state} | {_IMAGE + name: image for name, image in self.images.items()}, device)
+        return Observation({name: found[_IMAGE + name] for name in self.images}, found[_STATE], self.instruction)
 
+
+_IMAGE, _STATE = "image.", "state"
 MAX_TASKS = MAX_ATTEMPTS = 1 << 16
 """Task and attempt share one 32-bit word of the counter of the policy's random number generator."""
 
@@ -124,6 +136,12 @@ class StepResult:
     def done(self) -> Tensor:
         """bool ``[B]``: whether the episode ended in this chunk."""
         return (self.terminated | self.truncated).any(dim=1)
+
+    def outcome_to(self, device: torch.device) -> StepResult:
+        """Return the result with all but the observation on ``device``, moved in one copy."""
+        names = ("reward", "terminated", "truncated", "success", "valid")
+        found: dict[str, Any] = moved({name: getattr(self, name) for name in names}, device)
+        return replace(self, **found)
 
 
 @dataclass(frozen=True)

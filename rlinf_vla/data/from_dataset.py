@@ -16,7 +16,8 @@ from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.off_policy import OffPolicyConfig
 from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel
+from rlinf_vla.core.devices import CPU, device_of, moved
+from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, prepared
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_reader import Episode, LeRobotReader
@@ -111,8 +112,8 @@ def _records(policy: Policy, source: _Source, episode: Episode, steps: int, term
         )
     call = torch.arange(0, steps, policy.spec.chunk)
     step = call[:, None] + torch.arange(policy.spec.chunk)
-    valid, step = (step < steps).to(actions.device), step.clamp(max=steps - 1)
-    reward = torch.from_numpy(episode.columns[form.REWARD]).float().to(actions.device)
+    valid, step = step < steps, step.clamp(max=steps - 1)
+    reward = torch.from_numpy(episode.columns[form.REWARD]).float()
     earned, discount = chunk_rewards(reward[step], valid, config.gamma, config.gamma_unit)
     done = {ACTION: actions[step].clamp(-1, 1), REWARD: earned, DISCOUNT: discount, ACTED: torch.ones_like(discount, dtype=torch.bool)}
     if terminated:
@@ -120,8 +121,8 @@ def _records(policy: Policy, source: _Source, episode: Episode, steps: int, term
     else:
         call = torch.cat([call, torch.tensor([steps])])
         done = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in done.items()}
-    inputs = {name: value[call.to(value.device)] for name, value in source.inputs(episode).items()}
-    return policy.precompute(inputs) | done
+    inputs = {name: value[call] for name, value in source.inputs(episode).items()}
+    return moved(policy.precompute(moved(inputs, device_of(policy))), CPU) | done
 
 
 class _Source:
@@ -130,7 +131,6 @@ class _Source:
     def __init__(self, policy: Learner, path: str, action_key: str, cameras: Sequence[str], key: str) -> None:
         """``cameras``: ``POLICY_NAME:DATASET_NAME`` where they differ; ``key``: the recipe key."""
         self.policy, self.reader, self._action_key = policy, LeRobotReader(Path(path).expanduser()), action_key
-        self._device = next(policy.parameters()).device
         self._state = [form.STATE] if policy.spec.state_dim else []
         for column, size, what in ((action_key, policy.spec.action_dim, "actions"), (form.STATE, policy.spec.state_dim, "state")):
             feature = self.reader.features.get(column)
@@ -164,17 +164,17 @@ class _Source:
 
     def actions(self, episode: Episode) -> Tensor:
         """Return actions, float32 ``[L, D]``."""
-        return torch.from_numpy(episode.columns[self._action_key]).float().to(self._device)
+        return torch.from_numpy(episode.columns[self._action_key]).float()
 
     def inputs(self, episode: Episode) -> Inputs:
         """Return the prepared inputs of every frame, ``[L, ...]``."""
         streams = {name: self.reader.frames(episode, key) for name, key in self._cameras.items()}
         nothing = np.zeros((len(episode), 0), np.float32)
-        state = torch.from_numpy(episode.columns[form.STATE] if self._state else nothing).float().to(self._device)
+        state = torch.from_numpy(episode.columns[form.STATE] if self._state else nothing).float()
         parts = []
         for first in range(0, len(episode), _AT_ONCE):
             rows = slice(first, first + _AT_ONCE)
             images = {name: np.stack(list(islice(stream, len(state[rows])))) for name, stream in streams.items()}
-            seen = {name: torch.from_numpy(frames).to(self._device) for name, frames in images.items()}
-            parts.append(self.policy.prepare(Observation(seen, state[rows], episode.instruction[rows])))
+            seen = {name: torch.from_numpy(frames) for name, frames in images.items()}
+            parts.append(moved(prepared(self.policy, Observation(seen, state[rows], episode.instruction[rows])), CPU))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

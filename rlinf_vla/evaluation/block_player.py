@@ -20,7 +20,7 @@ from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import task_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_episode_list
 from rlinf_vla.rollout.player import ActorProtocol
-from rlinf_vla.rollout.scripted_actors import ExpertActor, RandomActor, Unprepared
+from rlinf_vla.rollout.scripted_actors import ExpertActor, RandomActor
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import COMPLETE, load_checkpoint
@@ -103,7 +103,7 @@ class BlockPlayer:
 
     def _actor(self, policy: EvalPolicy, loaded: _Loaded | None) -> Callable[[VectorEnv], ActorProtocol]:
         if loaded is None:
-            return lambda env: ExpertActor(Unprepared(), env) if policy.source == EXPERT else RandomActor(env, self._recipe.seed)
+            return lambda env: ExpertActor(env) if policy.source == EXPERT else RandomActor(env, self._recipe.seed)
         actor = loaded.actor(self._recipe, temperature_of(self._recipe, policy.mode))
         return lambda env: actor
 

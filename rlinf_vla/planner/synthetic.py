@@ -11,6 +11,7 @@ from torch import Tensor
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.protocols import Policy, PolicySpec
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, ActionSample, Episodes, Inputs, Observation, Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -37,30 +38,29 @@ def calls(policy: Policy, count: int, settings: Settings, group_size: int) -> Tr
 
     ``group_size`` consecutive calls are attempts at the same episode.
     """
-    device = next(policy.parameters()).device
     number = torch.arange(count)
     zeros = torch.zeros_like(number)
     episodes = Episodes(task_id=zeros, seed=number // group_size, attempt=number % group_size)
     inputs, sample = _play(policy, count, settings, episodes)
-    steps = torch.ones(count, policy.spec.chunk, dtype=torch.bool, device=device)
-    reward = torch.randn(steps.shape, generator=torch.Generator().manual_seed(1)).to(device)
+    steps = torch.ones(count, policy.spec.chunk, dtype=torch.bool)
+    reward = torch.randn(steps.shape, generator=torch.Generator().manual_seed(1))
     return Trajectory(
-        inputs=inputs,
+        inputs=moved(inputs, CPU),
         latent=sample.latent,
         log_prob=sample.log_prob,
         value=sample.value,
         bootstrap_value=torch.zeros_like(sample.value),
-        cut=torch.zeros(count, dtype=torch.bool, device=device),
+        cut=torch.zeros(count, dtype=torch.bool),
         reward=reward,
         terminated=~steps,
         truncated=~steps,
         success=~steps,
         valid=steps,
-        task_id=zeros.to(device),
-        seed=episodes.seed.to(device),
-        attempt=episodes.attempt.to(device),
-        step=zeros.to(device),
-        policy_version=zeros.to(device),
+        task_id=zeros,
+        seed=episodes.seed,
+        attempt=episodes.attempt,
+        step=zeros,
+        policy_version=zeros,
     )
 
 
@@ -72,14 +72,14 @@ def records(policy: Policy, count: int, settings: Settings, gamma: float) -> dic
     reward = torch.randn(count, generator=torch.Generator().manual_seed(1))
     chunk = torch.full((count,), gamma**policy.spec.chunk)
     with torch.no_grad():
-        rows = policy.precompute(inputs)
+        rows = moved(policy.precompute(inputs), CPU)
     return rows | {ACTION: sample.latent[ACTOR_OUTPUT], REWARD: reward, DISCOUNT: chunk, ACTED: torch.ones(count, dtype=torch.bool)}
 
 
 def _play(policy: Policy, count: int, settings: Settings, episodes: Episodes) -> tuple[Inputs, ActionSample]:
-    device = next(policy.parameters()).device
-    inputs = policy.prepare(observation(policy.spec, count, device))
-    sample = Actor(policy, settings).act(inputs, episodes, torch.zeros(count, dtype=torch.int64))
+    actor = Actor(policy, settings)
+    inputs = actor.prepare(observation(policy.spec, count, CPU))
+    sample = actor.act(inputs, episodes, torch.zeros(count, dtype=torch.int64))
     latent = {name: value.clone() for name, value in sample.latent.items()}  # updates cannot use inference-mode tensors
     return inputs, ActionSample(sample.actions.clone(), latent, sample.log_prob.clone(), sample.value.clone())
 
@@ -94,7 +94,7 @@ def synthetic_batch(recipe: Recipe, policy: Policy, algorithm: OnPolicy, count: 
     config = recipe.algorithm
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     played = calls(policy, count, settings, getattr(config, "group_size", 1))
-    advantage, target = torch.randn(2, len(played), generator=torch.Generator().manual_seed(2)).to(played.value.device)
+    advantage, target = torch.randn(2, len(played), generator=torch.Generator().manual_seed(2))
     if config.kl_coef:
         played = replace(played, reference=played.log_prob)
     batch = algorithm.weighted(played, advantage)

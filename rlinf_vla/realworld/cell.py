@@ -79,9 +79,8 @@ class Inference:
     def warm_up(self) -> None:
         """Run the policy on zeros, so that kernels are loaded before the robot is connected."""
         spec = self._policy.spec
-        device = next(self._policy.parameters()).device
-        images = {name: torch.zeros(1, *size, 3, dtype=torch.uint8, device=device) for name, size in spec.images.items()}
-        inputs = self._policy.prepare(Observation(images, torch.zeros(1, STATE, device=device), ["nothing"]))
+        images = {name: torch.zeros(1, *size, 3, dtype=torch.uint8) for name, size in spec.images.items()}
+        inputs = self._actor.prepare(Observation(images, torch.zeros(1, STATE), ["nothing"]))
         for _ in range(WARMUP):
             self._actor.act(inputs, self._actor.episode, torch.zeros(1, dtype=torch.int64))
 

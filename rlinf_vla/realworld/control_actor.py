@@ -10,8 +10,9 @@ import torch
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.robot import ControlConfig
+from rlinf_vla.core.devices import moved
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
-from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.inference import Chunk, Committed, Request
 from rlinf_vla.realworld.sensing import STATE
@@ -28,7 +29,7 @@ class ControlActor(Actor):
 
     def __init__(self, policy: Policy, settings: Settings, clock: Clock) -> None:
         super().__init__(policy, settings)
-        self._clock, self._device = clock, next(policy.parameters()).device
+        self._clock = clock
         self._encoded: float | None = None
         zero = torch.zeros(1, dtype=torch.int64)
         self.episode = Episodes(zero, zero, zero)
@@ -36,9 +37,7 @@ class ControlActor(Actor):
 
     def __call__(self, request: Request) -> Chunk:
         began, self._encoded = self._clock.now(), None
-        seen = request.seen.observation(request.instruction)
-        images = {name: image.to(self._device) for name, image in seen.images.items()}
-        inputs = self.policy.prepare(Observation(images, seen.state.to(self._device), seen.instruction))
+        inputs = self.prepare(request.seen.observation(request.instruction))
         prepared = self._clock.now()
         tick = torch.tensor([request.tick])
         sample = self._act_onto(inputs, tick, request.committed) if request.committed else self.act(inputs, self.episode, tick)
@@ -54,15 +53,15 @@ class ControlActor(Actor):
         """Continue committed actions; no inference mode, as guidance may need gradients."""
         assert isinstance(self.policy, RealTimeChunking)
         settings, episode = self.settings, self.episode
-        task, seed, step = (each.to(self._device) for each in (noise_task(episode), episode.seed, tick))
-        noise = CounterNoise(settings.run_seed, task, seed, step) if settings.temperature > 0 else None
-        actions = torch.from_numpy(np.ascontiguousarray(committed.actions))[None].to(self._device)
-        return self.policy.act_with_prefix(self._features(inputs), noise, settings.temperature, actions, committed.frozen)
+        actions = torch.from_numpy(np.ascontiguousarray(committed.actions))[None]
+        given = moved({"task": noise_task(episode), "seed": episode.seed, "step": tick, "actions": actions}, self.device)
+        noise = CounterNoise(settings.run_seed, given["task"], given["seed"], given["step"]) if settings.temperature > 0 else None
+        return self.policy.act_with_prefix(self._features(inputs), noise, settings.temperature, given["actions"], committed.frozen)
 
     def _features(self, inputs: Tensors) -> Any:
         found = super()._features(inputs)
-        if self._device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize(self.device)
         self._encoded = self._clock.now()
         return found
 

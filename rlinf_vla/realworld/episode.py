@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.io import replacing
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Inputs, Observation, Tensors
 from rlinf_vla.rollout.episodes import numbered_episodes
@@ -133,9 +134,9 @@ def to_records(episode: RobotEpisode, inputs: Inputs, gamma: float, start: int =
     else:
         acted = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in acted.items()}
     rows = slice(start, end + (not terminated))
-    device = next(iter(inputs.values())).device
-    records = {name: value[rows] for name, value in inputs.items()} | {name: value.to(device) for name, value in acted.items()}
-    return EpisodeRecords(records, episode.success and end == len(episode), end - start)
+    return EpisodeRecords(
+        {name: value[rows] for name, value in inputs.items()} | acted, episode.success and end == len(episode), end - start
+    )
 
 
 def operator_transitions(episode: RobotEpisode, inputs: Inputs, gamma: float) -> list[EpisodeRecords]:
@@ -151,11 +152,9 @@ AT_ONCE = 32
 
 
 @torch.no_grad()
-def prepared(episode: RobotEpisode, prepare: Prepare, device: torch.device) -> Inputs:
-    """Apply ``prepare`` to all observations of the episode."""
+def episode_inputs(episode: RobotEpisode, prepare: Prepare) -> Inputs:
+    """Apply ``prepare`` to all observations of the episode; return the result on the CPU."""
     parts = []
     for first in range(0, len(episode) + 1, AT_ONCE):
-        seen = episode.observation(slice(first, first + AT_ONCE))
-        images = {name: value.to(device) for name, value in seen.images.items()}
-        parts.append(prepare(Observation(images, seen.state.to(device), seen.instruction)))
+        parts.append(moved(prepare(episode.observation(slice(first, first + AT_ONCE))), CPU))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -12,10 +12,20 @@ from typing import Any
 
 from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import prepared
 from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.realworld.client import RobotClient
-from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode, first_jobs, operator_transitions, prepared, to_records
+from rlinf_vla.realworld.episode import (
+    DEMONSTRATION,
+    TRAINING,
+    Job,
+    RobotEpisode,
+    episode_inputs,
+    first_jobs,
+    operator_transitions,
+    to_records,
+)
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes
 from rlinf_vla.rollout.transitions import transition_metrics
 from rlinf_vla.runtime.off_policy import ReplayFlow
@@ -146,8 +156,7 @@ class OnlineFlow(ReplayFlow):
         return self.player.episode(job, lambda: self._rolling(place / count))
 
     def _inputs(self, episode: RobotEpisode) -> Inputs:
-        device = next(self.policy.parameters()).device
-        return prepared(episode, lambda seen: self.policy.precompute(self.policy.prepare(seen)), device)
+        return episode_inputs(episode, lambda seen: self.policy.precompute(prepared(self.policy, seen)))
 
 
 def _metrics(played: Sequence[RobotEpisode]) -> dict[str, float]:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import MAX_TASKS, ActionSample, Episodes, Inputs, Tensors
+from rlinf_vla.core.types import MAX_TASKS, ActionSample, Episodes, Inputs, Observation, Tensors
 from rlinf_vla.rollout.noise import CounterNoise
 
 WARMUP = 3
@@ -39,28 +40,33 @@ class Actor:
     """
 
     def __init__(self, policy: Policy, settings: Settings) -> None:
-        self.policy, self.settings = policy, settings
-        device = next(policy.parameters()).device
+        self.policy, self.settings, self.device = policy, settings, device_of(policy)
         self._act: Callable[[Tensors], Tensors] = self._act_block
         self._value: Callable[[Tensors], Tensors] = self._value_block
-        if device.type == "cuda" and settings.cuda_graphs:
-            self.record(CudaGraphed)
+        if settings.cuda_graphs and self.device.type in RECORDERS:
+            self.record(RECORDERS[self.device.type])
 
-    def record(self, recorder: Callable[[Callable[[Tensors], Tensors]], CudaGraphed]) -> None:
+    def record(self, recorder: Recorder) -> None:
         """Make the policy calls from now on through a ``recorder`` of each, such as CudaGraphed."""
         self._act, self._value = recorder(self._act_block), recorder(self._value_block)
 
+    def prepare(self, obs: Observation) -> Inputs:
+        """Return the policy's inputs, on its device."""
+        return self.policy.prepare(obs.to(self.device))
+
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
-        """Sample actions; ``step`` int64 ``[B]``: control steps executed in the episodes so far."""
-        device = next(iter(inputs.values())).device
-        counters = {"task": noise_task(episodes), "seed": episodes.seed, "step": step}
-        found = self._in_blocks(self._act, inputs | {f"{COUNTER}{name}": value.to(device) for name, value in counters.items()})
+        """Sample actions; ``step`` int64 ``[B]``: control steps executed in the episodes so far.
+
+        The sample is on the CPU.
+        """
+        counters = {f"{COUNTER}task": noise_task(episodes), f"{COUNTER}seed": episodes.seed, f"{COUNTER}step": step}
+        found = moved(self._in_blocks(self._act, moved(inputs | counters, self.device)), CPU)
         latent = {name.removeprefix(_LATENT): value for name, value in found.items() if name.startswith(_LATENT)}
         return ActionSample(found["actions"], latent, found["log_prob"], found["value"])
 
     def value(self, inputs: Inputs) -> Tensor:
-        """Return the critic's estimate, float32 ``[B]``."""
-        return self._in_blocks(self._value, inputs)["value"]
+        """Return the critic's estimate, float32 ``[B]``, on the CPU."""
+        return moved(self._in_blocks(self._value, moved(inputs, self.device)), CPU)["value"]
 
     @torch.inference_mode()
     def _in_blocks(self, function: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
@@ -126,3 +132,8 @@ class CudaGraphed:
         with torch.cuda.graph(graph):
             results = self.function(arguments)
         return graph, arguments, results
+
+
+Recorder = Callable[[Callable[[Tensors], Tensors]], Callable[[Tensors], Tensors]]
+RECORDERS: dict[str, Recorder] = {"cuda": CudaGraphed}
+"""Type of device -> what records the policy's calls there."""

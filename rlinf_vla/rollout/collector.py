@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor
@@ -87,12 +88,12 @@ def collect_episodes(
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
         wanted = index >= 0
         row = _row(call, policy_version, beside)
-        parts.append(row[wanted.to(row.value.device)])
+        parts.append(row[wanted])
         order.append((index[wanted] << 32) + call.step[wanted])
 
     play_episodes(lambda _: actor, groups, episodes, on_call, spans, progress)
     calls = Trajectory.cat(parts, dim=0)
-    return calls[torch.cat(order).argsort().to(calls.value.device)]
+    return calls[torch.cat(order).argsort()]
 
 
 def episode_metrics(calls: Trajectory) -> dict[str, float]:
@@ -128,10 +129,8 @@ def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
 
 def _row(call: Call, policy_version: int, beside: Beside) -> Trajectory:
     sample, result = call.sample, call.result
-    device = sample.value.device
-    step = call.step.to(device)
     return Trajectory(
-        inputs=call.inputs | beside(call),
+        inputs=moved(call.inputs | beside(call), CPU),
         latent=sample.latent,
         log_prob=sample.log_prob,
         value=sample.value,
@@ -142,9 +141,9 @@ def _row(call: Call, policy_version: int, beside: Beside) -> Trajectory:
         truncated=result.truncated,
         success=result.success,
         valid=result.valid,
-        task_id=call.episodes.task_id.to(device),
-        seed=call.episodes.seed.to(device),
-        attempt=call.episodes.attempt.to(device),
-        step=step,
-        policy_version=torch.full_like(step, policy_version),
+        task_id=call.episodes.task_id,
+        seed=call.episodes.seed,
+        attempt=call.episodes.attempt,
+        step=call.step,
+        policy_version=torch.full_like(call.step, policy_version),
     )

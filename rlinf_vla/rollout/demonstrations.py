@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,15 +13,16 @@ from torch import Tensor
 from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.sft import Demonstrations
-from rlinf_vla.core.protocols import EnvSpec, Policy, RewardModel, VectorEnv
+from rlinf_vla.core.devices import CPU, moved
+from rlinf_vla.core.protocols import EnvSpec, Policy, RewardModel, VectorEnv, prepared
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.from_dataset import dataset_demonstrations, dataset_frames, require_same_control_rate
 from rlinf_vla.data.lerobot_format import Column, Feature
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.noise import DETOUR, EXPLORATION, LEVEL, CounterNoise
-from rlinf_vla.rollout.player import Call, EpisodeRows, InputPreparer, play_episodes
-from rlinf_vla.rollout.scripted_actors import ExpertActor, Unprepared
+from rlinf_vla.rollout.player import Call, EpisodeRows, play_episodes
+from rlinf_vla.rollout.scripted_actors import ExpertActor, Prepare
 
 LABEL = "label"
 EXPERT_ACTION = "expert_action"
@@ -51,7 +53,7 @@ def collect_demonstrations(
         inputs.add(index, call.inputs)
         outcomes.add(index, {LABEL: call.sample.latent[LABEL], form.SUCCESS: call.result.success.any(1)})
 
-    play_expert(policy, groups, config, run_seed, on_call, progress)
+    play_expert(partial(prepared, policy), groups, config, run_seed, on_call, progress)
     ended = outcomes.all()
     episodes = [(seen, each[LABEL]) for seen, each in zip(inputs.all(), ended, strict=True)]
     return Demonstrations.of(episodes, policy.spec.chunk), sum(bool(each[form.SUCCESS][-1]) for each in ended) / len(ended)
@@ -74,10 +76,10 @@ def labelled_frames(
     inputs, outcomes = EpisodeRows(config.episodes), EpisodeRows(config.episodes)
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
-        inputs.add(index, model.prepare(call.result.observation))
+        inputs.add(index, prepared(model, call.result.observation))
         outcomes.add(index, {form.SUCCESS: call.result.success.any(1)})
 
-    play_expert(model, groups, config, run_seed, on_call, progress)
+    play_expert(lambda obs: {}, groups, config, run_seed, on_call, progress)
     seen, success = inputs.all(), [each[form.SUCCESS] for each in outcomes.all()]
     numbers = torch.cat([torch.full((len(each),), number) for number, each in enumerate(success)])
     return Frames({name: torch.cat([each[name] for each in seen]) for name in seen[0]}, torch.cat(success), numbers)
@@ -116,7 +118,7 @@ def record_expert(
             finished(waiting.pop(following))
             following += 1
 
-    play_expert(Unprepared(), groups, config, run_seed, on_call)
+    play_expert(lambda obs: {}, groups, config, run_seed, on_call)
 
 
 def _frame(call: Call) -> Tensors:
@@ -132,11 +134,11 @@ def _frame(call: Call) -> Tensors:
         form.SUCCESS: result.success[:, 0],
     }
     values |= {form.IMAGES + name: images for name, images in call.observation.images.items()}
-    return {key: value.cpu() for key, value in values.items()}
+    return moved(values, CPU)
 
 
 def play_expert(
-    policy: InputPreparer,
+    prepare: Prepare,
     groups: Sequence[VectorEnv],
     config: DemonstrationConfig,
     run_seed: int,
@@ -148,20 +150,20 @@ def play_expert(
     ``latent[LABEL]`` ``[B, D]`` is the expert's action, ``actions`` the executed one.
     """
     listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, config.episodes, len(groups[0].spec.tasks))
-    play_episodes(lambda env: _NoisyExpert(policy, env, config, run_seed), groups, listed, on_call, _Untimed(), progress)
+    play_episodes(lambda env: _NoisyExpert(env, prepare, config, run_seed), groups, listed, on_call, _Untimed(), progress)
 
 
 class _NoisyExpert(ExpertActor):
     """Execute the expert's actions with noise; the noise-free action is in the latent."""
 
-    def __init__(self, policy: InputPreparer, env: VectorEnv, config: DemonstrationConfig, run_seed: int) -> None:
-        super().__init__(policy, env)
+    def __init__(self, env: VectorEnv, prepare: Prepare, config: DemonstrationConfig, run_seed: int) -> None:
+        super().__init__(env, prepare)
         self._config, self._run_seed = config, run_seed
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
-        label = self._env.expert_actions().clone()
+        label = self._env.expert_actions().to(CPU, copy=True)
         actions = _explore(label, self._config, self._run_seed, episodes, step)[:, None]
-        return ActionSample(actions, {LABEL: label}, torch.zeros_like(actions), torch.zeros(len(label), device=label.device))
+        return ActionSample(actions, {LABEL: label}, torch.zeros_like(actions), torch.zeros(len(label)))
 
 
 class _Untimed:
@@ -178,8 +180,8 @@ def _explore(label: Tensor, config: DemonstrationConfig, run_seed: int, episodes
     noise = CounterNoise(run_seed, *episode, step, EXPLORATION)
     action_dim = label.shape[1]
     random = (noise.uniform(1) < config.random_actions) & (sigma > 0)
-    explored = torch.where(random, noise.uniform(action_dim) * 2 - 1, label.cpu() + sigma * noise.normal(action_dim))
+    explored = torch.where(random, noise.uniform(action_dim) * 2 - 1, label + sigma * noise.normal(action_dim))
     draws = CounterNoise(run_seed, *episode, torch.zeros_like(step), DETOUR).uniform(1 + action_dim)
     on_detour = step < (draws[:, 0] * (config.detour + 1)).long()
     explored = torch.where(on_detour[:, None], _DETOUR_SPEED * (draws[:, 1:] * 2 - 1), explored)
-    return explored.clamp(-1, 1).to(label.device)
+    return explored.clamp(-1, 1)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult, Tensors
 
@@ -21,18 +22,13 @@ class Spans(Protocol):
     def span(self, name: str, track: str) -> AbstractContextManager[Any]: ...
 
 
-class InputPreparer(Protocol):
-    """The part of a policy that a rollout generator needs."""
+class ActorProtocol(Protocol):
+    """An actor such as ``rollout.actor.Actor``, or a substitute without a policy.
+
+    Samples and values are on the CPU.
+    """
 
     def prepare(self, obs: Observation) -> Inputs: ...
-
-
-class ActorProtocol(Protocol):
-    """An actor such as ``rollout.actor.Actor``, or a substitute without a policy."""
-
-    @property
-    def policy(self) -> InputPreparer: ...
-
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample: ...
     def value(self, inputs: Inputs) -> Tensor: ...
 
@@ -43,7 +39,8 @@ class Call:
 
     ``step`` int64 ``[B]``: control steps executed before the call. ``cut`` bool ``[B]``: the
     episode was cut after the call; ``bootstrap_value`` then estimates the return of what would
-    follow.
+    follow. Observations are where the simulator made them, ``inputs`` on the policy's device; all
+    else is on the CPU.
     """
 
     episodes: Episodes
@@ -79,12 +76,12 @@ def rollout_generator(
         observation = env.reset_wait()
     while not last:
         with spans.span("act", "policy"):
-            inputs = actor.policy.prepare(observation)
+            inputs = actor.prepare(observation)
             sample = actor.act(inputs, episodes, step)
         with spans.span("step", track):
             env.step_async(sample.actions)
             yield
-            result = env.step_wait()
+            result = env.step_wait().outcome_to(CPU)
         count += 1
         last = count == calls
         done, terminated = result.done, (result.terminated & result.valid).any(dim=1)
@@ -92,13 +89,13 @@ def rollout_generator(
         bootstrap_value = torch.zeros_like(sample.value)
         if calls is not None and cut.any():
             with spans.span("value", "policy"):
-                values = actor.value(actor.policy.prepare(result.observation))
+                values = actor.value(actor.prepare(result.observation))
             bootstrap_value = torch.where(cut, values, bootstrap_value)
         last |= on_call(Call(episodes, step, observation, inputs, sample, result, cut, bootstrap_value))
-        step = torch.where(done.cpu(), 0, step + result.valid.sum(dim=1).cpu())
+        step = torch.where(done, 0, step + result.valid.sum(dim=1))
         observation = result.observation
         if done.any() and not last:
-            episodes = Episodes.where(done.cpu(), next_episodes(done.cpu()), episodes)
+            episodes = Episodes.where(done, next_episodes(done), episodes)
             with spans.span("reset", track):
                 env.reset_async(episodes, done)
                 yield
@@ -142,7 +139,7 @@ def play_episodes(
         def report(call: Call, env: VectorEnv = env, index: Tensor = index) -> bool:
             nonlocal ended
             on_call(env, call, index)
-            done = call.result.done.cpu()
+            done = call.result.done
             ended += int((done & (index >= 0)).sum())
             progress(ended / len(episodes))
             index[done] = -1
@@ -163,10 +160,11 @@ class EpisodeRows:
         self._rows: list[list[Tensors]] = [[] for _ in range(count)]
 
     def add(self, index: Tensor, values: Tensors, where: Tensor | None = None) -> None:
-        """Copy a row of ``values`` ``[B, ...]`` for each episode in ``index`` (of play_episodes).
+        """Copy a row of ``values`` ``[B, ...]`` to the CPU for each episode in ``index``.
 
-        ``where`` bool ``[B]``: the rows to add; None: all.
+        ``index``: see play_episodes. ``where`` bool ``[B]``: the rows to add; None: all.
         """
+        values = moved(values, CPU)
         for slot, number in enumerate(index.tolist()):
             if number >= 0 and (where is None or where[slot]):
                 self._rows[number].append({name: value[slot].clone() for name, value in values.items()})

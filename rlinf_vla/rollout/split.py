@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Tensors
-from rlinf_vla.rollout.actor import COUNTER, Actor, CudaGraphed, Settings
+from rlinf_vla.rollout.actor import COUNTER, RECORDERS, Actor, Recorder, Settings
 
 _BACKBONE = "backbone."
 
@@ -79,21 +80,21 @@ class FeatureServer:
 
     def __init__(self, policy: Policy, cuda_graphs: bool = True) -> None:
         self.policy = policy
-        self._device = next(policy.parameters()).device
+        self._device = device_of(policy)
         self._packed: Callable[[Tensors], Tensors] = self._pack
-        if self._device.type == "cuda" and cuda_graphs:
-            self.record(CudaGraphed)
+        if cuda_graphs and self._device.type in RECORDERS:
+            self.record(RECORDERS[self._device.type])
 
-    def record(self, recorder: Callable[[Callable[[Tensors], Tensors]], CudaGraphed]) -> None:
+    def record(self, recorder: Recorder) -> None:
         """Encode from now on through a ``recorder``, such as CudaGraphed."""
         self._packed = recorder(self._pack)
 
     @torch.inference_mode()
     def encode(self, inputs: Inputs) -> Tensors:
-        """Return packed features of prepared ``inputs``, contiguous, on the inputs' device."""
-        origin = next(iter(inputs.values())).device  # copies: see Actor._in_blocks
-        found = self._packed({name: value.to(self._device, copy=True) for name, value in inputs.items()})
-        return {name: value.to(origin).contiguous() for name, value in found.items()}
+        """Return packed features of prepared ``inputs``, contiguous, on the CPU."""
+        copies = {name: value.clone() for name, value in moved(inputs, self._device).items()}  # see Actor._in_blocks
+        found = moved(self._packed(copies), CPU)
+        return {name: value.contiguous() for name, value in found.items()}
 
     def _pack(self, inputs: Tensors) -> Tensors:
         return self.policy.pack(self.policy.encode(inputs))
@@ -117,10 +118,9 @@ class SplitActor(Actor):
         """Replace a block's inputs by features."""
         counters = {name: value for name, value in block.items() if name.startswith(COUNTER)}
         inputs = {name: value for name, value in block.items() if name not in counters}
-        found = self._encode(inputs)
+        found = self._encode(moved(inputs, CPU))
         self.requests, self.sent, self.received = self.requests + 1, self.sent + size(inputs), self.received + size(found)
-        device = next(iter(inputs.values())).device
-        return {name: value.to(device, copy=True) for name, value in found.items()} | counters
+        return {name: value.clone() for name, value in moved(found, self.device).items()} | counters
 
     def _features(self, inputs: Tensors) -> object:
         return self.policy.unpack(inputs)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FEATURES
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import Policy, VectorEnv
+from rlinf_vla.core.protocols import Policy, VectorEnv, prepared
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Episodes
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.player import Call, EpisodeRows, Spans, play_episodes
@@ -56,14 +56,14 @@ def record_transitions(
         kept.add(index, seen | outcome)
         cut = done & ~terminated
         if bool(cut.any()):
-            last = policy.precompute(policy.prepare(result.observation))
+            last = policy.precompute(prepared(policy, result.observation))
             kept.add(index, last | {name: torch.zeros_like(value) for name, value in outcome.items()}, cut)
         for slot, number in enumerate(index.tolist()):
             if number >= 0:
                 found[number].success |= bool((result.success & result.valid)[slot].any())
                 found[number].steps += int(result.valid[slot].sum())
 
-    actor_of = partial(ExpertActor, policy) if expert else lambda env: actor
+    actor_of = partial(ExpertActor, prepare=partial(prepared, policy)) if expert else lambda env: actor
     play_episodes(actor_of, groups, episodes, on_call, spans, progress)
     for recorded, rows in zip(found, kept.all(), strict=True):
         recorded.records = rows

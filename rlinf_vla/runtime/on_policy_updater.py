@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig, parity
+from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Trajectory, flattened
 from rlinf_vla.training.ranks import map_rows, rows_of_rank
@@ -89,7 +90,7 @@ class OnPolicyUpdater:
         def evaluate(part: Trajectory) -> Tensor:
             return self.policy.evaluate(part.inputs, part.latent, self.temperature).log_prob
 
-        return map_rows(evaluate, calls, self.trainer.micro_batch_size)
+        return map_rows(evaluate, calls, self.trainer.micro_batch_size, device_of(self.policy))
 
     def _check(self, calls: Trajectory, version: int) -> None:
         """Check ``evaluate`` once, on current weights' calls. Raises RuntimeError on mismatch."""
@@ -131,11 +132,11 @@ def precompute_frozen(policy: Policy, inputs: Inputs, rows: int, wanted: Tensor 
     first = next(iter(inputs.values()))
     wanted = torch.arange(len(first)) if wanted is None else wanted
     result: Inputs = {}
-    for index in wanted.to(first.device).split(rows):
-        part = {name: value[index] for name, value in inputs.items()}
+    for index in wanted.split(rows):
+        part = moved({name: value[index] for name, value in inputs.items()}, device_of(policy))
         found = policy.precompute(part)
         if found is part:
             return inputs
-        for name, value in found.items():
+        for name, value in moved(found, CPU).items():
             result.setdefault(name, value.new_empty(len(first), *value.shape[1:]))[index] = value
     return result

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample, Observation
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -19,7 +21,6 @@ from rlinf_vla.rollout.split import head_weights, require_separable, size
 from .config import assert_recipe_node
 from .policy_calls import (
     TOLERANCE,
-    NeverOnTheCPU,
     act,
     assert_same_choice,
     assert_the_same_bits,
@@ -27,10 +28,12 @@ from .policy_calls import (
     gradients_of_features,
     noise,
     observations,
+    on_device,
     rows,
     split,
     with_critic,
 )
+from .simulated_gpu import GPU, simulated_gpu
 
 
 class PolicyConformance:
@@ -172,13 +175,12 @@ class PolicyConformance:
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     def test_on_a_gpu_nothing_waits_and_nothing_is_copied(self, policy: Policy, temperature: float) -> None:
-        """CUDA graphs require it."""
-        inputs = {name: value.to("meta") for name, value in policy.prepare(observations(policy, 2)).items()}
-        policy.to("meta")
-        seeds = torch.zeros(2, dtype=torch.int64, device="meta")
-        with NeverOnTheCPU():
-            sample = act(policy, inputs, temperature, seeds)
-            policy.evaluate(inputs, sample.latent, temperature)
+        """Devices never mix, the results are those of the CPU, and acting can be a CUDA graph."""
+        with sdpa_kernel(SDPBackend.MATH):  # as on the simulated GPU
+            expected = on_device(with_critic(policy), CPU, temperature)
+        with simulated_gpu():
+            found = on_device(policy.to(GPU), GPU, temperature)
+            assert all(torch.equal(value, expected[name]) for name, value in moved(found, CPU).items())
 
     def test_gradients_reach_the_backbone_and_the_critic(self, policy: Policy) -> None:
         inputs = policy.prepare(observations(policy, 3))

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
@@ -15,6 +13,8 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.rollout.player import ActorProtocol
 from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head, strip_to_head
+
+from .simulated_gpu import captured
 
 INSTRUCTIONS = ["push the cube", "stack the red cube on the green cube", "open the drawer", "put the carrot on the plate"]
 TOLERANCE = 1e-5
@@ -68,18 +68,27 @@ def gradients_of_features(policy: Policy, inputs: Inputs) -> bool:
     return any(value.requires_grad for value in policy.pack(policy.encode(inputs)).values())
 
 
-class NeverOnTheCPU(TorchDispatchMode):
-    """Refuse every operation that takes or makes a CPU tensor.
+def on_device(policy: Policy, device: torch.device, temperature: float) -> Tensors:
+    """Return what the policy computes on ``device``, and its gradients.
 
-    With meta tensors this shows that nothing is copied between a GPU and the CPU. Meta tensors have
-    no values, so they also show that nothing is read back, for which the CPU would wait.
+    On a simulated GPU, acting raises AssertionError for what a CUDA graph cannot record.
     """
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, found)) if isinstance(leaf, Tensor)]
-        assert all(tensor.device.type != "cpu" for tensor in tensors), f"{function} takes a tensor from the CPU, or makes one"
-        return found
+    rows = torch.arange(2)
+    inputs = policy.prepare(observations(policy, 2).to(device))
+    actions = torch.linspace(-0.9, 0.9, 2 * policy.spec.chunk * policy.spec.action_dim).reshape(2, policy.spec.chunk, -1).to(device)
+    seeds = rows.to(device)
+    with captured():
+        sample = act(policy, inputs, temperature, seeds)
+        with torch.no_grad():
+            packed = policy.pack(policy.encode(inputs)) if policy.split_unsupported is None else {}
+    found = {"actions": sample.actions, "log_prob": sample.log_prob, "value": sample.value}
+    evaluated = policy.evaluate(inputs, sample.latent, temperature)
+    shown = policy.supervised_loss(policy.precompute(inputs), actions, noise(seeds))
+    (evaluated.log_prob.sum() + evaluated.entropy.sum() + evaluated.value.sum() + shown.sum()).backward()
+    found |= {"entropy": evaluated.entropy, "again": evaluated.log_prob, "loss": shown}
+    found |= {f"gradient of {name}": weight.grad for name, weight in policy.named_parameters() if weight.grad is not None}
+    policy.zero_grad()
+    return {name: value.detach() for name, value in (found | packed | sample.latent).items()}
 
 
 def assert_same_choice(found: ActionSample, expected: ActionSample, exact: bool = True) -> None:

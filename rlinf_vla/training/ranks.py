@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.devices import CPU
 from rlinf_vla.core.types import Tensors
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -32,7 +33,7 @@ the size of the last micro-batch depends on the number of ranks."""
 
 
 class Sliceable(Protocol):
-    """A batch of ``len(batch)`` rows; a slice of it is again such a batch."""
+    """A batch of ``len(batch)`` rows; slices are such batches, with a method ``to(device)``."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any) -> Any: ...
@@ -57,7 +58,7 @@ class Rows:
     """Rows ``index`` (int64 ``[n]``) of ``batch``, copied on access: a rank needs only its own."""
 
     def __init__(self, batch: Learnable, index: Tensor) -> None:
-        self.batch, self.index = batch, index.to(batch.counts.device)
+        self.batch, self.index = batch, index
 
     @property
     def counts(self) -> Tensor:
@@ -70,16 +71,17 @@ class Rows:
         return self.batch[self.index[index]]
 
 
-def micro_batches(batch: Sliceable, size: int) -> list[tuple[Any, bool]]:
-    """Return this rank's micro-batches of at most ``size`` rows, and whether each one counts.
+def micro_batches(batch: Sliceable, size: int, device: torch.device = CPU) -> Iterator[tuple[Any, bool]]:
+    """Yield this rank's micro-batches of at most ``size`` rows, on ``device``, and if each counts.
 
     A rank with one micro-batch fewer than others gets a row that does not count: collectives need
     the same number of passes on all ranks.
     """
     mine = batch[rank() :: world_size()]
-    parts = [(mine[start : start + size], True) for start in range(0, len(mine), size)]
-    passes = math.ceil(math.ceil(len(batch) / world_size()) / size)
-    return parts + [(batch[:1], False)] * (passes - len(parts))
+    for start in range(0, len(mine), size):
+        yield mine[start : start + size].to(device), True
+    for _ in range(math.ceil(math.ceil(len(batch) / world_size()) / size) - math.ceil(len(mine) / size)):
+        yield batch[:1].to(device), False
 
 
 def rows_of_rank(minibatches: Sequence[Tensor], size: int) -> Tensor:
@@ -87,23 +89,23 @@ def rows_of_rank(minibatches: Sequence[Tensor], size: int) -> Tensor:
     return torch.cat([part for rows in minibatches for part, _ in micro_batches(rows, size)]).unique()
 
 
-def map_rows(function: Callable[[Any], Tensor], batch: Sliceable, size: int) -> Tensor:
-    """Apply a row-wise ``function`` to all rows ``[N, ...]``, ``size`` at a time.
-    The ranks share the work, and each gets the whole result."""
-    found = [function(_tall(part))[: len(part) if counted else 0] for part, counted in micro_batches(batch, size)]
+def map_rows(function: Callable[[Any], Tensor], batch: Sliceable, size: int, device: torch.device = CPU) -> Tensor:
+    """Apply a row-wise ``function`` to all rows ``[N, ...]``, ``size`` at a time, on ``device``.
+    The ranks share the work, and each gets the whole result, on the CPU."""
+    found = [function(_tall(part))[: len(part) if counted else 0] for part, counted in micro_batches(batch, size, device)]
     own = torch.cat(found)
     if world_size() == 1:
-        return own
+        return own.cpu()
     padded = own.new_zeros(math.ceil(len(batch) / world_size()), *own.shape[1:])
     padded[: len(own)] = own
     every = [torch.empty_like(padded) for _ in range(world_size())]
     dist.all_gather(every, padded)
-    return torch.stack(every, dim=1).flatten(0, 1)[: len(batch)]
+    return torch.stack(every, dim=1).flatten(0, 1)[: len(batch)].cpu()
 
 
 def _tall(part: Any) -> Any:
     """Repeat the last row, up to ``LEAST`` rows."""
-    return part if len(part) >= LEAST else part[torch.arange(LEAST).clamp(max=len(part) - 1)]
+    return part if len(part) >= LEAST else part[[min(row, len(part) - 1) for row in range(LEAST)]]
 
 
 def summed(values: Mapping[str, Tensor]) -> dict[str, float]:

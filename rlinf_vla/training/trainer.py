@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlinf_vla.algorithms.base import CRITIC
+from rlinf_vla.core.devices import CPU, device_of
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.training import ranks
 
@@ -150,7 +151,7 @@ class Trainer:
     def _accumulate(self, term: ExtraLoss) -> dict[str, float]:
         """Accumulate a term's gradient over micro-batches; return mean statistics of all ranks."""
         count, totals = int(term.batch.counts.sum()), dict[str, Tensor]()
-        for part, counted in ranks.micro_batches(term.batch, self.micro_batch_size):
+        for part, counted in ranks.micro_batches(term.batch, self.micro_batch_size, device_of(self.policy)):
             value, statistics = term.loss(self.policy, part)
             (value * (term.coefficient / count if counted else 0.0)).backward()
             for name, statistic in statistics.items():
@@ -213,7 +214,7 @@ class Trainer:
         self.target.to(device)
         for optimizer in self.optimizers.values():
             for slots in optimizer.state.values():
-                slots |= {name: value if name == _STEP else value.to(device) for name, value in slots.items()}
+                slots |= {name: value if name == _STEP and not _fused(optimizer) else value.to(device) for name, value in slots.items()}
         if self._reference is not None:
             self._reference = {name: value.to(device) for name, value in self._reference.items()}
 
@@ -253,5 +254,12 @@ class Trainer:
         for key, value in tensors.items():
             if not key.startswith(_TARGET):
                 name, slot = key.rsplit(".", 1)
-                own, stored = self._own[name], value.clone() if slot == _STEP else ranks.local_copy(self.parameters[name], value)
+                own = self._own[name]
+                counted_on = own.device if _fused(owner[own]) else CPU
+                stored = value.to(counted_on, copy=True) if slot == _STEP else ranks.local_copy(self.parameters[name], value)
                 owner[own].state[own][slot] = stored
+
+
+def _fused(optimizer: Optimizer) -> bool:
+    """Return whether the optimiser counts its steps on the device of its weights."""
+    return bool(optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))

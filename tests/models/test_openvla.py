@@ -20,7 +20,7 @@ from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.openvla.actions import ActionTokenizer
 from rlinf_vla.models.openvla.policy import OpenVLAOptions
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
-from rlinf_vla.models.openvla.processor import normalise
+from rlinf_vla.models.openvla.processor import PixelNormalizer
 from rlinf_vla.testing.policy import DiscretePolicyConformance, PolicyConformance
 from rlinf_vla.testing.policy_calls import act, gradients, noise, observations
 from tests.models.tiny_openvla import ASSET, OFT_PLUS, smaller_config, smaller_directory, tiny
@@ -160,7 +160,7 @@ def test_images_are_resized_as_pil_does_and_normalised_twice() -> None:
     image = policy.prepare(observed)["image.base"]
     assert image.shape == (2, 3, 64, 64) and image.dtype == torch.uint8
     flat = torch.full((1, 3, 2, 2), 128, dtype=torch.uint8)
-    six = normalise(flat)[0, :, 0, 0]
+    six = PixelNormalizer()(flat)[0, :, 0, 0]
     means, stds = [0.484375, 0.455078125, 0.40625, 0.5, 0.5, 0.5], [0.228515625, 0.2236328125, 0.224609375, 0.5, 0.5, 0.5]
     assert six.tolist() == pytest.approx([(128 / 255 - mean) / std for mean, std in zip(means, stds, strict=True)], abs=1e-6)
 

@@ -126,7 +126,7 @@ class TestPi05(Pi0):
 
 
 class TestPi0WholeChain(Pi0):
-    options = {"sampler": "flow_sde_all", "value_on": "vlm"}  # noqa: RUF012
+    options = {"sampler": "flow_sde_all", "value_on": "vlm", "delta_mask": [2, -2]}  # noqa: RUF012
 
 
 class TestPi0FlowNoise(Pi0):

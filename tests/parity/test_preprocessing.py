@@ -31,7 +31,7 @@ def test_openvla_images(prismatic: Fixture) -> None:
         if strategy not in openvla.STRATEGIES:
             continue
         size, _, image = rest.partition("_")
-        pixels = openvla.normalise(openvla.resize(prismatic.inputs[image][None], (int(size), int(size)), strategy))[0]
+        pixels = openvla.PixelNormalizer()(openvla.resize(prismatic.inputs[image][None], (int(size), int(size)), strategy))[0]
         every = 5 if int(size) == 224 else 1
         assert difference(pixels[:, ::every, ::every], prismatic.expected[name]) <= 1e-6, name
         compared += 1

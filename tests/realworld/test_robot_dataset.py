@@ -15,7 +15,7 @@ from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_format import recorded_features
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
-from rlinf_vla.realworld.episode import DEMONSTRATION, Job, prepared, to_records
+from rlinf_vla.realworld.episode import DEMONSTRATION, Job, episode_inputs, to_records
 from rlinf_vla.realworld.record import ReplayScene, robot_frames
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.realworld.toy_cell import Toy, ToyScene
@@ -34,7 +34,7 @@ def test_a_dataset_gives_the_same_records_as_the_session(limit: int, tmp_path: P
         writer.add_episode(robot_frames(episode), episode.instruction)
     policy = LinearPolicy(LinearOptions(chunk=1))
     (found,) = dataset_transitions(policy, SACConfig(dataset=str(tmp_path / "data"), gamma=0.9))
-    wanted = to_records(episode, prepared(episode, policy.prepare, torch.device("cpu")), 0.9)
+    wanted = to_records(episode, episode_inputs(episode, policy.prepare), 0.9)
     assert (found.success, found.steps) == (wanted.success, wanted.steps) == (limit == 20, len(episode))
     for name in (ACTION, REWARD, DISCOUNT, ACTED, "image"):
         torch.testing.assert_close(found.records[name], wanted.records[name])

@@ -13,7 +13,16 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.robot import BY_SCRIPT
 from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Observation, StepResult, Tensors
-from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode, operator_transitions, prepared, to_records
+from rlinf_vla.realworld.episode import (
+    DEMONSTRATION,
+    EVALUATION,
+    TRAINING,
+    Job,
+    RobotEpisode,
+    episode_inputs,
+    operator_transitions,
+    to_records,
+)
 from rlinf_vla.realworld.operator_session import CONSENTS, OperatorLeft
 from rlinf_vla.robots.operators.device_reader import DeviceReader, Event
 from tests.realworld.control import MS
@@ -43,7 +52,7 @@ def played(toy: Toy, job: Job = TRAIN) -> RobotEpisode:
 
 
 def inputs_of(episode: RobotEpisode) -> Tensors:
-    return prepared(episode, lambda seen: {"state": seen.state, **seen.images}, torch.device("cpu"))
+    return episode_inputs(episode, lambda seen: {"state": seen.state, **seen.images})
 
 
 def test_success_ends_an_episode_with_a_reward_of_one() -> None:

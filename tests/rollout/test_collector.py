@@ -16,6 +16,7 @@ from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.policy_calls import with_critic
+from rlinf_vla.testing.simulated_gpu import GPU, GpuTensor, simulated_gpu
 from rlinf_vla.testing.toy_env import GOALS, CounterWorld, groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.models.tiny_openvla import tiny
@@ -234,3 +235,12 @@ def test_a_rollout_can_consist_of_complete_episodes(limit: int, chunk: int) -> N
     found = collect(Actor(linear(chunk), SETTINGS), [world], 0, 0, rollout_calls(3 * limit, limit, chunk), Timeline())
     assert int(found.truncated.sum()) == 2 * 3 and int(found.valid.sum()) == 2 * 3 * limit
     assert found.truncated[-1].any(-1).all(), "no partial episode remains"
+
+
+def test_a_rollout_is_stored_on_the_cpu() -> None:
+    """The memory of a GPU is for the networks."""
+    with simulated_gpu():
+        policy = LinearPolicy(LinearOptions(chunk=2)).to(GPU)
+        rollouts = collect(Actor(policy, Settings(0, 1.0, 2)), groups(4, 2), 0, 0, 6, Timeline())
+    tensors = [*rollouts.inputs.values(), *rollouts.latent.values(), rollouts.log_prob, rollouts.value, rollouts.reward, rollouts.step]
+    assert not any(isinstance(each, GpuTensor) for each in tensors)

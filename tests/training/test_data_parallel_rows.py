@@ -28,7 +28,7 @@ def test_each_row_has_one_rank_and_all_ranks_make_the_same_passes(count: int, si
     found, passes = [], set()
     for rank in range(world):
         with as_rank(rank, world):
-            parts = micro_batches(torch.arange(count), size)
+            parts = list(micro_batches(torch.arange(count), size))
         found += [row for part, counted in parts if counted for row in part.tolist()]
         passes.add(len(parts))
         assert all(0 < len(part) <= size for part, _ in parts)

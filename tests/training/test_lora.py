@@ -16,7 +16,7 @@ from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
-from rlinf_vla.models.openvla.processor import normalise
+from rlinf_vla.models.openvla.processor import PixelNormalizer
 from rlinf_vla.testing.policy_calls import act, observations
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
@@ -158,7 +158,7 @@ def test_stock_peft_reads_the_adapter_of_a_checkpoint(directory: Path, tmp_path:
 
 def logits(policy: OpenVLAPolicy, backbone: torch.nn.Module) -> Tensor:
     inputs = policy.prepare(observations(policy, 3))
-    embeds, mask = backbone.embed_prompt(normalise(inputs["image.base"]), inputs["token_ids"], inputs["token_mask"])
+    embeds, mask = backbone.embed_prompt(PixelNormalizer()(inputs["image.base"]), inputs["token_ids"], inputs["token_mask"])
     return backbone.language_model.lm_head(backbone.hidden_states(embeds, mask))
 
 

@@ -40,6 +40,9 @@ class Rows:
     def __getitem__(self, index: Any) -> Rows:
         return Rows(self.x[index], self.y[index], self.counts[index])
 
+    def to(self, device: torch.device) -> Rows:
+        return Rows(self.x.to(device), self.y.to(device), self.counts.to(device))
+
 
 def rows(size: int = 12, uncounted: float = 0.3, seed: int = 0) -> Rows:
     generator = torch.Generator().manual_seed(seed)

@@ -23,3 +23,4 @@ from .policy import Policy as Policy
 from .policy import PolicySpec as PolicySpec
 from .policy import RealTimeChunking as RealTimeChunking
 from .policy import RewardModel as RewardModel
+from .policy import prepared as prepared

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
 ImageSize = tuple[int, int]
@@ -191,3 +192,8 @@ class RewardModel(nn.Module):
 
 Learner = Policy | RewardModel
 """A network that a trainer can train."""
+
+
+def prepared(learner: Learner, obs: Observation) -> Inputs:
+    """Return the inputs of ``learner``, prepared on its device."""
+    return learner.prepare(obs.to(device_of(learner)))

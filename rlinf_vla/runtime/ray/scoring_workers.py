@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from rlinf_vla.core.protocols import EnvSpec, Policy
+from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.core.types import Trajectory, flattened
 from rlinf_vla.rollout.reward_shaping import RewardShaper, relabel_rewards
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
@@ -50,7 +50,7 @@ class ReferenceWorker(Worker):
         """Return reference log-probabilities in the shape of the shard's own."""
         self.policy.to(self.builders.cluster.device)
         with self.builders.update_threads():
-            return Packed.of({"reference": self.learning.log_prob(whole(calls, heavy, self.policy)).reshape(calls.log_prob.shape)})
+            return Packed.of({"reference": self.learning.log_prob(whole(calls, heavy)).reshape(calls.log_prob.shape)})
 
 
 def learning(builders: Builders, trainer: Trainer) -> OnPolicyUpdater:
@@ -58,9 +58,9 @@ def learning(builders: Builders, trainer: Trainer) -> OnPolicyUpdater:
     return OnPolicyUpdater(trainer, builders.settings.run_seed, builders.settings.temperature, builders.cluster.reuse_frozen)
 
 
-def whole(calls: Trajectory, heavy: Packed, policy: Policy) -> Trajectory:
-    """Join a light shard with its heavy part; ``[N]`` calls on the policy's device."""
+def whole(calls: Trajectory, heavy: Packed) -> Trajectory:
+    """Join a light shard with its heavy part; ``[N]`` calls."""
     parts = HeavyParts()
     parts.add(0, heavy)
     flat = flattened(calls)
-    return parts.complete(replace(flat, inputs={ROW: torch.arange(len(flat))}), next(policy.parameters()).device)
+    return parts.complete(replace(flat, inputs={ROW: torch.arange(len(flat))}))

@@ -85,8 +85,8 @@ class HeavyParts:
         for serial in serials:
             self._parts.pop(serial, None)
 
-    def complete(self, calls: Trajectory, device: torch.device) -> Trajectory:
-        """Return ``calls`` ``[N]`` with their inputs and latents, on ``device``."""
+    def complete(self, calls: Trajectory) -> Trajectory:
+        """Return ``calls`` ``[N]`` with their inputs and latents."""
         serial, row = calls.inputs[ROW] >> 32, calls.inputs[ROW] & 0xFFFFFFFF
         result: Tensors = {}
         for number in serial.unique().tolist():
@@ -94,6 +94,6 @@ class HeavyParts:
             for name, value in self._parts[number].items():
                 whole = result.setdefault(name, value.new_empty(len(serial), *value.shape[1:]))
                 whole[places] = value[row[places]]
-        inputs = {name.removeprefix(_INPUT): value.to(device) for name, value in result.items() if name.startswith(_INPUT)}
-        latent = {name.removeprefix(_LATENT): value.to(device) for name, value in result.items() if name.startswith(_LATENT)}
-        return replace(calls.to(device), inputs=inputs, latent=latent)
+        inputs = {name.removeprefix(_INPUT): value for name, value in result.items() if name.startswith(_INPUT)}
+        latent = {name.removeprefix(_LATENT): value for name, value in result.items() if name.startswith(_LATENT)}
+        return replace(calls, inputs=inputs, latent=latent)

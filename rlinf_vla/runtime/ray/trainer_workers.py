@@ -92,7 +92,7 @@ class TrainerWorker(Worker):
     def reference(self, calls: Trajectory, heavy: Packed) -> Packed:
         """Return reference log-probabilities if there is no reference worker."""
         with self.builders.update_threads():
-            return Packed.of({"reference": self.learning.reference(whole(calls, heavy, self.policy)).reshape(calls.log_prob.shape)})
+            return Packed.of({"reference": self.learning.reference(whole(calls, heavy)).reshape(calls.log_prob.shape)})
 
     def show(self, demonstrations: Demonstrations) -> None:
         """Set the demonstrations for the imitation loss of updates."""
@@ -102,8 +102,7 @@ class TrainerWorker(Worker):
         """Return metrics, ``Learning.parity`` and the seconds taken."""
         started = time.perf_counter()
         with self.builders.update_threads():
-            device = next(self.policy.parameters()).device
-            batch = replace(batch.to(device), calls=self.heavy.complete(batch.calls, device))
+            batch = replace(batch, calls=self.heavy.complete(batch.calls))
             metrics = self.learning.update(batch, self.algorithm, value_only, iteration, version)
         return metrics, self.learning.parity, time.perf_counter() - started
 

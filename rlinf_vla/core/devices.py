@@ -1,0 +1,58 @@
+"""Move tensors between devices.
+
+What a simulator shows, and what a policy computes, stays where it is made. Rollouts, replay records
+and demonstrations are stored on the CPU. A policy's inputs cross to its device here, and its
+results cross back: in rollouts once per call (``rollout/actor.py``), in updates once per
+micro-batch (``training/data_parallel.py``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+CPU = torch.device("cpu")
+_ALIGNMENT = 64
+"""Bytes; as of a fresh allocation, because the last bit of some results depends on it."""
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of a module's parameters."""
+    return next(module.parameters()).device
+
+
+def moved(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return ``tensors`` on ``device``; those on the same other device cross in one copy.
+
+    Tensors that are there already are returned as they are. The others share one storage. A copy to
+    a GPU is asynchronous, from pinned memory; a copy from it waits for the GPU.
+    """
+    elsewhere: dict[torch.device, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if value.device.type != device.type or (device.index is not None and value.device != device):
+            elsewhere.setdefault(value.device, {})[name] = value
+    if not elsewhere:
+        return tensors
+    found = dict(tensors)
+    for source, values in elsewhere.items():
+        found |= _copied(values, source, device)
+    return found
+
+
+def _copied(tensors: dict[str, Tensor], source: torch.device, device: torch.device) -> dict[str, Tensor]:
+    ends, end = {}, 0
+    for name, value in tensors.items():
+        ends[name] = end, end + value.nbytes
+        end += math.ceil(value.nbytes / _ALIGNMENT) * _ALIGNMENT
+    pinned = source.type == "cpu" and device.type == "cuda"
+    packed = torch.empty(end, dtype=torch.uint8, device=source, pin_memory=pinned)
+    for name, value in tensors.items():
+        _part(packed, ends[name], value).copy_(value)
+    there = packed.to(device, non_blocking=pinned)
+    return {name: _part(there, ends[name], value) for name, value in tensors.items()}
+
+
+def _part(packed: Tensor, place: tuple[int, int], like: Tensor) -> Tensor:
+    return packed[slice(*place)].view(like.dtype).view(like.shape)

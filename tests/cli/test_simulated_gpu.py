@@ -1,0 +1,174 @@
+"""Train every packaged policy on a simulated GPU: devices never mix, and the run is that of the CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from rlinf_vla.core.devices import CPU
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import Observation, StepResult
+from rlinf_vla.rollout import actor
+from rlinf_vla.runtime import builders
+from rlinf_vla.testing.simulated_gpu import GPU, paused, recorder, simulated_gpu
+from rlinf_vla.testing.toy_env import CounterWorld
+from rlinf_vla.training.lora import read_tensors
+from tests.cli.conftest import CommandLine
+from tests.cli.counting_plugins import announce
+from tests.cli.test_verbs import assert_same_files
+
+RECIPE = """# @package _global_
+defaults:
+  - _self_
+  - override /env: counter
+  - override /model: {model}
+  - override /algorithm: {algorithm}
+name: rehearsal
+iterations: 2
+episodes: 2
+env:
+  num_envs: 4
+  state_dim: 8
+model:
+  checkpoint: asset://{asset}
+rollout:
+  batch_size: 2
+checkpoints:
+  every: 1
+"""
+MODELS = {
+    "openvla": ("openvla_tiny_pushcube", ["model.options.prompt_length=26"]),
+    "openvla_oft": ("openvla_oft_tiny_pushcube", ["model.options.prompt_length=26"]),
+    "pi0": ("pi0_tiny_pushcube", ["model.options.prompt_length=16", "model.options.denoise_steps=2"]),
+    "compact": ("compact", ["model.options.random_weights=true"]),
+}
+ALGORITHMS = {
+    "ppo": ["algorithm.horizon=6", "algorithm.epochs=2", "algorithm.minibatch_size=12", "algorithm.kl_coef=0.1"],
+    "grpo": ["algorithm.episodes=4", "algorithm.group_size=2", "algorithm.minibatch_size=12", "algorithm.target_kl=null"],
+    "sac": ["algorithm.episodes=2", "algorithm.updates_per_step=0.2", "algorithm.batch_size=8", "algorithm.critics=3", "algorithm.shift=1"],
+    "sft": ["algorithm.batch_size=8", "algorithm.warmup_steps=1", "algorithm.demonstrations.episodes=2"],
+}
+LORA, FULL = ["model.lora.rank=2"], ["model.lora.rank=0"]
+BFLOAT16 = ["model.options.dtype=bfloat16"]
+RUNS = {
+    "ppo of openvla": ("ppo", "openvla", LORA),
+    "ppo of openvla in bfloat16": ("ppo", "openvla", LORA + BFLOAT16),
+    "ppo of openvla in full": ("ppo", "openvla", FULL),
+    "decoupled ppo ahead of openvla_oft": ("ppo", "openvla_oft", [*LORA, "algorithm.decoupled=true", "algorithm.staleness=1"]),
+    "ppo of openvla_oft with co-training": ("ppo", "openvla_oft", [*LORA, "algorithm.sft_coef=0.1", "algorithm.demonstrations.episodes=2"]),
+    "grpo of openvla_oft in bfloat16": ("grpo", "openvla_oft", LORA + BFLOAT16),
+    "ppo of pi0": ("ppo", "pi0", LORA),
+    "ppo of pi0 in full": ("ppo", "pi0", FULL),
+    "ppo of pi0 by learnt noise": ("ppo", "pi0", [*LORA, "model.options.sampler=flow_noise"]),
+    "ppo of pi0 with a frozen vlm": ("ppo", "pi0", [*LORA, "model.options.frozen_vlm=true"]),
+    "ppo of pi0 in bfloat16": ("ppo", "pi0", LORA + BFLOAT16),
+    "sac of compact": ("sac", "compact", [*FULL, "algorithm.demonstrations=2"]),
+    "sac of frozen openvla": ("sac", "openvla_oft", [*FULL, "algorithm.frozen_backbone=true"]),
+    "dsrl of pi0": ("sac", "pi0", [*FULL, "algorithm.frozen_backbone=true", "algorithm.noise_bound=2.0"]),
+    "sft of openvla": ("sft", "openvla", FULL),
+    "sft of openvla_oft": ("sft", "openvla_oft", LORA),
+    "sft of pi0": ("sft", "pi0", FULL),
+}
+
+
+class GpuWorld(CounterWorld):
+    """The toy environment as a simulator that lives on the GPU."""
+
+    def reset_wait(self) -> Observation:
+        return super().reset_wait().to(GPU)
+
+    def step_wait(self) -> StepResult:
+        result = super().step_wait().outcome_to(GPU)
+        return replace(result, observation=result.observation.to(GPU))
+
+    def step_async(self, actions: Tensor) -> None:
+        super().step_async(actions.to(CPU))
+
+    def expert_actions(self) -> Tensor:
+        return super().expert_actions().to(GPU)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The toy environment as an installed plug-in."""
+    announce(tmp_path / "package")
+    monkeypatch.syspath_prepend(str(tmp_path / "package"))
+    (tmp_path / "recipe").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The policies of recipes are on the simulated GPU."""
+    build = builders.build_policy
+
+    def on_the_gpu(*arguments: Any, **options: Any) -> Policy:
+        with paused():
+            policy = build(*arguments, **options)
+        return policy.to(GPU)
+
+    monkeypatch.setattr(builders, "build_policy", on_the_gpu)
+    monkeypatch.setitem(actor.RECORDERS, GPU.type, recorder)
+    with simulated_gpu():
+        yield
+
+
+def arguments(folder: Path, run: str, directory: str) -> list[str]:
+    algorithm, model, keys = RUNS[run]
+    asset, options = MODELS[model]
+    (folder / "recipe" / "rehearsal.yaml").write_text(RECIPE.format(model=model, algorithm=algorithm, asset=asset))
+    always = ["recipe=rehearsal", "evaluation.before_and_after=false", "checkpoints.keep=9", f"run_dir={directory}"]
+    return ["train", "--config-dir", str(folder), *always, *options, *ALGORITHMS[algorithm], *keys]
+
+
+def train(rlinf_vla: CommandLine, words: list[str]) -> str:
+    found = rlinf_vla(*words)
+    assert found.code == 0, found.out + found.err
+    return found.out
+
+
+def numbers(directory: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """Weights and optimiser state of the last checkpoint, and metrics without times."""
+    files = sorted((directory / "checkpoints" / "step_000002").rglob("*.safetensors"))
+    tensors = {f"{path.name}: {name}": value for path in files for name, value in read_tensors(path).items()}
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return tensors, [{name: value for name, value in row.items() if "time" not in name and "throughput" not in name} for row in rows]
+
+
+@pytest.mark.parametrize("run", list(RUNS))
+def test_a_run_on_a_gpu_is_the_run_on_the_cpu(
+    rlinf_vla: CommandLine, package: Path, monkeypatch: pytest.MonkeyPatch, run: str, request: pytest.FixtureRequest
+) -> None:
+    with sdpa_kernel(SDPBackend.MATH):
+        train(rlinf_vla, arguments(package, run, "cpu"))
+    request.getfixturevalue("gpu")
+    train(rlinf_vla, arguments(package, run, "gpu"))
+    (cpu, expected), (gpu, found) = numbers(package / "cpu"), numbers(package / "gpu")
+    assert cpu.keys() == gpu.keys() and [row.keys() for row in expected] == [row.keys() for row in found]
+    for name, value in cpu.items():
+        assert torch.equal(gpu[name], value), name
+
+
+@pytest.mark.parametrize("run", ["ppo of openvla", "sac of compact"])
+def test_a_run_on_a_gpu_resumes(rlinf_vla: CommandLine, package: Path, gpu: None, run: str) -> None:
+    for directory in ("whole", "parts"):
+        train(rlinf_vla, arguments(package, run, directory))
+    (package / "parts" / "checkpoints" / "step_000002").rename(package / "lost")
+    assert "continuing after iteration 1" in train(rlinf_vla, ["train", "run=parts"])
+    assert_same_files(package / "whole", package / "parts", 2)
+
+
+@pytest.mark.parametrize("run", ["ppo of openvla", "ppo of pi0", "sac of compact", "sft of openvla"])
+def test_a_simulator_on_the_gpu(rlinf_vla: CommandLine, package: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, run: str) -> None:
+    train(rlinf_vla, arguments(package, run, "cpu"))
+    monkeypatch.setattr("rlinf_vla.testing.toy_env.CounterWorld", GpuWorld)
+    train(rlinf_vla, arguments(package, run, "gpu"))
+    assert_same_files(package / "cpu", package / "gpu", 2)
