@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.images import pillow_resized
 
 from ..files import check_prompt
 
@@ -33,7 +34,7 @@ STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
 
 
 def resize(images: Tensor, size: tuple[int, int], strategy: str = "resize-naive") -> Tensor:
-    """Resize uint8 ``[B, H, W, 3]`` to uint8 ``[B, 3, *size]`` with PIL bicubic.
+    """Resize uint8 ``[B, H, W, 3]`` to uint8 ``[B, 3, *size]`` by Pillow's bicubic kernel.
 
     ``strategy`` (``image_resize_strategy`` of config.json): resize-naive ignores the aspect ratio,
     resize-crop crops the longer sides, letterbox first pads the shorter sides with grey. The latter
@@ -42,25 +43,24 @@ def resize(images: Tensor, size: tuple[int, int], strategy: str = "resize-naive"
     if strategy not in STRATEGIES:
         raise UserError(f"image_resize_strategy {strategy!r} of config.json is not known: one of {', '.join(STRATEGIES)}")
     if tuple(images.shape[1:3]) != size:
-        resized = [np.asarray(_resized(Image.fromarray(image), size, strategy)) for image in images.cpu().numpy()]
-        images = torch.from_numpy(np.stack(resized)).to(images.device)
+        images = _resized(images, size, strategy)
     return images.permute(0, 3, 1, 2).contiguous()
 
 
-def _resized(image: Image.Image, size: tuple[int, int], strategy: str) -> Image.Image:
+def _resized(images: Tensor, size: tuple[int, int], strategy: str) -> Tensor:
     if strategy == "resize-naive":
-        return image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+        return pillow_resized(images, size, "bicubic")
+    batch, *sides = images.shape[:3]
     if strategy == "letterbox":
-        longer = max(image.size)
-        pad = [int((longer - side) / 2) for side in image.size]
-        canvas = Image.new("RGB", (image.width + 2 * pad[0], image.height + 2 * pad[1]), LETTERBOX_FILL)
-        canvas.paste(image, (pad[0], pad[1]))
-        image = canvas
-    target, shorter = size[0], min(image.size)
-    width, height = (target if side == shorter else int(target * side / shorter) for side in image.size)
-    image = image.resize((width, height), Image.Resampling.BICUBIC)
-    left, top = round((width - target) / 2), round((height - target) / 2)
-    return image.crop((left, top, left + target, top + target))
+        rows, columns = (int((max(sides) - side) / 2) for side in sides)
+        canvas = images.new_tensor(LETTERBOX_FILL).expand(batch, sides[0] + 2 * rows, sides[1] + 2 * columns, 3).clone()
+        canvas[:, rows : rows + sides[0], columns : columns + sides[1]] = images
+        images, sides = canvas, list(canvas.shape[1:3])
+    target, shorter = size[0], min(sides)
+    height, width = (target if side == shorter else int(target * side / shorter) for side in sides)
+    images = pillow_resized(images, (height, width), "bicubic")
+    top, left = round((height - target) / 2), round((width - target) / 2)
+    return images[:, top : top + target, left : left + target]
 
 
 def rlds_resize(images: Tensor, size: tuple[int, int]) -> Tensor:

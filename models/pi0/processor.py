@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.images import pillow_resized
 
 from ..files import check_prompt
 from .checkpoint import NORM_STATS
@@ -22,18 +22,15 @@ STATE_BINS = 256
 
 
 def resize_with_pad(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize uint8 ``[B, H, W, 3]`` to ``[B, 3, *size]`` with PIL bilinear and black padding."""
+    """Resize uint8 ``[B, H, W, 3]`` to ``[B, 3, *size]`` by Pillow's bilinear kernel, with black padding."""
     height, width = size
     if tuple(images.shape[1:3]) != size:
         ratio = max(images.shape[2] / width, images.shape[1] / height)
-        inner = (int(images.shape[2] / ratio), int(images.shape[1] / ratio))
-        corner = (max(0, int((width - inner[0]) / 2)), max(0, int((height - inner[1]) / 2)))
-        padded = []
-        for image in images.cpu().numpy():
-            canvas = Image.new("RGB", (width, height))
-            canvas.paste(Image.fromarray(image).resize(inner, Image.Resampling.BILINEAR), corner)
-            padded.append(np.asarray(canvas))
-        images = torch.from_numpy(np.stack(padded)).to(images.device)
+        inner = (int(images.shape[1] / ratio), int(images.shape[2] / ratio))
+        corner = (max(0, int((height - inner[0]) / 2)), max(0, int((width - inner[1]) / 2)))
+        canvas = images.new_zeros(len(images), height, width, 3)
+        canvas[:, corner[0] : corner[0] + inner[0], corner[1] : corner[1] + inner[1]] = pillow_resized(images, inner, "bilinear")
+        images = canvas
     return images.permute(0, 3, 1, 2).contiguous()
 
 

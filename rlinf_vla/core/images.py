@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
+import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -16,3 +20,72 @@ def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
     planes = images.permute(0, 3, 1, 2)
     planes = planes if planes.device.type == "cpu" else planes.float()  # only the CPU interpolates uint8
     return interpolate(planes, size, mode="bilinear", antialias=True).round().to(images.dtype).permute(0, 2, 3, 1).contiguous()
+
+
+def pillow_resized(images: Tensor, size: tuple[int, int], kernel: str) -> Tensor:
+    """Resize uint8 ``[B, H, W, 3]`` to uint8 ``[B, *size, 3]``, as Pillow does, bit for bit.
+
+    ``kernel``: bilinear or bicubic. On the CPU Pillow does it, which is fastest there. Elsewhere
+    its fixed-point sums are products of matrices in float64, which holds them exactly. Source:
+    Pillow's ``src/libImaging/Resample.c``.
+    """
+    if tuple(images.shape[1:3]) == size:
+        return images
+    if images.device.type == "cpu":
+        from PIL import Image
+
+        method = Image.Resampling[kernel.upper()]
+        return torch.from_numpy(np.stack([np.asarray(Image.fromarray(each).resize(size[::-1], method)) for each in images.numpy()]))
+    before = (images.shape[1], images.shape[2])
+    return _two_passes(images, size, kernel, _columns_first(before, size, kernel))
+
+
+def _two_passes(images: Tensor, size: tuple[int, int], kernel: str, columns_first: bool) -> Tensor:
+    planes = images.permute(0, 3, 1, 2).double()
+    for axis in (3, 2) if columns_first else (2, 3):
+        if planes.shape[axis] != size[axis - 2]:
+            weights = _pillow_weights(planes.shape[axis], size[axis - 2], kernel, images.device)
+            sums = planes @ weights.T if axis == 3 else weights @ planes
+            planes = ((sums + 2 ** (_BITS - 1)) / 2**_BITS).floor().clamp(0, 255)
+    return planes.byte().permute(0, 2, 3, 1).contiguous()
+
+
+@functools.lru_cache(maxsize=64)
+def _columns_first(before: tuple[int, int], after: tuple[int, int], kernel: str) -> bool:
+    """Whether Pillow resamples columns before rows, which depends on its version and the sizes."""
+    probe = torch.randint(256, (1, *before, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.equal(_two_passes(probe, after, kernel, True), pillow_resized(probe, after, kernel))
+
+
+_BITS = 22
+"""Fractional bits of Pillow's weights."""
+
+
+@functools.lru_cache(maxsize=64)
+def _pillow_weights(before: int, after: int, kernel: str, device: torch.device) -> Tensor:
+    """Return Pillow's integer weights ``[after, before]``, float64 on ``device``."""
+    support, weight = {"bilinear": (1.0, _bilinear), "bicubic": (2.0, _bicubic)}[kernel]
+    scale = before / after
+    spread = max(scale, 1.0)
+    found = torch.zeros(after, before, dtype=torch.float64)
+    for row in range(after):
+        centre = (row + 0.5) * scale
+        first = max(int(centre - support * spread + 0.5), 0)
+        last = min(int(centre + support * spread + 0.5), before)
+        values = [weight((place - centre + 0.5) * (1 / spread)) for place in range(first, last)]
+        total = sum(values)
+        for place, value in enumerate(values, first):
+            exact = value / total * 2**_BITS
+            found[row, place] = int(exact - 0.5 if exact < 0 else exact + 0.5)
+    return found.to(device)
+
+
+def _bilinear(x: float) -> float:
+    return max(1.0 - abs(x), 0.0)
+
+
+def _bicubic(x: float) -> float:
+    x, a = abs(x), -0.5
+    if x < 1:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+    return (((x - 5) * x + 8) * x - 4) * a if x < 2 else 0.0
