@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,10 @@ class Actor:
     def record(self, recorder: Recorder) -> None:
         """Make the policy calls from now on through a ``recorder`` of each, such as CudaGraphed."""
         self._act, self._value = recorder(self._act_block), recorder(self._value_block)
+
+    def forget(self) -> None:
+        """Make policy calls directly again, and free the memory of their recordings."""
+        self.record(lambda function: function)
 
     def prepare(self, obs: Observation) -> Inputs:
         """Return the policy's inputs, on its device."""
@@ -129,9 +134,18 @@ class CudaGraphed:
                 self.function(arguments)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=_graph_pool()):
             results = self.function(arguments)
         return graph, arguments, results
+
+
+@functools.lru_cache(maxsize=1)
+def _graph_pool() -> Any:
+    """Memory that all graphs of this process share: they run one after the other.
+
+    What a graph returns stays its own, and is copied after each replay.
+    """
+    return torch.cuda.graph_pool_handle()
 
 
 Recorder = Callable[[Callable[[Tensors], Tensors]], Callable[[Tensors], Tensors]]

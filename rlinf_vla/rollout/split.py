@@ -89,6 +89,10 @@ class FeatureServer:
         """Encode from now on through a ``recorder``, such as CudaGraphed."""
         self._packed = recorder(self._pack)
 
+    def forget(self) -> None:
+        """Encode directly again, and free the memory of recordings."""
+        self._packed = self._pack
+
     @torch.inference_mode()
     def encode(self, inputs: Inputs) -> Tensors:
         """Return packed features of prepared ``inputs``, contiguous, on the CPU."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Actor, CudaGraphed, Settings
-from rlinf_vla.testing.policy_calls import observations, with_critic
+from rlinf_vla.testing.policy_calls import observations, rows, with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 
@@ -73,3 +73,6 @@ def test_blocks_and_recordings_change_nothing(temperature: float) -> None:
         assert found.latent.keys() == expected.latent.keys()
         torch.testing.assert_close(actor.value(inputs), whole.value(inputs))
     assert [each.recordings for each in recorder.made] == [2, 2], "acting and valuing: blocks of three rows and of one"
+    recorded.forget()
+    torch.testing.assert_close(recorded.act(rows(inputs, slice(0, 2)), episodes[:2], step[:2]).actions, expected.actions[:2])
+    assert [each.recordings for each in recorder.made] == [2, 2], "no new shape was recorded"

@@ -94,8 +94,12 @@ class PolicyWorker(Worker):
     def rest(self) -> None:
         """Move the policy off the GPU until there is work again."""
         self.unmerge()
+        self.sleep()
         off_the_gpu(self.policy)
         self.resting = True
+
+    def sleep(self) -> None:
+        """Called before the policy leaves the GPU: free what was recorded there."""
 
     def wake(self) -> None:
         """Called when the policy is back on the GPU, at other addresses."""
@@ -116,6 +120,10 @@ class FeatureWorker(PolicyWorker):
             self.policy = self.builders.policy()
         self.wake()
         return self.info(self.policy.spec)
+
+    def sleep(self) -> None:
+        if self.server is not None:
+            self.server.forget()
 
     def wake(self) -> None:
         self.server = FeatureServer(self.policy, self.builders.settings.cuda_graphs)
@@ -161,6 +169,9 @@ class RolloutWorker(PolicyWorker):
             self.groups, self.rewarded = self._environments.__enter__()
         self.wake()
         return self.worker_info()
+
+    def sleep(self) -> None:
+        self.actor.forget()
 
     def wake(self) -> None:
         self.actor = self.actor_at(self.builders.settings.temperature)
