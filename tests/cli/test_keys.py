@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_vla.config.cluster import RobotRoleConfig, RolesConfig
+from rlinf_vla.config.cluster import ClusterConfig, RobotRoleConfig, RoleConfig, RolesConfig
 from rlinf_vla.config.recipe import PresetConfig, Recipe
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.core import plugins
@@ -175,6 +175,10 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     beside = [ROOT / "rlinf_vla" / "realworld" / f"{name}.py" for name in ("cell", "runtime")]
     seen |= {(SessionConfig, name) for name in said(iter(beside), {"settings", "session"})}
     seen |= {(Recipe, name) for name in said(iter(beside), {"recipe"})}
+    # the run on Ray ended before it started a worker
+    workers = ROOT / "rlinf_vla" / "runtime" / "ray"
+    seen |= {(ClusterConfig, name) for name in said(workers.glob("*.py"), {"cluster"})}
+    seen |= {(RoleConfig, name) for name in said(iter([workers / "cluster.py"]), {"self", "role"})}
     on_ray = ROOT / "rlinf_vla" / "realworld" / "ray_link.py"
     seen |= {(RolesConfig, name) for name in said(iter([on_ray]), {"roles"})}
     seen |= {(RobotRoleConfig, name) for name in said(iter([on_ray]), {"own"})}
@@ -203,7 +207,7 @@ def test_a_simulator_reads_its_options(name: str) -> None:
     config = plugins.envs()[name].Config
     _, folder, package, *_ = config.__module__.split(".")
     receivers = {"config", "options", "_options"}  # the arguments of its processes are made from the config
-    found = said((ROOT / folder).glob(f"{package}*/*.py"), receivers) | said((ROOT / folder).glob(f"{package}.py"), receivers)
+    found = said((ROOT / folder).glob(f"{package}*/*.py"), receivers) | said((ROOT / folder).glob("*.py"), receivers)
     assert unread(dict(declared(config)), {(config, each) for each in found | {"name"}}) == []
 
 
