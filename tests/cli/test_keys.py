@@ -172,13 +172,14 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     loop = (ROOT / "rlinf_vla" / name for name in ("config/robot.py", "realworld/control_loop.py"))
     seen |= {(ControlConfig, name) for name in said(loop, {"config", "_config"})}
     seen |= {(Recipe, name) for name in said(iter([ROOT / "benchmarks" / "control.py"]), {"recipe"})}
-    beside = [ROOT / "rlinf_vla" / "realworld" / f"{name}.py" for name in ("cell", "runtime")]
-    seen |= {(SessionConfig, name) for name in said(iter(beside), {"settings", "session"})}
+    beside = [ROOT / "rlinf_vla" / "realworld" / f"{name}.py" for name in ("cell", "player", "runtime")]
+    seen |= {(SessionConfig, name) for name in said(iter(beside), {"settings", "session", "_settings"})}
     seen |= {(Recipe, name) for name in said(iter(beside), {"recipe"})}
     # the run on Ray ended before it started a worker
     workers = ROOT / "rlinf_vla" / "runtime" / "ray"
     seen |= {(ClusterConfig, name) for name in said(workers.glob("*.py"), {"cluster"})}
-    seen |= {(RoleConfig, name) for name in said(iter([workers / "cluster.py"]), {"self", "role"})}
+    of_role = said(iter([workers / "cluster.py"]), {"self", "role"})
+    seen |= {(node, name) for node in (RoleConfig, RobotRoleConfig) for name in of_role}
     on_ray = ROOT / "rlinf_vla" / "realworld" / "ray_link.py"
     seen |= {(RolesConfig, name) for name in said(iter([on_ray]), {"roles"})}
     seen |= {(RobotRoleConfig, name) for name in said(iter([on_ray]), {"own"})}
