@@ -33,7 +33,8 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
         print(usage(verb, [argument for argument in arguments if argument not in ("--help", "-h")]))
         return 0
     recipes.register()
-    given, arguments = arguments, sorted(with_choices(verb, arguments), key=_is_flag)  # argparse needs the overrides together
+    given, completes = arguments, bool({"--shell-completion", "-sc"} & set(arguments))  # of a line in COMP_LINE, not of these arguments
+    arguments = sorted(arguments if completes else with_choices(verb, arguments), key=_is_flag)  # argparse needs the overrides together
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
 
     def job(config: DictConfig) -> None:
