@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from importlib.resources import files
 from itertools import pairwise
 
@@ -135,10 +136,15 @@ def with_cluster(arguments: Sequence[str]) -> list[str]:
     """Replace ``cluster=auto`` (the default) by 1gpu or laptop, whichever this machine is."""
     if any(re.match(r"cluster=(?!auto$)", argument) for argument in arguments):
         return list(arguments)
+    return [argument for argument in arguments if argument != "cluster=auto"] + [f"cluster={'1gpu' if _has_gpu() else 'laptop'}"]
+
+
+def _has_gpu() -> bool:
+    if version("torch").endswith("+cpu"):  # a build without CUDA need not be imported, which takes seconds
+        return False
     import torch
 
-    found = "1gpu" if torch.cuda.is_available() else "laptop"
-    return [argument for argument in arguments if argument != "cluster=auto"] + [f"cluster={found}"]
+    return torch.cuda.is_available()
 
 
 def _is_flag(argument: str) -> bool:
