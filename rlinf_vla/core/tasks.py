@@ -1,6 +1,6 @@
 """What a simulator plug-in says of its tasks and of this machine, without PyTorch.
 
-``rlinf-vla list`` imports the plug-ins, so their modules import PyTorch and simulators on first use.
+``rlinf-vla list`` imports the plug-ins, so they import PyTorch and simulators on first use.
 """
 
 from __future__ import annotations
