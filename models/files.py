@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,23 +15,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import OneOf
-from rlinf_vla.core.types import DTYPES
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 SHARD_BYTES = 5 * 10**9
-
-
-@dataclass
-class WeightOptions:
-    """Options in ``model.options`` on the weights of a pre-trained model."""
-
-    random_weights: bool = False
-    """Start from random weights; the checkpoint then needs no weight files."""
-    dtype: Annotated[str, OneOf(*DTYPES)] = "float32"
-    """Data type of the network in memory. Use bfloat16 for a model of billions of weights on a GPU.
-    Adapters, heads and probabilities are float32 in either case."""
 
 
 @dataclass(frozen=True)

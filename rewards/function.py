@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-import torch
 from omegaconf import MISSING
-from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import OUTSIDE
-from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel
-from rlinf_vla.core.types import Observation, StepResult
 
-Shaped = Callable[[Observation, Tensor, StepResult], Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel
+    from rlinf_vla.core.types import Observation, StepResult
+
+    Shaped = Callable[[Observation, Tensor, StepResult], Tensor]
 
 
 @dataclass

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel
-from rlinf_vla.core.types import Observation, StepResult
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel
+    from rlinf_vla.core.types import Observation, StepResult
 
 
 @dataclass

@@ -11,28 +11,14 @@ import torch
 from torch import Tensor
 
 from .arm import TRANSLATION_M
-from .predicates import OPEN_M, Body, State, body, goal, held, holds, subject
-from .scene import Cylinder, Lifted, Predicate, Scene, Sphere
+from .predicates import Body, State, body, goal, held, holds
+from .scene import Lifted, Predicate, Scene, subject
 
 OPEN, CLOSE = 1.0, -1.0
 GAIN = 0.5
 """Share of the remaining distance per step; the tool lags by about a step, so more overshoots."""
 FASTEST = 0.7
 """Largest action (of 1). At full speed the joints lag unequally and the tool leaves its line."""
-GRASP_YAW_DEG = 30.0
-"""Largest yaw of a box that fits between the fingers, which the expert never turns."""
-
-
-def why_no_expert(scene: Scene) -> str | None:
-    """Return why the expert cannot grasp an object that a predicate names; None if it can."""
-    for predicate in scene.success:
-        name = subject(predicate)
-        for each in scene.target if name not in scene.things else (name,):
-            thing = scene.things[each]
-            turned = not isinstance(thing.shape, Sphere | Cylinder) and max(map(abs, thing.yaw_deg)) > GRASP_YAW_DEG
-            if thing.half_m[1] > OPEN_M - 0.002 or turned:
-                return f"the scripted expert grasps along y, up to {2 * OPEN_M:.3f} m: {each} of the scene {scene.name} is wider or turned"
-    return None
 
 
 def expert_actions(scene: Scene, state: State) -> Tensor:

@@ -9,19 +9,19 @@ from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import Diagnosis, Suite, Task, VectorEnv
+from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
-from ..batched import BatchedVectorEnv, use_gpu, why_not_on_gpu
 from ..options import one_each, one_of, processes_per_group, refuse_several
-from ..vector_env import environments
 from .config import GenesisConfig
-from .experts import why_no_expert
 from .kernels import cache_dir, compile_once, environment
 from .loading import read_scene
-from .scene import Scene
+from .scene import Scene, why_no_expert
+
+if TYPE_CHECKING:
+    from rlinf_vla.core.protocols import VectorEnv
 
 INSTALL = "pip install 'rlinf-vla[genesis]'"
 NO_GL = "Genesis renders with OpenGL (EGL or OSMesa), which is missing: apt-get install libegl1 libgl1 libgl1-mesa-dri"
@@ -38,6 +38,9 @@ class Genesis:
     Config = GenesisConfig
 
     def create(self, config: GenesisConfig, groups: int) -> list[VectorEnv]:
+        from ..batched import BatchedVectorEnv, use_gpu, why_not_on_gpu
+        from ..vector_env import environments
+
         refuse_several(config.tasks)
         scene, options = simulator_options(config)
         processes = processes_per_group(config, groups, batches=True)

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from . import rotations
-from .scene import TARGET, Cylinder, Lifted, On, Predicate, Scene, Sphere
+from .scene import OPEN_M, TARGET, Cylinder, Lifted, On, Predicate, Scene, Sphere, subject
 
 STILL_M_S = 0.03
 TOUCH_M = 0.006
 """Largest gap or overlap of objects that touch."""
-OPEN_M = 0.037
-"""Finger position beyond which the gripper counts as open: nothing wider can be grasped."""
 HALF_WAY = 0.5
 """Progress of holding the object, times 0.9; success is 1."""
 REACHED = 0.25
@@ -158,11 +156,6 @@ def progress(scene: Scene, state: State) -> Tensor:
         part = torch.where(held(state, thing), carried, reach)
         done.append(torch.where(holds(state, predicate), 1.0, part))
     return torch.stack(done).mean(0)
-
-
-def subject(predicate: Predicate) -> str:
-    """Name of the object that the predicate wants moved."""
-    return predicate.above if isinstance(predicate, On) else predicate.object
 
 
 def goal(state: State, predicate: Predicate) -> Tensor:

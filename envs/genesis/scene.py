@@ -30,6 +30,10 @@ COLOURS: dict[str, Vector] = {
 }
 
 PLACEMENT_TRIES = 10_000
+OPEN_M = 0.037
+"""Finger position beyond which the gripper counts as open: nothing wider can be grasped."""
+GRASP_YAW_DEG = 30.0
+"""Largest yaw of a box that fits between the fingers, which the expert never turns."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,23 @@ class Scene:
         if not self.target:
             return self.instruction
         return self.instruction.replace("{" + TARGET + "}", self.target[target].replace("_", " "))
+
+
+def subject(predicate: Predicate) -> str:
+    """Name of the object that the predicate wants moved."""
+    return predicate.above if isinstance(predicate, On) else predicate.object
+
+
+def why_no_expert(scene: Scene) -> str | None:
+    """Return why the expert cannot grasp an object that a predicate names; None if it can."""
+    for predicate in scene.success:
+        name = subject(predicate)
+        for each in scene.target if name not in scene.things else (name,):
+            thing = scene.things[each]
+            turned = not isinstance(thing.shape, Sphere | Cylinder) and max(map(abs, thing.yaw_deg)) > GRASP_YAW_DEG
+            if thing.half_m[1] > OPEN_M - 0.002 or turned:
+                return f"the scripted expert grasps along y, up to {2 * OPEN_M:.3f} m: {each} of the scene {scene.name} is wider or turned"
+    return None
 
 
 @dataclass(frozen=True)

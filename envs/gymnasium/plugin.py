@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import Diagnosis, Task, VectorEnv
+from rlinf_vla.core.tasks import Diagnosis, Task
 
 from ..options import processes_per_group
-from ..vector_env import environments
 from .config import GymnasiumConfig
+
+if TYPE_CHECKING:
+    from rlinf_vla.core.protocols import VectorEnv
 
 INSTALL = "pip install gymnasium"
 
@@ -24,6 +26,8 @@ class Gymnasium:
     Config = GymnasiumConfig
 
     def create(self, config: GymnasiumConfig, groups: int) -> list[VectorEnv]:
+        from ..vector_env import environments
+
         options = simulator_options(config)
         processes = processes_per_group(config, groups, batches=True)
         if find_spec("gymnasium") is None:

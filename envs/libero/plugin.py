@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import bootstrap
-from rlinf_vla.core.protocols import Diagnosis, Suite, Task, VectorEnv
+from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
 from ..options import one_of, processes_per_group
-from ..vector_env import environments
 from . import gl
 from .config import CAMERAS, CONVENTIONS, LiberoConfig
 from .suites import INSTALL, SUITES, LiberoTask, limit, of_suite, root, selected_tasks, suites
+
+if TYPE_CHECKING:
+    from rlinf_vla.core.protocols import VectorEnv
 
 
 class Libero:
@@ -26,6 +28,8 @@ class Libero:
     Config = LiberoConfig
 
     def create(self, config: LiberoConfig, groups: int) -> list[VectorEnv]:
+        from ..vector_env import environments
+
         options = simulator_options(config)
         tasks = selected_tasks(config)
         processes = processes_per_group(config, groups, batches=False)

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import Diagnosis, Suite, Task, VectorEnv
+from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
-from .. import batched
-from ..batched import BatchedVectorEnv, use_gpu
 from ..options import divide, one_each, one_of, processes_per_group, refuse_several
-from ..vector_env import environments
 from . import vulkan
 from .config import ManiSkillConfig
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
+
+if TYPE_CHECKING:
+    from rlinf_vla.core.protocols import VectorEnv
 
 INSTALL = "pip install 'rlinf-vla[maniskill]'"
 BRIDGE_DOWNLOAD = (
@@ -33,6 +31,9 @@ class ManiSkill:
     Config = ManiSkillConfig
 
     def create(self, config: ManiSkillConfig, groups: int) -> list[VectorEnv]:
+        from ..batched import BatchedVectorEnv, use_gpu
+        from ..vector_env import environments
+
         refuse_several(config.tasks)
         options = simulator_options(config)
         divide(config.num_envs, groups, "env.num_envs")
@@ -107,6 +108,8 @@ def why_no_expert(config: ManiSkillConfig) -> str | None:
 
 def why_not_on_gpu(config: ManiSkillConfig, groups: int) -> str | None:
     """Return why the gpu backend cannot run this configuration; None if it can."""
+    from .. import batched
+
     if (reason := batched.why_not_on_gpu(groups)) is not None:
         return reason
     if TASKS[config.task].bridge:
@@ -129,6 +132,8 @@ def cpu_driver(config: ManiSkillConfig) -> tuple[str, dict[str, str]]:
 
 
 def checks() -> Iterator[Diagnosis]:
+    import torch
+
     if find_spec("mani_skill") is None:
         yield Diagnosis("ManiSkill", False, "optional: not installed", INSTALL)
         return

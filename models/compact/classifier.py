@@ -6,22 +6,19 @@ Its checkpoint is a directory with config.json and model.safetensors, written by
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Annotated
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import ImageSize, Label, Name, NonEmpty, Range
-from rlinf_vla.core.images import resized
-from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel, prepared
-from rlinf_vla.core.types import Inputs, Observation, StepResult
 
-from .. import files
-from ..config_file import building_errors, read_config
-from .encoder import ImageEncoder
+if TYPE_CHECKING:
+    import torch
+
+    from rlinf_vla.core.protocols import EnvSpec, Reward
+
+    from .success_classifier import SuccessClassifier
 
 SIZES = {"patch": 4, "channels": [32, 32, 32], "width": 64}
 
@@ -44,26 +41,6 @@ class ClassifierOptions:
     """End the episode when the classifier reports success, as needed on a real robot."""
 
 
-class SuccessClassifier(RewardModel):
-    """Binary classifier of success from the images of one observation."""
-
-    def __init__(self, config: dict[str, Any], options: ClassifierOptions) -> None:
-        super().__init__()
-        self.config = config
-        self.images = dict.fromkeys(options.images, (config["image_sizes"][0], config["image_sizes"][1]))
-        self.encoder = ImageEncoder(config, options.encoder)
-        self.head = nn.Sequential(nn.Linear(config["width"] * len(options.images), 64), nn.ReLU(), nn.Linear(64, 1))
-
-    def prepare(self, obs: Observation) -> Inputs:
-        return {f"image.{name}": resized(obs.images[name], size) for name, size in self.images.items()}
-
-    def forward(self, inputs: Inputs) -> Tensor:
-        return self.head(torch.cat([self.encoder(inputs[f"image.{name}"]) for name in self.images], dim=1))[:, 0]
-
-    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-        files.save(self, self.config, checkpoint, {}, dtype or torch.float32)
-
-
 class Classifier:
     """Implements ``RewardPlugin``."""
 
@@ -71,6 +48,10 @@ class Classifier:
     Config = ClassifierOptions
 
     def learner(self, config: ClassifierOptions) -> SuccessClassifier:
+        from .. import files
+        from ..config_file import building_errors, read_config
+        from .success_classifier import SuccessClassifier
+
         if config.checkpoint is None:
             return SuccessClassifier(SIZES | {"image_sizes": [config.image_size] * 2}, config)
         directory = Path(config.checkpoint).expanduser()
@@ -80,6 +61,8 @@ class Classifier:
         return model
 
     def create(self, config: ClassifierOptions, env: EnvSpec, device: torch.device) -> Reward:
+        from .success_classifier import ClassifierReward
+
         if config.checkpoint is None:
             raise UserError("reward.options.checkpoint has no value: train one with `rlinf-vla train recipe=reward_classifier`")
         model = self.learner(config)
@@ -87,21 +70,6 @@ class Classifier:
             if env.images.get(name) != size:
                 raise UserError(f"the reward classifier needs image {name!r} of {size} pixels, the environment has {env.images}")
         return ClassifierReward(model.to(device).eval(), config.threshold, config.ends_episode)
-
-
-class ClassifierReward:
-    """Reward 1 in the last step of a call if the classifier reports success on its observation."""
-
-    def __init__(self, model: RewardModel, threshold: float, ends_episode: bool) -> None:
-        self.model, self.threshold, self.ends_episode = model, threshold, ends_episode
-
-    @torch.inference_mode()
-    def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
-        seen = (self.model(prepared(self.model, result.observation)).sigmoid() > self.threshold).to(result.valid.device)
-        last = result.valid & (result.valid.cumsum(1) == result.valid.sum(1, keepdim=True))
-        success = last & seen[:, None]
-        terminated = result.terminated | success if self.ends_episode else result.terminated
-        return replace(result, reward=success.float(), terminated=terminated)
 
 
 plugin = Classifier()

@@ -8,15 +8,13 @@ proprioceptive dimension) and model.safetensors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import Label, Name, NonEmpty, Positive
 from rlinf_vla.core.images import resized
 from rlinf_vla.core.protocols import Noise, PolicySpec
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
@@ -25,21 +23,7 @@ from .. import files
 from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from .encoder import ImageEncoder
-
-
-@dataclass
-class CompactOptions:
-    """Recipe node ``model.options``."""
-
-    random_weights: bool = False
-    """Start from random weights; the checkpoint then needs only config.json."""
-    images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
-    """Cameras of the environment that the policy sees; all share one encoder."""
-    encoder: Name = "conv"
-    """Image encoder: ``conv`` (convolutions on patches), or ``timm:NAME`` for a backbone of timm
-    from random weights, such as ``timm:resnet10t``."""
-    std: Positive = 0.5
-    """Initial standard deviation of the actions."""
+from .options import CompactOptions
 
 
 class Encoder(nn.Module):
@@ -64,7 +48,7 @@ class CompactPolicy(PretrainedPolicy):
     name: ClassVar[str] = "compact"
     Config: ClassVar[type] = CompactOptions
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG,)
-    lora_targets: ClassVar[tuple[str, ...]] = ()
+    lora_targets: ClassVar[tuple[str, ...]] = CompactOptions.lora_targets
     split_unsupported: ClassVar[str | None] = None
 
     def __init__(self, directory: Path, options: CompactOptions) -> None:

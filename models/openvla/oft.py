@@ -7,46 +7,24 @@ Sources: openvla-oft ``prismatic/extern/hf/modeling_prismatic.py``,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import Label, Name, NonEmpty, Range
 from rlinf_vla.core.protocols import Noise
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Tensors
 
 from .. import files
 from ..config_file import read_config
 from .checkpoint import read_component
-from .policy import CommonOptions, OpenVLAPolicy, gumbel
+from .options import OpenVLAOFTOptions
+from .policy import OpenVLAPolicy, gumbel
 from .prismatic import PrismaticVLA
-
-
-@dataclass
-class OpenVLAOFTOptions(CommonOptions):
-    """Recipe node ``model.options``. null takes the value of config.json under ``oft`` (ours), else
-    that of the official LIBERO checkpoints."""
-
-    images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
-    """Cameras of the environment that the policy sees, in training order (main one first)."""
-    head: Name | None = None
-    """Action head. ``discrete``: action tokens with a distribution to sample from. ``l1``:
-    deterministic regression (``action_head--*.pt``)."""
-    chunk: Annotated[int, Range(1, 1024)] | None = None
-    """Actions per policy call: 8 in the LIBERO checkpoints, 25 in ALOHA's, 5 in Bridge's."""
-    proprio: bool | None = None
-    """Read proprioception (``proprio_projector--*.pt``)."""
-    film: bool | None = None
-    """Modulate the vision towers by the instruction (FiLM, OFT+)."""
-    stop_token: bool | None = None
-    """End the sequence with ``</s>``, as the official code and SimpleVLA-RL do. RLinf's fine-tunes
-    were trained without it."""
-
 
 OFFICIAL = {"head": "discrete", "chunk": 8, "proprio": False, "film": False, "stop_token": True}
 

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlinf_vla.config.ranges import Label, Name, Size
 from rlinf_vla.core.protocols import Noise, PolicySpec
 from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
@@ -24,6 +23,7 @@ from ..pretrained import PretrainedPolicy
 from .actions import ActionTokenizer, ProprioNormalizer
 from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache, generate_reference_tokens
+from .options import OpenVLAOptions
 from .prismatic import PrismaticVLA
 from .processor import PixelNormalizer, PromptEncoder, center_crop, resize, rlds_resize
 
@@ -32,35 +32,6 @@ COMPANIONS = (
     *("preprocessor_config.json", "generation_config.json"),
 )
 """Files that official programs need beside config.json and the weights; code is not copied."""
-
-
-@dataclass
-class CommonOptions(files.WeightOptions):
-    """Fields of ``model.options`` that OpenVLA and OpenVLA-OFT share."""
-
-    prompt_length: Size = 32
-    """Token ids per prompt, padding included."""
-    unnorm_key: Label | None = None
-    """Dataset whose statistics un-normalise actions; needed only if the checkpoint has several."""
-    center_crop: bool | None = None
-    """Crop images to the middle 90 % of their area, as the official evaluation of models trained on
-    random crops. null, here and below: as in config.json (ours), else as in the official
-    evaluation."""
-    resize: Name | None = None
-    """Image resizing. ``processor``: as the checkpoint's processor. ``rlds``: JPEG and Lanczos, as
-    the official fine-tuning data and LIBERO evaluation."""
-    gripper: Name | None = None
-    """Convention of the gripper action. ``raw``: as in the checkpoint, 0 closed to 1 open.
-    ``open_positive``, ``close_positive`` (LIBERO): ±1 for an environment in which +1 opens or
-    closes."""
-
-
-@dataclass
-class OpenVLAOptions(CommonOptions):
-    """Recipe node ``model.options``."""
-
-    image: Name = "base"
-    """Camera of the environment that the policy sees."""
 
 
 class ValueHead(nn.Sequential):
@@ -99,11 +70,7 @@ class OpenVLAPolicy(PretrainedPolicy):
     name: ClassVar[str] = "openvla"
     Config: ClassVar[type] = OpenVLAOptions
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, STATISTICS, files.TOKENIZER)
-    # the modules that the official fine-tuning script ("all-linear") stores, less the output layer
-    lora_targets: ClassVar[tuple[str, ...]] = (
-        *("q", "kv", "qkv", "proj", "fc1", "fc2", "fc3"),
-        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    )
+    lora_targets: ClassVar[tuple[str, ...]] = OpenVLAOptions.lora_targets
     vision_modules: ClassVar[tuple[str, ...]] = ("vision_backbone",)
     language_modules: ClassVar[tuple[str, ...]] = ("language_model",)
     split_unsupported: ClassVar[str | None] = "passes every action token through its whole language model: it has no separate action head"

@@ -3,7 +3,3 @@
 Read ``options``, ``policy``, ``flow`` (sampling steps as pure functions), ``processor``,
 ``checkpoint``; then the network: ``network``, ``gemma``. ``real_time`` is for robots.
 """
-
-from .policy import Pi0Policy
-
-__all__ = ["Pi0Policy"]

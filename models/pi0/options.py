@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from rlinf_vla.config.ranges import Interval, Label, NonEmpty, OneOf, Positive, Range, Size
 
-from .. import files
+from ..options import WeightOptions
 
 SAMPLERS = ("flow_sde", "flow_sde_all", "flow_noise")
 CRITICS = ("expert", "vlm")
 
 
 @dataclass
-class Pi0Options(files.WeightOptions):
+class Pi0Options(WeightOptions):
     """Recipe node ``model.options``."""
+
+    lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
     images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
     """Cameras of the environment, in the order of the model's image slots (base, left wrist, right

@@ -47,7 +47,7 @@ class Pi0Policy(PretrainedPolicy):
     name: ClassVar[str] = "pi0"
     Config: ClassVar[type] = Pi0Options
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, NORM_STATS, files.TOKENIZER)
-    lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    lora_targets: ClassVar[tuple[str, ...]] = Pi0Options.lora_targets
     vision_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.vision_tower",)
     language_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.language_model",)
     full_modules: ClassVar[tuple[str, ...]] = (

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from importlib.resources import files
 from itertools import pairwise
 
@@ -33,7 +34,8 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
         print(usage(verb, [argument for argument in arguments if argument not in ("--help", "-h")]))
         return 0
     recipes.register()
-    given, arguments = arguments, sorted(with_choices(verb, arguments), key=_is_flag)  # argparse needs the overrides together
+    given, completes = arguments, bool({"--shell-completion", "-sc"} & set(arguments))  # of a line in COMP_LINE, not of these arguments
+    arguments = sorted(arguments if completes else with_choices(verb, arguments), key=_is_flag)  # argparse needs the overrides together
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
 
     def job(config: DictConfig) -> None:
@@ -134,10 +136,15 @@ def with_cluster(arguments: Sequence[str]) -> list[str]:
     """Replace ``cluster=auto`` (the default) by 1gpu or laptop, whichever this machine is."""
     if any(re.match(r"cluster=(?!auto$)", argument) for argument in arguments):
         return list(arguments)
+    return [argument for argument in arguments if argument != "cluster=auto"] + [f"cluster={'1gpu' if _has_gpu() else 'laptop'}"]
+
+
+def _has_gpu() -> bool:
+    if version("torch").endswith("+cpu"):  # a build without CUDA need not be imported, which takes seconds
+        return False
     import torch
 
-    found = "1gpu" if torch.cuda.is_available() else "laptop"
-    return [argument for argument in arguments if argument != "cluster=auto"] + [f"cluster={found}"]
+    return torch.cuda.is_available()
 
 
 def _is_flag(argument: str) -> bool:

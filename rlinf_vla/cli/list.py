@@ -39,6 +39,12 @@ def _first_comment(text: str) -> str:
     return comments[0] if comments else ""
 
 
+def _models() -> Rows:
+    models, options = plugins.models(), plugins.model_options()
+    for name in models:
+        yield name, ", ".join((options if name in options else models)[name].lora_targets)
+
+
 def _tasks() -> Rows:
     for name, env in plugins.envs().items():
         for task in env.tasks():
@@ -55,7 +61,7 @@ def _rewards() -> Rows:
 LISTS: dict[str, tuple[tuple[str, ...], Callable[[], Rows]]] = {
     "recipes": (("recipe=", "what it does"), lambda: recipe_names().items()),
     "presets": (("preset=", "published settings of"), lambda: recipe_names("preset").items()),
-    "models": (("model=", "LoRA targets"), lambda: ((name, ", ".join(model.lora_targets)) for name, model in plugins.models().items())),
+    "models": (("model=", "LoRA targets"), _models),
     "envs": (("env=", "tasks"), lambda: ((name, str(len(env.tasks()))) for name, env in plugins.envs().items())),
     "tasks": (("env=", "env.task=", "instruction", "expert", "state", "note"), _tasks),
     "rewards": (("reward=", "what it is"), _rewards),

@@ -129,15 +129,15 @@ def _dispatch(arguments: Sequence[str]) -> int:
         if not rest or rest[0] not in BENCHES:
             raise UserError(f"bench needs a benchmark ({', '.join(BENCHES)}): rlinf-vla bench rollout recipe=NAME")
         verb, module = f"bench_{rest[0]}", f"benchmarks.{rest.pop(0)}"
-    command: Callable[..., int | None] = import_module(f"rlinf_vla.{module}").run
-    if verb in PLAIN:
-        raise_at_once()
-        return command(rest) or 0
-    from rlinf_vla.cli.compose import compose_and_run
 
-    def begin(config: Any) -> int | None:
+    def begin(argument: Any) -> int | None:
+        command: Callable[..., int | None] = import_module(f"rlinf_vla.{module}").run
         raise_at_once()
-        return command(config)
+        return command(argument)
+
+    if verb in PLAIN:
+        return begin(rest) or 0
+    from rlinf_vla.cli.compose import compose_and_run
 
     return compose_and_run(verb, rest, begin)
 

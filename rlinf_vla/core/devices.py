@@ -3,7 +3,7 @@
 What a simulator shows, and what a policy computes, stays where it is made. Rollouts, replay records
 and demonstrations are stored on the CPU. A policy's inputs cross to its device here, and its
 results cross back: in rollouts once per call (``rollout/actor.py``), in updates once per
-micro-batch (``training/data_parallel.py``).
+micro-batch (``training/ranks.py``).
 """
 
 from __future__ import annotations

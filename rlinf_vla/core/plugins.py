@@ -21,6 +21,12 @@ def models() -> Mapping[str, type[Policy]]:
     return Installed("rlinf_vla.models")
 
 
+def model_options() -> Mapping[str, Any]:
+    """Return name -> ``Config`` of the models that also register it, in a module without PyTorch.
+    It then has the model's ``lora_targets``, for ``rlinf-vla list models``."""
+    return Installed("rlinf_vla.model_options")
+
+
 def envs() -> Mapping[str, EnvPlugin]:
     return Installed("rlinf_vla.envs")
 

@@ -11,9 +11,9 @@ import torch
 
 from rlinf_vla.benchmarks import policy as bench_policy
 from rlinf_vla.core import plugins
-from rlinf_vla.models.openvla import OpenVLAPolicy
-from rlinf_vla.models.pi0 import Pi0Policy
+from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.pi0.network import Pi0Network
+from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.testing.policy_calls import act, observations
 from tests.cli.conftest import CommandLine, Counting
 from tests.models.test_openvla_oft import small as small_oft

@@ -19,6 +19,7 @@ from rlinf_vla.cli import compose, train
 from rlinf_vla.cli import list as list_command
 from rlinf_vla.cli.main import VERBS
 from rlinf_vla.config.errors import Failure, UserError
+from rlinf_vla.core import plugins
 from rlinf_vla.core.interrupt import Interrupted
 from rlinf_vla.core.protocols import Diagnosis
 from rlinf_vla.runtime import recipes
@@ -374,6 +375,29 @@ def test_list(rlinf_vla: CommandLine, what: str, word: str) -> None:
     found = rlinf_vla("list", what)
     assert found.code == 0 and word in found.out
     assert word in rlinf_vla("list").out
+
+
+LIGHT = """
+import sys
+from rlinf_vla.cli.main import run
+assert run(sys.argv[1:]) == 0
+assert "torch" not in sys.modules, "it takes seconds to import"
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["list"], *(["list", each] for each in list_command.LISTS), ["train", "--shell-completion", "install=bash"]],
+    ids=" ".join,
+)
+def test_a_command_that_only_tells_names_imports_no_pytorch(arguments: list[str]) -> None:
+    subprocess.run([sys.executable, "-c", LIGHT, *arguments], check=True, capture_output=True, timeout=250)
+
+
+@pytest.mark.parametrize("name", list(plugins.model_options()))
+def test_a_model_registers_its_own_options(name: str) -> None:
+    model, options = plugins.models()[name], plugins.model_options()[name]
+    assert model.Config is options and model.lora_targets == options.lora_targets
 
 
 def test_list_of_something_else(rlinf_vla: CommandLine) -> None:

@@ -15,8 +15,8 @@ from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.cli import compose
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.models.openvla import OpenVLAPolicy
-from rlinf_vla.models.openvla.policy import OpenVLAOptions
+from rlinf_vla.models.openvla.options import OpenVLAOptions
+from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.testing.policy_calls import act, observations
 from rlinf_vla.training.checkpoint import save_checkpoint

@@ -215,9 +215,8 @@ def test_a_simulator_reads_its_options(name: str) -> None:
 @pytest.mark.parametrize("name", list(plugins.rewards()))
 def test_a_reward_reads_its_options(name: str) -> None:
     config = plugins.rewards()[name].Config
-    source = sys.modules[config.__module__].__file__
-    assert source is not None
-    found = said(iter([Path(source)]), {"config", "options"})
+    source = Path(str(sys.modules[config.__module__].__file__))
+    found = said(source.parent.glob(f"*{source.name}"), {"config", "options"})
     assert unread(dict(declared(config)), {(config, each) for each in found}) == []
 
 

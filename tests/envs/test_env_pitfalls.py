@@ -109,7 +109,8 @@ def test_images_upside_down_or_mirrored() -> None:
 @torch.no_grad()
 def test_cameras_are_selected_by_name_and_not_by_order() -> None:
     """An environment may list its cameras in any order; their images must not be exchanged."""
-    from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy
+    from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
+    from rlinf_vla.models.openvla.options import OpenVLAOFTOptions
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.envs.genesis import predicates, rotations
-from rlinf_vla.envs.genesis.experts import expert_actions, why_no_expert
+from rlinf_vla.envs.genesis.experts import expert_actions
 from rlinf_vla.envs.genesis.loading import read_scene, scene_from
 from rlinf_vla.envs.genesis.plugin import FOLDER, SCENES
-from rlinf_vla.envs.genesis.scene import Scene, draw
+from rlinf_vla.envs.genesis.scene import Scene, draw, why_no_expert
 from tests.skips import require
 
 GOOD: dict[str, Any] = {

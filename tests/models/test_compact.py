@@ -11,8 +11,8 @@ import torch
 from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.models.compact import CompactPolicy
-from rlinf_vla.models.compact.policy import CompactOptions
+from rlinf_vla.models.compact.options import CompactOptions
+from rlinf_vla.models.compact.policy import CompactPolicy
 from rlinf_vla.testing.policy import PolicyConformance
 from rlinf_vla.testing.policy_calls import observations
 from tests.models.tiny_openvla import ASSETS

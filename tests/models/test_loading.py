@@ -18,8 +18,9 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models import files
-from rlinf_vla.models.openvla import OpenVLAOFTPolicy, OpenVLAPolicy
-from rlinf_vla.models.pi0 import Pi0Policy
+from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
+from rlinf_vla.models.openvla.policy import OpenVLAPolicy
+from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.testing.policy_calls import act, observations
 from tests.models import test_openvla_oft, test_pi0
 from tests.models.tiny_openvla import smaller_directory, tiny

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Observation
-from rlinf_vla.models.openvla import OpenVLAPolicy
 from rlinf_vla.models.openvla.actions import ActionTokenizer
-from rlinf_vla.models.openvla.policy import OpenVLAOptions
+from rlinf_vla.models.openvla.options import OpenVLAOptions
+from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import PixelNormalizer
 from rlinf_vla.testing.policy import DiscretePolicyConformance, PolicyConformance

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy
+from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
+from rlinf_vla.models.openvla.options import OpenVLAOFTOptions
 from rlinf_vla.testing.policy import DiscretePolicyConformance
 from rlinf_vla.testing.policy_calls import act, noise, observations
 from tests.models.tiny_openvla import smaller_config, smaller_directory

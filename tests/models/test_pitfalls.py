@@ -20,8 +20,9 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.models.openvla.actions import ActionTokenizer, ProprioNormalizer
 from rlinf_vla.models.openvla.checkpoint import read_conventions, read_statistics
-from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy, slot_states
-from rlinf_vla.models.openvla.policy import OpenVLAOptions, OpenVLAPolicy
+from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy, slot_states
+from rlinf_vla.models.openvla.options import OpenVLAOFTOptions, OpenVLAOptions
+from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import center_crop, lanczos, resize, rlds_resize
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy

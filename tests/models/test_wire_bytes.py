@@ -17,11 +17,11 @@ from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.models import files
-from rlinf_vla.models.compact import CompactPolicy
-from rlinf_vla.models.compact.policy import CompactOptions
-from rlinf_vla.models.openvla import OpenVLAOFTPolicy, OpenVLAPolicy
-from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions
-from rlinf_vla.models.openvla.policy import OpenVLAOptions
+from rlinf_vla.models.compact.options import CompactOptions
+from rlinf_vla.models.compact.policy import CompactPolicy
+from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
+from rlinf_vla.models.openvla.options import OpenVLAOFTOptions, OpenVLAOptions
+from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.rollout.actor import Settings

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from rlinf_vla.models.openvla import OpenVLAPolicy
-from rlinf_vla.models.openvla.policy import OpenVLAOptions
+from rlinf_vla.models.openvla.options import OpenVLAOptions
+from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 
 ASSETS = Path(str(files("rlinf_vla.assets")))
 ASSET, OFT_PLUS = ASSETS / "openvla_tiny", ASSETS / "openvla_oft_plus_tiny"

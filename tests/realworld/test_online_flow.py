@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.models.compact.policy import CompactOptions, CompactPolicy
+from rlinf_vla.models.compact.options import CompactOptions
+from rlinf_vla.models.compact.policy import CompactPolicy
 from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode
 from rlinf_vla.realworld.flow import OnlineFlow
 from rlinf_vla.rollout.actor import Settings

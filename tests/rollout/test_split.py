@@ -14,8 +14,8 @@ from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Tensors
-from rlinf_vla.models.openvla import OpenVLAOFTPolicy
-from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions
+from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
+from rlinf_vla.models.openvla.options import OpenVLAOFTOptions
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.rollout.actor import Actor, Settings

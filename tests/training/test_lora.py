@@ -14,7 +14,7 @@ from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.models.openvla import OpenVLAPolicy
+from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import PixelNormalizer
 from rlinf_vla.testing.policy_calls import act, observations

@@ -20,8 +20,8 @@ from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.models.openvla import OpenVLAOFTPolicy
-from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions
+from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
+from rlinf_vla.models.openvla.options import OpenVLAOFTOptions
 from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.testing.policy_calls import with_critic

@@ -2,18 +2,19 @@
 
 The engine knows plug-ins only through this module. A package registers them as entry points:
 ``rlinf_vla.models`` (a :class:`Policy` subclass), ``rlinf_vla.envs`` (an :class:`EnvPlugin`) and
-``rlinf_vla.rewards`` (a :class:`RewardPlugin`). A plug-in module must be cheap to import: it
-imports simulators and drivers on first use.
+``rlinf_vla.rewards`` (a :class:`RewardPlugin`). Modules of the latter two must be cheap to import:
+they import PyTorch, simulators and drivers on first use, and ``core/tasks.py`` instead of this one.
 """
 
-from .env import Diagnosis as Diagnosis
+from rlinf_vla.core.tasks import Diagnosis as Diagnosis
+from rlinf_vla.core.tasks import Suite as Suite
+from rlinf_vla.core.tasks import Task as Task
+
 from .env import EnvPlugin as EnvPlugin
 from .env import EnvSpec as EnvSpec
 from .env import HasSuites as HasSuites
 from .env import Reward as Reward
 from .env import RewardPlugin as RewardPlugin
-from .env import Suite as Suite
-from .env import Task as Task
 from .env import ToolUnits as ToolUnits
 from .env import VectorEnv as VectorEnv
 from .policy import ImageSize as ImageSize

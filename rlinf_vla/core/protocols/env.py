@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 
 from .policy import ImageSize, RewardModel
@@ -90,40 +90,6 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Release all resources; may be called repeatedly."""
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """A check of ``rlinf-vla doctor``. ``fix``: what to do unless ``ok``; ``repair``: does it."""
-
-    name: str
-    ok: bool
-    detail: str
-    fix: str = ""
-    repair: Callable[[], None] | None = None
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task of a simulator, as ``rlinf-vla list`` shows it."""
-
-    name: str
-    instruction: str
-    available: bool
-    """False where files are missing; ``note`` says which."""
-    has_expert: bool
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Suite:
-    """Part of an evaluation sweep: the tasks that share one set of vector environments."""
-
-    name: str
-    tasks: tuple[str, ...]
-    """``EnvSpec.tasks`` of these environments."""
-    config: Any
-    """The ``env`` node that creates them."""
 
 
 @runtime_checkable
