@@ -14,7 +14,7 @@ import torch
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, START, Block, EvalPolicy, Job, Sweep
+from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, START, Block, EvalPolicy, Job, Sweep, directory_of
 from rlinf_vla.evaluation.evaluate import film, temperature_of
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import task_episodes
@@ -109,7 +109,7 @@ class BlockPlayer:
 
     def _load(self, source: str) -> _Loaded:
         """Load a policy: START, a checkpoint of a run, or a model directory."""
-        directory = Path(source).expanduser()
+        directory = directory_of(self._recipe, source)
         of_run = source != START and (directory / COMPLETE).exists()
         model = self._recipe.model.checkpoint if of_run or source == START else str(directory)
         if self._loaded is None or self._loaded.model != model:

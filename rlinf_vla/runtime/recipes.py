@@ -21,6 +21,7 @@ from rlinf_vla.config.ranges import check_values
 from rlinf_vla.config.recipe import NO_ALGORITHM, ModelConfig, NoAlgorithmConfig, Recipe, RewardConfig
 from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
 from rlinf_vla.core import plugins
+from rlinf_vla.runtime.hub import HUB, download
 
 ASSET = "asset://"
 
@@ -204,7 +205,12 @@ def _check_choice(group: str, node: Any, name: Any) -> None:
 
 
 def asset_path(location: str) -> Path:
-    """Resolve a path or ``asset://NAME``, which is inside the package. Raises UserError."""
+    """Resolve a path, ``asset://NAME`` inside the package, or ``hf://ORG/NAME[@REVISION]``.
+
+    The last one is downloaded if it is not in the cache (:mod:`.hub`). Raises UserError.
+    """
+    if location.startswith(HUB):
+        return download(location)
     if not location.startswith(ASSET):
         return Path(location).expanduser()
     path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]
