@@ -6,6 +6,7 @@ OpenVLA itself predicts one control step (``C = 1``); ``chunk`` in our config.js
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.config.ranges import Label, Name, Size
-from rlinf_vla.core.protocols import Noise, PolicySpec
+from rlinf_vla.core.protocols import Convention, Noise, PolicySpec
 from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
@@ -34,12 +35,16 @@ COMPANIONS = (
 """Files that official programs need beside config.json and the weights; code is not copied."""
 
 
+PROMPT_LENGTH = 32
+
+
 @dataclass
 class CommonOptions(files.WeightOptions):
     """Fields of ``model.options`` that OpenVLA and OpenVLA-OFT share."""
 
-    prompt_length: Size = 32
-    """Token ids per prompt, padding included."""
+    prompt_length: Size | None = None
+    """Token ids per prompt, padding included. null: 32, or more if an instruction of the
+    environment needs more."""
     unnorm_key: Label | None = None
     """Dataset whose statistics un-normalise actions; needed only if the checkpoint has several."""
     center_crop: bool | None = None
@@ -135,7 +140,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         self.proprio = ProprioNormalizer(self.statistics["proprio"]) if proprio else None
         self.prompts = PromptEncoder(
             files.read_tokenizer(directory),
-            options.prompt_length,
+            options.prompt_length or PROMPT_LENGTH,
             bos_id=text.get("bos_token_id", 1),
             pad_id=config["pad_token_id"],
             empty_id=config.get("empty_token_id", 29871),
@@ -146,6 +151,7 @@ class OpenVLAPolicy(PretrainedPolicy):
             action_dim=self.action_tokens.action_dim,
             state_dim=proprio_dim,
             images=dict.fromkeys(cameras or [options.image], (height, width)),
+            convention=Convention(gripper=self.action_tokens.gripper_convention),
         )
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
@@ -153,6 +159,10 @@ class OpenVLAPolicy(PretrainedPolicy):
             if (self.directory / name).exists():
                 shutil.copyfile(self.directory / name, checkpoint / name)
         files.save(self.backbone, self.config, checkpoint, self.stored_dtypes, dtype)
+
+    def fit_instructions(self, instructions: Sequence[str]) -> None:
+        needed = {instruction: len(self.prompts.ids(instruction)) for instruction in instructions}
+        self.prompts.length = files.prompt_length(self.options.prompt_length, PROMPT_LENGTH, needed)
 
     def prepare(self, obs: Observation) -> Inputs:
         inputs = {f"image.{name}": self._image(obs.images[name], size) for name, size in self.spec.images.items()}

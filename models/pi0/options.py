@@ -22,8 +22,9 @@ class Pi0Options(files.WeightOptions):
     wrist). Empty slots cost nothing."""
     chunk: Annotated[int, Range(1, 1024)] | None = None
     """Actions to execute of a denoised horizon; null executes all."""
-    prompt_length: Size = 48
-    """Token ids per prompt, padding included; use 200 if the state is part of the prompt."""
+    prompt_length: Size | None = None
+    """Token ids per prompt, padding included. null: 48 (200 with the state in the prompt), or more
+    if an instruction of the environment needs more."""
     state_in_prompt: bool | None = None
     """Put the state into the prompt. null: yes for π₀.₅, no for π₀, which reads it as a token. The
     published pi05_libero reads no state: set false."""

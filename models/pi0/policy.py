@@ -9,6 +9,7 @@ log-probability is that of the whole chain, initial noise included.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -29,6 +30,9 @@ from .checkpoint import NORM_STATS, network_config, read_norm_stats, read_state
 from .network import NoiseHead, Pi0Network, Prefix, mlp
 from .options import Pi0Options
 from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
+
+PROMPT_LENGTHS = {False: 48, True: 200}
+"""Whether the state is in the prompt -> token ids per prompt, as in openpi."""
 
 
 @dataclass
@@ -68,7 +72,8 @@ class Pi0Policy(PretrainedPolicy):
         if options.delta_mask is not None:
             document["delta_mask"] = list(options.delta_mask)
         self.delta = delta_dimensions(document.get("delta_mask", []), len(self.action_normalizer), len(self.state_normalizer))
-        self.prompts = PromptEncoder(files.read_tokenizer(directory), options.prompt_length, document.get("bos_token_id", 2), with_state)
+        length = options.prompt_length or PROMPT_LENGTHS[with_state]
+        self.prompts = PromptEncoder(files.read_tokenizer(directory), length, document.get("bos_token_id", 2), with_state)
         with files.build_device(options.random_weights):
             self.backbone: Pi0Network = Pi0Network(config)
         width = config.expert.width if options.value_on == "expert" else config.paligemma.width
@@ -96,6 +101,12 @@ class Pi0Policy(PretrainedPolicy):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
         files.save(self.backbone, self.document, checkpoint, self.stored_dtypes, dtype)
+
+    def fit_instructions(self, instructions: Sequence[str]) -> None:
+        highest = torch.ones(self.spec.state_dim)  # its bins have three digits each
+        needed = {instruction: len(self.prompts.ids(instruction, highest)) for instruction in instructions}
+        default = PROMPT_LENGTHS[self.prompts.with_state]
+        self.prompts.length = files.prompt_length(self.options.prompt_length, default, needed)
 
     def prepare(self, obs: Observation) -> Inputs:
         inputs = {f"image.{name}": resize_with_pad(obs.images[name], size) for name, size in self.spec.images.items()}

@@ -6,6 +6,8 @@ The engine knows plug-ins only through this module. A package registers them as 
 imports simulators and drivers on first use.
 """
 
+from .convention import Convention as Convention
+from .convention import ToolUnits as ToolUnits
 from .env import Diagnosis as Diagnosis
 from .env import EnvPlugin as EnvPlugin
 from .env import EnvSpec as EnvSpec
@@ -14,7 +16,6 @@ from .env import Reward as Reward
 from .env import RewardPlugin as RewardPlugin
 from .env import Suite as Suite
 from .env import Task as Task
-from .env import ToolUnits as ToolUnits
 from .env import VectorEnv as VectorEnv
 from .policy import ImageSize as ImageSize
 from .policy import Learner as Learner
