@@ -7,7 +7,7 @@ Sources: openvla-oft ``prismatic/extern/hf/modeling_prismatic.py``,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -21,6 +21,7 @@ from rlinf_vla.core.protocols import Noise
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Tensors
 
 from .. import files
+from ..cards import with_card
 from ..config_file import read_config
 from .checkpoint import read_component
 from .policy import CommonOptions, OpenVLAPolicy, gumbel
@@ -32,8 +33,9 @@ class OpenVLAOFTOptions(CommonOptions):
     """Recipe node ``model.options``. null takes the value of config.json under ``oft`` (ours), else
     that of the official LIBERO checkpoints."""
 
-    images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
-    """Cameras of the environment that the policy sees, in training order (main one first)."""
+    images: Annotated[list[Label], NonEmpty()] | None = None
+    """Cameras of the environment that the policy sees, in training order (main one first); null: as
+    the card says, else [base]."""
     head: Name | None = None
     """Action head. ``discrete``: action tokens with a distribution to sample from. ``l1``:
     deterministic regression (``action_head--*.pt``)."""
@@ -109,19 +111,22 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     options: OpenVLAOFTOptions
 
     def __init__(self, directory: Path, options: OpenVLAOFTOptions) -> None:
-        stored = OFFICIAL | read_config(directory).get("oft", {})
-        for name, value in stored.items():
+        config = read_config(directory)
+        stored = config.get("oft", {})
+        options = with_card(options, self.card(directory, options, config), config | stored)
+        for name, value in (OFFICIAL | stored).items():
             if getattr(options, name) is None:
                 options = replace(options, **{name: value})
         if options.head not in ("discrete", "l1"):
             raise UserError(f"model.options.head={options.head}: choose discrete or l1")
+        images = options.images or ["base"]
         super().__init__(
             directory,
             options,
-            cameras=options.images,
+            cameras=images,
             chunk=options.chunk or 1,
             proprio=bool(options.proprio),
-            num_images=len(options.images),
+            num_images=len(images),
             film=bool(options.film),
             bidirectional=True,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,9 +20,11 @@ from rlinf_vla.core.protocols import Convention, Noise, PolicySpec
 from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
+from ..cards import Card, find_card, with_card
 from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from .actions import ActionTokenizer, ProprioNormalizer
+from .cards import CARDS
 from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache, generate_reference_tokens
 from .prismatic import PrismaticVLA
@@ -42,6 +44,9 @@ PROMPT_LENGTH = 32
 class CommonOptions(files.WeightOptions):
     """Fields of ``model.options`` that OpenVLA and OpenVLA-OFT share."""
 
+    card: Name | None = None
+    """Card of a published checkpoint, whose values null options take (docs/openvla.md). null: found by
+    the repository's name; ``none``: no card."""
     prompt_length: Size | None = None
     """Token ids per prompt, padding included. null: 32, or more if an instruction of the
     environment needs more."""
@@ -64,8 +69,8 @@ class CommonOptions(files.WeightOptions):
 class OpenVLAOptions(CommonOptions):
     """Recipe node ``model.options``."""
 
-    image: Name = "base"
-    """Camera of the environment that the policy sees."""
+    image: Name | None = None
+    """Camera of the environment that the policy sees; null: as the card says, else ``base``."""
 
 
 class ValueHead(nn.Sequential):
@@ -126,7 +131,10 @@ class OpenVLAPolicy(PretrainedPolicy):
         """For OpenVLA-OFT: cameras, chunk, whether it reads proprioception, network options."""
         super().__init__(directory, options, DTYPES[options.dtype])
         self.config = config = read_config(directory)
+        options = self.options = with_card(options, card := self.card(directory, options, config), config)
         self.statistics = read_statistics(directory, config, options.unnorm_key)
+        if card is not None:
+            config["card"] = card.name
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
         proprio_dim = len(self.statistics["proprio"]["q01"]) if proprio else 0
@@ -146,13 +154,21 @@ class OpenVLAPolicy(PretrainedPolicy):
             empty_id=config.get("empty_token_id", 29871),
         )
         height, width = config["image_sizes"]
+        images = dict.fromkeys(cameras or [options.image or "base"], (height, width))
+        meaning = Convention() if card is None else card.meaning(options.unnorm_key)
         self.spec = PolicySpec(
             chunk=chunk or config.get("chunk", 1),
             action_dim=self.action_tokens.action_dim,
             state_dim=proprio_dim,
-            images=dict.fromkeys(cameras or [options.image], (height, width)),
-            convention=Convention(gripper=self.action_tokens.gripper_convention),
+            images=images,
+            convention=replace(meaning, gripper=self.action_tokens.gripper_convention),
+            env={} if card is None else card.env_for(images),
         )
+
+    @classmethod
+    def card(cls, directory: Path, options: Any, config: dict[str, Any]) -> Card | None:
+        """Return the card of the checkpoint, if it has one. Raises UserError."""
+        return find_card(CARDS, cls.name, directory, options.card, config.get("card"))
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         for name in COMPANIONS:

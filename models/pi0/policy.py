@@ -23,9 +23,11 @@ from rlinf_vla.core.protocols import Noise, PolicySpec
 from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .. import files
+from ..cards import find_card, with_card
 from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from . import flow, real_time
+from .cards import CARDS
 from .checkpoint import NORM_STATS, network_config, read_norm_stats, read_state
 from .network import NoiseHead, Pi0Network, Prefix, mlp
 from .options import Pi0Options
@@ -64,6 +66,10 @@ class Pi0Policy(PretrainedPolicy):
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__(directory, options, DTYPES[options.dtype])
         document = self.document = read_config(directory)
+        card = find_card(CARDS, self.name, directory, options.card, document.get("card"))
+        options = self.options = with_card(options, card, document)
+        if card is not None:
+            document["card"] = card.name
         config = self.config = network_config(document)
         statistics = read_norm_stats(directory, options.asset_id)
         self.state_normalizer = Normalizer(statistics["state"], quantiles=config.pi05)
@@ -87,7 +93,10 @@ class Pi0Policy(PretrainedPolicy):
         if chunk > config.horizon:
             raise UserError(f"model.options.chunk={chunk} is more than the model's horizon of {config.horizon} actions")
         size = (config.vision["image_size"],) * 2
-        self.spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), dict.fromkeys(options.images, size))
+        images = dict.fromkeys(options.images or ["base"], size)
+        self.spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), images)
+        if card is not None:
+            self.spec = replace(self.spec, convention=card.convention, env=card.env_for(images))
         if options.frozen_vlm:
             self.backbone.paligemma_with_expert.paligemma.requires_grad_(False)
 
