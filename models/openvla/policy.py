@@ -45,8 +45,8 @@ class CommonOptions(files.WeightOptions):
     """Fields of ``model.options`` that OpenVLA and OpenVLA-OFT share."""
 
     card: Name | None = None
-    """Card of a published checkpoint, whose values null options take (docs/openvla.md). null: found by
-    the repository's name; ``none``: no card."""
+    """Card of a published checkpoint, whose values null options take (docs/openvla.md). null: found
+    by the repository's name; ``none``: no card."""
     prompt_length: Size | None = None
     """Token ids per prompt, padding included. null: 32, or more if an instruction of the
     environment needs more."""

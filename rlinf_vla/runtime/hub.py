@@ -7,11 +7,9 @@ from pathlib import Path
 
 from rlinf_vla.config.errors import UserError
 
-HUB = "hf://"
-
 DATA = (
     *("*.safetensors", "*.json", "tokenizer.model"),
-    # components of OpenVLA-OFT, which are published as pickles only; their reader admits tensors only
+    # components of OpenVLA-OFT, published as pickles; their reader admits tensors only
     *("action_head--*.pt", "proprio_projector--*.pt", "vision_backbone--*.pt"),
 )
 """Patterns of the files to download."""

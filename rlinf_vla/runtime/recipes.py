@@ -21,9 +21,8 @@ from rlinf_vla.config.ranges import check_values
 from rlinf_vla.config.recipe import NO_ALGORITHM, ModelConfig, NoAlgorithmConfig, Recipe, RewardConfig
 from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
 from rlinf_vla.core import plugins
-from rlinf_vla.runtime.hub import HUB, download
 
-ASSET = "asset://"
+ASSET, HUB = "asset://", "hf://"
 
 
 NODES = {"algorithm": "algorithm", "env": "env", "robot": "robot", "reward": "reward.options", "model": "model.options"}
@@ -210,6 +209,8 @@ def asset_path(location: str) -> Path:
     The last one is downloaded if it is not in the cache (:mod:`.hub`). Raises UserError.
     """
     if location.startswith(HUB):
+        from rlinf_vla.runtime.hub import download
+
         return download(location)
     if not location.startswith(ASSET):
         return Path(location).expanduser()
