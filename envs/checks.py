@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf_vla.core.protocols import EnvSpec, ToolUnits
+from rlinf_vla.core.protocols import Convention, EnvSpec, ToolUnits
 from rlinf_vla.core.types import Episodes
 
 from .shared_arrays import SimulatorSpec
@@ -24,6 +24,8 @@ def spec_of(found: SimulatorSpec, num_envs: int, episode_limit: int, tasks: tupl
         device=device,
         tool=None if found.tool is None else ToolUnits(*found.tool),
         stack=found.stack,
+        native=None if found.native is None else Convention(**found.native | {"tool": ToolUnits(*found.native["tool"])}),
+        instructions=tuple(found.instructions),
     )
 
 

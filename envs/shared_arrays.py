@@ -24,6 +24,10 @@ class SimulatorSpec:
     """[height, width] of the image that ``render`` returns."""
     tool: list[float] | None = None
     """[m, rad] that 1 means in an action that moves the tool; None for other kinds of action."""
+    native: dict[str, Any] | None = None
+    """Fields of ``Convention`` (``tool`` as above) that differ from docs/conventions.md."""
+    instructions: list[str] = field(default_factory=list)
+    """All instructions that ``reset`` can return; empty: not known."""
     stack: dict[str, str] = field(default_factory=dict)
     """Software and hardware stack: versions, physics, renderer."""
 

@@ -58,6 +58,18 @@ def read_tokenizer(directory: Path) -> Tokenizer:
         raise UserError(f"{directory / TOKENIZER} cannot be read ({error}): copy the checkpoint again") from None
 
 
+def prompt_length(given: int | None, default: int, tokens: Mapping[str, int]) -> int:
+    """Return the length for prompts of ``tokens`` ids by instruction: ``given``, or large enough.
+
+    ``given``: ``model.options.prompt_length``. Raises UserError if that is too short.
+    """
+    if given is None:
+        return max(default, *tokens.values()) if tokens else default
+    for instruction, count in tokens.items():
+        check_prompt(instruction, count, given)
+    return given
+
+
 def check_prompt(instruction: str, tokens: int, length: int) -> None:
     """Raise UserError if the prompt of ``instruction`` takes more than ``length`` token ids."""
     if tokens > length:

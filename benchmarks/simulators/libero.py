@@ -51,7 +51,7 @@ def baselines(config: LiberoConfig, episodes: int) -> list[Baseline]:
             config.python,
         )
         for name, images in (("SubprocVectorEnv, images", True), ("SubprocVectorEnv, state", False))
-        if config.cameras or not images
+        if config.seen() or not images
     ]
 
 

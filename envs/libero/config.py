@@ -38,14 +38,14 @@ class LiberoConfig:
     episode_limit: control steps after which an episode is truncated, without ``wait_steps``; null:
         as in OpenVLA's evaluation (220, 280, 300, 520, 400 for spatial, object, goal, 10, 90).
     convention: ``common`` follows docs/conventions.md; ``openvla`` fits checkpoints trained on
-        OpenVLA's LIBERO data. Sets ``flip``, ``state``, ``gripper`` and ``image_size`` where these
-        are null.
+        OpenVLA's LIBERO data; null: as the policy's card says, else common. Sets ``flip``,
+        ``state``, ``gripper`` and ``image_size`` where these are null.
     flip: ``upright``; ``rot180``: upright, mirrored; ``none``: robosuite's own, upside down.
     state: ``quaternion`` (x y z, w x y z, one finger); ``axis_angle`` (x y z, rotation vector, two
         fingers).
     gripper: sign of the gripper action: ``plus_opens``, or ``minus_opens`` as in robosuite.
     cameras: ``base``, ``wrist`` or scene camera names, ``frontview`` for example; [] renders only
-        videos.
+        videos; null: those of a policy that has a card, else [base].
     image_size: height and width of the images in pixels.
     rendering: ``exact`` renders every control step, as robosuite does; ``lazy`` only the observed
         ones, with bit-identical images; ``fast`` is lazy without antialiasing and reflections: four
@@ -69,11 +69,11 @@ class LiberoConfig:
     tasks: Optional[list[Annotated[int, Range(0, 1000)]]] = None  # noqa: UP045
     num_envs: EnvCount = 8
     episode_limit: Optional[Count] = None  # noqa: UP045
-    convention: Annotated[str, OneOf(*CONVENTIONS)] = "common"
+    convention: Optional[Annotated[str, OneOf(*CONVENTIONS)]] = None  # noqa: UP045
     flip: Optional[Annotated[str, OneOf(*FLIPS)]] = None  # noqa: UP045
     state: Optional[Annotated[str, OneOf(*STATES)]] = None  # noqa: UP045
     gripper: Optional[Annotated[str, OneOf(*GRIPPERS)]] = None  # noqa: UP045
-    cameras: list[str] = field(default_factory=lambda: ["base"])
+    cameras: Optional[list[str]] = None  # noqa: UP045
     image_size: Optional[ImageSize] = None  # noqa: UP045
     rendering: Annotated[str, OneOf(*RENDERINGS)] = "lazy"
     renderer: Annotated[str, OneOf(*RENDERERS)] = "auto"
@@ -84,3 +84,7 @@ class LiberoConfig:
     scenes: SizeOrZero = 1
     step_timeout_s: Seconds = 300.0
     python: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
+
+    def seen(self) -> list[str]:
+        """Return the cameras that are rendered for a policy."""
+        return ["base"] if self.cameras is None else list(self.cameras)

@@ -10,9 +10,16 @@ from numpy.typing import NDArray
 
 FLIPS = ("upright", "rot180", "none")
 STATES = ("quaternion", "axis_angle")
-GRIPPERS = ("plus_opens", "minus_opens")
+GRIPPERS = {"plus_opens": "open_positive", "minus_opens": "close_positive"}
+"""Choices of ``env.gripper`` -> what ``Convention.gripper`` calls them."""
 TRANSLATION_M, ROTATION_RAD = 0.05, 0.5
 """Motion that 1 means in an action of robosuite's OSC_POSE."""
+
+
+def native(options: dict[str, Any]) -> dict[str, Any]:
+    """Fields of ``Convention`` for the options ``flip``, ``state`` and ``gripper``."""
+    meaning = {"gripper": GRIPPERS[options["gripper"]], "state": options["state"], "images": options["flip"]}
+    return meaning | {"tool": [TRANSLATION_M, ROTATION_RAD]}
 
 
 def flipped(image: NDArray[np.uint8], flip: str) -> NDArray[np.uint8]:

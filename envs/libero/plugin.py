@@ -33,7 +33,7 @@ class Libero:
         options = simulator_options(config)
         tasks = selected_tasks(config)
         processes = processes_per_group(config, groups, batches=False)
-        renderer = gl.find(config.renderer, config.python, bool(config.cameras))
+        renderer = gl.find(config.renderer, config.python, bool(config.seen()))
         return environments(
             config,
             groups,
@@ -88,12 +88,12 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
     """
     for suite in suites(config):
         one_of(suite, SUITES, "env.suite" if config.suites is None else "env.suites")
-    convention, common = CONVENTIONS[config.convention], CONVENTIONS["common"]
+    convention, common = CONVENTIONS[config.convention or "common"], CONVENTIONS["common"]
     chosen = {name: value if (given := getattr(config, name)) is None else given for name, value in convention.items()}
     if config.python is not None and not Path(config.python).exists():
         raise UserError(f"env.python={config.python} is not there: give the path of a Python program")
     return chosen | {
-        "cameras": {name: CAMERAS.get(name, name) for name in config.cameras},
+        "cameras": {name: CAMERAS.get(name, name) for name in config.seen()},
         "rendering": config.rendering,
         "wait_steps": config.wait_steps,
         "seed": config.seed,

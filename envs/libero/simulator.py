@@ -19,7 +19,7 @@ from rlinf_vla.config.errors import UserError
 
 from ..serving import PICTURE_SIZE, Seen, Step, serve
 from ..shared_arrays import SimulatorSpec
-from .conventions import ROTATION_RAD, TRANSLATION_M, flipped, state_vector
+from .conventions import ROTATION_RAD, TRANSLATION_M, flipped, native, state_vector
 from .scene import CONTROL_HZ, Episode, Scene, import_libero
 
 DARKER_SINCE = (3, 3, 3)
@@ -69,6 +69,8 @@ class LiberoSimulator:
             images=dict.fromkeys(options["cameras"], [options["image_size"]] * 2),
             picture=[PICTURE_SIZE] * 2,
             tool=[TRANSLATION_M, ROTATION_RAD] if options["tool"] else None,
+            native=native(options),
+            instructions=list(dict.fromkeys(task["instruction"] for task in options["tasks"])),
             stack=stack(options),
         )
         import_libero()  # in advance, while the trainer does other work

@@ -145,6 +145,7 @@ class ManiSkillEnv:
             images={"base": [self.options["image_size"]] * 2},
             picture=[PICTURE_SIZE] * 2,
             tool=tool_units(self.env),
+            instructions=[] if hasattr(self.env, "get_language_instruction") else [self.options["instruction"]],
             stack=stack(self.env),
         )
 

@@ -47,6 +47,7 @@ class ActionTokenizer(nn.Module):
         low = torch.tensor(statistics["q01"], dtype=torch.float64)
         high = torch.tensor(statistics["q99"], dtype=torch.float64)
         mask = torch.tensor(statistics.get("mask", [True] * len(low)))
+        self.zero_to_one = statistics["q01"][-1] >= 0 and 0.5 < statistics["q99"][-1] <= 1
         edges = torch.from_numpy(np.linspace(-1, 1, n_bins))  # torch.linspace differs in the last bit
         # a dimension outside the mask (a binary gripper) is not normalised
         self.register_buffer("scale", torch.where(mask, 0.5 * (high - low), 1.0).float(), persistent=False)
@@ -58,6 +59,16 @@ class ActionTokenizer(nn.Module):
     offset: Tensor
     edges: Tensor
     centres: Tensor
+
+    @property
+    def gripper_convention(self) -> str | None:
+        """Return what the last dimension means (``Convention.gripper``); None if not known.
+
+        The official statistics leave it in the range from 0 (closed) to 1 (open).
+        """
+        if self.gripper:
+            return "open_positive" if self.gripper > 0 else "close_positive"
+        return "zero_to_one" if self.zero_to_one else None
 
     @property
     def action_dim(self) -> int:

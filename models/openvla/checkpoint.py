@@ -11,6 +11,7 @@ from rlinf_vla.config.errors import UserError
 
 from ..files import State, read_json, read_safetensors
 from .actions import GRIPPERS
+from .cards import suite_key
 
 STATISTICS = "dataset_statistics.json"
 CONVENTIONS: dict[str, tuple[Any, ...]] = {
@@ -22,13 +23,16 @@ CONVENTIONS: dict[str, tuple[Any, ...]] = {
 
 
 def read_statistics(directory: Path, config: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """Return the un-normalisation statistics of dataset ``key``; None selects the only dataset.
+    """Return the un-normalisation statistics of dataset ``key``; None selects the only dataset, or
+    that of the LIBERO suite in the repository's name.
 
     A fine-tune's dataset_statistics.json replaces ``norm_stats`` of config.json. Raises UserError
     if ``key`` is missing or ambiguous.
     """
     path = directory / STATISTICS
     statistics = read_json(path) if path.exists() else config.get("norm_stats", {})
+    if key is None and len(statistics) > 1:
+        key = suite_key(directory, statistics)
     if key is None and len(statistics) == 1:
         return next(iter(statistics.values()))
     if key is None or key not in statistics:

@@ -20,6 +20,7 @@ from rlinf_vla.core.protocols import Noise
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Tensors
 
 from .. import files
+from ..cards import with_card
 from ..config_file import read_config
 from .checkpoint import read_component
 from .options import OpenVLAOFTOptions
@@ -87,19 +88,22 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     options: OpenVLAOFTOptions
 
     def __init__(self, directory: Path, options: OpenVLAOFTOptions) -> None:
-        stored = OFFICIAL | read_config(directory).get("oft", {})
-        for name, value in stored.items():
+        config = read_config(directory)
+        stored = config.get("oft", {})
+        options = with_card(options, self.card(directory, options, config), config | stored)
+        for name, value in (OFFICIAL | stored).items():
             if getattr(options, name) is None:
                 options = replace(options, **{name: value})
         if options.head not in ("discrete", "l1"):
             raise UserError(f"model.options.head={options.head}: choose discrete or l1")
+        images = options.images or ["base"]
         super().__init__(
             directory,
             options,
-            cameras=options.images,
+            cameras=images,
             chunk=options.chunk or 1,
             proprio=bool(options.proprio),
-            num_images=len(options.images),
+            num_images=len(images),
             film=bool(options.film),
             bidirectional=True,
         )

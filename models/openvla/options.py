@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from rlinf_vla.config.ranges import Label, Name, NonEmpty, Range, Size
@@ -19,8 +19,12 @@ class CommonOptions(WeightOptions):
         *("q", "kv", "qkv", "proj", "fc1", "fc2", "fc3"),
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     )
-    prompt_length: Size = 32
-    """Token ids per prompt, padding included."""
+    card: Name | None = None
+    """Card of a published checkpoint, whose values null options take (docs/openvla.md). null: found
+    by the repository's name; ``none``: no card."""
+    prompt_length: Size | None = None
+    """Token ids per prompt, padding included. null: 32, or more if an instruction of the
+    environment needs more."""
     unnorm_key: Label | None = None
     """Dataset whose statistics un-normalise actions; needed only if the checkpoint has several."""
     center_crop: bool | None = None
@@ -40,8 +44,8 @@ class CommonOptions(WeightOptions):
 class OpenVLAOptions(CommonOptions):
     """Recipe node ``model.options``."""
 
-    image: Name = "base"
-    """Camera of the environment that the policy sees."""
+    image: Name | None = None
+    """Camera of the environment that the policy sees; null: as the card says, else ``base``."""
 
 
 @dataclass
@@ -49,8 +53,9 @@ class OpenVLAOFTOptions(CommonOptions):
     """Recipe node ``model.options``. null takes the value of config.json under ``oft`` (ours), else
     that of the official LIBERO checkpoints."""
 
-    images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
-    """Cameras of the environment that the policy sees, in training order (main one first)."""
+    images: Annotated[list[Label], NonEmpty()] | None = None
+    """Cameras of the environment that the policy sees, in training order (main one first); null: as
+    the card says, else [base]."""
     head: Name | None = None
     """Action head. ``discrete``: action tokens with a distribution to sample from. ``l1``:
     deterministic regression (``action_head--*.pt``)."""

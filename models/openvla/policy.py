@@ -6,7 +6,8 @@ OpenVLA itself predicts one control step (``C = 1``); ``chunk`` in our config.js
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,13 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlinf_vla.core.protocols import Noise, PolicySpec
+from rlinf_vla.core.protocols import Convention, Noise, PolicySpec
 from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
+from ..cards import Card, find_card, with_card
 from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from .actions import ActionTokenizer, ProprioNormalizer
+from .cards import CARDS
 from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache, generate_reference_tokens
 from .options import OpenVLAOptions
@@ -32,6 +35,9 @@ COMPANIONS = (
     *("preprocessor_config.json", "generation_config.json"),
 )
 """Files that official programs need beside config.json and the weights; code is not copied."""
+
+
+PROMPT_LENGTH = 32
 
 
 class ValueHead(nn.Sequential):
@@ -88,7 +94,10 @@ class OpenVLAPolicy(PretrainedPolicy):
         """For OpenVLA-OFT: cameras, chunk, whether it reads proprioception, network options."""
         super().__init__(directory, options, DTYPES[options.dtype])
         self.config = config = read_config(directory)
+        options = self.options = with_card(options, card := self.card(directory, options, config), config)
         self.statistics = read_statistics(directory, config, options.unnorm_key)
+        if card is not None:
+            config["card"] = card.name
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
         proprio_dim = len(self.statistics["proprio"]["q01"]) if proprio else 0
@@ -102,24 +111,37 @@ class OpenVLAPolicy(PretrainedPolicy):
         self.proprio = ProprioNormalizer(self.statistics["proprio"]) if proprio else None
         self.prompts = PromptEncoder(
             files.read_tokenizer(directory),
-            options.prompt_length,
+            options.prompt_length or PROMPT_LENGTH,
             bos_id=text.get("bos_token_id", 1),
             pad_id=config["pad_token_id"],
             empty_id=config.get("empty_token_id", 29871),
         )
         height, width = config["image_sizes"]
+        images = dict.fromkeys(cameras or [options.image or "base"], (height, width))
+        meaning = Convention() if card is None else card.meaning(options.unnorm_key)
         self.spec = PolicySpec(
             chunk=chunk or config.get("chunk", 1),
             action_dim=self.action_tokens.action_dim,
             state_dim=proprio_dim,
-            images=dict.fromkeys(cameras or [options.image], (height, width)),
+            images=images,
+            convention=replace(meaning, gripper=self.action_tokens.gripper_convention),
+            env={} if card is None else card.env_for(images),
         )
+
+    @classmethod
+    def card(cls, directory: Path, options: Any, config: dict[str, Any]) -> Card | None:
+        """Return the card of the checkpoint, if it has one. Raises UserError."""
+        return find_card(CARDS, cls.name, directory, options.card, config.get("card"))
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         for name in COMPANIONS:
             if (self.directory / name).exists():
                 shutil.copyfile(self.directory / name, checkpoint / name)
         files.save(self.backbone, self.config, checkpoint, self.stored_dtypes, dtype)
+
+    def fit_instructions(self, instructions: Sequence[str]) -> None:
+        needed = {instruction: len(self.prompts.ids(instruction)) for instruction in instructions}
+        self.prompts.length = files.prompt_length(self.options.prompt_length, PROMPT_LENGTH, needed)
 
     def prepare(self, obs: Observation) -> Inputs:
         inputs = {f"image.{name}": self._image(obs.images[name], size) for name, size in self.spec.images.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from rlinf_vla.config.ranges import Interval, Label, NonEmpty, OneOf, Positive, Range, Size
+from rlinf_vla.config.ranges import Interval, Label, Name, NonEmpty, OneOf, Positive, Range, Size
 
 from ..options import WeightOptions
 
@@ -19,13 +19,17 @@ class Pi0Options(WeightOptions):
 
     lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-    images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
+    card: Name | None = None
+    """Card of a published checkpoint, whose values null options take (docs/pi0.md). null: found by
+    the repository's name; ``none``: no card."""
+    images: Annotated[list[Label], NonEmpty()] | None = None
     """Cameras of the environment, in the order of the model's image slots (base, left wrist, right
-    wrist). Empty slots cost nothing."""
+    wrist). Empty slots cost nothing. null: as the card says, else [base]."""
     chunk: Annotated[int, Range(1, 1024)] | None = None
-    """Actions to execute of a denoised horizon; null executes all."""
-    prompt_length: Size = 48
-    """Token ids per prompt, padding included; use 200 if the state is part of the prompt."""
+    """Actions to execute of a denoised horizon; null: as the card says, else all."""
+    prompt_length: Size | None = None
+    """Token ids per prompt, padding included. null: 48 (200 with the state in the prompt), or more
+    if an instruction of the environment needs more."""
     state_in_prompt: bool | None = None
     """Put the state into the prompt. null: yes for π₀.₅, no for π₀, which reads it as a token. The
     published pi05_libero reads no state: set false."""

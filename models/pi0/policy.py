@@ -9,6 +9,7 @@ log-probability is that of the whole chain, initial noise included.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -22,13 +23,18 @@ from rlinf_vla.core.protocols import Noise, PolicySpec
 from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .. import files
+from ..cards import find_card, with_card
 from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from . import flow, real_time
+from .cards import CARDS
 from .checkpoint import NORM_STATS, network_config, read_norm_stats, read_state
 from .network import NoiseHead, Pi0Network, Prefix, mlp
 from .options import Pi0Options
 from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
+
+PROMPT_LENGTHS = {False: 48, True: 200}
+"""Whether the state is in the prompt -> token ids per prompt, as in openpi."""
 
 
 @dataclass
@@ -60,6 +66,10 @@ class Pi0Policy(PretrainedPolicy):
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__(directory, options, DTYPES[options.dtype])
         document = self.document = read_config(directory)
+        card = find_card(CARDS, self.name, directory, options.card, document.get("card"))
+        options = self.options = with_card(options, card, document)
+        if card is not None:
+            document["card"] = card.name
         config = self.config = network_config(document)
         statistics = read_norm_stats(directory, options.asset_id)
         self.state_normalizer = Normalizer(statistics["state"], quantiles=config.pi05)
@@ -68,7 +78,8 @@ class Pi0Policy(PretrainedPolicy):
         if options.delta_mask is not None:
             document["delta_mask"] = list(options.delta_mask)
         self.delta = delta_dimensions(document.get("delta_mask", []), len(self.action_normalizer), len(self.state_normalizer))
-        self.prompts = PromptEncoder(files.read_tokenizer(directory), options.prompt_length, document.get("bos_token_id", 2), with_state)
+        length = options.prompt_length or PROMPT_LENGTHS[with_state]
+        self.prompts = PromptEncoder(files.read_tokenizer(directory), length, document.get("bos_token_id", 2), with_state)
         with files.build_device(options.random_weights):
             self.backbone: Pi0Network = Pi0Network(config)
         width = config.expert.width if options.value_on == "expert" else config.paligemma.width
@@ -82,7 +93,10 @@ class Pi0Policy(PretrainedPolicy):
         if chunk > config.horizon:
             raise UserError(f"model.options.chunk={chunk} is more than the model's horizon of {config.horizon} actions")
         size = (config.vision["image_size"],) * 2
-        self.spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), dict.fromkeys(options.images, size))
+        images = dict.fromkeys(options.images or ["base"], size)
+        self.spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), images)
+        if card is not None:
+            self.spec = replace(self.spec, convention=card.convention, env=card.env_for(images))
         if options.frozen_vlm:
             self.backbone.paligemma_with_expert.paligemma.requires_grad_(False)
 
@@ -96,6 +110,12 @@ class Pi0Policy(PretrainedPolicy):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
         files.save(self.backbone, self.document, checkpoint, self.stored_dtypes, dtype)
+
+    def fit_instructions(self, instructions: Sequence[str]) -> None:
+        highest = torch.ones(self.spec.state_dim)  # its bins have three digits each
+        needed = {instruction: len(self.prompts.ids(instruction, highest)) for instruction in instructions}
+        default = PROMPT_LENGTHS[self.prompts.with_state]
+        self.prompts.length = files.prompt_length(self.options.prompt_length, default, needed)
 
     def prepare(self, obs: Observation) -> Inputs:
         inputs = {f"image.{name}": resize_with_pad(obs.images[name], size) for name, size in self.spec.images.items()}

@@ -120,13 +120,17 @@ class PromptEncoder:
         bins = np.digitize(state.double().numpy(), np.linspace(-1, 1, STATE_BINS + 1)[:-1]) - 1
         return [f"Task: {clean}, State: {' '.join(map(str, bins))};\nAction: "]
 
+    def ids(self, instruction: str, state: Tensor) -> list[int]:
+        """Return unpadded ids."""
+        pieces = [self.tokenizer.encode(text, add_special_tokens=False).ids for text in self.texts(instruction, state)]
+        return [self.bos_id, *(token for piece in pieces for token in piece)]
+
     def __call__(self, instructions: list[str], states: Tensor) -> tuple[Tensor, Tensor]:
         """Return ids int64 and mask bool ``[B, length]``. Raises UserError for longer prompts."""
         ids = torch.zeros(len(instructions), self.length, dtype=torch.int64)
         mask = torch.zeros(len(instructions), self.length, dtype=torch.bool)
         for row, (instruction, state) in enumerate(zip(instructions, states.cpu(), strict=True)):
-            pieces = [self.tokenizer.encode(text, add_special_tokens=False).ids for text in self.texts(instruction, state)]
-            tokens = [self.bos_id, *(token for piece in pieces for token in piece)]
+            tokens = self.ids(instruction, state)
             check_prompt(instruction, len(tokens), self.length)
             ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), True
         return ids, mask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -73,6 +73,9 @@ class FeaturePolicy(Policy):
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         self.base.save(checkpoint, dtype)
+
+    def fit_instructions(self, instructions: Sequence[str]) -> None:
+        self.base.fit_instructions(instructions)
 
     def prepare(self, obs: Observation) -> Inputs:
         return self.base.prepare(obs)

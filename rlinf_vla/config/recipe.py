@@ -41,7 +41,8 @@ class LoraOptions:
 class ModelConfig:
     name: Name = MISSING
     checkpoint: str = MISSING
-    """Model directory in its official layout, or asset://NAME for one shipped with the package."""
+    """Model directory in its official layout, asset://NAME for one shipped with the package, or
+    hf://ORG/NAME or hf://ORG/NAME@REVISION for one of the Hugging Face Hub (cached in HF_HOME)."""
     options: Any = MISSING
     """Options of the model plug-in."""
     lora: LoraOptions = field(default_factory=LoraOptions)
@@ -114,7 +115,8 @@ class SweepConfig:
 
     policies: list[str] = field(default_factory=list)
     """Policies under evaluation, all on the same episodes: ``start`` (model.checkpoint unchanged),
-    a checkpoint of a run, a model directory, ``expert`` (the simulator's script) or ``random``.
+    a checkpoint of a run, a model directory (or asset://NAME, hf://ORG/NAME), ``expert`` (the
+    simulator's script) or ``random``.
     ``checkpoint`` is added, and the model of a recipe with ``algorithm=none``. Empty: no sweep;
     ``checkpoint`` alone is evaluated, into its run."""
     block: Count = 10

@@ -14,7 +14,7 @@ import torch
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, START, Block, EvalPolicy, Job, Sweep
+from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, START, Block, EvalPolicy, Job, Sweep, directory_of
 from rlinf_vla.evaluation.evaluate import film, temperature_of
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import task_episodes
@@ -22,6 +22,7 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_episode_li
 from rlinf_vla.rollout.player import ActorProtocol
 from rlinf_vla.rollout.scripted_actors import ExpertActor, RandomActor
 from rlinf_vla.runtime import builders, run_directory
+from rlinf_vla.runtime.fit import check_fit, fitted
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import COMPLETE, load_checkpoint
 from rlinf_vla.training.lora import acting, copy_all
@@ -41,7 +42,7 @@ class BlockPlayer:
         self._opened = ExitStack()
         self._loaded: _Loaded | None = None
         self._groups: Sequence[VectorEnv] = ()
-        self._suite: int | None = None
+        self._config: Any = None
 
     def run(self, jobs: Sequence[Job], directory: Path, reached: Callable[[Job, float], None]) -> None:
         """Write the results of jobs, or their videos, into the sweep's directory.
@@ -78,19 +79,22 @@ class BlockPlayer:
 
     def close(self) -> None:
         self._opened.close()
-        self._suite = None
+        self._config = None
 
     def _open(self, block: Block) -> _Loaded | None:
         """Open the block's environments and return its policy; None if it is scripted."""
         source = self._sweep.policies[block.policy].source
         loaded = None if source in SCRIPTED else self._load(source)
-        if self._suite != block.suite:
-            self.close()
-            share = replace(self._recipe, env=self._sweep.suites[block.suite].config)
-            self._groups = self._opened.enter_context(builders.open_envs(share, None, self._recipe.rollout.pipeline_depth))
-            self._suite = block.suite
+        config = self._sweep.suites[block.suite].config
         if loaded is not None:
-            builders.check_fit(loaded.policy, self._groups[0])
+            config = fitted(config, loaded.policy.spec)
+        if self._config != config:
+            self.close()
+            share = replace(self._recipe, env=config)
+            self._groups = self._opened.enter_context(builders.open_envs(share, None, self._recipe.rollout.pipeline_depth))
+            self._config = config
+        if loaded is not None:
+            check_fit(loaded.policy, self._groups[0].spec)
         return loaded
 
     def _results(self, block: Block, loaded: _Loaded | None, filmed: bool, progress: Progress) -> list[EpisodeResult]:
@@ -109,7 +113,7 @@ class BlockPlayer:
 
     def _load(self, source: str) -> _Loaded:
         """Load a policy: START, a checkpoint of a run, or a model directory."""
-        directory = Path(source).expanduser()
+        directory = directory_of(self._recipe, source)
         of_run = source != START and (directory / COMPLETE).exists()
         model = self._recipe.model.checkpoint if of_run or source == START else str(directory)
         if self._loaded is None or self._loaded.model != model:

@@ -31,7 +31,7 @@ Place = tuple[str, str, str, int]
 class EvalPolicy:
     """A policy under evaluation, with its name in tables.
 
-    ``source``: START, one of SCRIPTED, or a directory. ``mode``: sampled or greedy; None if
+    ``source``: START, one of SCRIPTED, or a model's location. ``mode``: sampled or greedy; None if
     SCRIPTED.
     """
 
@@ -93,8 +93,8 @@ class Sweep:
 
 
 def directory_of(recipe: Recipe, source: str) -> Path:
-    """Return the directory that a policy is loaded from. Raises UserError for an unknown asset."""
-    return asset_path(recipe.model.checkpoint) if source == START else Path(source).expanduser()
+    """Return the directory that a policy is loaded from. Raises UserError: see ``asset_path``."""
+    return asset_path(recipe.model.checkpoint if source == START else source)
 
 
 def _suites(recipe: Recipe) -> list[Suite]:

@@ -26,6 +26,7 @@ from rlinf_vla.realworld.player import RobotPlayer
 from rlinf_vla.realworld.sensing import STATE, ResizedCamera
 from rlinf_vla.rollout.reward_shaping import env_reward
 from rlinf_vla.runtime import builders
+from rlinf_vla.runtime.fit import check_meaning
 from rlinf_vla.training.lora import copy_all
 
 WARMUP = 3
@@ -175,8 +176,11 @@ def open_cell(
 
 
 def env_spec(recipe: Recipe, spec: RobotSpec, policy: Policy) -> EnvSpec:
-    """Describe a robot as an environment, for rewards and reports."""
-    return EnvSpec(
+    """Describe a robot as an environment, for rewards and reports.
+
+    Raises UserError if it would misunderstand the policy.
+    """
+    described = EnvSpec(
         num_envs=1,
         action_dim=policy.spec.action_dim,
         state_dim=STATE,
@@ -188,6 +192,8 @@ def env_spec(recipe: Recipe, spec: RobotSpec, policy: Policy) -> EnvSpec:
         tool=ToolUnits(spec.translation_m, spec.rotation_rad),
         stack={"robot": spec.name},
     )
+    check_meaning(policy.spec, described)
+    return described
 
 
 def spec_of(recipe: Recipe, policy: Policy) -> EnvSpec:

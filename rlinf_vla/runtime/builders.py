@@ -15,6 +15,7 @@ from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.runtime.fit import check_fit, fitted
 from rlinf_vla.runtime.recipes import asset_path
 from rlinf_vla.training.checkpoint import load_checkpoint, load_heads
 from rlinf_vla.training.lora import add_lora
@@ -107,11 +108,15 @@ def build_learner(recipe: Recipe, checkpoint: Path | None, say: Callable[[str], 
 
 @contextmanager
 def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Sequence[VectorEnv]]:
-    """Open the recipe's environments in ``groups`` groups and check that the policy fits them."""
-    envs = plugins.choose("env", recipe.env.name, plugins.envs()).create(recipe.env, groups)
+    """Open the recipe's environments in ``groups`` groups and check that the policy fits them.
+
+    Keys of ``env`` that are null get the values that the policy needs.
+    """
+    config = recipe.env if policy is None else fitted(recipe.env, policy.spec)
+    envs = plugins.choose("env", recipe.env.name, plugins.envs()).create(config, groups)
     try:
         if policy is not None:
-            check_fit(policy, envs[0])
+            check_fit(policy, envs[0].spec)
         yield envs
     finally:
         for env in envs:
@@ -137,25 +142,6 @@ def build_reward_shaper(recipe: Recipe, env: EnvSpec) -> RewardShaper:
         plugin = plugins.choose("reward", config.name, plugins.rewards())
         reward = plugin.create(config.options, env, torch.device(recipe.cluster.device))
     return RewardShaper(reward, config.weight, config.env_weight, config.terminal)
-
-
-def check_fit(policy: Policy, env: VectorEnv) -> None:
-    """Raise UserError if the policy's actions or images do not fit the environments."""
-    if policy.spec.action_dim != env.spec.action_dim:
-        raise UserError(
-            f"the policy's actions have {policy.spec.action_dim} dimensions, the environment's {env.spec.action_dim}: "
-            "choose another env.control_mode or model.checkpoint"
-        )
-    for name, size in policy.spec.images.items():
-        if name not in env.spec.images:
-            shown = sorted(env.spec.images) or "none"
-            raise UserError(f"the policy needs image {name!r}, the environment has {shown}: set env.cameras or model.options.image")
-        height, width = env.spec.images[name]
-        if height < size[0] or width < size[1]:
-            raise UserError(
-                f"the policy's image {name!r} is {size[0]}x{size[1]} pixels, the environment renders {height}x{width}: "
-                f"set env.image_size={size[0]}"
-            )
 
 
 def actor_settings(recipe: Recipe, temperature: float) -> Settings:

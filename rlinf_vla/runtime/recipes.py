@@ -22,7 +22,7 @@ from rlinf_vla.config.recipe import NO_ALGORITHM, ModelConfig, NoAlgorithmConfig
 from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
 from rlinf_vla.core import plugins
 
-ASSET = "asset://"
+ASSET, HUB = "asset://", "hf://"
 
 
 NODES = {"algorithm": "algorithm", "env": "env", "robot": "robot", "reward": "reward.options", "model": "model.options"}
@@ -204,7 +204,14 @@ def _check_choice(group: str, node: Any, name: Any) -> None:
 
 
 def asset_path(location: str) -> Path:
-    """Resolve a path or ``asset://NAME``, which is inside the package. Raises UserError."""
+    """Resolve a path, ``asset://NAME`` inside the package, or ``hf://ORG/NAME[@REVISION]``.
+
+    The last one is downloaded if it is not in the cache (:mod:`.hub`). Raises UserError.
+    """
+    if location.startswith(HUB):
+        from rlinf_vla.runtime.hub import download
+
+        return download(location)
     if not location.startswith(ASSET):
         return Path(location).expanduser()
     path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]

@@ -10,12 +10,13 @@ from rlinf_vla.core.tasks import Diagnosis as Diagnosis
 from rlinf_vla.core.tasks import Suite as Suite
 from rlinf_vla.core.tasks import Task as Task
 
+from .convention import Convention as Convention
+from .convention import ToolUnits as ToolUnits
 from .env import EnvPlugin as EnvPlugin
 from .env import EnvSpec as EnvSpec
 from .env import HasSuites as HasSuites
 from .env import Reward as Reward
 from .env import RewardPlugin as RewardPlugin
-from .env import ToolUnits as ToolUnits
 from .env import VectorEnv as VectorEnv
 from .policy import ImageSize as ImageSize
 from .policy import Learner as Learner

@@ -11,20 +11,8 @@ from torch import Tensor
 from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 
+from .convention import Convention, ToolUnits, common
 from .policy import ImageSize, RewardModel
-
-
-@dataclass(frozen=True)
-class ToolUnits:
-    """Units of actions ``(dx, dy, dz, gripper)`` or ``(dx, dy, dz, rx, ry, rz, gripper)``.
-
-    An action of 1 moves the tool's target so far per control step; see docs/conventions.md.
-    """
-
-    translation_m: float
-    """Metres along an axis of the robot's base."""
-    rotation_rad: float = 0.0
-    """Radians, right-handed, about an axis of the robot's base."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +33,16 @@ class EnvSpec:
     """None: actions and states do not follow docs/conventions.md (joint angles, for example)."""
     stack: dict[str, str] = field(default_factory=dict)
     """Versions, physics engine and renderer. Results of different stacks need not be comparable."""
+    native: Convention | None = None
+    """What is known of another convention than that of docs/conventions.md."""
+    instructions: tuple[str, ...] = ()
+    """All instructions that episodes can have; empty: not known in advance."""
+
+    @property
+    def convention(self) -> Convention:
+        if self.native is not None:
+            return self.native
+        return Convention() if self.tool is None else common(self.tool)
 
 
 class VectorEnv(Protocol):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
+
+from .convention import Convention
 
 ImageSize = tuple[int, int]
 """(height, width) in pixels."""
@@ -37,6 +40,10 @@ class PolicySpec:
     state_dim: int
     """0 if the policy does not read proprioception."""
     images: dict[str, ImageSize]
+    convention: Convention = Convention()  # noqa: RUF009  (frozen)
+    """What its actions, states and images mean, as far as the checkpoint tells."""
+    env: dict[str, Any] = field(default_factory=dict)
+    """Values that this policy needs of keys of the node ``env``, used where these are null."""
 
 
 class Policy(nn.Module):
@@ -91,6 +98,12 @@ class Policy(nn.Module):
         """Write the official checkpoint layout, which ``load`` reads, into an existing directory.
 
         ``dtype``: of the weights; None: as loaded, or bfloat16 if the weights began as random ones.
+        """
+
+    def fit_instructions(self, instructions: Sequence[str]) -> None:
+        """Make room for the prompts of these instructions, before the first ``prepare``.
+
+        Raises UserError if a prompt is longer than the recipe allows.
         """
 
     @abstractmethod

@@ -77,6 +77,7 @@ def open_off_policy(recipe: Recipe, pool: Pool, directory: Path, checkpoint: Pat
     assert isinstance(policy, Policy)
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     collector = RayCollector(pool, policy, trainer, settings, recipe.env.num_envs)
+    policy.fit_instructions(collector.env.instructions)
     threads = partial(builders.threads, recipe.cluster.update_threads)
     flow = OffPolicyFlow(collector, trainer, settings, recipe.algorithm, directory / run_directory.REPLAY, state, threads)
 

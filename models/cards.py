@@ -1,0 +1,96 @@
+"""Cards of published checkpoints: facts that their files do not state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.plugins import nearest
+from rlinf_vla.core.protocols import Convention, ToolUnits
+
+NO_CARD = "none"
+"""``model.options.card`` that uses no card, whatever the directory's name."""
+
+LIBERO_TOOL = ToolUnits(0.05, 0.5)
+"""What 1 means in an action of LIBERO's data: robosuite's OSC_POSE."""
+LIBERO_CONVENTION = Convention(LIBERO_TOOL, "close_positive", "axis_angle", "rot180")
+"""Of the published LIBERO data: the native gripper and images turned by 180 degrees."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """Facts on the checkpoints whose repository matches one of ``repositories``."""
+
+    name: str
+    """Value of ``model.options.card``."""
+    repositories: tuple[str, ...]
+    """Patterns of ORG/NAME, in lower case."""
+    models: tuple[str, ...]
+    """Model plug-ins that can load them."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Values of ``model.options`` that are null."""
+    convention: Convention = Convention()  # noqa: RUF009  (frozen)
+    env: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the node ``env`` that are null, besides its cameras."""
+    tools: Mapping[str, ToolUnits] = field(default_factory=dict)
+    """Dataset (``unnorm_key``) -> its action units, where datasets differ."""
+
+    def meaning(self, dataset: str | None) -> Convention:
+        """Return the convention of actions that are un-normalised as those of ``dataset``."""
+        return replace(self.convention, tool=self.tools.get(dataset or "", self.convention.tool))
+
+    def env_for(self, cameras: Iterable[str]) -> dict[str, Any]:
+        """Return the values of ``env`` for a policy that sees these cameras."""
+        return {**self.env, "cameras": list(cameras)} if self.env else {}
+
+
+def find_card(cards: Sequence[Card], model: str, directory: Path, chosen: str | None, stored: str | None) -> Card | None:
+    """Return the card of a checkpoint, or None.
+
+    ``chosen`` (``model.options.card``) decides, else ``stored`` (``card`` in our config.json), else
+    the name of the repository. Raises UserError for an unknown card or another plug-in's.
+    """
+    if chosen == NO_CARD:
+        return None
+    name = chosen or stored
+    if name is not None:
+        found = next((card for card in cards if card.name == name), None)
+        if found is None:
+            raise UserError(f"model.options.card={name} is not known{nearest(name, [NO_CARD, *(card.name for card in cards)])}")
+    else:
+        repository = repository_of(directory)
+        found = next((card for card in cards if _matches(card, repository)), None)
+    if found is not None and model not in found.models:
+        raise UserError(
+            f"{directory}: the checkpoint (card {found.name}) is of model={' or '.join(found.models)}, not {model}: "
+            f"set model={found.models[0]}, or model.options.card=none if it is another checkpoint"
+        )
+    return found
+
+
+def repository_of(directory: Path) -> str:
+    """Return ORG/NAME of a directory in the Hub's cache (models--ORG--NAME), else its last part."""
+    for part in reversed(directory.absolute().parts):
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/", 1)
+    return directory.absolute().name
+
+
+def _matches(card: Card, repository: str) -> bool:
+    names = card.repositories if "/" in repository else [pattern.rpartition("/")[2] for pattern in card.repositories]
+    return any(fnmatchcase(repository.lower(), pattern) for pattern in names)
+
+
+def with_card(options: Any, card: Card | None, stored: Mapping[str, Any]) -> Any:
+    """Return ``options`` whose null fields have the card's values, where the options have them.
+
+    ``stored``: values in config.json, which take precedence over the card's.
+    """
+    if card is None:
+        return options
+    values = {key: value for key, value in card.options.items() if getattr(options, key, value) is None and key not in stored}
+    return replace(options, **values)

@@ -1,0 +1,101 @@
+"""Refuse a policy that its environment would misunderstand, before the first episode."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from math import isclose
+from typing import Any
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, ToolUnits
+
+GRIPPERS = {
+    "open_positive": "+1 opens, -1 closes",
+    "close_positive": "+1 closes, -1 opens",
+    "zero_to_one": "0 closes, 1 opens",
+}
+ANOTHER = "choose another model.checkpoint (or model.options.card=none, if its card describes it wrongly)"
+
+
+def check_fit(policy: Policy, env: EnvSpec) -> None:
+    """Make room for the environments' prompts, and raise UserError if the policy does not fit them.
+
+    Sizes must agree, and the known parts of their conventions.
+    """
+    spec = policy.spec
+    if spec.action_dim != env.action_dim:
+        raise UserError(
+            f"the policy's actions have {spec.action_dim} dimensions, the environment's {env.action_dim}: "
+            "choose another env.control_mode or model.checkpoint"
+        )
+    if spec.state_dim not in (0, env.state_dim):
+        raise UserError(
+            f"the policy's state has {spec.state_dim} numbers, the environment's {env.state_dim}: choose another model.checkpoint"
+        )
+    for name, size in spec.images.items():
+        if name not in env.images:
+            shown = sorted(env.images) or "none"
+            raise UserError(f"the policy needs image {name!r}, the environment has {shown}: set env.cameras or model.options.image")
+        height, width = env.images[name]
+        if height < size[0] or width < size[1]:
+            raise UserError(
+                f"the policy's image {name!r} is {size[0]}x{size[1]} pixels, the environment renders {height}x{width}: "
+                f"set env.image_size={size[0]}"
+            )
+    check_meaning(spec, env)
+    policy.fit_instructions(env.instructions)
+
+
+def check_meaning(policy: PolicySpec, env: EnvSpec) -> None:
+    """Raise UserError if the known parts of both conventions differ.
+
+    A difference in state or images would not be noticed: their sizes are the same.
+    """
+    ours, theirs = policy.convention, env.convention
+    if ours.tool is not None and theirs.tool is not None and not _same_units(ours.tool, theirs.tool, env.action_dim):
+        raise UserError(
+            f"an action of 1 means {_units(ours.tool)} to the policy, {_units(theirs.tool)} to the environment: "
+            f"choose another env.control_mode, or {ANOTHER}"
+        )
+    for part, option in (("state", "env.state"), ("images", "env.flip")):
+        wanted, found = getattr(ours, part), getattr(theirs, part)
+        if None not in (wanted, found) and wanted != found and (part == "images" or policy.state_dim):
+            raise UserError(f"the policy needs {part} as {wanted}, the environment gives {found}: {_change(policy, option, wanted)}")
+    if None not in (ours.gripper, theirs.gripper) and ours.gripper != theirs.gripper:
+        raise UserError(
+            f"the policy's gripper action means: {GRIPPERS[str(ours.gripper)]}; the environment's: {GRIPPERS[str(theirs.gripper)]}: "
+            f"set model.options.gripper={theirs.gripper}, or {_change(policy, 'env.gripper', None)}"
+        )
+
+
+def _change(policy: PolicySpec, option: str, value: str | None) -> str:
+    if "convention" in policy.env:
+        return f"with env=libero set env.convention={policy.env['convention']}"
+    return f"set {option}={value}" if value is not None else f"change {option}"
+
+
+def _same_units(ours: ToolUnits, theirs: ToolUnits, action_dim: int) -> bool:
+    """Rotations count only where the action has them."""
+    pairs = [(ours.translation_m, theirs.translation_m)]
+    if action_dim > 4:
+        pairs.append((ours.rotation_rad, theirs.rotation_rad))
+    return all(isclose(*pair, rel_tol=1e-3) for pair in pairs)
+
+
+def _units(tool: ToolUnits) -> str:
+    return f"{tool.translation_m:g} m and {tool.rotation_rad:g} rad"
+
+
+def resized_images(policy: PolicySpec, env: EnvSpec) -> list[str]:
+    """Describe the images that the policy resizes, one line each."""
+    found = []
+    for name, (height, width) in policy.images.items():
+        if (seen := env.images[name]) != (height, width):
+            found.append(f"image {name}: rendered at {seen[0]}x{seen[1]}, resized once, to the policy's {height}x{width}")
+    return found
+
+
+def fitted(config: Any, policy: PolicySpec) -> Any:
+    """Return the ``env`` node with the policy's values of the keys that it has and leaves null."""
+    names = {field.name for field in fields(config)}
+    return replace(config, **{key: value for key, value in policy.env.items() if key in names and getattr(config, key) is None})

@@ -1,0 +1,171 @@
+"""Published checkpoints get their conventions from a card, found by the repository's name.
+
+Small random models stand for the published ones, which cannot be downloaded here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Convention, EnvSpec, ToolUnits
+from rlinf_vla.envs.libero.config import LiberoConfig
+from rlinf_vla.envs.libero.conventions import native
+from rlinf_vla.envs.libero.plugin import simulator_options
+from rlinf_vla.models.cards import repository_of
+from rlinf_vla.models.openvla import OpenVLAOFTPolicy, OpenVLAPolicy
+from rlinf_vla.models.openvla.cards import suite_key
+from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions
+from rlinf_vla.models.openvla.policy import OpenVLAOptions
+from rlinf_vla.models.pi0 import Pi0Policy
+from rlinf_vla.models.pi0.options import Pi0Options
+from rlinf_vla.runtime.fit import check_fit, fitted
+from tests.models.tiny_openvla import ASSETS, smaller_config
+
+MOOJINK = "moojink/openvla-7b-oft-finetuned-libero-spatial"
+LIBERO_ACTION = {"q01": [-0.7] * 6 + [0.0], "q99": [0.8] * 6 + [1.0], "mask": [True] * 6 + [False]}
+LIBERO_STATISTICS = {"action": LIBERO_ACTION, "proprio": {"q01": [-1.0] * 8, "q99": [1.0] * 8}}
+
+
+def cached(root: Path, repository: str, datasets: tuple[str, ...] = ("libero_spatial_no_noops", "other")) -> Path:
+    """An OpenVLA as the Hub's cache lays it out, without weights."""
+    directory = root / f"models--{repository.replace('/', '--')}" / "snapshots" / "0123abcd"
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps({key: value for key, value in smaller_config().items() if key != "chunk"}))
+    (directory / "dataset_statistics.json").write_text(json.dumps(dict.fromkeys(datasets, LIBERO_STATISTICS)))
+    shutil.copyfile(ASSETS / "openvla_tiny" / "tokenizer.json", directory / "tokenizer.json")
+    return directory
+
+
+def oft(directory: Path, **options: Any) -> OpenVLAOFTPolicy:
+    return OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions(random_weights=True, **options))
+
+
+def libero_spec(policy: Any, **config: Any) -> EnvSpec:
+    """What LIBERO declares where a recipe sets only ``config`` under ``env``."""
+    options = simulator_options(fitted(LiberoConfig(**config), policy.spec))
+    told = native(options)
+    images = dict.fromkeys(options["cameras"], (options["image_size"],) * 2)
+    convention = Convention(**told | {"tool": ToolUnits(*told["tool"])})
+    return EnvSpec(1, 7, 8, 20.0, 220, images, ("task",), torch.device("cpu"), native=convention)
+
+
+def test_an_official_oft_checkpoint_needs_no_further_key(tmp_path: Path) -> None:
+    policy = oft(cached(tmp_path, MOOJINK))
+    assert list(policy.spec.images) == ["base", "wrist"] and policy.spec.chunk == 8 and policy.spec.state_dim == 8
+    assert policy.action_head is not None and policy.stop_id is not None
+    assert {name: policy.config[name] for name in ("center_crop", "resize", "gripper", "card")} == {
+        "center_crop": True,
+        "resize": "rlds",
+        "gripper": "close_positive",
+        "card": "openvla_oft_libero",
+    }
+    assert policy.spec.convention == Convention(ToolUnits(0.05, 0.5), "close_positive", "axis_angle", "rot180")
+    spec = libero_spec(policy)
+    assert spec.images == {"base": (256, 256), "wrist": (256, 256)}
+    check_fit(policy, spec)
+    with pytest.raises(UserError, match=r"needs state as axis_angle, .* with env=libero set env.convention=openvla"):
+        check_fit(policy, libero_spec(policy, convention="common"))
+
+
+@pytest.mark.parametrize(
+    ("repository", "head", "stop"),
+    [("Haozhan72/Openvla-oft-SFT-libero-spatial-traj1", "discrete", True), ("RLinf/RLinf-OpenVLAOFT-LIBERO-90-Base", "discrete", False)],
+)
+def test_checkpoints_of_rl_projects_differ_in_the_stop_token(tmp_path: Path, repository: str, head: str, stop: bool) -> None:
+    policy = oft(cached(tmp_path, repository, ("libero_90_no_noops", "libero_spatial_no_noops")))
+    assert (policy.options.head, policy.options.stop_token, policy.spec.state_dim) == (head, stop, 0)
+    assert list(policy.spec.images) == ["base"] and policy.spec.chunk == 8
+    check_fit(policy, libero_spec(policy))
+
+
+def test_values_of_the_recipe_and_of_our_config_win(tmp_path: Path) -> None:
+    directory = cached(tmp_path, MOOJINK)
+    policy = oft(directory, head="discrete", chunk=2, images=["base"], proprio=False, gripper="open_positive", center_crop=False)
+    assert policy.spec.chunk == 2 and list(policy.spec.images) == ["base"] and policy.spec.env["cameras"] == ["base"]
+    assert policy.action_head is None and not policy.config["center_crop"] and policy.spec.convention.gripper == "open_positive"
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    policy.save(saved)
+    again = OpenVLAOFTPolicy.load(saved, OpenVLAOFTOptions(images=["base"], unnorm_key="other"))
+    assert again.config == policy.config and again.spec == policy.spec, "its own config.json names the card and overrides its values"
+
+
+def test_a_copied_directory_has_the_card_of_its_name_or_option(tmp_path: Path) -> None:
+    copy = tmp_path / "openvla-7b-oft-finetuned-libero-spatial"
+    shutil.copytree(cached(tmp_path, MOOJINK), copy)
+    assert oft(copy).config["card"] == "openvla_oft_libero"
+    renamed = copy.rename(tmp_path / "mine")
+    assert "card" not in oft(renamed, unnorm_key="other").config
+    assert oft(renamed, unnorm_key="other", card="simplevla_libero").options.head == "discrete"
+    renamed.rename(copy)
+    plain = oft(copy, card="none")
+    assert "card" not in plain.config and plain.spec.env == {} and plain.options.head == "discrete"
+
+
+def test_an_unknown_card_and_another_plug_in_are_refused(tmp_path: Path) -> None:
+    directory = cached(tmp_path, MOOJINK)
+    with pytest.raises(UserError, match=r"model.options.card=openvla_oft_liberro is not known; did you mean openvla_oft_libero\?"):
+        oft(directory, card="openvla_oft_liberro")
+    with pytest.raises(UserError, match=r"\(card openvla_oft_libero\) is of model=openvla_oft, not openvla: set model=openvla_oft"):
+        OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True))
+
+
+def test_the_base_model_is_refused_where_an_action_of_1_is_not_a_metre(tmp_path: Path) -> None:
+    directory = cached(tmp_path, "openvla/openvla-7b", ("bridge_orig", "fractal20220817_data"))
+    policy = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True, unnorm_key="bridge_orig"))
+    assert policy.spec.convention == Convention(ToolUnits(1.0, 1.0), "zero_to_one")
+    panda = replace(libero_spec(policy), native=None, tool=ToolUnits(0.1, 0.1))
+    with pytest.raises(UserError, match=r"an action of 1 means 1 m and 1 rad to the policy, 0.1 m and 0.1 rad to the environment"):
+        check_fit(policy, panda)
+    other = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True, unnorm_key="fractal20220817_data"))
+    assert other.spec.convention.tool is None, "only what is known of a dataset is claimed"
+    with pytest.raises(UserError, match=r"gripper action means: 0 closes, 1 opens; .* set model.options.gripper=open_positive"):
+        check_fit(other, panda)
+
+
+def test_an_openvla_of_libero_is_evaluated_as_the_official_script_does(tmp_path: Path) -> None:
+    directory = cached(tmp_path, "openvla/openvla-7b-finetuned-libero-spatial", ("libero_spatial",))
+    policy = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True))
+    assert policy.config["gripper"] == "close_positive" and policy.config["resize"] == "rlds" and policy.config["center_crop"]
+    check_fit(policy, libero_spec(policy))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        (MOOJINK, "libero_spatial_no_noops"),
+        ("Haozhan72/Openvla-oft-SFT-libero10-traj1", "libero_10"),
+        ("RLinf/RLinf-OpenVLAOFT-LIBERO-90-Base", "libero_90_no_noops"),
+        ("moojink/openvla-7b-oft-finetuned-libero-spatial-object-goal-10", None),
+        ("openvla/openvla-7b", None),
+    ],
+)
+def test_the_statistics_are_those_of_the_suite_in_the_name(tmp_path: Path, name: str, key: str | None) -> None:
+    directory = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "1"
+    assert repository_of(directory) == name
+    known = dict.fromkeys(("libero_spatial_no_noops", "libero_10", "libero_10_no_noops", "libero_90_no_noops", "libero_goal"))
+    assert suite_key(directory, known) == key
+
+
+@pytest.mark.parametrize(
+    ("repository", "delta", "in_prompt"), [("openpi/pi05_libero", [], False), ("lerobot/pi0_libero", [0, 1, 2, 3, 4, 5], None)]
+)
+def test_a_pi0_of_libero_needs_no_further_key(tmp_path: Path, repository: str, delta: list[int], in_prompt: bool | None) -> None:
+    directory = tmp_path / f"models--{repository.replace('/', '--')}" / "snapshots" / "1"
+    shutil.copytree(ASSETS / "pi0_tiny_libero", directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"action_horizon": 10, "pi05": "pi05" in repository}))
+    policy = Pi0Policy.load(directory, Pi0Options(random_weights=True))
+    assert policy.delta == delta and policy.options.state_in_prompt is in_prompt
+    assert list(policy.spec.images) == ["base", "wrist"] and policy.spec.chunk == 5
+    check_fit(policy, libero_spec(policy))
+    with pytest.raises(UserError, match=r"needs state as axis_angle, .* with env=libero set env.convention=openvla"):
+        check_fit(policy, libero_spec(policy, convention="common"))

@@ -1,0 +1,115 @@
+"""A policy that the environment would misunderstand is refused before the first episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Convention, EnvSpec, PolicySpec, ToolUnits
+from rlinf_vla.envs.libero.conventions import native
+from rlinf_vla.runtime.fit import check_fit, fitted, resized_images
+
+POLICY = PolicySpec(8, 7, 0, {"base": (224, 224)})
+LIBERO = {"gripper": "minus_opens", "state": "axis_angle", "flip": "rot180"}
+BRIDGE, PANDA = ToolUnits(1.0, 1.0), ToolUnits(0.1, 0.1)
+
+
+class Policy:
+    def __init__(self, convention: Convention | None = None, **others: Any) -> None:
+        self.spec = replace(POLICY, convention=convention or Convention(), **others)
+        self.told: tuple[str, ...] = ()
+
+    def fit_instructions(self, instructions: tuple[str, ...]) -> None:
+        self.told = instructions
+
+
+def env(**others: Any) -> EnvSpec:
+    return EnvSpec(1, 7, 8, 20.0, 100, {"base": (256, 256)}, ("task",), torch.device("cpu"), **others)
+
+
+def libero(**options: str) -> EnvSpec:
+    told = native(LIBERO | options)
+    return env(native=Convention(**told | {"tool": ToolUnits(*told["tool"])}))
+
+
+def refusal(policy: Any, spec: EnvSpec) -> str:
+    with pytest.raises(UserError) as caught:
+        check_fit(policy, spec)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("spec", "needed"), [(libero(), "close_positive"), (env(tool=PANDA), "open_positive")], ids=["libero", "common"])
+def test_a_gripper_from_0_to_1_does_not_drive_one_of_plus_minus_1(spec: EnvSpec, needed: str) -> None:
+    told = refusal(Policy(Convention(gripper="zero_to_one")), spec)
+    assert "the policy's gripper action means: 0 closes, 1 opens" in told and f"set model.options.gripper={needed}" in told
+    check_fit(Policy(Convention(gripper=needed)), spec)  # type: ignore[arg-type]
+
+
+def test_a_gripper_of_the_opposite_sign_is_refused() -> None:
+    told = refusal(Policy(Convention(gripper="close_positive"), env={"convention": "openvla"}), env(tool=PANDA))
+    assert "set model.options.gripper=open_positive, or with env=libero set env.convention=openvla" in told
+
+
+def test_metres_are_not_sent_to_an_arm_for_which_1_is_less() -> None:
+    told = refusal(Policy(Convention(BRIDGE)), env(tool=PANDA))
+    assert "an action of 1 means 1 m and 1 rad to the policy, 0.1 m and 0.1 rad to the environment: choose another env.control_mode" in told
+    assert "0.05 m and 0.5 rad" in refusal(Policy(Convention(BRIDGE)), libero())
+    check_fit(Policy(Convention(PANDA)), env(tool=ToolUnits(0.1, 0.1)))  # type: ignore[arg-type]
+
+
+def test_rotations_count_only_in_actions_that_have_them() -> None:
+    position_only = replace(env(tool=ToolUnits(0.1, 0.0)), action_dim=4)
+    check_fit(Policy(Convention(PANDA), action_dim=4), position_only)  # type: ignore[arg-type]
+    assert "0.1 m and 0 rad" in refusal(Policy(Convention(PANDA)), env(tool=ToolUnits(0.1, 0.0)))
+
+
+def test_a_state_of_the_same_size_and_another_layout_is_refused() -> None:
+    policy = Policy(Convention(state="axis_angle"), state_dim=8)
+    assert "needs state as axis_angle, the environment gives quaternion: set env.state=axis_angle" in refusal(
+        policy, libero(state="quaternion")
+    )
+    check_fit(policy, libero())  # type: ignore[arg-type]
+    check_fit(Policy(Convention(state="axis_angle")), libero(state="quaternion"))  # type: ignore[arg-type]  # reads no state
+
+
+def test_a_state_of_another_size_is_refused() -> None:
+    assert "the policy's state has 9 numbers, the environment's 8" in refusal(Policy(state_dim=9), env())
+
+
+def test_images_turned_otherwise_are_refused() -> None:
+    policy = Policy(Convention(images="rot180"), env={"convention": "openvla"})
+    assert "needs images as rot180, the environment gives upright: with env=libero set env.convention=openvla" in refusal(
+        policy, libero(flip="upright")
+    )
+
+
+def test_what_is_not_known_is_not_compared() -> None:
+    for convention in (Convention(), Convention(BRIDGE, "zero_to_one", "axis_angle", "rot180")):
+        check_fit(Policy(convention, state_dim=8), env())  # type: ignore[arg-type]
+    check_fit(Policy(), libero())  # type: ignore[arg-type]
+
+
+def test_the_policy_learns_all_instructions_and_resized_images_are_said() -> None:
+    policy = Policy()
+    check_fit(policy, env(instructions=("one", "another")))  # type: ignore[arg-type]
+    assert policy.told == ("one", "another")
+    assert resized_images(policy.spec, env()) == ["image base: rendered at 256x256, resized once, to the policy's 224x224"]
+    assert resized_images(policy.spec, replace(env(), images={"base": (224, 224)})) == []
+
+
+@dataclass
+class Node:
+    convention: str | None = None
+    cameras: list[str] | None = None
+
+
+def test_null_keys_of_the_environment_get_what_the_policy_needs() -> None:
+    needs = replace(POLICY, env={"convention": "openvla", "cameras": ["base", "wrist"], "other": 1})
+    assert fitted(Node(), needs) == Node("openvla", ["base", "wrist"])
+    assert fitted(Node(convention="common"), needs) == Node("common", ["base", "wrist"])
+    assert fitted(Node(), POLICY) == Node()
