@@ -183,7 +183,7 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 20_016,
+    "rlinf_vla": 20_180,
     "rlinf_vla/testing": 1_810,
     "models": 2_860,
     "envs": 5_080,
