@@ -276,8 +276,10 @@ class Trainer:
                 if slot == _MASTER:
                     trained.data.copy_(ranks.local_copy(self.parameters[name], value))
                     continue
-                counted_on = trained.device if _fused(owner[trained]) else CPU
-                stored = value.to(counted_on, copy=True) if slot == _STEP else ranks.local_copy(self.parameters[name], value).to(trained.dtype)
+                if slot == _STEP:
+                    stored = value.to(trained.device if _fused(owner[trained]) else CPU, copy=True)
+                else:
+                    stored = ranks.local_copy(self.parameters[name], value).to(trained.dtype)
                 owner[trained].state[trained][slot] = stored
 
 

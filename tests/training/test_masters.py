@@ -217,7 +217,8 @@ def on_two(mode: str, tmp_path: Path) -> list[dict[str, Tensor]]:
         whole = [state]
         torch.distributed.broadcast_object_list(whole, 0)
         again.load_state(whole[0])
-        return state | {f"weights {name}": value.detach().clone() for name, value in weights.items()} | {f"again {n}": v for n, v in again.state().items()}
+        loaded = {f"again {name}": value for name, value in again.state().items()}
+        return state | {f"weights {name}": value.detach().clone() for name, value in weights.items()} | loaded
 
     return on_ranks(work, tmp_path)
 
