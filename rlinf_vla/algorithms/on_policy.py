@@ -14,7 +14,6 @@ from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
 from rlinf_vla.config.recipe import ON_POLICY, AlgorithmConfig
-from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Batched, Rollouts, Trajectory
 
@@ -189,11 +188,3 @@ class OnPolicy(Algorithm):
     def enough(self, metrics: dict[str, float]) -> bool:
         """Return whether the KL to the policy that collected the data exceeds ``target_kl``."""
         return self.config.target_kl is not None and metrics.get("actor/approx_kl", 0.0) > self.config.target_kl
-
-
-def parity(policy: Policy, rollouts: Trajectory, temperature: float, calls: int = 64) -> float:
-    """Return the largest error of ``evaluate`` in log_prob over the first ``calls`` calls."""
-    flat = rollouts[:calls].to(device_of(policy))
-    with torch.no_grad():
-        again = policy.evaluate(flat.inputs, flat.latent, temperature).log_prob
-    return torch.where(flat.valid[..., None], (again - flat.log_prob).abs(), 0).max().item()

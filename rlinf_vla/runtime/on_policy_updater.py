@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig, parity
+from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig
+from rlinf_vla.algorithms.parity import Parity, parity_errors
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Trajectory, flattened
@@ -19,12 +20,6 @@ from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
 
 if TYPE_CHECKING:
     from rlinf_vla.algorithms.sft import Demonstrations
-
-PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
-"""Largest accepted difference between log-probabilities of the rollout and of ``evaluate``.
-
-A bfloat16 network rounds differently token by token and all at once: by 0.01 on the packaged tiny
-model."""
 
 
 class OnPolicyUpdater:
@@ -37,7 +32,9 @@ class OnPolicyUpdater:
         """``reuse_frozen``: see ``ClusterConfig``."""
         self.trainer, self.run_seed, self.temperature, self.reuse_frozen = trainer, run_seed, temperature, reuse_frozen
         self.policy: Policy = trainer.policy  # type: ignore[assignment]
-        self.parity: float | None = None
+        self.parity: Parity | None = None
+        self.rounded = any(parameter.dtype == torch.bfloat16 for parameter in self.policy.backbone.parameters())
+        """Whether the network computes in bfloat16."""
         self._place = (-1, 0)
 
     def update(
@@ -96,14 +93,10 @@ class OnPolicyUpdater:
         """Check ``evaluate`` once, on current weights' calls. Raises RuntimeError on mismatch."""
         if self.parity is not None or bool((calls.policy_version != version).any()):
             return
-        self.parity = parity(self.policy, calls, self.temperature)
-        rounded = any(parameter.dtype == torch.bfloat16 for parameter in self.policy.backbone.parameters())
-        tolerance = BFLOAT16_PARITY_TOLERANCE if rounded else PARITY_TOLERANCE
-        if not self.parity <= tolerance:
-            raise RuntimeError(
-                f"evaluate() does not reproduce the rollout's log-probabilities: they differ by {self.parity:.2g} "
-                f"(tolerance {tolerance:g}); the policy's act() and evaluate() disagree"
-            )
+        errors = parity_errors(self.policy, calls, self.temperature)
+        if len(errors):
+            self.parity = Parity.of(errors, torch.bfloat16 if self.rounded else torch.float32)
+            self.parity.check()
 
     def _cotraining(self, config: OnPolicyConfig, iteration: int, first: int) -> Callable[[int], Sequence[ExtraLoss]]:
         from rlinf_vla.algorithms.sft import imitation_loss

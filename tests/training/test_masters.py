@@ -32,7 +32,6 @@ class Weights(nn.Module):
         self.value_head = nn.Linear(3, 1)  # float32 in every case
         nn.init.ones_(self.value_head.weight)
 
-
     def evaluate(self, x: Tensor, y: Tensor) -> Tensor:
         hidden = self.body(x.to(self.body.weight.dtype)).float()
         return (hidden * y[:, None]).sum() + self.value_head(hidden.detach()).sum()
