@@ -49,6 +49,11 @@ class OnPolicyConfig(AlgorithmConfig):
     Clip around the policy at the start of the update, and weight by its ratio to the behaviour
     policy.
     """
+    recompute_log_prob: bool | None = None
+    """Recompute the rollout's log-probabilities at the start of an update; null: in bfloat16.
+
+    Acting rounds differently from learning; so the first ratio is exactly 1.
+    """
     staleness: Annotated[int, Range(0, 1000)] = 0
     """Collect rollouts this many iterations ahead, with older weights, while updates run.
 
@@ -141,6 +146,10 @@ class OnPolicy(Algorithm):
         self.clip = losses.Clip(config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit)
         if config.staleness and not config.decoupled:
             raise UserError(f"algorithm.staleness={config.staleness} needs the decoupled objective: set algorithm.decoupled=true")
+        if config.recompute_log_prob and config.decoupled:
+            raise UserError(
+                "algorithm.recompute_log_prob=true: the decoupled objective needs the rollout's log-probabilities; remove one of both"
+            )
 
     @property
     def keeps_reference(self) -> bool:

@@ -3,8 +3,8 @@
 A wrong ``evaluate`` (another temperature, a shifted token) trains on wrong ratios without any other
 sign. Rounding differs legitimately: ``act`` and ``evaluate`` compute in batches of other sizes,
 token by token or all at once, with merged adapters or not. So errors are judged in units of the
-dtype's unit roundoff u. Measured on the packaged tiny policies (OpenVLA, OFT, pi0 with every sampler; 64 to
-128 calls), as means and 99 % quantiles over tokens:
+dtype's unit roundoff u. Measured on the packaged tiny policies (OpenVLA, OFT, pi0 with every
+sampler; 64 to 128 calls), as means and 99 % quantiles over tokens:
 
 * ``act`` against ``evaluate``: up to 0.6 u and 5.2 u in bfloat16, 5.6 u and 40 u in float32;
 * a bfloat16 network against the float32 network with the same weights, which is as different as

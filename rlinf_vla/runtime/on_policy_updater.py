@@ -15,7 +15,7 @@ from rlinf_vla.algorithms.parity import Parity, parity_errors
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Trajectory, flattened
-from rlinf_vla.training.ranks import map_rows, rows_of_rank
+from rlinf_vla.training.ranks import map_rows, rows_of_rank, world_size
 from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
 
 if TYPE_CHECKING:
@@ -50,17 +50,22 @@ class OnPolicyUpdater:
 
         A further update in the same ``iteration`` continues the sequence of demonstration draws.
         """
-        config = algorithm.config
+        config, stale = algorithm.config, bool((batch.calls.policy_version != version).any())
         self._check(batch.calls, version)
         minibatch_size = algorithm.minibatch_size(batch)
         seed, rows = self.run_seed * 1_000_003 + iteration, self.trainer.micro_batch_size
         if self.reuse_frozen and config.epochs > 1 and not self.trainer.sharded:  # a sharded policy computes on all ranks together
             mine = rows_of_rank(minibatches(len(batch), config.epochs, minibatch_size, seed), rows)
             batch = replace(batch, calls=replace(batch.calls, inputs=precompute_frozen(self.policy, batch.calls.inputs, rows, mine)))
-        if config.decoupled:
-            batch = replace(batch, proximal=self.log_prob(batch.calls))
-
         first = self._place[1] if self._place[0] == iteration else 0
+        if config.decoupled:
+            # of precomputed parts, a rank has only the rows that it learns from
+            by_minibatch = self.rounded or world_size() > 1
+            proximal = self.first_log_prob(batch.calls, minibatch_size, seed) if by_minibatch else self.log_prob(batch.calls)
+            batch = replace(batch, proximal=proximal)
+        elif not (value_only or first or stale) and (self.rounded if config.recompute_log_prob is None else config.recompute_log_prob):
+            batch = replace(batch, calls=replace(batch.calls, log_prob=self.first_log_prob(batch.calls, minibatch_size, seed)))
+
         metrics = self.trainer.update(
             batch,
             partial(algorithm.loss, value_only=value_only),
@@ -84,10 +89,22 @@ class OnPolicyUpdater:
     def log_prob(self, calls: Trajectory) -> Tensor:
         """Log-probabilities ``[N, C, D]`` of ``calls`` ``[N]`` under the current weights."""
 
-        def evaluate(part: Trajectory) -> Tensor:
-            return self.policy.evaluate(part.inputs, part.latent, self.temperature).log_prob
+        return map_rows(self._evaluated, calls, self.trainer.micro_batch_size, device_of(self.policy))
 
-        return map_rows(evaluate, calls, self.trainer.micro_batch_size, device_of(self.policy))
+    @torch.no_grad()
+    def first_log_prob(self, calls: Trajectory, minibatch_size: int, seed: int) -> Tensor:
+        """Log-probabilities as ``log_prob``, but in the micro-batches of the first epoch.
+
+        Rounding depends on the size of a matrix product. So these equal the ones of the first
+        minibatch's loss bit for bit, and its ratio is exactly 1.
+        """
+        found, device = torch.empty_like(calls.log_prob), device_of(self.policy)
+        for rows in minibatches(len(calls), 1, minibatch_size, seed):
+            found[rows] = map_rows(self._evaluated, calls[rows], self.trainer.micro_batch_size, device, least=1)
+        return found
+
+    def _evaluated(self, part: Trajectory) -> Tensor:
+        return self.policy.evaluate(part.inputs, part.latent, self.temperature).log_prob
 
     def _check(self, calls: Trajectory, version: int) -> None:
         """Check ``evaluate`` once, on current weights' calls. Raises RuntimeError on mismatch."""

@@ -33,7 +33,8 @@ class Masters:
 
         Each one is freed as soon as it is added, so the gradients are never held twice.
         """
-        handles = [self._parameters[name].register_post_accumulate_grad_hook(self._add_to(self.trained[name])) for name in self.low]
+        learning = [name for name in self.low if self._parameters[name].requires_grad]
+        handles = [self._parameters[name].register_post_accumulate_grad_hook(self._add_to(self.trained[name])) for name in learning]
         try:
             yield
         finally:

@@ -126,6 +126,16 @@ def test_the_gradient_is_of_one_step_only() -> None:
     assert torch.equal(subject.trained["body.weight"].grad, again.trained["body.weight"].grad)  # type: ignore[arg-type]
 
 
+def test_while_only_the_critic_trains_masters_stay() -> None:
+    subject = trainer(torch.bfloat16)
+    before = {name: value.clone() for name, value in subject.trained.items()}
+    subject.update(batch(0), linear, 1, 8, 0, critic_only=True)
+    changed = {name for name, value in subject.trained.items() if not torch.equal(value, before[name])}
+    assert changed == {"value_head.weight", "value_head.bias"}
+    train(subject, range(1))
+    assert not torch.equal(subject.trained["body.weight"], before["body.weight"])
+
+
 def test_a_second_trainer_of_a_policy_gets_its_gradients() -> None:
     model = Weights(torch.bfloat16)
     first, second = trainer(torch.bfloat16, model=model), trainer(torch.bfloat16, model=model)
