@@ -179,11 +179,11 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
     loaded = said.rpartition("LOADED ")[2].split()
     others = ("planner", "realworld", "robots", "benchmarks", "envs.libero", "envs.genesis", "models.pi0", "models.compact")
     assert [name for name in loaded if name.startswith(tuple(f"rlinf_vla.{each}" for each in others))] == []
-    assert len(loaded) <= 87
+    assert len(loaded) <= 90
 
 
 BUDGETS = {
-    "rlinf_vla": 20_185,
+    "rlinf_vla": 21_150,
     "rlinf_vla/testing": 1_810,
     "models": 3_200,
     "envs": 5_110,

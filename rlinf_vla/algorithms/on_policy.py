@@ -14,7 +14,6 @@ from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
 from rlinf_vla.config.recipe import ON_POLICY, AlgorithmConfig
-from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Batched, Rollouts, Trajectory
 
@@ -49,6 +48,11 @@ class OnPolicyConfig(AlgorithmConfig):
 
     Clip around the policy at the start of the update, and weight by its ratio to the behaviour
     policy.
+    """
+    recompute_log_prob: bool | None = None
+    """Recompute the rollout's log-probabilities at the start of an update; null: in bfloat16.
+
+    Acting rounds differently from learning; so the first ratio is exactly 1.
     """
     staleness: Annotated[int, Range(0, 1000)] = 0
     """Collect rollouts this many iterations ahead, with older weights, while updates run.
@@ -142,6 +146,10 @@ class OnPolicy(Algorithm):
         self.clip = losses.Clip(config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit)
         if config.staleness and not config.decoupled:
             raise UserError(f"algorithm.staleness={config.staleness} needs the decoupled objective: set algorithm.decoupled=true")
+        if config.recompute_log_prob and config.decoupled:
+            raise UserError(
+                "algorithm.recompute_log_prob=true: the decoupled objective needs the rollout's log-probabilities; remove one of both"
+            )
 
     @property
     def keeps_reference(self) -> bool:
@@ -189,11 +197,3 @@ class OnPolicy(Algorithm):
     def enough(self, metrics: dict[str, float]) -> bool:
         """Return whether the KL to the policy that collected the data exceeds ``target_kl``."""
         return self.config.target_kl is not None and metrics.get("actor/approx_kl", 0.0) > self.config.target_kl
-
-
-def parity(policy: Policy, rollouts: Trajectory, temperature: float, calls: int = 64) -> float:
-    """Return the largest error of ``evaluate`` in log_prob over the first ``calls`` calls."""
-    flat = rollouts[:calls].to(device_of(policy))
-    with torch.no_grad():
-        again = policy.evaluate(flat.inputs, flat.latent, temperature).log_prob
-    return torch.where(flat.valid[..., None], (again - flat.log_prob).abs(), 0).max().item()

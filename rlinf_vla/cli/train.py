@@ -175,7 +175,7 @@ class TrainingRun:
                 done = iteration + 1
                 if unsaid and flow.parity is not None:
                     unsaid = False
-                    self.console.say(f"first rollout: recomputed log-probabilities equal the stored ones to {flow.parity:.1e}")
+                    self.console.say(flow.parity.report())
                 seconds = time.perf_counter() - started
                 flow.log({"timing_s/iteration": seconds})
                 if "rollout/steps" in flow.metrics:

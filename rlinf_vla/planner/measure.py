@@ -151,7 +151,7 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
         return algorithm.loss(learner, part, False)
 
     def optimise() -> None:
-        nn.utils.clip_grad_norm_(trainer.parameters.values(), config.max_grad_norm)
+        nn.utils.clip_grad_norm_(trainer.trained.values(), config.max_grad_norm)
         trainer.optimizers["policy"].step()
 
     def publish() -> None:
@@ -172,6 +172,7 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
     return found, Bytes(
         weights=nbytes(weights),
         trained=nbytes(trainer.parameters.values()),
+        low=nbytes(trainer.parameters[name] for name in trainer.low),
         activations=kept / sizes[0],
         call=nbytes(parts) / most,
         inputs=nbytes(inputs.values()) / most,

@@ -141,13 +141,13 @@ def rollout_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
 
 
 def trainer_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
-    """Bytes of one trainer rank: weights, gradients, Adam's two moments, activations.
+    """Bytes of one trainer rank: weights, gradients, Adam's moments, masters, activations.
 
     Without reference workers, the reference policy's copy of the trained weights is added.
     """
     rows = min(plan.micro_batch_size, -(-workload.minibatch_size // plan.trainer_ranks))
-    copies = 3 + (workload.reference and not plan.reference_workers)
-    return stored.weights + copies * stored.trained + rows * (stored.activations + stored.call)
+    reference = stored.trained if workload.reference and not plan.reference_workers else 0.0
+    return stored.weights + stored.gradients + stored.moments + reference + rows * (stored.activations + stored.call)
 
 
 def check_memory(problem: Problem, plan: Plan) -> None:

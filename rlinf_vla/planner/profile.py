@@ -70,7 +70,9 @@ class Bytes:
     weights: float = 0.0
     """All weights of the policy."""
     trained: float = 0.0
-    """Trained weights; gradients take as much again, Adam's moments twice as much."""
+    """Trained weights."""
+    low: float = 0.0
+    """Trained bfloat16 weights, which are part of ``trained``: they have float32 masters."""
     activations: float = 0.0
     """Memory that autograd keeps per policy call of a micro-batch."""
     call: float = 0.0
@@ -83,6 +85,16 @@ class Bytes:
     """Weights of the action head if the policy can be split."""
     process: float = 0.0
     """Resident memory of one simulator process."""
+
+    @property
+    def gradients(self) -> float:
+        """Gradients take as much as their weights, in float32."""
+        return self.trained + self.low
+
+    @property
+    def moments(self) -> float:
+        """Adam's two moments, and masters."""
+        return 2 * self.gradients + 2 * self.low
 
 
 @dataclass(frozen=True)

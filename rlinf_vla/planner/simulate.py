@@ -204,7 +204,7 @@ class _Simulation:
         if not (plan.offload and host.node.gpus and plan.placement != DISAGGREGATED):
             return self.tasks.wait(after)
         stored = host.profile.bytes
-        size = rollout_bytes(stored, plan, self.workload) + stored.weights + 3 * stored.trained
+        size = rollout_bytes(stored, plan, self.workload) + stored.weights + stored.gradients + stored.moments
         return self.tasks.wait(after, 8 * size / (1e9 * host.node.gpu_link_gbps), "switch", track)
 
     def _all_reduce(self, rows: float, whole: bool) -> float:
@@ -218,7 +218,7 @@ class _Simulation:
         elif head.node.gpus:
             rate = 1e9 * head.node.gpu_link_gbps / 8
         steps = self.workload.epochs * (1 if whole else -(-rows // self.workload.minibatch_size))
-        return steps * 2 * ((ranks - 1) / ranks * head.profile.bytes.trained / rate + (ranks - 1) * head.latency / ranks)
+        return steps * 2 * ((ranks - 1) / ranks * head.profile.bytes.gradients / rate + (ranks - 1) * head.latency / ranks)
 
     def _publish(self, updated: int) -> int:
         """Add the publication of weights: one put, and one fetch per machine."""

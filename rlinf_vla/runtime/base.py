@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlinf_vla.algorithms.parity import Parity
 from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.core.types import Rollouts, Tensors, gather
 from rlinf_vla.rollout.actor import Settings
@@ -29,8 +30,8 @@ class BaseFlow:
 
     metrics_every = 1
     """Number of iterations per written line of metrics."""
-    parity: float | None = None
-    """Largest error of ``evaluate`` on the first rollout's log-probabilities; None: unchecked."""
+    parity: Parity | None = None
+    """Errors of ``evaluate`` on the first rollout's log-probabilities; None: unchecked."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.timeline = settings, Timeline()

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
+from rlinf_vla.algorithms.parity import Parity
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.core.types import Rollouts, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -43,7 +44,7 @@ class InProcessFlow(OnPolicyFlow):
         self.learning = OnPolicyUpdater(trainer, settings.run_seed, settings.temperature, reuse_frozen)
 
     @property
-    def parity(self) -> float | None:  # type: ignore[override]
+    def parity(self) -> Parity | None:  # type: ignore[override]
         return self.learning.parity
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:

@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig, parity
+from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig
+from rlinf_vla.algorithms.parity import Parity, parity_errors
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Trajectory, flattened
-from rlinf_vla.training.ranks import map_rows, rows_of_rank
+from rlinf_vla.training.ranks import map_rows, rows_of_rank, world_size
 from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
 
 if TYPE_CHECKING:
     from rlinf_vla.algorithms.sft import Demonstrations
-
-PARITY_TOLERANCE, BFLOAT16_PARITY_TOLERANCE = 1e-4, 0.1
-"""Largest accepted difference between log-probabilities of the rollout and of ``evaluate``.
-
-A bfloat16 network rounds differently token by token and all at once: by 0.01 on the packaged tiny
-model."""
 
 
 class OnPolicyUpdater:
@@ -37,7 +32,9 @@ class OnPolicyUpdater:
         """``reuse_frozen``: see ``ClusterConfig``."""
         self.trainer, self.run_seed, self.temperature, self.reuse_frozen = trainer, run_seed, temperature, reuse_frozen
         self.policy: Policy = trainer.policy  # type: ignore[assignment]
-        self.parity: float | None = None
+        self.parity: Parity | None = None
+        self.rounded = any(parameter.dtype == torch.bfloat16 for parameter in self.policy.backbone.parameters())
+        """Whether the network computes in bfloat16."""
         self._place = (-1, 0)
 
     def update(
@@ -53,17 +50,22 @@ class OnPolicyUpdater:
 
         A further update in the same ``iteration`` continues the sequence of demonstration draws.
         """
-        config = algorithm.config
+        config, stale = algorithm.config, bool((batch.calls.policy_version != version).any())
         self._check(batch.calls, version)
         minibatch_size = algorithm.minibatch_size(batch)
         seed, rows = self.run_seed * 1_000_003 + iteration, self.trainer.micro_batch_size
         if self.reuse_frozen and config.epochs > 1 and not self.trainer.sharded:  # a sharded policy computes on all ranks together
             mine = rows_of_rank(minibatches(len(batch), config.epochs, minibatch_size, seed), rows)
             batch = replace(batch, calls=replace(batch.calls, inputs=precompute_frozen(self.policy, batch.calls.inputs, rows, mine)))
-        if config.decoupled:
-            batch = replace(batch, proximal=self.log_prob(batch.calls))
-
         first = self._place[1] if self._place[0] == iteration else 0
+        if config.decoupled:
+            # of precomputed parts, a rank has only the rows that it learns from
+            by_minibatch = self.rounded or world_size() > 1
+            proximal = self.first_log_prob(batch.calls, minibatch_size, seed) if by_minibatch else self.log_prob(batch.calls)
+            batch = replace(batch, proximal=proximal)
+        elif not (value_only or first or stale) and (self.rounded if config.recompute_log_prob is None else config.recompute_log_prob):
+            batch = replace(batch, calls=replace(batch.calls, log_prob=self.first_log_prob(batch.calls, minibatch_size, seed)))
+
         metrics = self.trainer.update(
             batch,
             partial(algorithm.loss, value_only=value_only),
@@ -87,23 +89,31 @@ class OnPolicyUpdater:
     def log_prob(self, calls: Trajectory) -> Tensor:
         """Log-probabilities ``[N, C, D]`` of ``calls`` ``[N]`` under the current weights."""
 
-        def evaluate(part: Trajectory) -> Tensor:
-            return self.policy.evaluate(part.inputs, part.latent, self.temperature).log_prob
+        return map_rows(self._evaluated, calls, self.trainer.micro_batch_size, device_of(self.policy))
 
-        return map_rows(evaluate, calls, self.trainer.micro_batch_size, device_of(self.policy))
+    @torch.no_grad()
+    def first_log_prob(self, calls: Trajectory, minibatch_size: int, seed: int) -> Tensor:
+        """Log-probabilities as ``log_prob``, but in the micro-batches of the first epoch.
+
+        Rounding depends on the size of a matrix product. So these equal the ones of the first
+        minibatch's loss bit for bit, and its ratio is exactly 1.
+        """
+        found, device = torch.empty_like(calls.log_prob), device_of(self.policy)
+        for rows in minibatches(len(calls), 1, minibatch_size, seed):
+            found[rows] = map_rows(self._evaluated, calls[rows], self.trainer.micro_batch_size, device, least=1)
+        return found
+
+    def _evaluated(self, part: Trajectory) -> Tensor:
+        return self.policy.evaluate(part.inputs, part.latent, self.temperature).log_prob
 
     def _check(self, calls: Trajectory, version: int) -> None:
         """Check ``evaluate`` once, on current weights' calls. Raises RuntimeError on mismatch."""
         if self.parity is not None or bool((calls.policy_version != version).any()):
             return
-        self.parity = parity(self.policy, calls, self.temperature)
-        rounded = any(parameter.dtype == torch.bfloat16 for parameter in self.policy.backbone.parameters())
-        tolerance = BFLOAT16_PARITY_TOLERANCE if rounded else PARITY_TOLERANCE
-        if not self.parity <= tolerance:
-            raise RuntimeError(
-                f"evaluate() does not reproduce the rollout's log-probabilities: they differ by {self.parity:.2g} "
-                f"(tolerance {tolerance:g}); the policy's act() and evaluate() disagree"
-            )
+        errors = parity_errors(self.policy, calls, self.temperature)
+        if len(errors):
+            self.parity = Parity.of(errors, torch.bfloat16 if self.rounded else torch.float32)
+            self.parity.check()
 
     def _cotraining(self, config: OnPolicyConfig, iteration: int, first: int) -> Callable[[int], Sequence[ExtraLoss]]:
         from rlinf_vla.algorithms.sft import imitation_loss

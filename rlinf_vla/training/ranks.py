@@ -89,10 +89,11 @@ def rows_of_rank(minibatches: Sequence[Tensor], size: int) -> Tensor:
     return torch.cat([part for rows in minibatches for part, _ in micro_batches(rows, size)]).unique()
 
 
-def map_rows(function: Callable[[Any], Tensor], batch: Sliceable, size: int, device: torch.device = CPU) -> Tensor:
+def map_rows(function: Callable[[Any], Tensor], batch: Sliceable, size: int, device: torch.device = CPU, least: int = LEAST) -> Tensor:
     """Apply a row-wise ``function`` to all rows ``[N, ...]``, ``size`` at a time, on ``device``.
-    The ranks share the work, and each gets the whole result, on the CPU."""
-    found = [function(_tall(part))[: len(part) if counted else 0] for part, counted in micro_batches(batch, size, device)]
+    The ranks share the work, and each gets the whole result, on the CPU. Passes of fewer than
+    ``least`` rows are filled up."""
+    found = [function(_tall(part, least))[: len(part) if counted else 0] for part, counted in micro_batches(batch, size, device)]
     own = torch.cat(found)
     if world_size() == 1:
         return own.cpu()
@@ -103,9 +104,9 @@ def map_rows(function: Callable[[Any], Tensor], batch: Sliceable, size: int, dev
     return torch.stack(every, dim=1).flatten(0, 1)[: len(batch)].cpu()
 
 
-def _tall(part: Any) -> Any:
-    """Repeat the last row, up to ``LEAST`` rows."""
-    return part if len(part) >= LEAST else part[[min(row, len(part) - 1) for row in range(LEAST)]]
+def _tall(part: Any, least: int) -> Any:
+    """Repeat the last row, up to ``least`` rows."""
+    return part if len(part) >= least else part[[min(row, len(part) - 1) for row in range(least)]]
 
 
 def summed(values: Mapping[str, Tensor]) -> dict[str, float]:

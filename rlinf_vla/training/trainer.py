@@ -21,8 +21,9 @@ from rlinf_vla.algorithms.base import CRITIC
 from rlinf_vla.core.devices import CPU, device_of
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.training import ranks
+from rlinf_vla.training.masters import Masters
 
-_STEP = "step"
+_STEP, _MASTER = "step", "master"
 _TARGET = "target."
 
 LossFunction = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
@@ -72,7 +73,12 @@ class Trainer:
             ranks.require_alike(dict(policy.named_parameters()))
         self._own = {name: ranks.local_shard(parameter) for name, parameter in self.parameters.items()}
         self._reference = self.copies() if keep_reference else None
-        self.optimizers = settings.optimizers(self._own)
+        self._masters = Masters(self.parameters, self._own)
+        self.trained = self._masters.trained
+        """The tensors by name that the optimisers step on, with the gradients of the last step."""
+        self.low = self._masters.low
+        """Names of the weights that have a float32 master (see ``masters.py``)."""
+        self.optimizers = settings.optimizers(self.trained)
         self.target = nn.ModuleDict({name: copy.deepcopy(getattr(policy, name)) for name in settings.averaged}).requires_grad_(False)
         """Moving averages of the modules that ``settings.averaged`` names."""
 
@@ -83,7 +89,10 @@ class Trainer:
 
     @contextmanager
     def swapped_weights(self, weights: Tensors) -> Iterator[None]:
-        """Set the trainable weights to ``weights`` (see ``copies``) within the context."""
+        """Set the trainable weights to ``weights`` (see ``copies``) within the context.
+
+        Optimiser state, and so master weights, stay; take no step within the context.
+        """
         present = self.copies()
         try:
             self._put(weights)
@@ -111,11 +120,12 @@ class Trainer:
         """
         if not batch.counts.any():
             return {}
-        for parameter in self.parameters.values():
+        for parameter in (*self.parameters.values(), *self.trained.values()):
             parameter.grad = None
         metrics: dict[str, float] = {}
-        for term in (ExtraLoss(batch, loss, 1.0), *beside):
-            metrics |= self._accumulate(term)
+        with self._masters.gathering():
+            for term in (ExtraLoss(batch, loss, 1.0), *beside):
+                metrics |= self._accumulate(term)
         norm = self._reduce()
         if not torch.isfinite(norm):
             raise FloatingPointError("the gradient is not finite: the step was not taken; lower algorithm.learning_rate")
@@ -126,6 +136,7 @@ class Trainer:
             optimizer.step()
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+        self._masters.apply()
         return metrics | {"actor/grad_norm": float(norm)}
 
     def descend(self, name: str, loss: Tensor) -> None:
@@ -135,11 +146,13 @@ class Trainer:
         """
         optimizer = self.optimizers[name]
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        with self._masters.gathering():
+            loss.backward()
         norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.settings.max_grad_norm)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"the gradient of the {name} is not finite: the step was not taken; lower algorithm.learning_rate")
         optimizer.step()
+        self._masters.apply()
 
     @torch.no_grad()
     def average(self, rate: float) -> None:
@@ -161,11 +174,11 @@ class Trainer:
     def _reduce(self) -> Tensor:
         """Sum gradients over ranks and clip them; return their norm before clipping."""
         if self.sharded:  # FSDP2 has summed them already
-            for name, own in self._own.items():
-                own.grad = ranks.local_gradient(self.parameters[name])
-            return ranks.clip_shards(self._own.values(), self.settings.max_grad_norm)
-        ranks.sum_gradients(self.parameters.values())
-        return nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
+            for name in self._own.keys() - self._masters.low:
+                self.trained[name].grad = ranks.local_gradient(self.parameters[name])
+            return ranks.clip_shards(self.trained.values(), self.settings.max_grad_norm)
+        ranks.sum_gradients(self.trained.values())
+        return nn.utils.clip_grad_norm_(self.trained.values(), self.settings.max_grad_norm)
 
     def update(
         self,
@@ -212,6 +225,7 @@ class Trainer:
     def move(self, device: torch.device | str) -> None:
         """Move optimiser state, averages and reference weights to ``device``, after the policy."""
         self.target.to(device)
+        self._masters.move(device)
         for optimizer in self.optimizers.values():
             for slots in optimizer.state.values():
                 slots |= {name: value if name == _STEP and not _fused(optimizer) else value.to(device) for name, value in slots.items()}
@@ -233,31 +247,40 @@ class Trainer:
     def state(self) -> Tensors:
         """Return Adam's state as ``<parameter>.exp_avg`` and so on, and the averages ``target.*``.
 
+        A weight of lower precision than float32 has its float32 master as ``<parameter>.master``.
         If sharded, see ``weights``.
         """
         slots = {
             f"{name}.{slot}": value if slot == _STEP else ranks.shard_like(self.parameters[name], value)
-            for name, own in self._own.items()
+            for name, trained in self.trained.items()
             for optimizer in self.optimizers.values()
-            for slot, value in optimizer.state.get(own, {}).items()
+            for slot, value in optimizer.state.get(trained, {}).items()
         }
+        slots |= {f"{name}.{_MASTER}": ranks.shard_like(self.parameters[name], value) for name, value in self._masters.state().items()}
         return ranks.gather_full(slots) | {_TARGET + name: value for name, value in self.target.state_dict().items()}
 
     def load_state(self, tensors: Tensors) -> None:
         """Restore what ``state`` returned on rank 0; every rank gets the whole of it.
 
-        Raises KeyError or RuntimeError if it belongs to another network or other optimisers.
+        The weights are loaded before; masters that ``tensors`` lacks become equal to them. Raises
+        KeyError or RuntimeError if it belongs to another network or other optimisers.
         """
         averages = {key.removeprefix(_TARGET): value for key, value in tensors.items() if key.startswith(_TARGET)}
         self.target.load_state_dict(averages)
-        owner = {own: optimizer for optimizer in self.optimizers.values() for group in optimizer.param_groups for own in group["params"]}
+        owner = {each: optimizer for optimizer in self.optimizers.values() for group in optimizer.param_groups for each in group["params"]}
+        self._masters.reset()
         for key, value in tensors.items():
             if not key.startswith(_TARGET):
                 name, slot = key.rsplit(".", 1)
-                own = self._own[name]
-                counted_on = own.device if _fused(owner[own]) else CPU
-                stored = value.to(counted_on, copy=True) if slot == _STEP else ranks.local_copy(self.parameters[name], value)
-                owner[own].state[own][slot] = stored
+                trained = self.trained[name]
+                if slot == _MASTER:
+                    trained.data.copy_(ranks.local_copy(self.parameters[name], value))
+                    continue
+                if slot == _STEP:
+                    stored = value.to(trained.device if _fused(owner[trained]) else CPU, copy=True)
+                else:
+                    stored = ranks.local_copy(self.parameters[name], value).to(trained.dtype)
+                owner[trained].state[trained][slot] = stored
 
 
 def _fused(optimizer: Optimizer) -> bool:

@@ -62,6 +62,7 @@ RUNS = {
     "ppo of openvla": ("ppo", "openvla", LORA),
     "ppo of openvla in bfloat16": ("ppo", "openvla", LORA + BFLOAT16),
     "ppo of openvla in full": ("ppo", "openvla", FULL),
+    "ppo of openvla in full in bfloat16": ("ppo", "openvla", FULL + BFLOAT16),
     "decoupled ppo ahead of openvla_oft": ("ppo", "openvla_oft", [*LORA, "algorithm.decoupled=true", "algorithm.staleness=1"]),
     "ppo of openvla_oft with co-training": ("ppo", "openvla_oft", [*LORA, "algorithm.sft_coef=0.1", "algorithm.demonstrations.episodes=2"]),
     "grpo of openvla_oft in bfloat16": ("grpo", "openvla_oft", LORA + BFLOAT16),
@@ -157,7 +158,7 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(
         assert torch.equal(gpu[name], value), name
 
 
-@pytest.mark.parametrize("run", ["ppo of openvla", "sac of compact"])
+@pytest.mark.parametrize("run", ["ppo of openvla", "ppo of openvla in full in bfloat16", "sac of compact"])
 def test_a_run_on_a_gpu_resumes(rlinf_vla: CommandLine, package: Path, gpu: None, run: str) -> None:
     for directory in ("whole", "parts"):
         train(rlinf_vla, arguments(package, run, directory))

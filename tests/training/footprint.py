@@ -32,20 +32,23 @@ class Footprint:
 def footprint(policy: nn.Module, ranks: int, sharded: bool) -> Footprint:
     """Return the footprint of a policy that is not yet sharded and may be on the meta device.
 
-    Counts Adam's two moments. Gradients and moments have the dtypes of their weights.
+    Counts Adam's two moments, and masters. Gradients, moments and masters of a weight of lower
+    precision are float32.
     """
     pieces = ranks if sharded else 1
 
-    def kept(parameter: Tensor) -> int:
+    def kept(parameter: Tensor, least: int = 0) -> int:
         rows = parameter.shape[0] if parameter.ndim else 1
-        return math.ceil(rows / pieces) * (parameter.nbytes // rows)
+        return math.ceil(rows / pieces) * (parameter.numel() // rows) * max(parameter.itemsize, least)
 
     parameters = list(policy.parameters())
-    gradients = sum(kept(parameter) for parameter in parameters if parameter.requires_grad)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    gradients = sum(kept(parameter, 4) for parameter in trained)
+    masters = sum(kept(parameter, 4) for parameter in trained if parameter.itemsize < 4)
     if sharded:
         blocks = [sum(parameter.nbytes for parameter in block.parameters()) for block in repeated_blocks(policy)]
         inside = {parameter for block in repeated_blocks(policy) for parameter in block.parameters()}
         buffers = sum(parameter.nbytes for parameter in parameters if parameter not in inside) + sum(sorted(blocks)[-2:])
     else:
         buffers = gradients if ranks > 1 else 0
-    return Footprint(sum(map(kept, parameters)), gradients, 2 * gradients, buffers)
+    return Footprint(sum(map(kept, parameters)), gradients, 2 * gradients + masters, buffers)

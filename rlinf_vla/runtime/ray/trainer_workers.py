@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from rlinf_vla.algorithms.on_policy import Batch
+from rlinf_vla.algorithms.parity import Parity
 from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.core.types import Trajectory
@@ -98,7 +99,7 @@ class TrainerWorker(Worker):
         """Set the demonstrations for the imitation loss of updates."""
         self.learning.shown = demonstrations
 
-    def update(self, batch: Batch, value_only: bool, iteration: int, version: int) -> tuple[dict[str, float], float | None, float]:
+    def update(self, batch: Batch, value_only: bool, iteration: int, version: int) -> tuple[dict[str, float], Parity | None, float]:
         """Return metrics, ``Learning.parity`` and the seconds taken."""
         started = time.perf_counter()
         with self.builders.update_threads():
