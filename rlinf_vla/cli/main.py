@@ -37,6 +37,7 @@ PLAIN = ("doctor", "list", "verify", "bench_env", "bench_soak", "robot")
 """Verbs without a recipe."""
 ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify"}
 """Verbs whose module is in the room of the feature."""
+DRY_RUN = "--dry-run"
 BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "env", "soak")
 
 
@@ -129,6 +130,9 @@ def _dispatch(arguments: Sequence[str]) -> int:
         if not rest or rest[0] not in BENCHES:
             raise UserError(f"bench needs a benchmark ({', '.join(BENCHES)}): rlinf-vla bench rollout recipe=NAME")
         verb, module = f"bench_{rest[0]}", f"benchmarks.{rest.pop(0)}"
+    if verb == "train" and DRY_RUN in rest:
+        rest.remove(DRY_RUN)
+        module = "cli.dry_run"
     command: Callable[..., int | None] = import_module(f"rlinf_vla.{module}").run
     if verb in PLAIN:
         raise_at_once()
@@ -153,6 +157,7 @@ def _usage() -> str:
             "",
             *lines,
             "",
+            "rlinf-vla train recipe=NAME --dry-run prints the plan and the memory of each device, and loads nothing.",
             "run=DIR uses the saved recipe of a run: train resumes the run, eval and export use its newest checkpoint.",
             "rlinf-vla VERB recipe=NAME --cfg job prints the composed recipe. --help prints the keys of train, record, eval, export, plan,",
             "bench rollout (and the other benches), robot record and robot replay, and the arguments of verify.",

@@ -1,7 +1,7 @@
 """Peak memory of a recipe's policy and trainer, by component, without allocating any of it.
 
-The policy is built from its config.json on the meta device. Its calls run there with as many rows
-as the recipe asks for, because rows cost nothing there: no size is extrapolated.
+The policy is built from its config.json on the meta device, and its calls run there. Rows cost
+nothing there, so that any size can be counted; only the search for one extrapolates.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rlinf_vla.runtime.recipes import asset_path
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks, repeated_blocks
 from rlinf_vla.training.lora import add_lora, is_lora
 
+FIT_ROWS = (4, 8)
 MASTER = 4
 """Bytes of a float32 number: of Adam's moments, and of the exact copy of a low-precision weight."""
 
@@ -116,6 +117,11 @@ def gathered_bytes(policy: Policy) -> int:
     return sum(parameter.nbytes for parameter in policy.parameters() if parameter not in inside) + sum(sizes[-2:])
 
 
+def is_counted(recipe: Recipe) -> bool:
+    """Return whether the memory of the recipe's algorithm is counted."""
+    return recipe.algorithm.family == ON_POLICY or recipe.algorithm.name == "sft"
+
+
 class MemoryModel:
     """Bytes of the calls that a recipe's run makes, counted on the meta device."""
 
@@ -123,14 +129,16 @@ class MemoryModel:
         """Raises UserError if the policy cannot be built, or its algorithm has no such calls."""
         self.recipe, self.device = recipe, recipe.cluster.device
         algorithm = recipe.algorithm
-        if algorithm.family != ON_POLICY and algorithm.name != "sft":
+        if not is_counted(recipe):
             raise UserError(f"algorithm={algorithm.name}: memory is counted for on-policy algorithms and sft only")
         self.policy, self._row = meta_policy(recipe)
         self._checkpointed: Policy | None = None
         self.algorithm = builders.build_algorithm(recipe)
         self.on_policy = algorithm.family == ON_POLICY
         self.kept = self.on_policy and recipe.cluster.reuse_frozen and algorithm.epochs > 1 and recipe.cluster.trainer_sharding == "none"
+        # a pass over billions of weights takes seconds, even without computing
         self.rollout, self.update = cache(self._rollout), cache(self._update)
+        self.value_bytes, self.reference_bytes = cache(self._value_bytes), cache(self._reference_bytes)
 
     def inputs(self, rows: int) -> Inputs:
         return {name: torch.empty(rows, *value.shape[1:], dtype=value.dtype, device=META) for name, value in self._row.items()}
@@ -146,11 +154,11 @@ class MemoryModel:
         """Return the peak bytes of a call with ``rows`` rows: inputs, caches, activations."""
         return peak_bytes(lambda: self.act(self.policy, self.inputs(rows)), self.device)
 
-    def value_bytes(self, rows: int) -> int:
+    def _value_bytes(self, rows: int) -> int:
         with torch.no_grad():
             return peak_bytes(lambda: self.policy.value(self.policy.encode(self.inputs(rows))), self.device)
 
-    def reference_bytes(self, rows: int) -> int:
+    def _reference_bytes(self, rows: int) -> int:
         """Return the peak bytes of log-probabilities of ``rows`` rows without gradients."""
 
         def evaluate(inputs: Inputs, latent: Tensors) -> Any:
@@ -209,6 +217,15 @@ class MemoryModel:
         trained = [parameter for parameter in self.learner(checkpointing).parameters() if parameter.requires_grad]
         with allocated_gradients(trained):
             return peak_bytes(lambda: self.step(rows, checkpointing), self.device)
+
+    def update_estimate(self, rows: int, checkpointing: bool) -> float:
+        """Return ``update`` on the line through two small sizes.
+
+        A peak is the largest of the moments of a pass, each affine in the rows, so it may be above.
+        """
+        small, large = FIT_ROWS
+        low, high = (self.update(each, checkpointing) for each in FIT_ROWS)
+        return low + (high - low) * (rows - small) / (large - small)
 
     def host_bytes_per_call(self) -> tuple[int, int]:
         """Return the bytes of a stored policy call, and of its prefix if the update keeps it."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.cli import compose
+from rlinf_vla.cli import compose, main
+from rlinf_vla.cli.dry_run import choose_rows
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.planner.accounting import Allocations, allocated_gradients, fused_attention, peak_bytes
+from rlinf_vla.planner.budget import budget, choose, setting_of
 from rlinf_vla.planner.memory import MemoryModel, weights_of
 from rlinf_vla.planner.synthetic import synthetic_batch, tensors_of
 from rlinf_vla.runtime import builders, recipes
+from rlinf_vla.runtime.run_directory import save_recipe
 from rlinf_vla.telemetry.measurement import saved_for_backward
 
 ROWS = 6
@@ -67,8 +73,7 @@ def test_meta_and_cpu_agree_exactly(name: str, checkpointing: bool) -> None:
     if model.kept:
         with torch.no_grad():
             learnt = policy.precompute(batch.calls.inputs)
-        batch = batch[:ROWS]
-        object.__setattr__(batch.calls, "inputs", learnt)
+        batch = replace(batch, calls=replace(batch.calls, inputs=learnt))
     assert weights_of(policy) == weights_of(model.policy)
 
     learner, meta = model.learner(checkpointing), model.batch(ROWS)
@@ -96,3 +101,62 @@ def acting(policy: Policy, model: MemoryModel) -> int:
     with Allocations() as found:
         model.act(policy, {name: torch.zeros_like(value, device="cpu") for name, value in model.inputs(ROWS).items()})
     return found.peak
+
+
+GIGABYTE = 1e9
+MODEL = ["recipe=maniskill_ppo", "cluster=8gpu"]
+
+
+def test_the_largest_micro_batch_that_fits_is_chosen() -> None:
+    model = MemoryModel(recipe(*MODEL))
+    roomy = choose(model, GIGABYTE)
+    assert roomy.micro_batch_size == 160 and not roomy.gradient_checkpointing, "the whole minibatch"
+    some = choose(model, budget(model, replace(roomy, micro_batch_size=64), GIGABYTE).peak / 0.9)
+    assert (some.micro_batch_size, some.gradient_checkpointing) == (64, False)
+    little = choose(model, budget(model, replace(roomy, micro_batch_size=8), GIGABYTE).peak / 0.9)
+    assert little.gradient_checkpointing and little.micro_batch_size > 8
+    for found in (roomy, some, little):
+        assert budget(model, found, GIGABYTE).peak <= 0.9 * GIGABYTE
+
+
+def test_too_little_memory_is_refused_with_the_fix() -> None:
+    model = MemoryModel(recipe(*MODEL))
+    with pytest.raises(UserError, match=r"needs at least 0\.0 GB .* set model\.options\.dtype=bfloat16"):
+        choose(model, 1e6)
+    given = setting_of(model.recipe)
+    memory = budget(model, replace(given, micro_batch_size=1, gradient_checkpointing=True), GIGABYTE).peak / 0.9
+    with pytest.raises(UserError, match=r"does not fit .*: set cluster\.micro_batch_size=\d+ .*gradient_checkpointing=true"):
+        choose(model, memory, given)
+
+
+def test_roles_on_one_device_add_up_unless_they_take_turns() -> None:
+    ray = recipe(*MODEL, "cluster.runtime=ray", "cluster.rollout_workers=8", "cluster.trainer_ranks=8")
+    model, setting = MemoryModel(ray), setting_of(ray)
+    both, turns = (budget(model, replace(setting, offload=offload), GIGABYTE) for offload in (False, True))
+    roles = [both.role_peak(role) for role in ("trainer", "rollout worker")]
+    assert both.peak == sum(roles) and turns.peak == max(roles)
+
+
+def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path) -> None:
+    config = compose.load("train", MODEL)
+    assert config.cluster.micro_batch_size is None
+    choose_rows(config)
+    assert config.cluster.micro_batch_size == 160
+    config.cluster.micro_batch_size = 40
+    save_recipe(tmp_path, config)
+    again = compose.load("train", MODEL)
+    choose_rows(again, tmp_path)
+    assert again.cluster.micro_batch_size == 40
+
+
+def test_a_dry_run_loads_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["train", "recipe=maniskill_ppo", "--dry-run"]
+    assert main.run([*arguments, "cluster=laptop"]) == 0
+    said = capsys.readouterr().out
+    assert "memory per device" in said and "Adam's moments" in said and "micro-batches of 320" in said
+    assert main.run([*arguments, "cluster=laptop", "model.checkpoint=nowhere"]) == 2
+    assert main.run([*arguments, "cluster=laptop", "model.checkpoint=asset://openvla_tiny"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and "nowhere" in lines[0] and "no model.safetensors" in lines[1]
+    assert not any(path.name in ("runs", "checkpoints") for path in tmp_path.iterdir())
