@@ -28,7 +28,8 @@ VERBS = {
     "verify": "repeat part of an evaluation and compare: rlinf-vla verify RESULT.json --episodes 20",
     "export": "merge a checkpoint into the official layout: rlinf-vla export run=DIR output=DIR",
     "plan": "predict the fastest placement on a cluster and its speed: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
-    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control} recipe=NAME, {env|soak} env=NAME, load",
+    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control|memory} recipe=NAME, "
+    "{env|soak} env=NAME, load",
     "robot": "control an arm: rlinf-vla robot {check|home|stop|acknowledge} robot=franka_sim, robot {record|replay} recipe=franka_rlpd",
     "doctor": "check this machine and fix what can be fixed: rlinf-vla doctor [--fix]",
     "list": "list what is installed: rlinf-vla list [recipes|presets|models|envs|tasks|rewards|robots]",
@@ -38,7 +39,7 @@ PLAIN = ("doctor", "list", "verify", "bench_env", "bench_soak", "robot")
 ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify"}
 """Verbs whose module is in the room of the feature."""
 DRY_RUN = "--dry-run"
-BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "env", "soak")
+BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "memory", "env", "soak")
 
 
 def main() -> None:

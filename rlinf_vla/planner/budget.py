@@ -104,16 +104,16 @@ def setting_of(recipe: Recipe) -> Setting:
 def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = True) -> Budget:
     """Return the memory of a device on which a trainer rank runs, and what it shares it with.
 
-    ``exact``: count the micro-batch at its size, not on the line through two small ones.
+    ``exact``: count calls and micro-batch at their sizes, not from small ones.
     """
     cluster = model.recipe.cluster
     if cluster.runtime == IN_PROCESS:
-        parts = [*_trainer(model, setting, "process", exact), *_acting(model, setting, "process")]
+        parts = [*_trainer(model, setting, "process", exact), *_acting(model, setting, "process", exact)]
     else:
         parts = _trainer(model, setting, "trainer", exact)
         if _shared(model.recipe):
             weights = weights_of(model.policy)
-            parts += [Part("rollout worker", "weights", ALWAYS, weights.all), *_acting(model, setting, "rollout worker")]
+            parts += [Part("rollout worker", "weights", ALWAYS, weights.all), *_acting(model, setting, "rollout worker", exact)]
     host = tuple(_host(model))
     if cluster.device != CUDA:  # the rollout is in the same memory
         parts, host = [*parts, *host], ()
@@ -160,16 +160,17 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
     return [part for part in parts if part.size]
 
 
-def _acting(model: MemoryModel, setting: Setting, role: str) -> list[Part]:
+def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> list[Part]:
     recipe, weights = model.recipe, weights_of(model.policy)
     rows = min(setting.batch_size, recipe.env.num_envs)
     graphs = recipe.cluster.device == CUDA and recipe.cluster.cuda_graphs
-    call = model.rollout(rows)
+    call = model.rollout(rows) if exact else model.rollout_estimate(rows)
+    value = model.value_bytes(rows) if exact else call  # at most that: it decodes no actions
     parts = [
         Part(role, "weights with merged adapters", ROLLOUT, weights.merged),
         Part(role, "exact copy of rounded weights", ROLLOUT, weights.trained * recipe.rollout.rounded_weights),
         # a recorded call keeps its memory: one of act, one of value
-        Part(role, "recorded policy calls", ALWAYS, (call + model.value_bytes(rows)) * graphs),
+        Part(role, "recorded policy calls", ALWAYS, (call + value) * graphs),
         Part(role, "policy call", ROLLOUT, call * (not graphs)),
     ]
     return [part for part in parts if part.size]
@@ -201,12 +202,12 @@ def device_memory(recipe: Recipe) -> float:
     return min(node.memory for node in describe(recipe.cluster).nodes)
 
 
-def choose(model: MemoryModel, memory: float, given: Setting | None = None) -> Setting:
+def choose(model: MemoryModel, memory: float, given: Setting | None = None, exact: bool = True) -> Setting:
     """Return the setting with the largest micro-batch whose peak leaves 10 % of ``memory`` free.
 
     Gradient checkpointing only if otherwise fewer than ``ENOUGH_ROWS`` fit, smaller policy calls
     only if no micro-batch fits, off-loading only if roles share a device and nothing fits without.
-    ``given``: keep its other keys. Raises UserError, with the fix, if nothing fits.
+    ``given``: keep its other keys. ``exact``: count at the chosen size, too. Raises UserError, with the fix, if nothing fits.
     """
     recipe, most = model.recipe, _most_of(model.recipe)
     shares = recipe.cluster.runtime != IN_PROCESS and _shared(recipe)
@@ -216,14 +217,14 @@ def choose(model: MemoryModel, memory: float, given: Setting | None = None) -> S
             best = Setting(0, batch, False, offload)
             for checkpointing in (False, True) if given is None else (given.gradient_checkpointing,):
                 trial = replace(best, gradient_checkpointing=checkpointing)
-                if best.micro_batch_size < min(ENOUGH_ROWS, most) and (rows := _most_rows(model, trial, memory, most)):
+                if best.micro_batch_size < min(ENOUGH_ROWS, most) and (rows := _most_rows(model, trial, memory, most, exact)):
                     best = max(best, replace(trial, micro_batch_size=rows), key=lambda each: each.micro_batch_size)
             if best.micro_batch_size:
                 return best
     what = f"{recipe.name} with cluster.device={recipe.cluster.device}"
     if given is not None:
-        raise UserError(f"{what} does not fit {memory / 1e9:.1f} GB: set {choose(model, memory).overrides()}")
-    least = budget(model, Setting(1, 1, True, shares), memory)
+        raise UserError(f"{what} does not fit {memory / 1e9:.1f} GB: set {choose(model, memory, exact=exact).overrides()}")
+    least = budget(model, Setting(1, 1, True, shares), memory, exact)
     room = f"{SLACK * memory / 1e9:.1f} GB of {memory / 1e9:.1f} GB may be filled"
     raise UserError(f"{what} needs at least {least.peak / 1e9:.1f} GB of a device's memory, {room}: {_fix(recipe)}")
 
@@ -242,7 +243,7 @@ def _fix(recipe: Recipe) -> str:
     return "use a device with more memory"
 
 
-def _most_rows(model: MemoryModel, setting: Setting, memory: float, most: int) -> int:
+def _most_rows(model: MemoryModel, setting: Setting, memory: float, most: int, exact: bool) -> int:
     """Return the largest power of two of rows that fits, or ``most``; 0 if one row does not."""
 
     def fits(rows: int, exact: bool) -> bool:
@@ -250,7 +251,7 @@ def _most_rows(model: MemoryModel, setting: Setting, memory: float, most: int) -
 
     sizes = [most, *(1 << shift for shift in reversed(range(most.bit_length())) if 1 << shift < most)]
     likely = [rows for rows in sizes if fits(rows, exact=False)]
-    return next((rows for rows in likely if fits(rows, exact=True)), 0)
+    return next((rows for rows in likely if not exact or fits(rows, exact=True)), 0)
 
 
 def show_budget(recipe: Recipe) -> None:
