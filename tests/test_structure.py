@@ -183,13 +183,13 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 20_016,
+    "rlinf_vla": 20_660,
     "rlinf_vla/testing": 1_810,
     "models": 2_860,
     "envs": 5_080,
     "robots": 4_660,
     "rewards": 105,
-    "benchmarks": 2_280,
+    "benchmarks": 2_340,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 

@@ -1,4 +1,4 @@
-"""Write docs/gpu.md: which official models fit which GPUs, counted on the meta device.
+"""Write the table of docs/gpu.md: which official models fit which GPUs, counted on the meta device.
 
     python tools/gpu_memory.py
 
@@ -66,6 +66,7 @@ CASES = (
     Case("π₀", PI0 | {"action_horizon": 50}, OF_PI0),
     Case("π₀.₅", PI0 | {"action_horizon": 10, "pi05": True}, (*OF_PI0, "model.options.prompt_length=200")),
 )
+BEGIN, END = "<!-- written by tools/gpu_memory.py -->", "<!-- end -->"
 GPUS = {"1x24": (1, 24), "1x80": (1, 80), "8x80": (8, 80)}
 
 
@@ -121,13 +122,19 @@ def least(model: MemoryModel, memory: float) -> float:
 
 
 def main() -> None:
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         directories = {case.name: directory_of(case, Path(folder)) for case in CASES}
         for name, trained in TRAINED.items():
             for case in CASES:
                 directory = directories[case.name]
                 cells = dict(placed(case, trained, directory))
-                print(f"| {case.name} | {name} | {' | '.join(cells.values())} |", flush=True)
+                rows.append(f"| {case.name} | {name} | {' | '.join(cells.values())} |")
+                print(rows[-1], flush=True)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    heading = f"| model | training | {' | '.join(f'{name} GB' for name in GPUS)} |\n|---|---|{'---|' * len(GPUS)}"
+    table = "\n".join([heading, *rows])
+    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":
