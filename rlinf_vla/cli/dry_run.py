@@ -20,7 +20,7 @@ from rlinf_vla.runtime.recipes import asset_path
 
 
 def run(config: DictConfig) -> None:
-    """Print recipe, plan and memory. Raises UserError if something that the run needs is missing."""
+    """Print recipe, plan and memory. Raises UserError if something is missing."""
     recipe = recipes.read(config)
     if recipe.algorithm.name == NO_ALGORITHM:
         raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")

@@ -59,8 +59,8 @@ class Allocations(TorchDispatchMode):
 def fused_attention(device: str) -> Iterator[None]:
     """Within the context attention on meta tensors is that of the kernels of ``device``.
 
-    They do not keep its matrix for the backward pass, as PyTorch's fallback does, which meta tensors
-    would take. On CUDA it is taken for grouped queries with a mask, for which there is no fused
+    They do not keep its matrix for the backward pass, as PyTorch's fallback does, which meta
+    tensors would take. On CUDA it is taken for grouped queries with a mask, for which there is no fused
     kernel. (A ``TorchFunctionMode`` would be off while gradient checkpointing runs blocks again.)
     """
     plain = F.scaled_dot_product_attention
@@ -79,7 +79,7 @@ def fused_attention(device: str) -> Iterator[None]:
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
-    """Return the most bytes that ``call`` allocates at any time, on meta tensors, as on ``device``."""
+    """Return the most bytes that ``call``, on meta tensors, holds at any time, as on ``device``."""
     with fused_attention(device), Allocations() as found:
         call()
     return found.peak

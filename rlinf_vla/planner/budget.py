@@ -207,7 +207,8 @@ def choose(model: MemoryModel, memory: float, given: Setting | None = None, exac
 
     Gradient checkpointing only if otherwise fewer than ``ENOUGH_ROWS`` fit, smaller policy calls
     only if no micro-batch fits, off-loading only if roles share a device and nothing fits without.
-    ``given``: keep its other keys. ``exact``: count at the chosen size, too. Raises UserError, with the fix, if nothing fits.
+    ``given``: keep its other keys. ``exact``: count at the chosen size, too. Raises UserError, with
+    the fix, if nothing fits.
     """
     recipe, most = model.recipe, _most_of(model.recipe)
     shares = recipe.cluster.runtime != IN_PROCESS and _shared(recipe)

@@ -81,7 +81,7 @@ class Weights:
 
 
 def weights_of(policy: Policy, pieces: int = 1) -> Weights:
-    """Return the bytes on one of ``pieces`` ranks that share the weights by their first dimension."""
+    """Return the bytes on one of ``pieces`` ranks; weights are split by their first dimension."""
 
     def kept(tensor: Tensor) -> int:
         rows = tensor.shape[0] if tensor.ndim else 1
