@@ -104,16 +104,16 @@ def setting_of(recipe: Recipe) -> Setting:
 def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = True) -> Budget:
     """Return the memory of a device on which a trainer rank runs, and what it shares it with.
 
-    ``exact``: count calls and micro-batch at their sizes, not from small ones.
+    ``exact``: count the micro-batch at its size, not on the line through two small ones.
     """
     cluster = model.recipe.cluster
     if cluster.runtime == IN_PROCESS:
-        parts = [*_trainer(model, setting, "process", exact), *_acting(model, setting, "process", exact)]
+        parts = [*_trainer(model, setting, "process", exact), *_acting(model, setting, "process")]
     else:
         parts = _trainer(model, setting, "trainer", exact)
         if _shared(model.recipe):
             weights = weights_of(model.policy)
-            parts += [Part("rollout worker", "weights", ALWAYS, weights.all), *_acting(model, setting, "rollout worker", exact)]
+            parts += [Part("rollout worker", "weights", ALWAYS, weights.all), *_acting(model, setting, "rollout worker")]
     host = tuple(_host(model))
     if cluster.device != CUDA:  # the rollout is in the same memory
         parts, host = [*parts, *host], ()
@@ -160,17 +160,16 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
     return [part for part in parts if part.size]
 
 
-def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> list[Part]:
+def _acting(model: MemoryModel, setting: Setting, role: str) -> list[Part]:
     recipe, weights = model.recipe, weights_of(model.policy)
     rows = min(setting.batch_size, recipe.env.num_envs)
     graphs = recipe.cluster.device == CUDA and recipe.cluster.cuda_graphs
-    call = model.rollout(rows) if exact else model.rollout_estimate(rows)
-    value = model.value_bytes(rows) if exact else call  # at most that: it decodes no actions
+    call = model.rollout(rows)
     parts = [
         Part(role, "weights with merged adapters", ROLLOUT, weights.merged),
         Part(role, "exact copy of rounded weights", ROLLOUT, weights.trained * recipe.rollout.rounded_weights),
         # a recorded call keeps its memory: one of act, one of value
-        Part(role, "recorded policy calls", ALWAYS, (call + value) * graphs),
+        Part(role, "recorded policy calls", ALWAYS, (call + model.value_bytes(rows)) * graphs),
         Part(role, "policy call", ROLLOUT, call * (not graphs)),
     ]
     return [part for part in parts if part.size]

@@ -227,10 +227,6 @@ class MemoryModel:
         low, high = (self.update(each, checkpointing) for each in FIT_ROWS)
         return low + (high - low) * (rows - small) / (large - small)
 
-    def rollout_estimate(self, rows: int) -> float:
-        """Return ``rollout`` in proportion to that of a small call."""
-        return self.rollout(FIT_ROWS[0]) * rows / FIT_ROWS[0]
-
     def host_bytes_per_call(self) -> tuple[int, int]:
         """Return the bytes of a stored policy call, and of its prefix if the update keeps it."""
         calls = self.calls(1)
