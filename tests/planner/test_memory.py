@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.cli import compose, main
+from rlinf_vla.cli import compose
 from rlinf_vla.cli.dry_run import choose_rows
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
@@ -149,14 +151,14 @@ def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path
     assert again.cluster.micro_batch_size == 40
 
 
-def test_a_dry_run_loads_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = ["train", "recipe=maniskill_ppo", "--dry-run"]
-    assert main.run([*arguments, "cluster=laptop"]) == 0
-    said = capsys.readouterr().out
-    assert "memory per device" in said and "Adam's moments" in said and "micro-batches of 320" in said
-    assert main.run([*arguments, "cluster=laptop", "model.checkpoint=nowhere"]) == 2
-    assert main.run([*arguments, "cluster=laptop", "model.checkpoint=asset://openvla_tiny"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and "nowhere" in lines[0] and "no model.safetensors" in lines[1]
-    assert not any(path.name in ("runs", "checkpoints") for path in tmp_path.iterdir())
+def test_a_dry_run_loads_nothing(tmp_path: Path) -> None:
+    def dry(*overrides: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-m", "rlinf_vla.cli.main", "train", "recipe=maniskill_ppo", "cluster=laptop", "--dry-run"]
+        return subprocess.run([*command, *overrides], capture_output=True, text=True, cwd=tmp_path)
+
+    found = dry()
+    assert found.returncode == 0, found.stderr
+    assert all(each in found.stdout for each in ("memory per device", "Adam's moments", "micro-batches of 320"))
+    missing = dry("model.checkpoint=asset://openvla_tiny")
+    assert missing.returncode == 2 and len(missing.stderr.splitlines()) == 1 and "no model.safetensors" in missing.stderr
+    assert not (tmp_path / "runs").exists()
