@@ -97,7 +97,7 @@ SERIAL, PIPELINED = "in process, serial", "in process, pipelined"
 
 def plans(recipe: Recipe) -> dict[str, Plan]:
     """Return plans that compute the same update, with the recipe's own plan if it is another."""
-    depth, rows = max(2, recipe.rollout.pipeline_depth), recipe.cluster.micro_batch_size
+    depth, rows = max(2, recipe.rollout.pipeline_depth), recipe.cluster.rows
     found = {SERIAL: Plan(pipeline_depth=1, micro_batch_size=rows), PIPELINED: Plan(pipeline_depth=depth, micro_batch_size=rows)}
     for workers in sorted({1, 2, recipe.cluster.rollout_workers}):
         for each in (1, depth):

@@ -61,7 +61,7 @@ def measure(recipe: Recipe, policy: Policy, say: Callable[[str], None]) -> Updat
 
 def _clusters(cluster: ClusterConfig, minibatch: int, again: bool) -> dict[str, ClusterConfig]:
     """``again``: without ``reuse_frozen``, every epoch would compute the frozen part again."""
-    rows = cluster.micro_batch_size if cluster.micro_batch_size < minibatch else max(1, minibatch // SPLIT)
+    rows = cluster.rows if cluster.rows < minibatch else max(1, minibatch // SPLIT)
     whole = replace(cluster, micro_batch_size=minibatch, reuse_frozen=True)
     plans = {"whole minibatches": whole, f"micro-batches of {rows}": replace(whole, micro_batch_size=rows)}
     if again:
@@ -79,7 +79,7 @@ def _memory(recipe: Recipe, algorithm: OnPolicy, batch: Batch, flow: InProcessFl
     weights = [*policy.parameters(), *policy.buffers()]
     part, computed = batch[: config.minibatch_size], 0
     if remembers:
-        inputs = precompute_frozen(policy, part.calls.inputs, recipe.cluster.micro_batch_size)
+        inputs = precompute_frozen(policy, part.calls.inputs, recipe.cluster.rows)
         part = replace(part, calls=replace(part.calls, inputs=inputs))
         computed = nbytes(inputs.values()) * len(batch) // len(part)
 

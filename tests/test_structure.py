@@ -189,7 +189,7 @@ BUDGETS = {
     "envs": 5_110,
     "robots": 4_660,
     "rewards": 110,
-    "benchmarks": 2_280,
+    "benchmarks": 2_340,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 

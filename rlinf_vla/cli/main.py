@@ -28,7 +28,8 @@ VERBS = {
     "verify": "repeat part of an evaluation and compare: rlinf-vla verify RESULT.json --episodes 20",
     "export": "merge a checkpoint into the official layout: rlinf-vla export run=DIR output=DIR",
     "plan": "predict the fastest placement on a cluster and its speed: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
-    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control} recipe=NAME, {env|soak} env=NAME, load",
+    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control|memory} recipe=NAME, "
+    "{env|soak} env=NAME, load",
     "robot": "control an arm: rlinf-vla robot {check|home|stop|acknowledge} robot=franka_sim, robot {record|replay} recipe=franka_rlpd",
     "doctor": "check this machine and fix what can be fixed: rlinf-vla doctor [--fix]",
     "list": "list what is installed: rlinf-vla list [recipes|presets|models|envs|tasks|rewards|robots]",
@@ -37,7 +38,8 @@ PLAIN = ("doctor", "list", "verify", "bench_env", "bench_soak", "robot")
 """Verbs without a recipe."""
 ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify"}
 """Verbs whose module is in the room of the feature."""
-BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "env", "soak")
+DRY_RUN = "--dry-run"
+BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "memory", "env", "soak")
 
 
 def main() -> None:
@@ -129,6 +131,9 @@ def _dispatch(arguments: Sequence[str]) -> int:
         if not rest or rest[0] not in BENCHES:
             raise UserError(f"bench needs a benchmark ({', '.join(BENCHES)}): rlinf-vla bench rollout recipe=NAME")
         verb, module = f"bench_{rest[0]}", f"benchmarks.{rest.pop(0)}"
+    if verb == "train" and DRY_RUN in rest:
+        rest.remove(DRY_RUN)
+        module = "cli.dry_run"
 
     def begin(argument: Any) -> int | None:
         command: Callable[..., int | None] = import_module(f"rlinf_vla.{module}").run
@@ -153,6 +158,7 @@ def _usage() -> str:
             "",
             *lines,
             "",
+            "rlinf-vla train recipe=NAME --dry-run prints the plan and the memory of each device, and loads nothing.",
             "run=DIR uses the saved recipe of a run: train resumes the run, eval and export use its newest checkpoint.",
             "rlinf-vla VERB recipe=NAME --cfg job prints the composed recipe. --help prints the keys of train, record, eval, export, plan,",
             "bench rollout (and the other benches), robot record and robot replay, and the arguments of verify.",

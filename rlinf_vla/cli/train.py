@@ -39,8 +39,21 @@ def run(config: DictConfig) -> None:
     if recipe.algorithm.name == NO_ALGORITHM:
         raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
     directory, checkpoint = run_directory.resolve_run(config)
+    if recipe.cluster.device == "cuda":
+        recipe = _within_memory(config, directory if checkpoint else None)
     with run_directory.locked(directory, config, checkpoint):
         _train(recipe, directory, checkpoint)
+
+
+def _within_memory(config: DictConfig, resumed: Path | None) -> Recipe:
+    """Return the recipe with micro-batches that fit the GPU, and print what fills its memory."""
+    from rlinf_vla.cli.dry_run import choose_rows
+    from rlinf_vla.planner.budget import show_budget
+
+    choose_rows(config, resumed)
+    recipe = recipes.read(config)
+    show_budget(recipe)
+    return recipe
 
 
 def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
@@ -234,7 +247,7 @@ class TrainingRun:
 
         flow, algorithm = self.flow, self.algorithm
         frames = flow.label(algorithm.config.demonstrations)
-        document = classification_accuracy(flow.learner, frames[algorithm.split(frames)[1]], self.recipe.cluster.micro_batch_size)
+        document = classification_accuracy(flow.learner, frames[algorithm.split(frames)[1]], self.recipe.cluster.rows)
         write_json(self._evaluation(name), document)
         self.console.say(f"{name}: {accuracy_headline(document)}")
 

@@ -27,6 +27,8 @@ RUNTIMES = IN_PROCESS, RAY = ("in_process", "ray")
 SPLITS = ("none", "head")
 SHARDINGS = ("none", "full")
 PLANS = ("given", "auto")
+CPU_ROWS, GPU_ROWS = 320, 2048
+"""Default micro-batches of a CPU; on a GPU only where memory is not counted in advance."""
 HEAD = Matches(r"[^\s/]+:\d{1,5}", "HOST:PORT of the cluster's head, as `ray start --head` prints it")
 
 
@@ -160,8 +162,9 @@ class ClusterConfig:
     """CPU threads of the policy during rollouts, when simulators compete for the cores."""
     update_threads: Annotated[int, Range(1, 4096)] | None = None
     """CPU threads during updates; null: all cores."""
-    micro_batch_size: Count = 320
-    """Maximum number of policy calls per forward and backward pass."""
+    micro_batch_size: Count | None = CPU_ROWS
+    """Maximum number of policy calls per forward and backward pass. null, on a GPU: as many as its
+    memory has room for, chosen by `train` before the run (docs/gpu.md)."""
     reuse_frozen: bool = True
     """Compute the policy's frozen part once per update, not once per epoch; memory grows with the
     rollout (docs/pi0.md)."""
@@ -169,3 +172,8 @@ class ClusterConfig:
     """Record policy calls as CUDA graphs (GPU only), so that no small kernel waits for Python."""
     gradient_checkpointing: bool = False
     """Recompute the backbone's activations in the backward pass: slower, far less memory."""
+
+    @property
+    def rows(self) -> int:
+        """``micro_batch_size``, or its limit where it is null and not chosen yet."""
+        return self.micro_batch_size or (GPU_ROWS if self.device == "cuda" else CPU_ROWS)

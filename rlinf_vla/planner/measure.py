@@ -132,7 +132,7 @@ def _acting(recipe: Recipe, policy: Policy, device: torch.device) -> dict[str, C
 def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dict[str, Cost], Bytes]:
     config = recipe.algorithm
     algorithm: OnPolicy = builders.build_algorithm(recipe)
-    most = min(config.minibatch_size, recipe.cluster.micro_batch_size)
+    most = min(config.minibatch_size, recipe.cluster.rows)
     sizes = sorted({max(1, most // 4), most})
     batch = synthetic_batch(recipe, policy, algorithm, most)
     trainer = builders.build_trainer(recipe, policy)

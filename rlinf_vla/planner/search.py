@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core.io import write_json
+from rlinf_vla.planner.budget import show_budget
 from rlinf_vla.planner.choice import Choice, choose
 from rlinf_vla.planner.cluster import Cluster, describe
 from rlinf_vla.planner.graph import Graph, trace
@@ -36,12 +37,12 @@ def plan_problem(recipe: Recipe) -> tuple[Problem, Profile | None]:
     graph, cluster = trace(builders.build_algorithm(recipe)), describe(recipe.cluster)
     profiles, measured = profiles_for(recipe, cluster)
     work = workload(recipe, graph, next(iter(profiles.values())))
-    return Problem(graph, work, cluster, profiles, recipe.cluster.micro_batch_size), measured
+    return Problem(graph, work, cluster, profiles, recipe.cluster.rows), measured
 
 
 def plan_of(recipe: Recipe) -> Plan:
     """Return the plan that the recipe's own keys describe."""
-    keys = {name: getattr(recipe.cluster, name) for name in IN_CLUSTER}
+    keys = {name: getattr(recipe.cluster, name) for name in IN_CLUSTER} | {"micro_batch_size": recipe.cluster.rows}
     return Plan(**keys, **{name: getattr(recipe.rollout, name) for name in IN_ROLLOUT})
 
 
@@ -62,6 +63,7 @@ def run(config: DictConfig) -> None:
     problem, measured = plan_problem(recipe)
     choice = choose(problem)
     _show(choice, problem.profiles)
+    show_budget(with_plan(recipe, choice.best.plan))
     directory = run_directory.for_evaluation(config, None)
     if measured is not None:
         measured.write(directory / "profile.json")

@@ -87,7 +87,7 @@ def build_reward_model(recipe: Recipe) -> RewardModel:
 def build_trainer(recipe: Recipe, network: Learner) -> Trainer:
     """Return the trainer of the recipe's algorithm, with a reference policy if ``kl_coef`` > 0."""
     algorithm = build_algorithm(recipe)
-    return Trainer(network, algorithm, recipe.cluster.micro_batch_size, algorithm.keeps_reference)
+    return Trainer(network, algorithm, recipe.cluster.rows, algorithm.keeps_reference)
 
 
 def build_learner(recipe: Recipe, checkpoint: Path | None, say: Callable[[str], None]) -> tuple[Learner, Trainer, dict[str, Any]]:

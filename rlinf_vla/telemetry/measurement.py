@@ -92,8 +92,9 @@ def saved_for_backward(call: Callable[[], Any], besides: Iterable[Tensor] = ()) 
     """Return the peak bytes autograd saved for backward in ``call``, without those of ``besides``.
 
     Tensors recomputed by gradient checkpointing pass through separate hooks and are not counted.
+    Tensors may be on the meta device.
     """
-    known = {tensor.untyped_storage().data_ptr() for tensor in besides}
+    known = {tensor.untyped_storage()._cdata for tensor in besides}
     holders: Counter[int] = Counter()
     now = most = 0
 
@@ -105,11 +106,12 @@ def saved_for_backward(call: Callable[[], Any], besides: Iterable[Tensor] = ()) 
     def pack(tensor: Tensor) -> _Saved:
         nonlocal now, most
         saved, storage = _Saved(tensor), tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            now += 0 if holders[storage.data_ptr()] else storage.nbytes()
-            holders[storage.data_ptr()] += 1
+        key = storage._cdata  # not its address in memory: a meta tensor has none
+        if key not in known:
+            now += 0 if holders[key] else storage.nbytes()
+            holders[key] += 1
             most = max(most, now)
-            weakref.finalize(saved, release, storage.data_ptr(), storage.nbytes())
+            weakref.finalize(saved, release, key, storage.nbytes())
         return saved
 
     with saved_tensors_hooks(pack, lambda saved: saved.tensor):

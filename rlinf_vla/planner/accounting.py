@@ -1,0 +1,97 @@
+"""Count the memory of computations on PyTorch's meta device, where they allocate nothing.
+
+The counts are real: every allocation and release of the pass is seen, only without memory. They
+leave out what a kernel allocates within one operation, and what allocators waste.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+META = torch.device("meta")
+CPU, CUDA = "cpu", "cuda"
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of the tensor storages that operations within the context allocate and free.
+
+    now: alive; peak: most at any time. Each storage counts once, and those that existed before do
+    not count.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
+        found = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in before:
+                self._add(tensor.untyped_storage())
+        return found
+
+    def _add(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+
+        def freed(_: Any) -> None:
+            self.now -= size
+            self._known.pop(key, None)
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+@contextmanager
+def fused_attention(device: str) -> Iterator[None]:
+    """Within the context attention on meta tensors is that of the kernels of ``device``.
+
+    They do not keep its matrix for the backward pass, as PyTorch's fallback does, which meta
+    tensors would take. On CUDA it is taken for grouped queries with a mask, for which there is no fused
+    kernel. (A ``TorchFunctionMode`` would be off while gradient checkpointing runs blocks again.)
+    """
+    plain = F.scaled_dot_product_attention
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        if not q.is_meta or (device == CUDA and options.get("enable_gqa") and attn_mask is not None):
+            return plain(q, k, v, attn_mask, **options)
+        causal, scale = options.get("is_causal", False), options.get("scale")
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=attn_mask, scale=scale)[0]
+
+    F.scaled_dot_product_attention = attend  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = plain
+
+
+def peak_bytes(call: Callable[[], Any], device: str) -> int:
+    """Return the most bytes that ``call``, on meta tensors, holds at any time, as on ``device``."""
+    with fused_attention(device), Allocations() as found:
+        call()
+    return found.peak
+
+
+@contextmanager
+def allocated_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Within the context each parameter has a gradient, as after the first micro-batch."""
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.grad = None

@@ -1,0 +1,264 @@
+"""Memory of each device under a recipe, and the largest micro-batch that it has room for.
+
+A role's peak is what it always holds and the largest of its phases, which follow one another. The
+roles of a device add up, unless they take turns (``cluster.offload``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_vla.config.cluster import IN_PROCESS
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.planner.accounting import CUDA
+from rlinf_vla.planner.cluster import describe
+from rlinf_vla.planner.memory import MemoryModel, gathered_bytes, weights_of
+from rlinf_vla.planner.plan import SLACK
+from rlinf_vla.rollout.collector import rollout_calls
+
+ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP = "always", "rollout", "reference", "update", "optimiser step"
+ENOUGH_ROWS = 16
+"""Rows from which on a larger micro-batch is not worth the time of gradient checkpointing."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The recipe keys that memory depends on and that change no result but for rounding."""
+
+    micro_batch_size: int
+    batch_size: int
+    gradient_checkpointing: bool
+    offload: bool = False
+
+    def overrides(self) -> str:
+        keys = f"cluster.micro_batch_size={self.micro_batch_size} rollout.batch_size={self.batch_size}"
+        keys += f" cluster.gradient_checkpointing={str(self.gradient_checkpointing).lower()}"
+        return keys + " cluster.offload=true" * self.offload
+
+
+@dataclass(frozen=True)
+class Part:
+    """Memory of one component, and when it is held."""
+
+    role: str
+    name: str
+    phase: str
+    size: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Memory of the busiest device. ``turns``: its roles free their memory for each other."""
+
+    device: str
+    memory: float
+    parts: tuple[Part, ...]
+    turns: bool
+    host: tuple[Part, ...] = ()
+
+    def role_peak(self, role: str) -> float:
+        phases: dict[str, float] = {}
+        for part in self.parts:
+            if part.role == role:
+                phases[part.phase] = phases.get(part.phase, 0.0) + part.size
+        return phases.pop(ALWAYS, 0.0) + max(phases.values(), default=0.0)
+
+    @property
+    def peak(self) -> float:
+        peaks = [self.role_peak(role) for role in dict.fromkeys(part.role for part in self.parts)]
+        return max(peaks) if self.turns else sum(peaks)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= SLACK * self.memory
+
+    def table(self) -> Table:
+        table = Table(title="memory per device", title_justify="left")
+        for name in ("role", "component", "held"):
+            table.add_column(name)
+        table.add_column("GB", justify="right")
+        for part in self.parts:
+            table.add_row(part.role, part.name, part.phase, f"{part.size / 1e9:.3f}")
+        table.add_section()
+        share = f"{100 * self.peak / self.memory:.0f} % of {self.memory / 1e9:.1f} GB"
+        table.add_row("", f"peak: {share} ({100 * SLACK:.0f} % may be filled)", self.device, f"{self.peak / 1e9:.3f}")
+        for part in self.host:
+            table.add_row(part.role, part.name, part.phase, f"{part.size / 1e9:.3f}")
+        return table
+
+    def show(self) -> None:
+        Console(width=120).print(self.table())
+
+
+def setting_of(recipe: Recipe) -> Setting:
+    cluster = recipe.cluster
+    return Setting(cluster.rows, recipe.rollout.batch_size, cluster.gradient_checkpointing, cluster.offload)
+
+
+def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = True) -> Budget:
+    """Return the memory of a device on which a trainer rank runs, and what it shares it with.
+
+    ``exact``: count the micro-batch at its size, not on the line through two small ones.
+    """
+    cluster = model.recipe.cluster
+    if cluster.runtime == IN_PROCESS:
+        parts = [*_trainer(model, setting, "process", exact), *_acting(model, setting, "process")]
+    else:
+        parts = _trainer(model, setting, "trainer", exact)
+        if _shared(model.recipe):
+            weights = weights_of(model.policy)
+            parts += [Part("rollout worker", "weights", ALWAYS, weights.all), *_acting(model, setting, "rollout worker")]
+    host = tuple(_host(model))
+    if cluster.device != CUDA:  # the rollout is in the same memory
+        parts, host = [*parts, *host], ()
+    return Budget(cluster.device, memory, tuple(parts), setting.offload, host)
+
+
+def _shared(recipe: Recipe) -> bool:
+    """Whether trainer and rollout worker have to share a device."""
+    cluster = recipe.cluster
+    devices = describe(cluster).devices
+    return cluster.trainer_ranks + cluster.rollout_workers > devices
+
+
+def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> list[Part]:
+    cluster, policy = model.recipe.cluster, model.policy
+    sharded = cluster.trainer_sharding != "none"
+    weights = weights_of(policy, cluster.trainer_ranks if sharded else 1)
+    always = {
+        "frozen weights": weights.frozen,
+        "adapters": weights.adapters,
+        "weights trained in full": weights.full,
+        "critic": weights.critic,
+        "gradients": weights.gradients,
+        "Adam's moments": weights.moments,
+        "float32 copies of trained weights": weights.master,
+        "reference copy of trained weights": weights.trained * model.algorithm.keeps_reference,
+    }
+    rows = min(setting.micro_batch_size, _most_of(model.recipe))
+    parts = [Part(role, name, ALWAYS, size) for name, size in always.items()]
+    passing = (model.update if exact else model.update_estimate)(rows, setting.gradient_checkpointing)
+    update = {"micro-batch, activations": passing}
+    if sharded:
+        update["blocks gathered from all ranks"] = gathered_bytes(policy)
+    parts += [Part(role, name, UPDATE, size) for name, size in update.items()]
+    step = 0
+    if cluster.device == CUDA:  # AdamW's default there uses as much as the weights in addition (torch.optim)
+        step += weights.moments // 2
+    if cluster.trainer_ranks > 1 and not sharded:  # gradients are packed to be summed
+        step += weights.gradients
+    parts.append(Part(role, "temporary copies", STEP, step))
+    if model.algorithm.keeps_reference and not cluster.reference_workers:
+        parts.append(Part(role, "present weights, set aside", REFERENCE, weights.trained))
+        parts.append(Part(role, "log-probabilities", REFERENCE, model.reference_bytes(rows)))
+    return [part for part in parts if part.size]
+
+
+def _acting(model: MemoryModel, setting: Setting, role: str) -> list[Part]:
+    recipe, weights = model.recipe, weights_of(model.policy)
+    rows = min(setting.batch_size, recipe.env.num_envs)
+    graphs = recipe.cluster.device == CUDA and recipe.cluster.cuda_graphs
+    call = model.rollout(rows)
+    parts = [
+        Part(role, "weights with merged adapters", ROLLOUT, weights.merged),
+        Part(role, "exact copy of rounded weights", ROLLOUT, weights.trained * recipe.rollout.rounded_weights),
+        # a recorded call keeps its memory: one of act, one of value
+        Part(role, "recorded policy calls", ALWAYS, (call + model.value_bytes(rows)) * graphs),
+        Part(role, "policy call", ROLLOUT, call * (not graphs)),
+    ]
+    return [part for part in parts if part.size]
+
+
+def _host(model: MemoryModel) -> Iterator[Part]:
+    """Yield the main memory of the rollout, if its size is known before the simulator starts."""
+    recipe, config = model.recipe, model.recipe.algorithm
+    limit, chunk = recipe.env.episode_limit, model.policy.spec.chunk
+    if not model.on_policy or not limit:
+        return
+    if hasattr(config, "horizon"):
+        rows = recipe.env.num_envs * rollout_calls(config.horizon, limit, chunk)
+    else:
+        rows = config.episodes * -(-limit // chunk)
+    call, kept = model.host_bytes_per_call()
+    yield Part("main memory", f"{rows} policy calls of a rollout", ALWAYS, rows * call)
+    if kept:
+        yield Part("main memory", "their prefixes (reuse_frozen)", ALWAYS, rows * kept)
+
+
+def device_memory(recipe: Recipe) -> float:
+    """Return the bytes of a device: ``cluster.nodes``, this machine's GPU, or its main memory.
+
+    Raises UserError if a GPU is wanted and there is none.
+    """
+    if not recipe.cluster.nodes and recipe.cluster.device == CUDA and torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory
+    return min(node.memory for node in describe(recipe.cluster).nodes)
+
+
+def choose(model: MemoryModel, memory: float, given: Setting | None = None, exact: bool = True) -> Setting:
+    """Return the setting with the largest micro-batch whose peak leaves 10 % of ``memory`` free.
+
+    Gradient checkpointing only if otherwise fewer than ``ENOUGH_ROWS`` fit, smaller policy calls
+    only if no micro-batch fits, off-loading only if roles share a device and nothing fits without.
+    ``given``: keep its other keys. ``exact``: count at the chosen size, too. Raises UserError, with
+    the fix, if nothing fits.
+    """
+    recipe, most = model.recipe, _most_of(model.recipe)
+    shares = recipe.cluster.runtime != IN_PROCESS and _shared(recipe)
+    size = recipe.rollout.batch_size
+    for offload in (False, True)[: 1 + shares] if given is None else (given.offload,):
+        for batch in [size >> shift for shift in range(size.bit_length())] if given is None else (size,):
+            best = Setting(0, batch, False, offload)
+            for checkpointing in (False, True) if given is None else (given.gradient_checkpointing,):
+                trial = replace(best, gradient_checkpointing=checkpointing)
+                if best.micro_batch_size < min(ENOUGH_ROWS, most) and (rows := _most_rows(model, trial, memory, most, exact)):
+                    best = max(best, replace(trial, micro_batch_size=rows), key=lambda each: each.micro_batch_size)
+            if best.micro_batch_size:
+                return best
+    what = f"{recipe.name} with cluster.device={recipe.cluster.device}"
+    if given is not None:
+        raise UserError(f"{what} does not fit {memory / 1e9:.1f} GB: set {choose(model, memory, exact=exact).overrides()}")
+    least = budget(model, Setting(1, 1, True, shares), memory, exact)
+    room = f"{SLACK * memory / 1e9:.1f} GB of {memory / 1e9:.1f} GB may be filled"
+    raise UserError(f"{what} needs at least {least.peak / 1e9:.1f} GB of a device's memory, {room}: {_fix(recipe)}")
+
+
+def _most_of(recipe: Recipe) -> int:
+    """Return the rows of a minibatch that a trainer rank computes."""
+    minibatch = getattr(recipe.algorithm, "minibatch_size", None) or recipe.algorithm.batch_size
+    return -(-minibatch // recipe.cluster.trainer_ranks)
+
+
+def _fix(recipe: Recipe) -> str:
+    if getattr(recipe.model.options, "dtype", "bfloat16") != "bfloat16":
+        return "set model.options.dtype=bfloat16"
+    if not recipe.model.lora.rank and not recipe.model.lora.adapter:
+        return "train adapters (model.lora.rank=32), or shard the trainer over more GPUs (cluster.trainer_sharding=full)"
+    return "use a device with more memory"
+
+
+def _most_rows(model: MemoryModel, setting: Setting, memory: float, most: int, exact: bool) -> int:
+    """Return the largest power of two of rows that fits, or ``most``; 0 if one row does not."""
+
+    def fits(rows: int, exact: bool) -> bool:
+        return budget(model, replace(setting, micro_batch_size=rows), memory, exact).fits
+
+    sizes = [most, *(1 << shift for shift in reversed(range(most.bit_length())) if 1 << shift < most)]
+    likely = [rows for rows in sizes if fits(rows, exact=False)]
+    return next((rows for rows in likely if not exact or fits(rows, exact=True)), 0)
+
+
+def show_budget(recipe: Recipe) -> None:
+    """Print the memory of each device under the recipe, or why it is not known."""
+    try:
+        found = budget(MemoryModel(recipe), setting_of(recipe), device_memory(recipe))
+    except UserError as error:
+        print(f"memory: not counted ({error})")
+    else:
+        found.show()

@@ -1,0 +1,243 @@
+"""Peak memory of a recipe's policy and trainer, by component, without allocating any of it.
+
+The policy is built from its config.json on the meta device, and its calls run there. Rows cost
+nothing there, so that any size can be counted; only the search for one extrapolates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.algorithms.base import CRITIC
+from rlinf_vla.algorithms.on_policy import Batch
+from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import ON_POLICY, Recipe
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import DTYPES, ActionSample, Inputs, Tensors, Trajectory
+from rlinf_vla.planner import synthetic
+from rlinf_vla.planner.accounting import META, allocated_gradients, peak_bytes
+from rlinf_vla.rollout.noise import CounterNoise
+from rlinf_vla.runtime import builders
+from rlinf_vla.runtime.recipes import asset_path
+from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks, repeated_blocks
+from rlinf_vla.training.lora import add_lora, is_lora
+
+FIT_ROWS = (4, 8)
+MASTER = 4
+"""Bytes of a float32 number: of Adam's moments, and of the exact copy of a low-precision weight."""
+
+
+def meta_policy(recipe: Recipe) -> tuple[Policy, Inputs]:
+    """Return the recipe's policy on the meta device, and the prepared inputs of one row (CPU).
+
+    Raises UserError if the model plug-in cannot be built without weights.
+    """
+    model = plugins.choose("model", recipe.model.name, plugins.models())
+    try:
+        policy: Policy = model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
+    except NotImplementedError:
+        raise UserError(f"model={recipe.model.name} cannot be built without weights: its memory is not known in advance") from None
+    inputs = policy.prepare(synthetic.observation(policy.spec, 1, "cpu"))
+    dtype = DTYPES[getattr(recipe.model.options, "dtype", "float32")]
+    for parameter in policy.backbone.parameters():
+        parameter.data = parameter.data.to(dtype)
+    policy.to(META)
+    with torch.device(META):
+        add_lora(policy, recipe.model.lora, recipe.seed)
+    return policy, inputs
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of a policy's weights and of what training keeps for each."""
+
+    frozen: int
+    adapters: int
+    full: int
+    """Trained in full: heads, modules beside the adapters, or the whole backbone."""
+    critic: int
+    merged: int
+    """Copy of the adapted float32 weights while adapters are merged into them."""
+    gradients: int
+    moments: int
+    master: int
+    """Exact float32 copies of trained weights in lower precision."""
+
+    @property
+    def all(self) -> int:
+        return self.frozen + self.trained
+
+    @property
+    def trained(self) -> int:
+        return self.adapters + self.full + self.critic
+
+
+def weights_of(policy: Policy, pieces: int = 1) -> Weights:
+    """Return the bytes on one of ``pieces`` ranks; weights are split by their first dimension."""
+
+    def kept(tensor: Tensor) -> int:
+        rows = tensor.shape[0] if tensor.ndim else 1
+        return -(-rows // pieces) * (tensor.numel() // max(rows, 1))
+
+    def size(tensors: Iterable[Tensor], each: int | None = None) -> int:
+        return sum(kept(tensor) * (each or tensor.element_size()) for tensor in tensors)
+
+    named = dict(policy.named_parameters())
+    trained = {name: value for name, value in named.items() if value.requires_grad}
+    adapters = [value for name, value in trained.items() if is_lora(name)]
+    critic = [value for name, value in trained.items() if name.startswith(CRITIC)]
+    low = [value for value in trained.values() if value.element_size() < MASTER]
+    adapted = [value for name, value in named.items() if name.endswith(".base_layer.weight") and value.dtype == torch.float32]
+    frozen = [value for value in named.values() if not value.requires_grad]
+    return Weights(
+        frozen=size(frozen) + sum(buffer.nbytes for buffer in policy.buffers()),
+        adapters=size(adapters),
+        full=size(trained.values()) - size(adapters) - size(critic),
+        critic=size(critic),
+        merged=size(adapted),
+        gradients=size(trained.values()),
+        moments=size(trained.values(), 2 * MASTER),
+        master=size(low, MASTER),
+    )
+
+
+def gathered_bytes(policy: Policy) -> int:
+    """Return the weights that a sharded rank holds whole: two blocks, and all outside blocks."""
+    blocks = repeated_blocks(policy)
+    inside = {parameter for block in blocks for parameter in block.parameters()}
+    sizes = sorted(sum(parameter.nbytes for parameter in block.parameters()) for block in blocks)
+    return sum(parameter.nbytes for parameter in policy.parameters() if parameter not in inside) + sum(sizes[-2:])
+
+
+def is_counted(recipe: Recipe) -> bool:
+    """Return whether the memory of the recipe's algorithm is counted."""
+    return recipe.algorithm.family == ON_POLICY or recipe.algorithm.name == "sft"
+
+
+class MemoryModel:
+    """Bytes of the calls that a recipe's run makes, counted on the meta device."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Raises UserError if the policy cannot be built, or its algorithm has no such calls."""
+        self.recipe, self.device = recipe, recipe.cluster.device
+        algorithm = recipe.algorithm
+        if not is_counted(recipe):
+            raise UserError(f"algorithm={algorithm.name}: memory is counted for on-policy algorithms and sft only")
+        self.policy, self._row = meta_policy(recipe)
+        self._checkpointed: Policy | None = None
+        self.algorithm = builders.build_algorithm(recipe)
+        self.on_policy = algorithm.family == ON_POLICY
+        self.kept = self.on_policy and recipe.cluster.reuse_frozen and algorithm.epochs > 1 and recipe.cluster.trainer_sharding == "none"
+        # a pass over billions of weights takes seconds, even without computing
+        self.rollout, self.update = cache(self._rollout), cache(self._update)
+        self.value_bytes, self.reference_bytes = cache(self._value_bytes), cache(self._reference_bytes)
+
+    def inputs(self, rows: int) -> Inputs:
+        return {name: torch.empty(rows, *value.shape[1:], dtype=value.dtype, device=META) for name, value in self._row.items()}
+
+    def act(self, policy: Policy, inputs: Inputs) -> ActionSample:
+        """Act as ``rollout/actor.py`` does."""
+        first = next(iter(inputs.values()))
+        counter = torch.zeros(len(first), dtype=torch.int64, device=first.device)
+        return policy.act(policy.encode(inputs), CounterNoise(0, counter, counter, counter), self.recipe.rollout.temperature)
+
+    @torch.no_grad()
+    def _rollout(self, rows: int) -> int:
+        """Return the peak bytes of a call with ``rows`` rows: inputs, caches, activations."""
+        return peak_bytes(lambda: self.act(self.policy, self.inputs(rows)), self.device)
+
+    def _value_bytes(self, rows: int) -> int:
+        with torch.no_grad():
+            return peak_bytes(lambda: self.policy.value(self.policy.encode(self.inputs(rows))), self.device)
+
+    def _reference_bytes(self, rows: int) -> int:
+        """Return the peak bytes of log-probabilities of ``rows`` rows without gradients."""
+
+        def evaluate(inputs: Inputs, latent: Tensors) -> Any:
+            return self.policy.evaluate(inputs, latent, self.recipe.rollout.temperature)
+
+        with torch.no_grad():
+            latent = self.act(self.policy, self.inputs(rows)).latent
+            return peak_bytes(lambda: evaluate(self.inputs(rows), latent), self.device) + _bytes(latent.values())
+
+    @torch.no_grad()
+    def calls(self, rows: int) -> Trajectory:
+        """Return ``[rows]`` policy calls as a rollout stores them."""
+        sample = self.act(self.policy, self.inputs(rows))
+        flags = torch.empty(rows, self.policy.spec.chunk, dtype=torch.bool, device=META)
+        number = torch.empty(rows, dtype=torch.int64, device=META)
+        numbers = dict.fromkeys(("task_id", "seed", "attempt", "step", "policy_version"), number)
+        flagged = dict.fromkeys(("terminated", "truncated", "success", "valid"), flags)
+        reference = sample.log_prob if self.algorithm.keeps_reference else None
+        of_row = {"value": sample.value, "bootstrap_value": sample.value, "cut": flags[:, 0], "reward": flags.float()}
+        return Trajectory(self.inputs(rows), sample.latent, sample.log_prob, **of_row, **flagged, **numbers, reference=reference)
+
+    def batch(self, rows: int) -> Any:
+        """Return a micro-batch as an update reads it."""
+        if not self.on_policy:
+            spec, draws = self.policy.spec, torch.empty(rows, dtype=torch.int64, device=META)
+            return Demonstrations(self.inputs(rows), torch.empty(rows, spec.chunk, spec.action_dim, device=META), draws)
+        calls = self.calls(rows)
+        if self.kept:
+            with torch.no_grad():
+                calls = replace(calls, inputs=self.policy.precompute(calls.inputs))
+        number = torch.empty(rows, device=META)
+        proximal = calls.log_prob if self.recipe.algorithm.decoupled else None
+        return Batch(calls, number, number, number if self.algorithm.value_coef else None, proximal)
+
+    def loss(self, policy: Policy, batch: Any) -> Tensor:
+        if self.on_policy:
+            return self.algorithm.loss(policy, batch, False)[0]
+        return policy.supervised_loss(batch.inputs, batch.actions, CounterNoise(0, *[batch.draws] * 3)).sum()
+
+    def step(self, rows: int, checkpointing: bool = False) -> None:
+        """Run forward and backward pass of a micro-batch."""
+        policy = self.learner(checkpointing)
+        self.loss(policy, self.batch(rows)).backward()
+
+    def learner(self, checkpointing: bool) -> Policy:
+        if checkpointing and self._checkpointed is None:
+            self._checkpointed = meta_policy(self.recipe)[0]
+            checkpoint_blocks(self._checkpointed)
+        return self._checkpointed if checkpointing and self._checkpointed is not None else self.policy
+
+    def _update(self, rows: int, checkpointing: bool) -> int:
+        """Return the peak bytes of a micro-batch: its data, activations, and passing gradients.
+
+        The gradients that stay are not counted.
+        """
+        trained = [parameter for parameter in self.learner(checkpointing).parameters() if parameter.requires_grad]
+        with allocated_gradients(trained):
+            return peak_bytes(lambda: self.step(rows, checkpointing), self.device)
+
+    def update_estimate(self, rows: int, checkpointing: bool) -> float:
+        """Return ``update`` on the line through two small sizes.
+
+        A peak is the largest of the moments of a pass, each affine in the rows, so it may be above.
+        """
+        small, large = FIT_ROWS
+        low, high = (self.update(each, checkpointing) for each in FIT_ROWS)
+        return low + (high - low) * (rows - small) / (large - small)
+
+    def host_bytes_per_call(self) -> tuple[int, int]:
+        """Return the bytes of a stored policy call, and of its prefix if the update keeps it."""
+        calls = self.calls(1)
+        kept = self.policy.precompute(calls.inputs) if self.kept else calls.inputs
+        return _trajectory_bytes(calls), 0 if kept is calls.inputs else _bytes(kept.values())
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _trajectory_bytes(calls: Trajectory) -> int:
+    fields: Sequence[Any] = [*vars(calls).values(), *calls.inputs.values(), *calls.latent.values()]
+    return _bytes(each for each in fields if isinstance(each, Tensor))

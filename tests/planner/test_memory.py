@@ -1,0 +1,164 @@
+"""Memory counted on the meta device, compared with the same passes on real tensors on the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_vla.cli import compose
+from rlinf_vla.cli.dry_run import choose_rows
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.planner.accounting import Allocations, allocated_gradients, fused_attention, peak_bytes
+from rlinf_vla.planner.budget import budget, choose, setting_of
+from rlinf_vla.planner.memory import MemoryModel, weights_of
+from rlinf_vla.planner.synthetic import synthetic_batch, tensors_of
+from rlinf_vla.runtime import builders, recipes
+from rlinf_vla.runtime.run_directory import save_recipe
+from rlinf_vla.telemetry.measurement import saved_for_backward
+
+ROWS = 6
+TINY = {
+    "openvla": ["recipe=maniskill_ppo"],
+    "openvla, bfloat16": ["recipe=maniskill_ppo", "model.options.dtype=bfloat16"],
+    "openvla_oft, all weights": ["recipe=maniskill_ppo", "model=openvla_oft", "model.lora.rank=0"],
+    "pi0": ["recipe=maniskill_ppo", "model=pi0"],
+    "pi0, one pass": ["recipe=maniskill_ppo", "model=pi0", "model.options.frozen_vlm=false", "cluster.reuse_frozen=false"],
+}
+
+
+def recipe(*overrides: str) -> Recipe:
+    return recipes.read(compose.load("train", ["cluster=laptop", *overrides]))
+
+
+def test_the_most_that_is_alive_at_one_time_counts() -> None:
+    def chain() -> Tensor:
+        x = torch.empty(100, device="meta")
+        y = x.view(10, 10).exp()
+        del x
+        return y.exp_().t() @ y
+
+    assert peak_bytes(chain, "cpu") == 2 * 400
+    with Allocations() as found:
+        for _ in range(3):
+            torch.empty(250)
+        assert found.now == 0
+    assert found.peak == 1000
+
+
+def test_gradient_checkpointing_and_more_rows_show_in_the_peak() -> None:
+    model = MemoryModel(recipe("recipe=maniskill_ppo"))
+    assert model.update(32, True) < 0.5 * model.update(32, False)
+    assert model.update(64, False) == pytest.approx(2 * model.update(32, False), rel=0.01)
+    assert model.rollout(64) == pytest.approx(2 * model.rollout(32), rel=0.01)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", list(TINY))
+def test_meta_and_cpu_agree_exactly(name: str, checkpointing: bool) -> None:
+    """Bytes saved for the backward pass, and peaks of forward and backward pass and of acting.
+
+    In bfloat16 nearly: the CPU keeps a norm's statistics in bfloat16, meta in float32, as CUDA does.
+    """
+    wanted = recipe(*TINY[name], f"cluster.gradient_checkpointing={str(checkpointing).lower()}")
+    model = MemoryModel(wanted)
+    policy = builders.build_policy(wanted)
+    batch = synthetic_batch(wanted, policy, model.algorithm, ROWS)
+    if model.kept:
+        with torch.no_grad():
+            learnt = policy.precompute(batch.calls.inputs)
+        batch = replace(batch, calls=replace(batch.calls, inputs=learnt))
+    assert weights_of(policy) == weights_of(model.policy)
+
+    learner, meta = model.learner(checkpointing), model.batch(ROWS)
+    assert [tensor.shape for tensor in tensors_of(batch)] == [tensor.shape for tensor in tensors_of(meta)]
+    tolerance = 2e-3 if "bfloat16" in name else 0
+    with fused_attention("cpu"):
+        for measure in (partial(saved, model), partial(peak, model)):
+            assert measure(learner, meta) == pytest.approx(measure(policy, batch), rel=tolerance)
+    assert model.rollout(ROWS) == pytest.approx(acting(policy, model), rel=tolerance)
+
+
+def saved(model: MemoryModel, policy: Policy, batch: object) -> int:
+    known = [*policy.parameters(), *policy.buffers(), *tensors_of(batch)]  # type: ignore[arg-type]
+    return saved_for_backward(lambda: model.loss(policy, batch).backward(), known)
+
+
+def peak(model: MemoryModel, policy: Policy, batch: object) -> int:
+    with allocated_gradients([each for each in policy.parameters() if each.requires_grad]), Allocations() as found:
+        model.loss(policy, batch).backward()
+    return found.peak
+
+
+@torch.no_grad()
+def acting(policy: Policy, model: MemoryModel) -> int:
+    with Allocations() as found:
+        model.act(policy, {name: torch.zeros_like(value, device="cpu") for name, value in model.inputs(ROWS).items()})
+    return found.peak
+
+
+GIGABYTE = 1e9
+MODEL = ["recipe=maniskill_ppo", "cluster=8gpu"]
+
+
+def test_the_largest_micro_batch_that_fits_is_chosen() -> None:
+    model = MemoryModel(recipe(*MODEL))
+    roomy = choose(model, GIGABYTE)
+    assert roomy.micro_batch_size == 160 and not roomy.gradient_checkpointing, "the whole minibatch"
+    some = choose(model, budget(model, replace(roomy, micro_batch_size=64), GIGABYTE).peak / 0.89)
+    assert (some.micro_batch_size, some.gradient_checkpointing) == (64, False)
+    little = choose(model, budget(model, replace(roomy, micro_batch_size=8), GIGABYTE).peak / 0.89)
+    assert little.gradient_checkpointing and little.micro_batch_size > 8
+    for found in (roomy, some, little):
+        assert budget(model, found, GIGABYTE).peak <= 0.9 * GIGABYTE
+
+
+def test_too_little_memory_is_refused_with_the_fix() -> None:
+    model = MemoryModel(recipe(*MODEL))
+    with pytest.raises(UserError, match=r"needs at least 0\.0 GB .* set model\.options\.dtype=bfloat16"):
+        choose(model, 1e6)
+    given = setting_of(model.recipe)
+    memory = budget(model, replace(given, micro_batch_size=1, gradient_checkpointing=True), GIGABYTE).peak / 0.89
+    with pytest.raises(UserError, match=r"does not fit .*: set cluster\.micro_batch_size=\d+ .*gradient_checkpointing=true"):
+        choose(model, memory, given)
+
+
+def test_roles_on_one_device_add_up_unless_they_take_turns() -> None:
+    ray = recipe(*MODEL, "cluster.runtime=ray", "cluster.rollout_workers=8", "cluster.trainer_ranks=8")
+    model, setting = MemoryModel(ray), setting_of(ray)
+    both, turns = (budget(model, replace(setting, offload=offload), GIGABYTE) for offload in (False, True))
+    roles = [both.role_peak(role) for role in ("trainer", "rollout worker")]
+    assert both.peak == sum(roles) and turns.peak == max(roles)
+
+
+def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path) -> None:
+    config = compose.load("train", MODEL)
+    assert config.cluster.micro_batch_size is None
+    choose_rows(config)
+    assert config.cluster.micro_batch_size == 160
+    config.cluster.micro_batch_size = 40
+    save_recipe(tmp_path, config)
+    again = compose.load("train", MODEL)
+    choose_rows(again, tmp_path)
+    assert again.cluster.micro_batch_size == 40
+
+
+def test_a_dry_run_loads_nothing(tmp_path: Path) -> None:
+    def dry(*overrides: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-m", "rlinf_vla.cli.main", "train", "recipe=maniskill_ppo", "cluster=laptop", "--dry-run"]
+        return subprocess.run([*command, *overrides], capture_output=True, text=True, cwd=tmp_path)
+
+    found = dry()
+    assert found.returncode == 0, found.stderr
+    assert all(each in found.stdout for each in ("memory per device", "Adam's moments", "micro-batches of 320"))
+    missing = dry("model.checkpoint=asset://openvla_tiny")
+    assert missing.returncode == 2 and len(missing.stderr.splitlines()) == 1 and "no model.safetensors" in missing.stderr
+    assert not (tmp_path / "runs").exists()
