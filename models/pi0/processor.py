@@ -22,7 +22,7 @@ STATE_BINS = 256
 
 
 def resize_with_pad(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize uint8 ``[B, H, W, 3]`` to ``[B, 3, *size]`` by Pillow's bilinear kernel, with black padding."""
+    """Resize uint8 ``[B, H, W, 3]`` to ``[B, 3, *size]``, bilinear as Pillow, with black bars."""
     height, width = size
     if tuple(images.shape[1:3]) != size:
         ratio = max(images.shape[2] / width, images.shape[1] / height)

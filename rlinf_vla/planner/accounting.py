@@ -60,8 +60,9 @@ def fused_attention(device: str) -> Iterator[None]:
     """Within the context attention on meta tensors is that of the kernels of ``device``.
 
     They do not keep its matrix for the backward pass, as PyTorch's fallback does, which meta
-    tensors would take. On CUDA it is taken for grouped queries with a mask, for which there is no fused
-    kernel. (A ``TorchFunctionMode`` would be off while gradient checkpointing runs blocks again.)
+    tensors would take. On CUDA it is taken for grouped queries with a mask, for which there is no
+    fused kernel. (A ``TorchFunctionMode`` would be off while gradient checkpointing runs blocks
+    again.)
     """
     plain = F.scaled_dot_product_attention
 
