@@ -191,7 +191,7 @@ class MemoryModel:
                 calls = replace(calls, inputs=self.policy.precompute(calls.inputs))
         number = torch.empty(rows, device=META)
         proximal = calls.log_prob if self.recipe.algorithm.decoupled else None
-        return Batch(calls, number, number, number if self.algorithm.value_coef else None, proximal)
+        return Batch(calls, number, number, number, proximal)
 
     def loss(self, policy: Policy, batch: Any) -> Tensor:
         if self.on_policy:
@@ -199,9 +199,17 @@ class MemoryModel:
         return policy.supervised_loss(batch.inputs, batch.actions, CounterNoise(0, *[batch.draws] * 3)).sum()
 
     def step(self, rows: int, checkpointing: bool = False) -> None:
-        """Run forward and backward pass of a micro-batch."""
-        policy = self.learner(checkpointing)
-        self.loss(policy, self.batch(rows)).backward()
+        """Run forward and backward pass of a micro-batch.
+
+        Raises UserError if the loss, of an algorithm plug-in, has sizes that depend on values.
+        """
+        policy, batch = self.learner(checkpointing), self.batch(rows)
+        try:
+            loss = self.loss(policy, batch)
+        except NotImplementedError:
+            name = self.recipe.algorithm.name
+            raise UserError(f"the loss of algorithm={name} has sizes that depend on values: set cluster.micro_batch_size") from None
+        loss.backward()
 
     def learner(self, checkpointing: bool) -> Policy:
         if checkpointing and self._checkpointed is None:

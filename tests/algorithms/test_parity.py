@@ -15,11 +15,10 @@ from torch import Tensor
 from rlinf_vla.algorithms.parity import Parity, parity_errors
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Trajectory
-from rlinf_vla.models.openvla import OpenVLAOFTPolicy, OpenVLAPolicy
-from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions
-from rlinf_vla.models.openvla.policy import OpenVLAOptions
-from rlinf_vla.models.pi0 import Pi0Policy
+from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy
+from rlinf_vla.models.openvla.policy import OpenVLAOptions, OpenVLAPolicy
 from rlinf_vla.models.pi0.options import Pi0Options
+from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
 

@@ -406,7 +406,7 @@ def test_list_of_something_else(rlinf_vla: CommandLine) -> None:
 
 def test_bench_requires_a_name(rlinf_vla: CommandLine) -> None:
     assert "bench rollout recipe=NAME" in rlinf_vla("bench").complaint
-    assert "(rollout, throughput, policy, update, control, load, env, soak)" in rlinf_vla("bench", "polcy", PPO).complaint
+    assert "(rollout, throughput, policy, update, control, load, memory, env, soak)" in rlinf_vla("bench", "polcy", PPO).complaint
     assert "bench rollout recipe=NAME" in rlinf_vla("bench", PPO).complaint
     assert "env=maniskill[,NAME ...]" in rlinf_vla("bench", "env").complaint
     assert "did you mean env=maniskill" in rlinf_vla("bench", "env", "env=maniskil").complaint

@@ -20,12 +20,11 @@ from rlinf_vla.envs.libero.config import LiberoConfig
 from rlinf_vla.envs.libero.conventions import native
 from rlinf_vla.envs.libero.plugin import simulator_options
 from rlinf_vla.models.cards import repository_of
-from rlinf_vla.models.openvla import OpenVLAOFTPolicy, OpenVLAPolicy
 from rlinf_vla.models.openvla.cards import suite_key
-from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions
-from rlinf_vla.models.openvla.policy import OpenVLAOptions
-from rlinf_vla.models.pi0 import Pi0Policy
+from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy
+from rlinf_vla.models.openvla.policy import OpenVLAOptions, OpenVLAPolicy
 from rlinf_vla.models.pi0.options import Pi0Options
+from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.runtime.fit import check_fit, fitted
 from tests.models.tiny_openvla import ASSETS, smaller_config
 

@@ -8,8 +8,8 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Observation
-from rlinf_vla.models.pi0 import Pi0Policy
 from rlinf_vla.models.pi0.options import Pi0Options
+from rlinf_vla.models.pi0.policy import Pi0Policy
 from tests.models.tiny_openvla import ASSETS, tiny
 
 LONG = "put both the red cube and the blue cube on the plate " * 5

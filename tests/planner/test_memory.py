@@ -125,9 +125,10 @@ def test_too_little_memory_is_refused_with_the_fix() -> None:
     model = MemoryModel(recipe(*MODEL))
     with pytest.raises(UserError, match=r"needs at least 0\.0 GB .* set model\.options\.dtype=bfloat16"):
         choose(model, 1e6)
+    model = MemoryModel(recipe(*MODEL, "rollout.batch_size=128"))
     given = setting_of(model.recipe)
-    memory = budget(model, replace(given, micro_batch_size=1, gradient_checkpointing=True), GIGABYTE).peak / 0.89
-    with pytest.raises(UserError, match=r"does not fit .*: set cluster\.micro_batch_size=\d+ .*gradient_checkpointing=true"):
+    memory = budget(model, replace(given, micro_batch_size=1, batch_size=1, gradient_checkpointing=True), GIGABYTE).peak / 0.89
+    with pytest.raises(UserError, match=r"does not fit .*: set cluster\.micro_batch_size=\d+ .*rollout\.batch_size=\d+"):
         choose(model, memory, given)
 
 
