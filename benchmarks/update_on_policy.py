@@ -15,7 +15,7 @@ from rlinf_vla.benchmarks.update_measurements import Memory, UpdateMeasurements,
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.planner.synthetic import synthetic_batch, tensors_of, with_frozen_weights
+from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.runtime.on_policy_updater import precompute_frozen
@@ -86,7 +86,7 @@ def _memory(recipe: Recipe, algorithm: OnPolicy, batch: Batch, flow: InProcessFl
     def loss(policy: Policy, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return algorithm.loss(policy, part, False)
 
-    besides = [*weights, *tensors_of(part)]
+    besides = [*weights, *part.tensors()]
     activations = saved_for_backward(lambda: builders.build_trainer(recipe, policy).step(part, loss), besides)
     reference = nbytes(trained) if config.kl_coef > 0 else 0
-    return measured_memory(update, weights, trained, tensors_of(batch), reference, activations, computed)
+    return measured_memory(update, weights, trained, batch.tensors(), reference, activations, computed)

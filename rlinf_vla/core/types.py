@@ -48,10 +48,14 @@ class Batched:
 
     def to(self, device: torch.device) -> Self:
         """Return the tensors on ``device``, moved in one copy."""
-        tensors: Tensors = {}
-        mapped(lambda x: tensors.setdefault(str(len(tensors)), x), self)
-        found = iter(moved(tensors, device).values())
+        found = iter(moved({str(number): value for number, value in enumerate(self.tensors())}, device).values())
         return mapped(lambda _: next(found), self)
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, in the order of the fields."""
+        found: list[Tensor] = []
+        mapped(lambda x: found.append(x) or x, self)  # type: ignore[func-returns-value]
+        return found
 
     @classmethod
     def cat(cls, parts: Sequence[Self], dim: int = 0) -> Self:

@@ -24,7 +24,7 @@ from rlinf_vla.planner import synthetic
 from rlinf_vla.planner.cluster import gpu_type, this_machine
 from rlinf_vla.planner.measure_rollout import measure_rollout
 from rlinf_vla.planner.profile import CPU, GPU, Bytes, Cost, Profile, fit
-from rlinf_vla.planner.synthetic import synthetic_batch, tensors_of, with_frozen_weights
+from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime import builders
@@ -166,7 +166,7 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
     found["reference"] = cost_of({n: partial(learning.log_prob, batch.calls[:n]) for n in sizes}, device)
     found["publish"] = fixed_cost_of(publish, device)
     weights = [*policy.parameters(), *policy.buffers()]
-    besides = [*weights, *tensors_of(batch)]
+    besides = [*weights, *batch.tensors()]
     kept = saved_for_backward(lambda: trainer.step(batch[: sizes[0]], loss), besides)
     parts = [*inputs.values(), *batch.calls.latent.values(), *(each for each in vars(batch.calls).values() if isinstance(each, Tensor))]
     return found, Bytes(

@@ -6,7 +6,7 @@ nothing there, so that any size can be counted; only the search for one extrapol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -239,13 +239,8 @@ class MemoryModel:
         """Return the bytes of a stored policy call, and of its prefix if the update keeps it."""
         calls = self.calls(1)
         kept = self.policy.precompute(calls.inputs) if self.kept else calls.inputs
-        return _trajectory_bytes(calls), 0 if kept is calls.inputs else _bytes(kept.values())
+        return _bytes(calls.tensors()), 0 if kept is calls.inputs else _bytes(kept.values())
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
-
-
-def _trajectory_bytes(calls: Trajectory) -> int:
-    fields: Sequence[Any] = [*vars(calls).values(), *calls.inputs.values(), *calls.latent.values()]
-    return _bytes(each for each in fields if isinstance(each, Tensor))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,9 +98,3 @@ def synthetic_batch(recipe: Recipe, policy: Policy, algorithm: OnPolicy, count: 
         played = replace(played, reference=played.log_prob)
     batch = algorithm.weighted(played, advantage)
     return replace(batch, target=target) if algorithm.value_coef else batch
-
-
-def tensors_of(batch: Batch) -> list[Tensor]:
-    """Return all tensors of a batch."""
-    found: list[Any] = [*vars(batch).values(), *vars(batch.calls).values(), *batch.calls.inputs.values(), *batch.calls.latent.values()]
-    return [each for each in found if isinstance(each, Tensor)]

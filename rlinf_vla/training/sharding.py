@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.protocols import Learner
 from rlinf_vla.training.gradient_checkpointing import repeated_blocks
 from rlinf_vla.training.ranks import require_alike, world_size
@@ -49,7 +50,7 @@ def shard(policy: Learner) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    mesh = init_device_mesh(next(policy.parameters()).device.type, (world_size(),))
+    mesh = init_device_mesh(device_of(policy).type, (world_size(),))
     place = _by_dtype(policy, mesh)
     for module in (*reversed(repeated_blocks(policy)), policy):  # from the inside out
         # reshard even the outermost module after a pass: weights may be replaced between passes

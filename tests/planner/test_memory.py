@@ -20,7 +20,7 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.planner.accounting import Allocations, allocated_gradients, fused_attention, peak_bytes
 from rlinf_vla.planner.budget import budget, choose, setting_of
 from rlinf_vla.planner.memory import MemoryModel, weights_of
-from rlinf_vla.planner.synthetic import synthetic_batch, tensors_of
+from rlinf_vla.planner.synthetic import synthetic_batch
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime.run_directory import save_recipe
 from rlinf_vla.telemetry.measurement import saved_for_backward
@@ -79,7 +79,7 @@ def test_meta_and_cpu_agree_exactly(name: str, checkpointing: bool) -> None:
     assert weights_of(policy) == weights_of(model.policy)
 
     learner, meta = model.learner(checkpointing), model.batch(ROWS)
-    assert [tensor.shape for tensor in tensors_of(batch)] == [tensor.shape for tensor in tensors_of(meta)]
+    assert [tensor.shape for tensor in batch.tensors()] == [tensor.shape for tensor in meta.tensors()]
     tolerance = 2e-3 if "bfloat16" in name else 0
     with fused_attention("cpu"):
         for measure in (partial(saved, model), partial(peak, model)):
@@ -88,7 +88,7 @@ def test_meta_and_cpu_agree_exactly(name: str, checkpointing: bool) -> None:
 
 
 def saved(model: MemoryModel, policy: Policy, batch: object) -> int:
-    known = [*policy.parameters(), *policy.buffers(), *tensors_of(batch)]  # type: ignore[arg-type]
+    known = [*policy.parameters(), *policy.buffers(), *batch.tensors()]  # type: ignore[arg-type]
     return saved_for_backward(lambda: model.loss(policy, batch).backward(), known)
 
 
