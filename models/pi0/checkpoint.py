@@ -1,4 +1,4 @@
-"""Read published π₀ and π₀.₅ checkpoints: openpi's PyTorch layout and lerobot's."""
+"""Read published π₀ and π₀.₅ checkpoints: openpi's in JAX and in PyTorch, and lerobot's."""
 
 from __future__ import annotations
 
@@ -7,27 +7,46 @@ from typing import Any
 
 from rlinf_vla.config.errors import UserError
 
-from ..files import CONFIG, Stored, read_json, read_weights
+from ..config_file import read_config
+from ..files import CONFIG, State, read_json, read_weights
 from .gemma import GEMMA, GemmaConfig
 from .network import PALIGEMMA_VOCABULARY, SIGLIP, Pi0Config
+from .openpi import LANGUAGE, LM_HEAD, JaxCheckpoint
 
 NORM_STATS = "norm_stats.json"
-LM_HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
-EMBEDDING = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+EMBEDDING = f"{LANGUAGE}.embed_tokens.weight"
+
+
+def read_document(directory: Path) -> dict[str, Any]:
+    """Return config.json; for a checkpoint in JAX, which has none, the sizes of its arrays.
+
+    A config.json beside JAX's arrays overrides them. Raises UserError.
+    """
+    if not JaxCheckpoint.is_one(directory):
+        return read_config(directory)
+    given = read_config(directory) if (directory / CONFIG).exists() else {}
+    return JaxCheckpoint(directory).config | given
 
 
 def network_config(config: dict[str, Any]) -> Pi0Config:
     """Return the sizes in config.json, given as openpi's variant names or (ours) as numbers.
 
-    ``pi05`` is read from the key of that name, else derived from lerobot's ``type``.
+    ``pi05`` is read from the key of that name, else derived from lerobot's ``type``. Raises
+    UserError if the horizon is not known.
     """
+    horizon = config.get("action_horizon", config.get("chunk_size"))
+    if horizon is None:
+        raise UserError(
+            "model.options.action_horizon: the checkpoint does not say how many actions it denoises. Set it as in openpi's training config "
+            "(50 by default, 10 for pi05_libero), or set model.options.card"
+        )
     return Pi0Config(
         paligemma=_gemma(config, "paligemma", "gemma_2b"),
         expert=_gemma(config, "action_expert", "gemma_300m"),
         vision=config.get("vision", SIGLIP),
         vocab_size=config.get("vocab_size", PALIGEMMA_VOCABULARY),
         action_dim=config.get("action_dim", config.get("max_action_dim", 32)),
-        horizon=config.get("action_horizon", config.get("chunk_size", 50)),
+        horizon=horizon,
         pi05=config.get("pi05", config.get("type") == "pi05"),
     )
 
@@ -41,9 +60,11 @@ def _gemma(config: dict[str, Any], name: str, default: str) -> GemmaConfig:
     return GEMMA[variant]
 
 
-def read_state(directory: Path) -> dict[str, Stored]:
+def read_state(directory: Path) -> State:
     """Return weights under openpi's names, without lerobot's prefix; tied ones are LM_HEAD."""
-    state = {name.removeprefix("model."): value for name, value in read_weights(directory).items()}
+    jax = JaxCheckpoint.is_one(directory)
+    stored: State = JaxCheckpoint(directory).state() if jax else read_weights(directory)
+    state = {name.removeprefix("model."): value for name, value in stored.items()}
     if not any(name.startswith("paligemma_with_expert.") for name in state):
         raise UserError(f"{directory} holds no openpi weights (first key {min(state)}): convert it with openpi's or lerobot's own script")
     embedding = state.pop(EMBEDDING, None)

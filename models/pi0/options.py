@@ -25,6 +25,9 @@ class Pi0Options(WeightOptions):
     images: Annotated[list[Label], NonEmpty()] | None = None
     """Cameras of the environment, in the order of the model's image slots (base, left wrist, right
     wrist). Empty slots cost nothing. null: as the card says, else [base]."""
+    action_horizon: Annotated[int, Range(1, 1024)] | None = None
+    """Actions that the model denoises per call. null: as in config.json, or as the card says of
+    openpi's checkpoints in JAX, which have none."""
     chunk: Annotated[int, Range(1, 1024)] | None = None
     """Actions to execute of a denoised horizon; null: as the card says, else all."""
     prompt_length: Size | None = None

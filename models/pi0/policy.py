@@ -24,11 +24,10 @@ from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Obser
 
 from .. import files
 from ..cards import find_card, with_card
-from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from . import flow, real_time
 from .cards import CARDS
-from .checkpoint import NORM_STATS, network_config, read_norm_stats, read_state
+from .checkpoint import NORM_STATS, network_config, read_document, read_norm_stats, read_state
 from .network import NoiseHead, Pi0Network, Prefix, mlp
 from .options import Pi0Options
 from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
@@ -65,11 +64,13 @@ class Pi0Policy(PretrainedPolicy):
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__(directory, options, DTYPES[options.dtype])
-        document = self.document = read_config(directory)
+        document = self.document = read_document(directory)
         card = find_card(CARDS, self.name, directory, options.card, document.get("card"))
         options = self.options = with_card(options, card, document)
         if card is not None:
             document["card"] = card.name
+        if options.action_horizon is not None:
+            document["action_horizon"] = options.action_horizon
         config = self.config = network_config(document)
         statistics = read_norm_stats(directory, options.asset_id)
         self.state_normalizer = Normalizer(statistics["state"], quantiles=config.pi05)
