@@ -86,9 +86,9 @@ def _units(tool: ToolUnits) -> str:
     return f"{tool.translation_m:g} m and {tool.rotation_rad:g} rad"
 
 
-def resized_images(policy: PolicySpec, env: EnvSpec) -> list[str]:
-    """Describe the images that the policy resizes, one line each."""
-    found = []
+def remarks(policy: PolicySpec, env: EnvSpec) -> list[str]:
+    """Return lines on the policy for the user: its own, and one per image that it resizes."""
+    found = list(policy.remarks)
     for name, (height, width) in policy.images.items():
         if (seen := env.images[name]) != (height, width):
             found.append(f"image {name}: rendered at {seen[0]}x{seen[1]}, resized once, to the policy's {height}x{width}")
