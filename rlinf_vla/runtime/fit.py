@@ -96,6 +96,9 @@ def remarks(policy: PolicySpec, env: EnvSpec) -> list[str]:
 
 
 def fitted(config: Any, policy: PolicySpec) -> Any:
-    """Return the ``env`` node with the policy's values of the keys that it has and leaves null."""
+    """Return the ``env`` node with the policy's values of the keys that it has and leaves empty.
+
+    A list is empty, too: ``cameras: []`` suits only players that see nothing.
+    """
     names = {field.name for field in fields(config)}
-    return replace(config, **{key: value for key, value in policy.env.items() if key in names and getattr(config, key) is None})
+    return replace(config, **{key: value for key, value in policy.env.items() if key in names and getattr(config, key) in (None, [])})
