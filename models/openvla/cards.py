@@ -16,14 +16,15 @@ ONE_CAMERA = {"images": ["base"], "head": "discrete", "chunk": 8, "proprio": Fal
 """The checkpoints that both RL projects start from on LIBERO."""
 LIBERO: dict[str, Any] = {"convention": LIBERO_CONVENTION, "env": {"convention": "openvla"}}
 BRIDGE = {"bridge_orig": ToolUnits(1.0, 1.0)}
-"""Of its statistics: metres and radians, as BridgeData V2 records them."""
+"""``relabel_bridge_actions`` makes a motion the difference of two poses, in metres and radians; 1
+opens the gripper, 0 closes it."""
 
 CARDS = (
     Card(
         "openvla",
         ("openvla/openvla-7b",),
         ("openvla", "openvla_oft"),
-        source="openvla: experiments/robot/bridge/bridgev2_utils.py (1 opens, 0 closes; the action is added to the pose in metres)",
+        source="openvla: prismatic/vla/datasets/rlds/oxe/transforms.py, bridge_orig_dataset_transform",
         tools=BRIDGE,
     ),
     Card(
@@ -51,7 +52,7 @@ CARDS = (
         },
         **LIBERO,
     ),
-    # the gripper as in LIBERO_EVALUATION; the script sets center_crop=True, use_proprio=False, one image and chunks of 8
+    # the script sets center_crop=True, use_proprio=False, one image and chunks of 8
     Card(
         "simplevla_libero",
         ("haozhan72/openvla-oft-sft-*libero*",),

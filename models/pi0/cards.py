@@ -61,6 +61,6 @@ CARDS = (
         layout="lerobot",
         **LIBERO,
     ),
-    # what they were pre-trained on has no environment here; they need a norm_stats.json of their data
+    # no environment here has what they were pre-trained on
     Card("pi0_base", ("*/pi0_base*", "*/pi05_base*"), ("pi0",), source="openpi: the default of Pi0Config", options={"action_horizon": 50}),
 )

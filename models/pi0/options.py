@@ -29,8 +29,8 @@ class Pi0Options(WeightOptions):
     """Actions that the model denoises per call. null: as in config.json, or as the card says of
     openpi's checkpoints in JAX, which have none."""
     chunk: Annotated[int, Range(1, 1024)] | None = None
-    """Actions to execute of a denoised horizon; null: as the card says, else as lerobot's config.json
-    does (``n_action_steps``), else all."""
+    """Actions to execute of a denoised horizon; null: as the card says, else ``n_action_steps`` of
+    lerobot's config.json, else all."""
     prompt_length: Size | None = None
     """Token ids per prompt, padding included. null: 48 (200 with the state in the prompt), or more
     if an instruction of the environment needs more."""
