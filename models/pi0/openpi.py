@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -178,8 +178,8 @@ class Arrays:
         depth = -1 if all(name[-1] == "value" for name in stored) else None
         root = 1 if all(name[0] == "params" for name in stored) else 0
         self.stored = {"/".join(map(str, name[root:depth])): ".".join(map(str, name)) for name in stored}
-        self.read = lru_cache(maxsize=1)(self._read)
         self._opened: dict[str, Any] = {}
+        self._last: tuple[str, Tensor] | None = None
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._open(name).shape)
@@ -194,11 +194,13 @@ class Arrays:
             self._opened[name] = self._attempt(name, lambda: self._tensorstore.open({"driver": self._zarr, "kvstore": store}).result())
         return self._opened[name]
 
-    def _read(self, name: str) -> Tensor:
-        array = self._attempt(name, lambda: self._open(name).read().result())
-        if array.dtype.name == "bfloat16":  # NumPy has no such type
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
+    def read(self, name: str) -> Tensor:
+        if self._last is None or self._last[0] != name:
+            self._last = None  # frees its memory first
+            array = self._attempt(name, lambda: self._open(name).read().result())
+            bits = array.dtype.name == "bfloat16"  # NumPy has no such type
+            self._last = name, torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if bits else torch.from_numpy(array)
+        return self._last[1]
 
     def _attempt(self, name: str, action: Callable[[], Any]) -> Any:
         try:
