@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file
 
 from rlinf_vla.config.errors import UserError
@@ -256,3 +257,56 @@ def test_an_array_is_read_once_for_all_its_layers() -> None:
     arrays = Arrays(ROOT / "openpi_orbax" / "pi05")
     first = arrays.read(names[0])
     assert arrays.read(names[0]) is first and arrays.read(names[-1]) is not first and arrays.read(names[0]) is not first
+
+
+@pytest.mark.parametrize("driver", ["zarr", "zarr3"])
+@pytest.mark.parametrize("folders", [False, True])
+def test_other_formats_of_orbax_and_bfloat16_are_read(tmp_path: Path, driver: str, folders: bool) -> None:
+    """Older ones have a folder per array, and newer ones can be zarr 3."""
+    import ml_dtypes
+    import tensorstore
+
+    params = tmp_path / "params"
+    params.mkdir()
+    arrays = {name: value.astype(ml_dtypes.bfloat16) for name, value in openpi_jax.random_arrays(pi05=True).items()}
+    for name, value in arrays.items():
+        stored = ".".join(("params", *name.split("/")))
+        base = {"driver": "file", "path": f"{params / stored if folders else params}/"}
+        store = base if folders else {"driver": "ocdbt", "base": base, "path": f"{stored}/"}
+        spec = {"driver": driver, "kvstore": store}
+        tensorstore.open(spec, create=True, dtype=tensorstore.bfloat16, shape=value.shape).result().write(value).result()
+    tree = {name: entry(*name.split("/")) for name in arrays}
+    (params / "_METADATA").write_text(json.dumps({"tree_metadata": tree, "use_zarr3": driver == "zarr3"}))
+    checkpoint = JaxCheckpoint(tmp_path)
+    for name, value in arrays.items():
+        found = checkpoint.arrays.read(name)
+        assert found.dtype == torch.bfloat16 and torch.equal(found.float(), torch.from_numpy(value.astype(np.float32)))
+
+
+def test_statistics_that_early_openpi_padded_have_the_robots_size(tmp_path: Path) -> None:
+    path = directory(tmp_path / "pi05_libero", "pi05")
+    padded = {name: {key: values + [0.0] * (32 - len(values)) for key, values in each.items()} for name, each in STATISTICS.items()}
+    file = path / "assets" / "physical-intelligence" / "libero" / "norm_stats.json"
+    file.write_text(json.dumps({"norm_stats": padded}))
+    policy = load(path)
+    assert (policy.spec.state_dim, policy.spec.action_dim) == (8, 7)
+
+
+def test_the_tokenizer_is_that_of_paligemma_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    path = directory(tmp_path / "pi05_libero", "pi05")
+    tokenizer = (path / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    words = r"has no tokenizer.json, and that of google/paligemma-3b-pt-224 cannot be downloaded .* or copy its tokenizer.json into"
+    with pytest.raises(UserError, match=words) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    folder = tmp_path / "hub" / "models--google--paligemma-3b-pt-224"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    shutil.copyfile(tokenizer, folder / "snapshots" / ("0" * 40) / "tokenizer.json")
+    policy, saved = load(path), tmp_path / "saved"
+    saved.mkdir()
+    policy.save(saved)
+    assert (saved / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
