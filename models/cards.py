@@ -31,6 +31,8 @@ class Card:
     """Patterns of ORG/NAME, in lower case."""
     models: tuple[str, ...]
     """Model plug-ins that can load them."""
+    source: str
+    """Where the facts are stated; what is stated nowhere is left out, or ``assumed``."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Values of ``model.options`` that are null."""
     convention: Convention = Convention()  # noqa: RUF009  (frozen)
@@ -38,21 +40,33 @@ class Card:
     """Values of the node ``env`` that are null, besides its cameras."""
     tools: Mapping[str, ToolUnits] = field(default_factory=dict)
     """Dataset (``unnorm_key``) -> its action units, where datasets differ."""
+    assumed: str | None = None
+    """What no source states of these checkpoints; a run says it once, at its start."""
+    layout: str | None = None
+    """Layout of the files (``openpi``, ``lerobot``), where the same name has several."""
 
     def meaning(self, dataset: str | None) -> Convention:
         """Return the convention of actions that are un-normalised as those of ``dataset``."""
         return replace(self.convention, tool=self.tools.get(dataset or "", self.convention.tool))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Lines that a user should read."""
+        return () if self.assumed is None else (f"card {self.name} assumes: {self.assumed}",)
 
     def env_for(self, cameras: Iterable[str]) -> dict[str, Any]:
         """Return the values of ``env`` for a policy that sees these cameras."""
         return {**self.env, "cameras": list(cameras)} if self.env else {}
 
 
-def find_card(cards: Sequence[Card], model: str, directory: Path, chosen: str | None, stored: str | None) -> Card | None:
+def find_card(
+    cards: Sequence[Card], model: str, directory: Path, chosen: str | None, stored: str | None, layout: str | None = None
+) -> Card | None:
     """Return the card of a checkpoint, or None.
 
     ``chosen`` (``model.options.card``) decides, else ``stored`` (``card`` in our config.json), else
-    the name of the repository. Raises UserError for an unknown card or another plug-in's.
+    the name of the repository and the ``layout`` of its files. Raises UserError for an unknown card
+    or another plug-in's.
     """
     if chosen == NO_CARD:
         return None
@@ -63,7 +77,7 @@ def find_card(cards: Sequence[Card], model: str, directory: Path, chosen: str | 
             raise UserError(f"model.options.card={name} is not known{nearest(name, [NO_CARD, *(card.name for card in cards)])}")
     else:
         repository = repository_of(directory)
-        found = next((card for card in cards if _matches(card, repository)), None)
+        found = next((card for card in cards if card.layout in (None, layout) and _matches(card, repository)), None)
     if found is not None and model not in found.models:
         raise UserError(
             f"{directory}: the checkpoint (card {found.name}) is of model={' or '.join(found.models)}, not {model}: "

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,7 +35,16 @@ class Stored:
             return file.get_tensor(self.key)
 
 
-State = Mapping[str, Tensor | Stored]
+class Unread(Protocol):
+    """A tensor that is read when it is needed, such as a ``Stored`` one."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def read(self) -> Tensor: ...
+
+
+State = Mapping[str, Tensor | Unread]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -147,7 +156,7 @@ def load_weights(module: nn.Module, state: State, directory: Path, dtype: torch.
     filled: dict[str, Tensor] = {}
     stored: dict[str, torch.dtype] = {}
     for key, value in state.items():
-        tensor = value.read() if isinstance(value, Stored) else value
+        tensor = value if isinstance(value, Tensor) else value.read()
         if not tensor.is_floating_point():
             raise UserError(f"{directory}: {key} holds {str(tensor.dtype).removeprefix('torch.')}, quantised weights are not supported")
         # aminmax propagates NaN and, unlike isfinite, allocates no tensor of the same size

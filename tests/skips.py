@@ -15,6 +15,7 @@ MODULES = {
     "franka": ("franky", "franky_sim", "cv2"),
     "ray": ("ray",),
     "peers": ("torchrl",),
+    "openpi": ("tensorstore",),
 }
 """Packages of each extra of pyproject.toml that tests need."""
 

@@ -1,8 +1,4 @@
-"""Cards of the published OpenVLA and OpenVLA-OFT checkpoints.
-
-Sources: model cards and evaluation code of openvla and openvla-oft (``run_libero_eval.py``),
-SimpleVLA-RL and RLinf. What they do not state is left out.
-"""
+"""Cards of the published OpenVLA and OpenVLA-OFT checkpoints."""
 
 from __future__ import annotations
 
@@ -18,25 +14,34 @@ LIBERO_EVALUATION = {"center_crop": True, "resize": "rlds", "gripper": "close_po
 """run_libero_eval.py: gripper 2g - 1, its sign, inverted; JPEG, Lanczos, and a crop to 90 %."""
 ONE_CAMERA = {"images": ["base"], "head": "discrete", "chunk": 8, "proprio": False, "film": False}
 """The checkpoints that both RL projects start from on LIBERO."""
-OPENVLA_ENV = {"convention": "openvla"}
+LIBERO: dict[str, Any] = {"convention": LIBERO_CONVENTION, "env": {"convention": "openvla"}}
+BRIDGE = {"bridge_orig": ToolUnits(1.0, 1.0)}
+"""``relabel_bridge_actions`` makes a motion the difference of two poses, in metres and radians; 1
+opens the gripper, 0 closes it."""
 
 CARDS = (
-    # the base model: Bridge's actions are metres and radians; the gripper runs from 0 to 1
-    Card("openvla", ("openvla/openvla-7b",), ("openvla", "openvla_oft"), tools={"bridge_orig": ToolUnits(1.0, 1.0)}),
+    Card(
+        "openvla",
+        ("openvla/openvla-7b",),
+        ("openvla", "openvla_oft"),
+        source="openvla: prismatic/vla/datasets/rlds/oxe/transforms.py, bridge_orig_dataset_transform",
+        tools=BRIDGE,
+    ),
     Card(
         "openvla_libero",
         ("openvla/openvla-7b-finetuned-libero-*",),
         ("openvla",),
-        {"image": "base", **LIBERO_EVALUATION},
-        LIBERO_CONVENTION,
-        OPENVLA_ENV,
+        source="openvla: experiments/robot/libero/run_libero_eval.py",
+        options={"image": "base", **LIBERO_EVALUATION},
+        **LIBERO,
     ),
     # main camera, then wrist; regression head; position, rotation vector and both fingers
     Card(
         "openvla_oft_libero",
         ("moojink/openvla-7b-oft-finetuned-libero-*",),
         ("openvla_oft",),
-        {
+        source="openvla-oft 213c5ff8: experiments/robot/libero/run_libero_eval.py, prismatic/vla/constants.py",
+        options={
             "images": ["base", "wrist"],
             "head": "l1",
             "chunk": 8,
@@ -45,31 +50,41 @@ CARDS = (
             "stop_token": True,
             **LIBERO_EVALUATION,
         },
-        LIBERO_CONVENTION,
-        OPENVLA_ENV,
+        **LIBERO,
     ),
+    # the script sets center_crop=True, use_proprio=False, one image and chunks of 8
     Card(
         "simplevla_libero",
         ("haozhan72/openvla-oft-sft-*libero*",),
         ("openvla_oft",),
-        {**ONE_CAMERA, "stop_token": True, "gripper": "close_positive"},
-        LIBERO_CONVENTION,
-        OPENVLA_ENV,
+        source="SimpleVLA-RL d1622a91: verl/workers/rollout/rob_rollout.py; 462f23d9: examples/run_openvla_oft_rl_libero.sh",
+        options={**ONE_CAMERA, "stop_token": True, **LIBERO_EVALUATION},
+        **LIBERO,
     ),
-    # no stop token; resized by torchvision's bicubic, to which `processor` is nearest
     Card(
         "rlinf_libero",
         ("rlinf/rlinf-openvlaoft-*libero*",),
         ("openvla_oft",),
-        {**ONE_CAMERA, "stop_token": False, "resize": "processor", "gripper": "close_positive"},
-        LIBERO_CONVENTION,
-        OPENVLA_ENV,
+        source="RLinf 0342ae67: rlinf/envs/action_utils.py; 052cd822: examples/embodiment/config/libero_spatial_grpo_openvlaoft.yaml",
+        options={**ONE_CAMERA, "stop_token": False, **LIBERO_EVALUATION, "resize": "processor"},
+        assumed="images resized by Pillow's bicubic filter (RLinf resizes tensors by torchvision's)",
+        **LIBERO,
     ),
     Card(
         "rlinf_maniskill",
         ("rlinf/rlinf-openvlaoft-*maniskill*",),
         ("openvla_oft",),
-        {"images": ["base"], "head": "discrete", "stop_token": False},
+        source="RLinf 0342ae67: rlinf/envs/action_utils.py (1 opens); 011cc1e9: examples/embodiment/config/maniskill_grpo_openvlaoft.yaml",
+        options={"images": ["base"], "head": "discrete", "stop_token": False, "gripper": "open_positive"},
+        tools=BRIDGE,
+    ),
+    Card(
+        "rl4vla_maniskill",
+        ("gen-robot/openvla-7b-rlvla-*", "rlinf/rlinf-openvla-*maniskill*"),
+        ("openvla",),
+        source="RLinf 0342ae67: rlinf/envs/action_utils.py (1 opens); docs: rst_source/examples/embodied/maniskill (which names both)",
+        options={"image": "base", "gripper": "open_positive"},
+        tools=BRIDGE,
     ),
 )
 

@@ -120,7 +120,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
                 self.action_head = L1RegressionHead(self.spec.chunk, self.spec.action_dim, width, width)
 
     def read_state(self, checkpoint: Path) -> files.State:
-        weights: dict[str, Tensor | files.Stored] = dict(files.read_weights(checkpoint))
+        weights: dict[str, Tensor | files.Unread] = dict(files.read_weights(checkpoint))
         for name, used in (("proprio_projector", self.options.proprio), ("vision_backbone", self.options.film)):
             component = read_component(checkpoint, name) if used else None
             if component is not None:

@@ -126,6 +126,7 @@ class OpenVLAPolicy(PretrainedPolicy):
             images=images,
             convention=replace(meaning, gripper=self.action_tokens.gripper_convention),
             env={} if card is None else card.env_for(images),
+            remarks=() if card is None else card.remarks,
         )
 
     @classmethod

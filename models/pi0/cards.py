@@ -1,33 +1,66 @@
-"""Cards of the published π₀ and π₀.₅ checkpoints.
-
-Sources: openpi's training configs ``pi0_libero`` and ``pi05_libero``, and its LIBERO example. What
-they do not state is left out.
-"""
+"""Cards of the published π₀ and π₀.₅ checkpoints."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..cards import LIBERO_CONVENTION, Card
 
-LIBERO_ENV = {"convention": "openvla"}
+LIBERO: dict[str, Any] = {"models": ("pi0",), "convention": LIBERO_CONVENTION, "env": {"convention": "openvla"}}
 CAMERAS = {"images": ["base", "wrist"]}
 REPLANNING = {"chunk": 5}
-"""Actions that openpi's LIBERO example executes of a horizon."""
+"""openpi ``examples/libero/main.py``, ``replan_steps``."""
+PI05 = {**CAMERAS, **REPLANNING, "action_horizon": 10, "state_in_prompt": False, "delta_mask": []}
+PI0 = {**CAMERAS, **REPLANNING, "action_horizon": 50, "delta_mask": [6, -1]}
+"""openpi 15a9616a: training configs ``pi05_libero`` (action_horizon=10, discrete_state_input=False,
+extra_delta_transform=False) and ``pi0_libero`` (the default of 50, extra_delta_transform=True)."""
+OPENPI_SOURCE = "openpi: src/openpi/training/config.py, src/openpi/policies/libero_policy.py, examples/libero/main.py"
+RLINF_SOURCE = "RLinf 0939558f: rlinf/models/embodiment/openpi/dataconfig/__init__.py, which repeats openpi's configs"
+LEROBOT_SOURCE = "lerobot: src/lerobot/processor/env_processor.py (cameras turned by 180 degrees, state), docs/source/libero.mdx"
+CONVERTED = "it is openpi's checkpoint in lerobot's layout (its processors hold no statistics), so openpi's settings apply"
 
 CARDS = (
+    # openpi's own, in JAX or PyTorch, and RLinf's fine-tunes in the same layout
+    Card("pi05_libero", ("*/pi05_libero*",), source=OPENPI_SOURCE, options=PI05, layout="openpi", **LIBERO),
+    Card("pi0_libero", ("*/pi0_libero*",), source=OPENPI_SOURCE, options=PI0, layout="openpi", **LIBERO),
+    Card("rlinf_pi05_libero", ("rlinf/rlinf-pi05-*libero*",), source=RLINF_SOURCE, options=PI05, layout="openpi", **LIBERO),
+    Card("rlinf_pi0_libero", ("rlinf/rlinf-pi0-*libero*",), source=RLINF_SOURCE, options=PI0, layout="openpi", **LIBERO),
+    # fine-tuned by lerobot: LIBERO's actions as they are; the mode of normalisation is in the files
     Card(
-        "pi05_libero",
-        ("*/pi05_libero*",),
-        ("pi0",),
-        {**CAMERAS, **REPLANNING, "state_in_prompt": False, "delta_mask": []},
-        LIBERO_CONVENTION,
-        LIBERO_ENV,
+        "lerobot_pi05_libero",
+        ("lerobot/pi05_libero_finetuned*", "lerobot/pi05-libero*"),
+        source=f"{LEROBOT_SOURCE} (n_action_steps=10); lerobot#2863",
+        options={**CAMERAS, "chunk": 10, "state_in_prompt": True, "prompt_state_dim": 32, "delta_mask": []},
+        assumed="the prompt has the state padded to 32 numbers, as in lerobot when it was published (lerobot#2863)",
+        layout="lerobot",
+        **LIBERO,
     ),
     Card(
-        "pi0_libero",
-        ("*/pi0_libero*",),
-        ("pi0",),
-        {**CAMERAS, **REPLANNING, "delta_mask": [6, -1]},
-        LIBERO_CONVENTION,
-        LIBERO_ENV,
+        "lerobot_pi0_libero",
+        ("lerobot/pi0_libero_finetuned*",),
+        source=LEROBOT_SOURCE,
+        options={**CAMERAS, "delta_mask": []},
+        layout="lerobot",
+        **LIBERO,
     ),
+    Card(
+        "lerobot_pi05_libero_base",
+        ("lerobot/pi05_libero", "lerobot/pi05_libero_base*"),
+        source=OPENPI_SOURCE,
+        options={name: value for name, value in PI05.items() if name != "action_horizon"},
+        assumed=CONVERTED,
+        layout="lerobot",
+        **LIBERO,
+    ),
+    Card(
+        "lerobot_pi0_libero_base",
+        ("lerobot/pi0_libero", "lerobot/pi0_libero_base*"),
+        source=OPENPI_SOURCE,
+        options={name: value for name, value in PI0.items() if name != "action_horizon"},
+        assumed=CONVERTED,
+        layout="lerobot",
+        **LIBERO,
+    ),
+    # no environment here has what they were pre-trained on
+    Card("pi0_base", ("*/pi0_base*", "*/pi05_base*"), ("pi0",), source="openpi: the default of Pi0Config", options={"action_horizon": 50}),
 )

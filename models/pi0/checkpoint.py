@@ -1,4 +1,4 @@
-"""Read published π₀ and π₀.₅ checkpoints: openpi's PyTorch layout and lerobot's."""
+"""Read published π₀ and π₀.₅ checkpoints: openpi's in JAX and in PyTorch, and lerobot's."""
 
 from __future__ import annotations
 
@@ -7,28 +7,53 @@ from typing import Any
 
 from rlinf_vla.config.errors import UserError
 
-from ..files import CONFIG, Stored, read_json, read_weights
+from ..config_file import read_config
+from ..files import CONFIG, INDEX, TOKENIZER, WEIGHTS, State, read_json, read_weights
+from . import lerobot
 from .gemma import GEMMA, GemmaConfig
 from .network import PALIGEMMA_VOCABULARY, SIGLIP, Pi0Config
+from .openpi import LANGUAGE, LM_HEAD, JaxCheckpoint
+from .processor import NORM_STATS, Normalizer
 
-NORM_STATS = "norm_stats.json"
-LM_HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
-EMBEDDING = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+PALIGEMMA = "google/paligemma-3b-pt-224"
+EMBEDDING = f"{LANGUAGE}.embed_tokens.weight"
+
+
+def read_document(directory: Path) -> dict[str, Any]:
+    """Return config.json, with our keys beside lerobot's; for JAX's arrays their sizes.
+
+    openpi's config.json does not tell π₀.₅ from π₀: the weights do. Raises UserError.
+    """
+    jax = JaxCheckpoint.is_one(directory)
+    optional = jax or any((directory / name).exists() for name in (INDEX, WEIGHTS))
+    given = {} if optional and not (directory / CONFIG).exists() else read_config(directory)
+    if lerobot.is_one(given):
+        return lerobot.with_our_keys(given)
+    if jax:
+        return JaxCheckpoint(directory).config | given
+    if optional and "pi05" not in given:
+        given["pi05"] = "time_mlp_in.weight" in read_weights(directory)
+    return given
 
 
 def network_config(config: dict[str, Any]) -> Pi0Config:
     """Return the sizes in config.json, given as openpi's variant names or (ours) as numbers.
 
-    ``pi05`` is read from the key of that name, else derived from lerobot's ``type``.
+    Raises UserError if the horizon is not known.
     """
+    if "action_horizon" not in config:
+        raise UserError(
+            "model.options.action_horizon: the checkpoint does not say how many actions it denoises. Set it as in openpi's training config "
+            "(50 by default, 10 for pi05_libero), or set model.options.card"
+        )
     return Pi0Config(
         paligemma=_gemma(config, "paligemma", "gemma_2b"),
         expert=_gemma(config, "action_expert", "gemma_300m"),
         vision=config.get("vision", SIGLIP),
         vocab_size=config.get("vocab_size", PALIGEMMA_VOCABULARY),
-        action_dim=config.get("action_dim", config.get("max_action_dim", 32)),
-        horizon=config.get("action_horizon", config.get("chunk_size", 50)),
-        pi05=config.get("pi05", config.get("type") == "pi05"),
+        action_dim=config.get("action_dim", 32),
+        horizon=config["action_horizon"],
+        pi05=config.get("pi05", False),
     )
 
 
@@ -41,15 +66,52 @@ def _gemma(config: dict[str, Any], name: str, default: str) -> GemmaConfig:
     return GEMMA[variant]
 
 
-def read_state(directory: Path) -> dict[str, Stored]:
+def read_state(directory: Path) -> State:
     """Return weights under openpi's names, without lerobot's prefix; tied ones are LM_HEAD."""
-    state = {name.removeprefix("model."): value for name, value in read_weights(directory).items()}
+    jax = JaxCheckpoint.is_one(directory)
+    stored: State = JaxCheckpoint(directory).state() if jax else read_weights(directory)
+    state = {lerobot.renamed(name): value for name, value in stored.items() if not name.startswith(lerobot.BUFFER_PREFIXES)}
     if not any(name.startswith("paligemma_with_expert.") for name in state):
-        raise UserError(f"{directory} holds no openpi weights (first key {min(state)}): convert it with openpi's or lerobot's own script")
+        raise UserError(f"{directory} holds no weights of a π₀ (first key {min(stored)}): choose another model.checkpoint")
     embedding = state.pop(EMBEDDING, None)
     if embedding is not None:
         state.setdefault(LM_HEAD, embedding)
     return state
+
+
+def read_normalizers(directory: Path, document: dict[str, Any], asset_id: str | None) -> tuple[Normalizer, Normalizer]:
+    """Return the normalisation of states and of actions.
+
+    From openpi's norm_stats.json (by mean and std for π₀, by quantiles for π₀.₅), else from
+    config.json (ours), else from lerobot's files, which are then put into ``document``. Raises
+    UserError.
+    """
+    if lerobot.is_one(document) and not _norm_stats_files(directory):
+        if "norm_stats" not in document:
+            document["norm_stats"], document["normalization"] = lerobot.read_statistics(directory, document)
+        statistics, kinds = document["norm_stats"], document["normalization"]
+    else:
+        statistics = read_norm_stats(directory, asset_id)
+        kinds = dict.fromkeys(("state", "actions"), "QUANTILES" if document.get("pi05") else "MEAN_STD") | {"epsilon": 1e-6}
+    state, actions = (Normalizer(without_padding(statistics[name]), kinds[name], kinds["epsilon"]) for name in ("state", "actions"))
+    return state, actions
+
+
+def without_padding(statistics: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Cut dimensions at the end that are always 0: early openpi padded before it normalised."""
+    mean, std = statistics.get("mean", []), statistics.get("std", [])
+    count = size = len(mean)
+    while count > 1 and len(std) == size and mean[count - 1] == std[count - 1] == 0:
+        count -= 1
+    return {name: values[:count] if len(values) == size else values for name, values in statistics.items()}
+
+
+def _norm_stats_files(directory: Path) -> dict[str, Path]:
+    """Return ASSET_ID -> norm_stats.json; in RLinf's directories not below ``assets``."""
+    found = {}
+    for path in sorted(directory.glob(f"**/{NORM_STATS}")):
+        found[path.parent.relative_to(directory).as_posix().removeprefix("assets/")] = path
+    return found
 
 
 def read_norm_stats(directory: Path, asset_id: str | None) -> dict[str, Any]:
@@ -57,11 +119,30 @@ def read_norm_stats(directory: Path, asset_id: str | None) -> dict[str, Any]:
 
     Read from ``assets/ASSET_ID/norm_stats.json``, or ``norm_stats.json`` beside the weights.
     """
-    found = {path.parent.relative_to(directory / "assets").as_posix(): path for path in sorted(directory.glob(f"assets/**/{NORM_STATS}"))}
-    if (directory / NORM_STATS).exists():
-        found["."] = directory / NORM_STATS
+    found = _norm_stats_files(directory)
+    if not found:
+        raise UserError(f"{directory} has no {NORM_STATS}, which un-normalises actions: copy the checkpoint with its assets")
     if asset_id is None and len(found) == 1:
         return read_json(next(iter(found.values())))["norm_stats"]
     if asset_id is None or asset_id not in found:
         raise UserError(f"model.options.asset_id={asset_id}: {directory} has {NORM_STATS} for {sorted(found)}, choose one")
     return read_json(found[asset_id])["norm_stats"]
+
+
+def find_tokenizer(directory: Path) -> Path:
+    """Return tokenizer.json, which openpi and lerobot do not copy: else PaliGemma's from the Hub.
+
+    Raises UserError if there is neither, nor a copy in Hugging Face's cache.
+    """
+    if (path := directory / TOKENIZER).exists():
+        return path
+    from huggingface_hub import hf_hub_download  # takes time to import
+
+    try:
+        return Path(hf_hub_download(PALIGEMMA, TOKENIZER))
+    except Exception as error:  # also those of the HTTP library
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise UserError(
+            f"{directory} has no {TOKENIZER}, and that of {PALIGEMMA} cannot be downloaded ({reason}): accept its conditions at "
+            f"https://huggingface.co/{PALIGEMMA} and run `huggingface-cli login`, or copy its {TOKENIZER} into the directory"
+        ) from None

@@ -25,14 +25,21 @@ class Pi0Options(WeightOptions):
     images: Annotated[list[Label], NonEmpty()] | None = None
     """Cameras of the environment, in the order of the model's image slots (base, left wrist, right
     wrist). Empty slots cost nothing. null: as the card says, else [base]."""
+    action_horizon: Annotated[int, Range(1, 1024)] | None = None
+    """Actions that the model denoises per call. null: as in config.json, or as the card says of
+    openpi's checkpoints in JAX, which have none."""
     chunk: Annotated[int, Range(1, 1024)] | None = None
-    """Actions to execute of a denoised horizon; null: as the card says, else all."""
+    """Actions to execute of a denoised horizon; null: as the card says, else ``n_action_steps`` of
+    lerobot's config.json, else all."""
     prompt_length: Size | None = None
     """Token ids per prompt, padding included. null: 48 (200 with the state in the prompt), or more
     if an instruction of the environment needs more."""
     state_in_prompt: bool | None = None
     """Put the state into the prompt. null: yes for π₀.₅, no for π₀, which reads it as a token. The
     published pi05_libero reads no state: set false."""
+    prompt_state_dim: Size | None = None
+    """Numbers of the state in the prompt, padded with 0. null: as many as the state has. lerobot
+    padded to 32 until 2026, so checkpoints that it trained before need 32."""
     delta_mask: list[Annotated[int, Range(-1024, 1024)]] | None = None
     """Action dimensions relative to the state at the start of the chunk, in openpi's notation:
     [6,-1] is six relative, then one absolute (pi0_libero; [7,-1] for seven joints). null: as in

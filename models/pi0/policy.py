@@ -24,14 +24,13 @@ from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Obser
 
 from .. import files
 from ..cards import find_card, with_card
-from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
-from . import flow, real_time
+from . import flow, lerobot, real_time
 from .cards import CARDS
-from .checkpoint import NORM_STATS, network_config, read_norm_stats, read_state
+from .checkpoint import find_tokenizer, network_config, read_document, read_normalizers, read_state
 from .network import NoiseHead, Pi0Network, Prefix, mlp
 from .options import Pi0Options
-from .processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
+from .processor import NORM_STATS, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
 
 PROMPT_LENGTHS = {False: 48, True: 200}
 """Whether the state is in the prompt -> token ids per prompt, as in openpi."""
@@ -65,21 +64,24 @@ class Pi0Policy(PretrainedPolicy):
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__(directory, options, DTYPES[options.dtype])
-        document = self.document = read_config(directory)
-        card = find_card(CARDS, self.name, directory, options.card, document.get("card"))
+        document = self.document = read_document(directory)
+        layout = "lerobot" if lerobot.is_one(document) else "openpi"
+        card = find_card(CARDS, self.name, directory, options.card, document.get("card"), layout)
         options = self.options = with_card(options, card, document)
         if card is not None:
             document["card"] = card.name
+        if options.action_horizon is not None:
+            document["action_horizon"] = options.action_horizon
         config = self.config = network_config(document)
-        statistics = read_norm_stats(directory, options.asset_id)
-        self.state_normalizer = Normalizer(statistics["state"], quantiles=config.pi05)
-        self.action_normalizer = Normalizer(statistics["actions"], quantiles=config.pi05)
+        self.state_normalizer, self.action_normalizer = read_normalizers(directory, document, options.asset_id)
         with_state = config.pi05 if options.state_in_prompt is None else options.state_in_prompt
         if options.delta_mask is not None:
             document["delta_mask"] = list(options.delta_mask)
         self.delta = delta_dimensions(document.get("delta_mask", []), len(self.action_normalizer), len(self.state_normalizer))
         length = options.prompt_length or PROMPT_LENGTHS[with_state]
-        self.prompts = PromptEncoder(files.read_tokenizer(directory), length, document.get("bos_token_id", 2), with_state)
+        self.tokenizer = find_tokenizer(directory)
+        bos, numbers = document.get("bos_token_id", 2), options.prompt_state_dim or 0
+        self.prompts = PromptEncoder(files.read_tokenizer(self.tokenizer.parent), length, bos, with_state, numbers)
         with files.build_device(options.random_weights):
             self.backbone: Pi0Network = Pi0Network(config)
         width = config.expert.width if options.value_on == "expert" else config.paligemma.width
@@ -89,14 +91,14 @@ class Pi0Policy(PretrainedPolicy):
         low, high = options.noise_range
         self.noise_head = NoiseHead(config.expert.width, config.action_dim, low, high) if options.sampler == "flow_noise" else None
         self.noise_dim = config.action_dim
-        chunk = options.chunk or config.horizon
+        chunk = options.chunk or document.get("n_action_steps", config.horizon)
         if chunk > config.horizon:
             raise UserError(f"model.options.chunk={chunk} is more than the model's horizon of {config.horizon} actions")
         size = (config.vision["image_size"],) * 2
         images = dict.fromkeys(options.images or ["base"], size)
         self.spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), images)
         if card is not None:
-            self.spec = replace(self.spec, convention=card.convention, env=card.env_for(images))
+            self.spec = replace(self.spec, convention=card.convention, env=card.env_for(images), remarks=card.remarks)
         if options.frozen_vlm:
             self.backbone.paligemma_with_expert.paligemma.requires_grad_(False)
 
@@ -104,7 +106,7 @@ class Pi0Policy(PretrainedPolicy):
         return read_state(checkpoint)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-        shutil.copyfile(self.directory / files.TOKENIZER, checkpoint / files.TOKENIZER)
+        shutil.copyfile(self.tokenizer, checkpoint / files.TOKENIZER)
         for path in self.directory.glob(f"**/{NORM_STATS}"):
             target = checkpoint / path.relative_to(self.directory)
             target.parent.mkdir(parents=True, exist_ok=True)

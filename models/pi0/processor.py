@@ -16,9 +16,11 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.images import pillow_resized
 
 from ..files import check_prompt
-from .checkpoint import NORM_STATS
 
+NORM_STATS = "norm_stats.json"
 STATE_BINS = 256
+RANGES = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": ("min", "max")}
+"""Modes that map this range to [-1, 1]; names as in lerobot."""
 
 
 def resize_with_pad(images: Tensor, size: tuple[int, int]) -> Tensor:
@@ -40,19 +42,26 @@ def to_unit_range(images: Tensor) -> Tensor:
 
 
 class Normalizer(nn.Module):
-    """Robot units to model units by mean and std (π₀) or by 1 % and 99 % quantiles (π₀.₅)."""
+    """Robot units to model units.
 
-    def __init__(self, statistics: dict[str, Any], quantiles: bool) -> None:
+    ``mode``: ``MEAN_STD`` (openpi's π₀), one of RANGES (``QUANTILES`` in its π₀.₅) or ``IDENTITY``.
+    ``epsilon`` is added to the standard deviation or range. Raises UserError.
+    """
+
+    def __init__(self, statistics: dict[str, Any], mode: str, epsilon: float = 1e-6) -> None:
         super().__init__()
-        if quantiles:
-            low, high = (torch.tensor(statistics[name], dtype=torch.float64) for name in ("q01", "q99"))
-            offset, scale = low, high - low + 1e-6
-        else:
-            offset, scale = (torch.tensor(statistics[name], dtype=torch.float64) for name in ("mean", "std"))
-            scale = scale + 1e-6
-        self.quantiles = quantiles
+        if mode not in (*RANGES, "MEAN_STD", "IDENTITY"):
+            raise UserError(f"normalisation {mode} is not known: choose another model.checkpoint")
+        names = RANGES.get(mode, ("mean", "std"))
+        if absent := [name for name in names if name not in statistics]:
+            raise UserError(f"normalisation {mode} needs {' and '.join(names)}, the checkpoint's statistics lack {' and '.join(absent)}")
+        offset, scale = (torch.tensor(statistics[name], dtype=torch.float64) for name in names)
+        self.to_range = mode in RANGES
+        scale = scale - offset if self.to_range else scale
+        if mode == "IDENTITY":
+            offset, scale, epsilon = torch.zeros_like(offset), torch.ones_like(scale), 0.0
         self.register_buffer("offset", offset, persistent=False)
-        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("scale", scale + epsilon, persistent=False)
 
     offset: Tensor
     scale: Tensor
@@ -64,11 +73,11 @@ class Normalizer(nn.Module):
         """Normalise ``[..., D]``; statistics of further dimensions are ignored."""
         count = values.shape[-1]
         unit = (values.double() - self.offset[:count]) / self.scale[:count]
-        return (unit * 2 - 1 if self.quantiles else unit).to(values.dtype)
+        return (unit * 2 - 1 if self.to_range else unit).to(values.dtype)
 
     def inverse(self, values: Tensor) -> Tensor:
         count = values.shape[-1]
-        unit = (values.double() + 1) / 2 if self.quantiles else values.double()
+        unit = (values.double() + 1) / 2 if self.to_range else values.double()
         return (unit * self.scale[:count] + self.offset[:count]).to(values.dtype)
 
 
@@ -106,18 +115,20 @@ def absolute(actions: Tensor, state: Tensor, dimensions: list[int]) -> Tensor:
 class PromptEncoder:
     """Encode instructions, and optionally the normalised state, as ids padded on the right."""
 
-    def __init__(self, tokenizer: Tokenizer, length: int, bos_id: int, with_state: bool) -> None:
-        self.tokenizer, self.length, self.bos_id, self.with_state = tokenizer, length, bos_id, with_state
+    def __init__(self, tokenizer: Tokenizer, length: int, bos_id: int, with_state: bool, state_dim: int = 0) -> None:
+        """``state_dim``: numbers of the state in the text, padded with 0; fewer have no effect."""
+        self.tokenizer, self.length, self.bos_id, self.with_state, self.state_dim = tokenizer, length, bos_id, with_state, state_dim
 
     def texts(self, instruction: str, state: Tensor) -> list[str]:
         """Return the pieces of text to tokenise.
 
-        ``state``: ``[S]``, normalised, not padded; put into 256 bins on [-1, 1], and -1 below them.
+        ``state``: ``[S]``, normalised; put into 256 bins on [-1, 1], and -1 below them.
         """
         clean = instruction.strip().replace("_", " ").replace("\n", " ")
         if not self.with_state:
             return [clean, "\n"]
-        bins = np.digitize(state.double().numpy(), np.linspace(-1, 1, STATE_BINS + 1)[:-1]) - 1
+        padded = np.pad(state.double().numpy(), (0, max(self.state_dim - len(state), 0)))
+        bins = np.digitize(padded, np.linspace(-1, 1, STATE_BINS + 1)[:-1]) - 1
         return [f"Task: {clean}, State: {' '.join(map(str, bins))};\nAction: "]
 
     def ids(self, instruction: str, state: Tensor) -> list[int]:

@@ -10,7 +10,7 @@ from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.evaluation import sweep
 from rlinf_vla.evaluation.evaluate import evaluate, headline
 from rlinf_vla.runtime import builders, recipes, run_directory
-from rlinf_vla.runtime.fit import resized_images
+from rlinf_vla.runtime.fit import remarks
 from rlinf_vla.runtime.open import play_in_process
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.training.checkpoint import load_checkpoint
@@ -43,7 +43,7 @@ def run(config: DictConfig) -> None:
             version = load_checkpoint(checkpoint, policy)["policy_version"] if checkpoint else 0
             directory = run_directory.for_evaluation(config, checkpoint)
             groups = stack.enter_context(builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
-            for line in resized_images(policy.spec, groups[0].spec):
+            for line in remarks(policy.spec, groups[0].spec):
                 print(line)
             stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
             play, rate = play_in_process(recipe, policy, groups), groups[0].spec.control_hz / policy.spec.chunk

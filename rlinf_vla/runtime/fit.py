@@ -86,9 +86,9 @@ def _units(tool: ToolUnits) -> str:
     return f"{tool.translation_m:g} m and {tool.rotation_rad:g} rad"
 
 
-def resized_images(policy: PolicySpec, env: EnvSpec) -> list[str]:
-    """Describe the images that the policy resizes, one line each."""
-    found = []
+def remarks(policy: PolicySpec, env: EnvSpec) -> list[str]:
+    """Return lines on the policy for the user: its own, and one per image that it resizes."""
+    found = list(policy.remarks)
     for name, (height, width) in policy.images.items():
         if (seen := env.images[name]) != (height, width):
             found.append(f"image {name}: rendered at {seen[0]}x{seen[1]}, resized once, to the policy's {height}x{width}")
@@ -96,6 +96,9 @@ def resized_images(policy: PolicySpec, env: EnvSpec) -> list[str]:
 
 
 def fitted(config: Any, policy: PolicySpec) -> Any:
-    """Return the ``env`` node with the policy's values of the keys that it has and leaves null."""
+    """Return the ``env`` node with the policy's values of the keys that it has and leaves empty.
+
+    A list is empty, too: ``cameras: []`` suits only players that see nothing.
+    """
     names = {field.name for field in fields(config)}
-    return replace(config, **{key: value for key, value in policy.env.items() if key in names and getattr(config, key) is None})
+    return replace(config, **{key: value for key, value in policy.env.items() if key in names and getattr(config, key) in (None, [])})

@@ -11,6 +11,7 @@ DATA = (
     *("*.safetensors", "*.json", "tokenizer.model"),
     # components of OpenVLA-OFT, published as pickles; their reader admits tensors only
     *("action_head--*.pt", "proprio_projector--*.pt", "vision_backbone--*.pt"),
+    "params/*",  # openpi's checkpoints in JAX
 )
 """Patterns of the files to download."""
 

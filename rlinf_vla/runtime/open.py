@@ -14,7 +14,7 @@ from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import BaseFlow, PlayEpisodes, Runtime, Say
-from rlinf_vla.runtime.fit import resized_images
+from rlinf_vla.runtime.fit import remarks
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import load_earlier, save_checkpoint
@@ -43,7 +43,7 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
         if family != SUPERVISED or config.demonstrations.dataset is None or evaluates:
             say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
             groups = stack.enter_context(builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
-            for line in resized_images(policy.spec, groups[0].spec) if policy is not None else []:
+            for line in remarks(policy.spec, groups[0].spec) if policy is not None else []:
                 say(line)
         stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
         flow: BaseFlow

@@ -162,11 +162,11 @@ def test_minimum_and_maximum_instead_of_quantiles() -> None:
 def test_pi05_uses_quantiles_and_pi0_standard_deviations(tmp_path: Path) -> None:
     fixture = Fixture("openpi_preproc")
     statistics = fixture.json("norm_stats.json")["norm_stats"]["actions"]
-    for quantiles in (False, True):
+    for quantiles, mode, other in ((False, "MEAN_STD", "QUANTILES"), (True, "QUANTILES", "MEAN_STD")):
         expected, actions = fixture.expected[f"norm_actions_q{int(quantiles)}"], fixture.inputs["actions"]
-        assert difference(Normalizer(statistics, quantiles)(actions), expected) <= 1e-12
-        assert difference(Normalizer(statistics, not quantiles)(actions), expected) > 0.5
-        assert small_pi0(tmp_path / str(quantiles), pi05=quantiles).action_normalizer.quantiles == quantiles
+        assert difference(Normalizer(statistics, mode)(actions), expected) <= 1e-12
+        assert difference(Normalizer(statistics, other)(actions), expected) > 0.5
+        assert small_pi0(tmp_path / str(quantiles), pi05=quantiles).action_normalizer.to_range == quantiles
 
 
 @torch.no_grad()

@@ -48,7 +48,9 @@ def openvla(directory: Path) -> Path:
 
 def pi0(directory: Path, pi05: bool = False) -> Path:
     norm_stats = {"state": statistics(LIBERO["state"]), "actions": statistics(LIBERO["action"])}
-    return written(directory, {"config.json": {"pi05": pi05, "bos_token_id": 1}, "norm_stats.json": {"norm_stats": norm_stats}})
+    return written(
+        directory, {"config.json": {"pi05": pi05, "action_horizon": 50, "bos_token_id": 1}, "norm_stats.json": {"norm_stats": norm_stats}}
+    )
 
 
 def written(directory: Path, documents: dict[str, Any]) -> Path:

@@ -68,7 +68,7 @@ def test_openvla_action_tokens(prismatic: Fixture) -> None:
 def test_openpi_normalisation(openpi: Fixture, quantiles: bool) -> None:
     inputs, expected, kind = openpi.inputs, openpi.expected, f"q{int(quantiles)}"
     statistics = openpi.json("norm_stats.json")["norm_stats"]
-    state, actions = (Normalizer(statistics[name], quantiles) for name in ("state", "actions"))
+    state, actions = (Normalizer(statistics[name], "QUANTILES" if quantiles else "MEAN_STD") for name in ("state", "actions"))
     for name, normalizer in (("state", state), ("actions", actions)):
         normalised = normalizer(inputs[name])
         assert difference(normalised, expected[f"norm_{name}_{kind}"]) <= 1e-12

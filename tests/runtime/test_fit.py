@@ -11,7 +11,7 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Convention, EnvSpec, PolicySpec, ToolUnits
 from rlinf_vla.envs.libero.conventions import native
-from rlinf_vla.runtime.fit import check_fit, fitted, resized_images
+from rlinf_vla.runtime.fit import check_fit, fitted, remarks
 
 POLICY = PolicySpec(8, 7, 0, {"base": (224, 224)})
 LIBERO = {"gripper": "minus_opens", "state": "axis_angle", "flip": "rot180"}
@@ -94,12 +94,12 @@ def test_what_is_not_known_is_not_compared() -> None:
     check_fit(Policy(), libero())  # type: ignore[arg-type]
 
 
-def test_the_policy_learns_all_instructions_and_resized_images_are_said() -> None:
+def test_the_policy_learns_all_instructions_and_remarks_are_said() -> None:
     policy = Policy()
     check_fit(policy, env(instructions=("one", "another")))  # type: ignore[arg-type]
     assert policy.told == ("one", "another")
-    assert resized_images(policy.spec, env()) == ["image base: rendered at 256x256, resized once, to the policy's 224x224"]
-    assert resized_images(policy.spec, replace(env(), images={"base": (224, 224)})) == []
+    assert remarks(policy.spec, env()) == ["image base: rendered at 256x256, resized once, to the policy's 224x224"]
+    assert remarks(policy.spec, replace(env(), images={"base": (224, 224)})) == []
 
 
 @dataclass

@@ -24,11 +24,12 @@ FILES = {
     "model.safetensors": b"weights",
     "action_head--150000_checkpoint.pt": b"head",
     "assets/some/norm_stats.json": b"{}",
+    "params/ocdbt.process_0/d/0123": b"arrays",
     "modeling_prismatic.py": b"raise SystemExit('code of the checkpoint ran')",
     "optimizer.pt": b"pickle",
     "pytorch_model.bin": b"pickle",
 }
-DATA = {"config.json", "dataset_statistics.json", "model.safetensors", "action_head--150000_checkpoint.pt", "assets/some/norm_stats.json"}
+DATA = set(FILES) - {"modeling_prismatic.py", "optimizer.pt", "pytorch_model.bin"}
 
 
 class Hub(BaseHTTPRequestHandler):

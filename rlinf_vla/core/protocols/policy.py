@@ -44,6 +44,8 @@ class PolicySpec:
     """What its actions, states and images mean, as far as the checkpoint tells."""
     env: dict[str, Any] = field(default_factory=dict)
     """Values that this policy needs of keys of the node ``env``, used where these are null."""
+    remarks: tuple[str, ...] = ()
+    """Lines for the user at the start of a run, such as what is assumed of the checkpoint."""
 
 
 class Policy(nn.Module):
