@@ -15,7 +15,7 @@ from rlinf_vla.telemetry.measurement import nbytes, peak_growth, time_interleave
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of measured work: each ``call`` does ``amount`` of ``unit``, and ``model`` at least."""
+    """One kind of measured work: each ``call`` does ``amount`` of ``unit``; ``model``: at least."""
 
     call: Callable[[], Any]
     amount: float
