@@ -85,11 +85,12 @@ def run(config: DictConfig) -> None:
 
 
 def measure(
-    policy: Policy, observation: Observation, temperature: float, cuda_graphs: bool, limits: Limits
+    policy: Policy, observation: Observation, temperature: float, cuda_graphs: bool, limits: Limits, updates: bool = True
 ) -> tuple[list[Latency], float | None]:
     """Measure each kind of call, in turns so that other load affects all kinds alike.
 
-    All actions are greedy. Also returns the share of actions that equal those of the reference
+    All actions are greedy. ``updates``: measure ``evaluate`` too, for which a large batch may be too
+    large. Also returns the share of actions that equal those of the reference
     implementation (None if the policy has none).
     """
     inputs = policy.prepare(observation)
@@ -128,7 +129,7 @@ def measure(
         kinds |= {"act without graphs": act_eagerly}
     if plain is not None:
         kinds |= {"plain": plainly}
-    kinds |= {"evaluate": forward, "evaluate + backward": backward}
+    kinds |= {"evaluate": forward, "evaluate + backward": backward} if updates else {}
     seconds = time_interleaved(kinds, device, CALLS, WARMUP, SECONDS)
     found = []
     for kind, each in seconds.items():

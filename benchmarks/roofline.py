@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry
 
 from rlinf_vla.telemetry.measurement import time_interleaved
 
@@ -88,42 +88,52 @@ class Reached:
         return f"{100 * self.mfu:.1f} %", f"{100 * self.of_roofline:.0f} %"
 
 
-def _attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
     """FLOPs of attention on ``[B, heads, length, size]``: two products, whatever the mask."""
-    return int(2 * prod(query[:3]) * key[2] * (query[3] + value[3]))
+    return 2 * prod(query.shape[:3]) * key.shape[2] * (query.shape[3] + value.shape[3])
 
 
-def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
+def _attention_backward(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> int:
     """FLOPs of four products. The kernels compute a fifth again, which is no work of the model."""
     return 2 * _attention(query, key, value)
 
 
-_KERNELS = ("flash", "efficient", "cudnn")
-_FORWARD = [getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention") for kernel in _KERNELS]
-_BACKWARD = [getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention_backward") for kernel in _KERNELS]
-_FORWARD.append(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)
-_BACKWARD.append(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward)
-_ATTENTION = dict.fromkeys(_FORWARD, _attention) | dict.fromkeys(_BACKWARD, _attention_backward)
-"""PyTorch's own table lacks the CPU's kernels, and old versions refuse grouped queries."""
+def _formulas() -> dict[Any, Callable[..., int]]:
+    """Return PyTorch's table, whose attention lacks the CPU's kernels, with ours for attention."""
+    found = dict(flop_registry)
+    for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"):
+        found[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}")] = _attention
+        found[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_backward")] = _attention_backward
+    return found
 
 
-class _Traffic(TorchDispatchMode):
+class _Counter(TorchDispatchMode):
+    """Counts like PyTorch's FlopCounterMode, whose hooks on modules fail in inference mode."""
+
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
         # by storage, not by address: tensors on the meta device have none
         self._sizes = {weight.untyped_storage()._cdata: weight.numel() * weight.element_size() for weight in weights}
-        self.bytes = 0
+        self._formulas = _formulas()
+        self.flops = self.bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        operation = function.overloadpacket
+        operation, kwargs = function.overloadpacket, kwargs or {}
+        formula = self._formulas.get(operation)
+        if formula is None and function is not torch.ops.prim.device.default:
+            with self:  # in inference mode there is no autograd that would have decomposed it
+                found = function.decompose(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        found = function(*args, **kwargs)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=found)
         if operation.__name__ in _GATHERS or function.is_view:  # a gather reads only the selected rows
             return found
-        counted = operation in flop_registry or operation in _ATTENTION
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor):
-                self.bytes += self._sizes.get(leaf.untyped_storage()._cdata, leaf.nbytes if counted else 0)
-        if counted:
+                self.bytes += self._sizes.get(leaf.untyped_storage()._cdata, 0 if formula is None else leaf.nbytes)
+        if formula is not None:
             self.bytes += sum(leaf.nbytes for leaf in tree_leaves(found) if isinstance(leaf, Tensor))
         return found
 
@@ -133,10 +143,9 @@ def work(call: Callable[[], Any], weights: Iterable[Tensor]) -> Work:
 
     What gradient checkpointing computes again is counted, too.
     """
-    # the counter is the inner mode, because it decomposes operations that autograd would
-    with _Traffic(weights) as traffic, FlopCounterMode(display=False, custom_mapping=_ATTENTION) as flops:
+    with _Counter(weights) as found:
         call()
-    return Work(flops.get_total_flops(), traffic.bytes)
+    return Work(found.flops, found.bytes)
 
 
 def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
