@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac prove-gpu gpu-packages robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
 
 install: $(INSTALLED)
 
@@ -81,6 +81,17 @@ chaos: install
 # Two Ray nodes in network namespaces whose link is cut; with EXTRAS=ray,franka,dev also a simulated Franka on one of them. Needs root.
 cluster-test: install
 	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs tests/runtime/ray/test_two_nodes.py tests/runtime/ray/test_franka_elsewhere.py
+
+# On a machine with an NVIDIA GPU, without network and without `make install`: tools/prove_gpu.py, PARTS="openvla update" takes some parts.
+# It uses the machine's own PyTorch, so it takes the environment of `make install` only if PYTHON names it.
+prove-gpu:
+	$(PYTHON) tools/prove_gpu.py $(PARTS)
+
+# For a GPU machine without network: the small packages that it may lack, for the same version of Python, into .prove-gpu/packages.
+gpu-packages:
+	$(PYTHON) -m pip install -q --disable-pip-version-check --upgrade --no-deps --target .prove-gpu/packages \
+		hydra-core==1.3.* omegaconf==2.3.* antlr4-python3-runtime==4.9.* PyYAML rich markdown-it-py mdurl pygments psutil pillow \
+		pytest pluggy iniconfig packaging hypothesis sortedcontainers attrs jinja2 MarkupSafe
 
 # SAC from images and proprioception, with 20 demonstrations and without.
 prove-sac: install

@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 
 from rlinf_vla.benchmarks import harness
-from rlinf_vla.benchmarks.roofline import Limits, measured_limits, work
+from rlinf_vla.benchmarks.roofline import Limits, Reached, limits_of, work
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Episodes, Observation
 from rlinf_vla.planner import synthetic
@@ -32,8 +32,8 @@ class Latency:
     """Latency of one kind of call.
 
     ``best_ms``: the least disturbed call. ``actions_per_s``: actions that the median call chooses
-    or evaluates per second. ``of_limit``: the least time in which the device can do the call's
-    arithmetic and read its weights, divided by the best time.
+    or evaluates per second. ``reached``: of the device's limits, by the best call; with gradient
+    checkpointing, what is computed again counts as work.
     """
 
     batch: int
@@ -43,7 +43,7 @@ class Latency:
     p50_ms: float
     p99_ms: float
     actions_per_s: float
-    of_limit: float
+    reached: Reached
 
 
 def run(config: DictConfig) -> None:
@@ -56,7 +56,7 @@ def run(config: DictConfig) -> None:
     ratios: dict[str, dict[str, float]] = {}
     agreement: dict[str, float] = {}
     with builders.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
-        limits = measured_limits(torch.device(recipe.cluster.device), next(policy.backbone.parameters()).dtype)
+        limits = limits_of(torch.device(recipe.cluster.device), next(policy.backbone.parameters()).dtype)
         for batch in sorted({1, recipe.rollout.batch_size}):
             status.update(f"batch {batch}")
             observation = synthetic.observation(policy.spec, batch, recipe.cluster.device)
@@ -69,9 +69,9 @@ def run(config: DictConfig) -> None:
     rows = []
     for each in measured:
         numbers = (each.best_ms, each.p50_ms, each.p99_ms, each.actions_per_s)
-        rows.append((str(each.batch), each.kind, *(f"{number:.1f}" for number in numbers), f"{100 * each.of_limit:.0f} %"))
-    columns = ("batch", "call", "best ms", "p50 ms", "p99 ms", "actions/s", "of limit")
-    report.show(columns, rows, f"{recipe.model.name} on {recipe.cluster.device}")
+        rows.append((str(each.batch), each.kind, *(f"{number:.1f}" for number in numbers), *each.reached.described()))
+    columns = ("batch", "call", "best ms", "p50 ms", "p99 ms", "actions/s", "MFU", "of roofline")
+    report.show(columns, rows, f"{recipe.model.name} on {recipe.cluster.device}; limits: {limits.described()}")
     for name, ratio in ratios.items():
         same_share = f"the same actions in {100 * agreement[name]:.0f} %"
         console.print(f"{name}: plain / act = {ratio['p50']:.2f} (p50), {ratio['best']:.2f} (best); {same_share}")
@@ -85,11 +85,12 @@ def run(config: DictConfig) -> None:
 
 
 def measure(
-    policy: Policy, observation: Observation, temperature: float, cuda_graphs: bool, limits: Limits
+    policy: Policy, observation: Observation, temperature: float, cuda_graphs: bool, limits: Limits, updates: bool = True
 ) -> tuple[list[Latency], float | None]:
     """Measure each kind of call, in turns so that other load affects all kinds alike.
 
-    All actions are greedy. Also returns the share of actions that equal those of the reference
+    All actions are greedy. ``updates``: measure ``evaluate`` too, for which a large batch may be too
+    large. Also returns the share of actions that equal those of the reference
     implementation (None if the policy has none).
     """
     inputs = policy.prepare(observation)
@@ -128,13 +129,14 @@ def measure(
         kinds |= {"act without graphs": act_eagerly}
     if plain is not None:
         kinds |= {"plain": plainly}
-    kinds |= {"evaluate": forward, "evaluate + backward": backward}
+    kinds |= {"evaluate": forward, "evaluate + backward": backward} if updates else {}
     seconds = time_interleaved(kinds, device, CALLS, WARMUP, SECONDS)
-    least = {kind: limits.least_seconds(work(act_eagerly if kind == "act" else call, policy.parameters())) for kind, call in kinds.items()}
     found = []
     for kind, each in seconds.items():
         best, p50, p99 = (float(np.quantile(each, share)) for share in (0, 0.5, 0.99))
-        found.append(Latency(batch, kind, len(each), 1e3 * best, 1e3 * p50, 1e3 * p99, batch * chunk / p50, least[kind] / best))
+        done = work(act_eagerly if kind == "act" else kinds[kind], policy.parameters())
+        reached = limits.reached(done, best)
+        found.append(Latency(batch, kind, len(each), 1e3 * best, 1e3 * p50, 1e3 * p99, batch * chunk / p50, reached))
     if plain is None:
         return found, None
     return found, torch.isclose(actions["act"], actions["plain"], rtol=0, atol=1e-4).double().mean().item()

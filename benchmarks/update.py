@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from omegaconf import DictConfig
 
 from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.sac import SAC, SACPolicy
 from rlinf_vla.benchmarks import harness, update_on_policy, update_soft
+from rlinf_vla.benchmarks.roofline import limits_of
 from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM
@@ -22,11 +24,12 @@ def run(config: DictConfig) -> None:
     policy = builders.build_policy(recipe)
     report = harness.Report(config, "bench_update")
     with builders.threads(recipe.cluster.update_threads), report.console.status("starting") as status:
+        limits = limits_of(torch.device(recipe.cluster.device), next(policy.backbone.parameters()).dtype)
         if isinstance(policy, SACPolicy):
             report.directory.mkdir(parents=True, exist_ok=True)
-            found = update_soft.measure(recipe, policy, report.directory, status.update)
+            found = update_soft.measure(recipe, policy, limits, report.directory, status.update)
         else:
-            found = update_on_policy.measure(recipe, policy, status.update)
+            found = update_on_policy.measure(recipe, policy, limits, status.update)
     _show(report, found, f"{recipe.model.name} on {recipe.cluster.device}")
     weights, trained = ([p.numel() for p in policy.parameters() if p.requires_grad or every] for every in (True, False))
     document = found.document() | {"model": recipe.model.name, "weights": sum(weights), "trained": sum(trained)}
@@ -35,9 +38,12 @@ def run(config: DictConfig) -> None:
 
 def _show(report: harness.Report, found: UpdateMeasurements, subject: str) -> None:
     console, rates = report.console, found.rates.items()
-    console.print(f"{subject}, {found.title}")
-    rows = ((name, f"{rate.per_s:.1f} {rate.unit}/s", f"{1e3 * rate.best_s:.2f}", str(rate.calls)) for name, rate in rates)
-    report.show(("", "rate", "best ms", "calls"), rows)
+    console.print(f"{subject}, {found.title}; limits: {found.limits.described()}")
+    rows = []
+    for name, rate in rates:
+        reached = ("", "") if rate.reached is None else rate.reached.described()
+        rows.append((name, f"{rate.per_s:.1f} {rate.unit}/s", f"{1e3 * rate.best_s:.2f}", str(rate.calls), *reached))
+    report.show(("", "rate", "best ms", "calls", "MFU", "of roofline"), rows)
     for name, each in found.memory.items():
         parts = ("weights", "gradients", "optimizer", "activations", "data")
         said = ", ".join(f"{part} {getattr(each, part) / 1e6:.1f}" for part in parts)

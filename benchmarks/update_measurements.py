@@ -9,26 +9,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf_vla.benchmarks import roofline
 from rlinf_vla.telemetry.measurement import nbytes, peak_growth, time_interleaved
 
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of measured work: each ``call`` does ``amount`` of ``unit``."""
+    """One kind of measured work: each ``call`` does ``amount`` of ``unit``; ``model``: at least."""
 
     call: Callable[[], Any]
     amount: float
     unit: str
+    model: roofline.Work | None = None
+    """None: not counted."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Rate of the fastest (least disturbed) of ``calls`` calls."""
+    """Rate of the fastest (least disturbed) of ``calls`` calls; what it reached of the limits."""
 
     unit: str
     per_s: float
     best_s: float
     calls: int
+    reached: roofline.Reached | None
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Memory:
 @dataclass
 class UpdateMeasurements:
     title: str
+    limits: roofline.Limits
     rates: dict[str, Rate] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
@@ -69,7 +74,8 @@ class UpdateMeasurements:
         seconds = time_interleaved({name: work.call for name, work in kinds.items()}, device, calls, warmup, limit)
         for name, work in kinds.items():
             best = min(seconds[name])
-            self.rates[name] = Rate(work.unit, work.amount / best, best, len(seconds[name]))
+            reached = None if work.model is None else self.limits.reached(work.model, best)
+            self.rates[name] = Rate(work.unit, work.amount / best, best, len(seconds[name]), reached)
 
     def compare(self, label: str, first: str, second: str) -> None:
         """Store the ratio of the rates ``first`` / ``second``."""

@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
+from rlinf_vla.benchmarks import roofline
 from rlinf_vla.benchmarks.update_measurements import Memory, UpdateMeasurements, Work, measured_memory
 from rlinf_vla.config.cluster import ClusterConfig
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.planner.accounting import fused_attention
+from rlinf_vla.planner.memory import MemoryModel
 from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.local import InProcessFlow
@@ -27,8 +31,11 @@ SPLIT = 4
 """Micro-batches per minibatch if the recipe's own micro-batch size does not split it."""
 
 
-def measure(recipe: Recipe, policy: Policy, say: Callable[[str], None]) -> UpdateMeasurements:
-    """Measure updates on ``MINIBATCHES`` minibatches of synthetic policy calls."""
+def measure(recipe: Recipe, policy: Policy, limits: roofline.Limits, say: Callable[[str], None]) -> UpdateMeasurements:
+    """Measure updates on ``MINIBATCHES`` minibatches of synthetic policy calls.
+
+    ``limits``: of the policy's device.
+    """
     recipe = with_frozen_weights(recipe)
     config = recipe.algorithm
     algorithm: OnPolicy = builders.build_algorithm(recipe)
@@ -37,7 +44,7 @@ def measure(recipe: Recipe, policy: Policy, say: Callable[[str], None]) -> Updat
     with torch.no_grad():
         again = config.epochs > 1 and policy.precompute(one) is not one
     found = UpdateMeasurements(
-        f"{config.name}: {len(batch)} policy calls, {config.epochs} epochs of minibatches of {config.minibatch_size}"
+        f"{config.name}: {len(batch)} policy calls, {config.epochs} epochs of minibatches of {config.minibatch_size}", limits
     )
     flows: dict[str, InProcessFlow] = {}
     kinds: dict[str, Work] = {}
@@ -48,7 +55,7 @@ def measure(recipe: Recipe, policy: Policy, say: Callable[[str], None]) -> Updat
         flow = InProcessFlow(policy, [], builders.build_trainer(plan, policy), settings, reuse_frozen=cluster.reuse_frozen)
         update = partial(flow.update, batch, algorithm)
         found.memory[name] = _memory(plan, algorithm, batch, flow, update, again and cluster.reuse_frozen)
-        flows[name], kinds[name] = flow, Work(update, len(batch) * config.epochs, "policy calls")
+        flows[name], kinds[name] = flow, Work(update, len(batch) * config.epochs, "policy calls", model_work(plan))
     say(f"{REPEATS} updates under each plan")
     found.time(kinds, batch.advantage.device, REPEATS)
     whole, *others = kinds
@@ -67,6 +74,37 @@ def _clusters(cluster: ClusterConfig, minibatch: int, again: bool) -> dict[str, 
     if again:
         plans["without reuse_frozen"] = replace(whole, reuse_frozen=False)
     return plans
+
+
+def model_work(recipe: Recipe) -> roofline.Work | None:
+    """Count an update on ``MINIBATCHES`` minibatches, on the meta device.
+
+    Forward passes, and backward passes for what needs gradients. Leaves out what gradient
+    checkpointing computes again, and the optimiser. None if the model cannot be built there.
+    """
+    try:
+        model = MemoryModel(recipe)
+    except UserError:
+        return None
+    config, rows = recipe.algorithm, recipe.cluster.rows
+    weights = list(model.policy.parameters())
+
+    def step(size: int) -> roofline.Work:
+        batch = model.batch(size)
+        return roofline.work(lambda: model.loss(model.policy, batch).backward(), weights)
+
+    @torch.no_grad()
+    def frozen(size: int) -> roofline.Work:
+        return roofline.work(lambda: model.policy.precompute(model.inputs(size)), weights)
+
+    def of_blocks(block: Callable[[int], roofline.Work], count: int) -> roofline.Work:
+        whole, rest = divmod(count, rows)
+        found = block(rows) * whole if whole else roofline.Work()
+        return found + block(rest) if rest else found
+
+    with fused_attention(recipe.cluster.device):
+        found = of_blocks(step, config.minibatch_size) * (MINIBATCHES * config.epochs)
+        return found + of_blocks(frozen, MINIBATCHES * config.minibatch_size) if model.kept else found
 
 
 def _memory(recipe: Recipe, algorithm: OnPolicy, batch: Batch, flow: InProcessFlow, update: Callable[[], Any], remembers: bool) -> Memory:

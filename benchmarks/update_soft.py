@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rlinf_vla.algorithms.feature_policy import Critics
 from rlinf_vla.algorithms.off_policy import critic_loss
 from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
+from rlinf_vla.benchmarks.roofline import Limits, work
 from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements, Work, measured_memory
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.types import ACTION, Tensors, Transitions
@@ -34,11 +35,11 @@ REPLAY, SINGLY, COPY = "sample of the replay", "record by record", "copy in memo
 ENSEMBLE, SEPARATE = "ensemble of critics", "critics one by one"
 
 
-def measure(recipe: Recipe, policy: SACPolicy, directory: Path, say: Callable[[str], None]) -> UpdateMeasurements:
-    """Measure the SAC update. ``directory``: parent of a temporary replay."""
+def measure(recipe: Recipe, policy: SACPolicy, limits: Limits, directory: Path, say: Callable[[str], None]) -> UpdateMeasurements:
+    """Measure the SAC update on a device of ``limits``; ``directory``: of a temporary replay."""
     config: SACConfig = recipe.algorithm
     device = policy.log_alpha.device
-    found = UpdateMeasurements(f"sac: {config.batch_size} transitions, {config.critics} critics")
+    found = UpdateMeasurements(f"sac: {config.batch_size} transitions, {config.critics} critics", limits)
     with tempfile.TemporaryDirectory(prefix="replay-", dir=directory) as folder:
         say("filling a replay")
         block = synthetic.records(policy, BLOCK, builders.actor_settings(recipe, recipe.rollout.temperature), config.gamma)
@@ -93,7 +94,9 @@ def _memory(policy: SACPolicy, config: SACConfig, batch: Transitions, found: Upd
 def _steps(policy: SACPolicy, config: SACConfig, batch: Transitions, device: torch.device, found: UpdateMeasurements) -> None:
     trainer, size = _trainer(policy, config), config.batch_size
     steps = {name: _step(trainer, batch, actor) for name, actor in ((STEP, True), (CRITICS_STEP, False))}
-    found.time({name: Work(step, size, "transitions") for name, step in steps.items()}, device, CALLS, WARMUP, SECONDS)
+    weights = [*policy.parameters(), *trainer.target.parameters()]
+    works = {name: Work(step, size, "transitions", work(step, weights)) for name, step in steps.items()}
+    found.time(works, device, CALLS, WARMUP, SECONDS)
 
 
 def _sampling(store: Replay, block: Tensors, size: int, amount: int, found: UpdateMeasurements) -> None:

@@ -99,5 +99,6 @@ class BatchServer:
     def _observe(self, slots: tuple[int, ...]) -> None:
         state, images = self.batch.observe([slot - self.first for slot in slots])
         self.arrays.state[list(slots)] = np.asarray(state)
-        for name, image in images.items():
-            self.arrays.images[name][list(slots)] = np.asarray(image)
+        shown = {name: np.asarray(image) for name, image in images.items()}
+        for row, slot in enumerate(slots):
+            self.arrays.show(slot, {name: image[row] for name, image in shown.items()})

@@ -6,12 +6,14 @@ implements :class:`Batch`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.images import through_jpeg
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 
@@ -91,6 +93,7 @@ class BatchedVectorEnv(VectorEnv):
         self._under_way = torch.zeros(n, dtype=torch.bool, device=device)
         self._state = torch.zeros(n, self.spec.state_dim, device=device)
         self._images = {name: torch.zeros(n, *size, 3, dtype=torch.uint8, device=device) for name, size in self.spec.images.items()}
+        self._jpeg: dict[str, Tensor] = {}
         self._instruction = [""] * n
         self._result: StepResult | None = None
 
@@ -145,6 +148,9 @@ class BatchedVectorEnv(VectorEnv):
         result, self._result = self._result, None
         return result
 
+    def add_jpeg(self, cameras: Sequence[str]) -> None:
+        self._jpeg = {name: torch.zeros_like(image) for name, image in self._images.items() if name in cameras}
+
     def render(self, index: int) -> Tensor:
         return self._batch.render(index)
 
@@ -167,6 +173,7 @@ class BatchedVectorEnv(VectorEnv):
         state, images = self._batch.observe(rows.tolist())
         self._state = self._state.index_copy(0, rows, state)
         self._images = {name: self._images[name].index_copy(0, rows, image) for name, image in images.items()}
+        self._jpeg = {name: image.index_copy(0, rows, through_jpeg(images[name])) for name, image in self._jpeg.items()}
 
     def _observation(self) -> Observation:
-        return Observation(dict(self._images), self._state, list(self._instruction))
+        return Observation(dict(self._images), self._state, list(self._instruction), dict(self._jpeg))

@@ -146,5 +146,4 @@ class SlotServer:
     def _observe(self, slot: int) -> None:
         state, images = self.simulator.observe(slot - self.first)
         self.arrays.state[slot] = state
-        for name, image in images.items():
-            self.arrays.images[name][slot] = image
+        self.arrays.show(slot, images)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rlinf_vla.core.jpeg import round_trip
 
 _ALIGNMENT = 64
 
@@ -40,7 +43,9 @@ class SharedArrays:
     The simulator writes the rest: reached int64 ``[N]``, 0 before the slot's first reset in this
     process, then 1 plus the control steps that its episode has had here; reward float32, terminated
     and success bool ``[N, L]``; state float32 ``[N, S]``; images name -> uint8 ``[N, H, W, 3]``;
-    expert float32 ``[N, D]``; picture uint8 ``[H, W, 3]``, one rendered image at a time.
+    expert float32 ``[N, D]``; picture uint8 ``[H, W, 3]``, one rendered image at a time; jpeg, the
+    images after a JPEG round trip, of those for which the parent set ``as_jpeg`` (bool, in the
+    order of ``images``).
     """
 
     def __init__(self, file: int, spec: SimulatorSpec, slots: int, episode_limit: int) -> None:
@@ -55,7 +60,8 @@ class SharedArrays:
             "state": (np.float32, (n, spec.state_dim)),
             "expert": (np.float32, (n, dim)),
             "picture": (np.uint8, (*spec.picture, 3)),
-            **{f"images/{name}": (np.uint8, (n, *size, 3)) for name, size in spec.images.items()},
+            "as_jpeg": (np.bool_, (len(spec.images),)),
+            **{f"{kind}/{name}": (np.uint8, (n, *size, 3)) for kind in ("images", "jpeg") for name, size in spec.images.items()},
         }
         offsets, end = {}, 0
         for name, (dtype, shape) in shapes.items():
@@ -74,4 +80,13 @@ class SharedArrays:
         self.state: NDArray[np.float32] = views["state"]
         self.expert: NDArray[np.float32] = views["expert"]
         self.picture: NDArray[np.uint8] = views["picture"]
+        self.as_jpeg: NDArray[np.bool_] = views["as_jpeg"]
         self.images: dict[str, NDArray[np.uint8]] = {name: views[f"images/{name}"] for name in spec.images}
+        self.jpeg: dict[str, NDArray[np.uint8]] = {name: views[f"jpeg/{name}"] for name in spec.images}
+
+    def show(self, slot: int, images: Mapping[str, NDArray[np.uint8]]) -> None:
+        """Store the images ``[H, W, 3]`` of a slot, and those that the parent reads as JPEG."""
+        for image, through_jpeg in zip(self.images, self.as_jpeg, strict=True):
+            self.images[image][slot] = images[image]
+            if through_jpeg:
+                self.jpeg[image][slot] = round_trip(self.images[image][slot])

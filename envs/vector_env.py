@@ -102,6 +102,9 @@ class ProcessVectorEnv(VectorEnv):
         told = (torch.from_numpy(each) for each in (reward, terminated, truncated, success, valid))
         return StepResult(self._observation(), *told)
 
+    def add_jpeg(self, cameras: Sequence[str]) -> None:
+        self.pool.arrays.as_jpeg[:] = [name in cameras for name in self.spec.images]
+
     def render(self, index: int) -> Tensor:
         if not 0 <= index < self.spec.num_envs:
             raise IndexError(f"there is no environment {index}; there are {self.spec.num_envs}")
@@ -125,4 +128,5 @@ class ProcessVectorEnv(VectorEnv):
     def _observation(self) -> Observation:
         arrays = self.pool.arrays
         images = {name: torch.from_numpy(image.copy()) for name, image in arrays.images.items()}
-        return Observation(images, torch.from_numpy(arrays.state.copy()), list(self._instruction))
+        jpeg = {name: torch.from_numpy(arrays.jpeg[name].copy()) for name, chosen in zip(images, arrays.as_jpeg, strict=True) if chosen}
+        return Observation(images, torch.from_numpy(arrays.state.copy()), list(self._instruction), jpeg)

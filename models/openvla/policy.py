@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlinf_vla.core.images import through_jpeg
 from rlinf_vla.core.protocols import Convention, Noise, PolicySpec
 from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
@@ -28,7 +29,7 @@ from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache, generate_reference_tokens
 from .options import OpenVLAOptions
 from .prismatic import PrismaticVLA
-from .processor import PixelNormalizer, PromptEncoder, center_crop, resize, rlds_resize
+from .processor import PixelNormalizer, PromptEncoder, center_crop, lanczos, resize
 
 COMPANIONS = (
     *(STATISTICS, files.TOKENIZER, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -124,7 +125,7 @@ class OpenVLAPolicy(PretrainedPolicy):
             action_dim=self.action_tokens.action_dim,
             state_dim=proprio_dim,
             images=images,
-            convention=replace(meaning, gripper=self.action_tokens.gripper_convention),
+            convention=replace(meaning, gripper=self.action_tokens.gripper_convention, jpeg=config["resize"] == "rlds"),
             env={} if card is None else card.env_for(images),
             remarks=() if card is None else card.remarks,
         )
@@ -145,17 +146,17 @@ class OpenVLAPolicy(PretrainedPolicy):
         self.prompts.length = files.prompt_length(self.options.prompt_length, PROMPT_LENGTH, needed)
 
     def prepare(self, obs: Observation) -> Inputs:
-        inputs = {f"image.{name}": self._image(obs.images[name], size) for name, size in self.spec.images.items()}
+        inputs = {f"image.{name}": self._image(obs, name, size) for name, size in self.spec.images.items()}
         token_ids, token_mask = self.prompts(obs.instruction)
         device = obs.state.device
         inputs |= {"token_ids": token_ids.to(device), "token_mask": token_mask.to(device)}
         return inputs | {"proprio": self.proprio(obs.state)} if self.proprio else inputs
 
-    def _image(self, images: Tensor, size: tuple[int, int]) -> Tensor:
-        if self.config["resize"] == "rlds":
-            images = rlds_resize(images, size)
+    def _image(self, obs: Observation, name: str, size: tuple[int, int]) -> Tensor:
+        if self.spec.convention.jpeg:
+            images = lanczos(obs.jpeg[name] if name in obs.jpeg else through_jpeg(obs.images[name]), size)
         else:
-            images = resize(images, size, self.config.get("image_resize_strategy", "resize-naive"))
+            images = resize(obs.images[name], size, self.config.get("image_resize_strategy", "resize-naive"))
         return center_crop(images) if self.config["center_crop"] else images
 
     def encode(self, inputs: Inputs) -> Any:

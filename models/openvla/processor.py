@@ -1,17 +1,15 @@
 """Prepare images and prompts as OpenVLA's ``prismatic/extern/hf/processing_prismatic.py`` does.
 
-:func:`rlds_resize` and :func:`center_crop` are the official LIBERO evaluation's preprocessing, from
-``experiments/robot/openvla_utils.py``.
+A JPEG round trip, :func:`lanczos` and :func:`center_crop` are the official LIBERO evaluation's
+preprocessing, from ``experiments/robot/openvla_utils.py``.
 """
 
 from __future__ import annotations
 
-import io
+import functools
 import math
 
-import numpy as np
 import torch
-from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -26,7 +24,6 @@ PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 DINO_MEAN, DINO_STD = (0.484375, 0.455078125, 0.40625), (0.228515625, 0.2236328125, 0.224609375)
 SIGLIP_MEAN, SIGLIP_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 LETTERBOX_FILL = (127, 127, 127)
-JPEG_QUALITY, CHROMA_420 = 95, 2  # TensorFlow's defaults
 LANCZOS_LOBES = 3
 CROP_AREA = 0.9
 
@@ -63,49 +60,39 @@ def _resized(images: Tensor, size: tuple[int, int], strategy: str) -> Tensor:
     return images[:, top : top + target, left : left + target]
 
 
-def rlds_resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize ``[B, H, W, 3]`` to ``[B, 3, *size]`` as RLDS data: JPEG round trip, then Lanczos."""
-    decoded = np.stack([_through_jpeg(image) for image in images.cpu().numpy()])
-    return lanczos(torch.from_numpy(decoded).to(images.device).permute(0, 3, 1, 2), size)
-
-
-def _through_jpeg(image: np.ndarray) -> np.ndarray:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "JPEG", quality=JPEG_QUALITY, subsampling=CHROMA_420)
-    return np.asarray(Image.open(file))
-
-
 def lanczos(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize uint8 ``[B, 3, H, W]`` to ``[B, 3, *size]`` by anti-aliased Lanczos with three lobes.
+    """Resize uint8 ``[B, H, W, 3]`` to ``[B, 3, *size]`` by anti-aliased Lanczos with three lobes.
 
     As ``tf.image.resize(method="lanczos3", antialias=True)``, rounded. PIL's rounds between its two
     passes and differs by up to 3 levels.
     """
-    rows, columns = (_lanczos_weights(*sides).to(images.device) for sides in zip(images.shape[2:], size, strict=True))
-    return (rows @ images.double() @ columns.T).round().clamp(0, 255).byte()
+    rows, columns = (_lanczos_weights(*sides, images.device) for sides in zip(images.shape[1:3], size, strict=True))
+    return (rows @ images.permute(0, 3, 1, 2).double() @ columns.T).round().clamp(0, 255).byte()
 
 
-def _lanczos_weights(before: int, after: int) -> Tensor:
+@functools.lru_cache(maxsize=64)
+def _lanczos_weights(before: int, after: int, device: torch.device) -> Tensor:
     """``[after, before]``, rows sum to one."""
     scale = before / after
     centres = (torch.arange(after, dtype=torch.float64) + 0.5) * scale
     distance = (torch.arange(before) + 0.5 - centres[:, None]) / max(scale, 1)
     weights = torch.where(distance.abs() < LANCZOS_LOBES, distance.sinc() * (distance / LANCZOS_LOBES).sinc(), 0)
-    return weights / weights.sum(dim=1, keepdim=True)
+    return (weights / weights.sum(dim=1, keepdim=True)).to(device)
 
 
 def center_crop(images: Tensor) -> Tensor:
     """Crop uint8 ``[B, 3, H, W]`` to CROP_AREA and resize back, as ``tf.image.crop_and_resize``."""
-    rows, columns = (_crop_weights(side).to(images.device) for side in images.shape[2:])
+    rows, columns = (_crop_weights(side, images.device) for side in images.shape[2:])
     cropped = (rows @ (images.double() / 255) @ columns.T).clamp(0, 1)
     return (cropped * 255.5).clamp(max=255).byte()  # truncates, as tf.image.convert_image_dtype
 
 
-def _crop_weights(side: int) -> Tensor:
+@functools.lru_cache(maxsize=64)
+def _crop_weights(side: int, device: torch.device) -> Tensor:
     """``[side, side]``, rows sum to one."""
     kept = math.sqrt(CROP_AREA)
     places = ((1 - kept) / 2 + kept * torch.linspace(0, 1, side, dtype=torch.float64)) * (side - 1)
-    return (1 - (places[:, None] - torch.arange(side)).abs()).clamp(min=0)
+    return (1 - (places[:, None] - torch.arange(side)).abs()).clamp(min=0).to(device)
 
 
 class PixelNormalizer(nn.Module):

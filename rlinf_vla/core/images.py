@@ -1,4 +1,4 @@
-"""Resize images to a model's input size."""
+"""Resize images to a model's input size, and pass them through JPEG."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
+
+from rlinf_vla.core.jpeg import round_trip
+
+
+def through_jpeg(images: Tensor) -> Tensor:
+    """Pass uint8 ``[B, H, W, 3]`` through JPEG, on the CPU, one after the other."""
+    return torch.from_numpy(np.stack([round_trip(image) for image in images.cpu().numpy()])).to(images.device)
 
 
 def resized(images: Tensor, size: tuple[int, int]) -> Tensor:

@@ -7,7 +7,7 @@ Shape letters used everywhere: ``B`` environments in a batch, ``T`` policy calls
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import torch
@@ -69,19 +69,22 @@ class Observation:
     images: name -> uint8 ``[B, H, W, 3]``, RGB, upright.
     state: float32 ``[B, S]``, proprioception in SI units.
     instruction: ``B`` strings.
+    jpeg: images of some cameras once more, after a JPEG round trip (``core/jpeg.py``).
     """
 
     images: dict[str, Tensor]
     state: Tensor
     instruction: list[str]
+    jpeg: dict[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Observation:
         """Return the observation on ``device``, moved in one copy."""
-        found = moved({_STATE: self.state} | {_IMAGE + name: image for name, image in self.images.items()}, device)
-        return Observation({name: found[_IMAGE + name] for name in self.images}, found[_STATE], self.instruction)
+        kinds = {"image.": self.images, "jpeg.": self.jpeg}
+        found = moved({"state": self.state} | {kind + name: each for kind in kinds for name, each in kinds[kind].items()}, device)
+        images, jpeg = ({name: found[kind + name] for name in kinds[kind]} for kind in kinds)
+        return Observation(images, found["state"], self.instruction, jpeg)
 
 
-_IMAGE, _STATE = "image.", "state"
 MAX_TASKS = MAX_ATTEMPTS = 1 << 16
 """Task and attempt share one 32-bit word of the counter of the policy's random number generator."""
 

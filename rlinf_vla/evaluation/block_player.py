@@ -22,7 +22,7 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_episode_li
 from rlinf_vla.rollout.player import ActorProtocol
 from rlinf_vla.rollout.scripted_actors import ExpertActor, RandomActor
 from rlinf_vla.runtime import builders, run_directory
-from rlinf_vla.runtime.fit import check_fit, fitted
+from rlinf_vla.runtime.fit import connect, fitted
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import COMPLETE, load_checkpoint
 from rlinf_vla.training.lora import acting, copy_all
@@ -94,7 +94,7 @@ class BlockPlayer:
             self._groups = self._opened.enter_context(builders.open_envs(share, None, self._recipe.rollout.pipeline_depth))
             self._config = config
         if loaded is not None:
-            check_fit(loaded.policy, self._groups[0].spec)
+            connect(loaded.policy, self._groups)
         return loaded
 
     def _results(self, block: Block, loaded: _Loaded | None, filmed: bool, progress: Progress) -> list[EpisodeResult]:

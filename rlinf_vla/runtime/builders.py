@@ -15,7 +15,7 @@ from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.fit import check_fit, fitted
+from rlinf_vla.runtime.fit import connect, fitted
 from rlinf_vla.runtime.recipes import asset_path
 from rlinf_vla.training.checkpoint import load_checkpoint, load_heads
 from rlinf_vla.training.lora import add_lora
@@ -116,7 +116,7 @@ def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Se
     envs = plugins.choose("env", recipe.env.name, plugins.envs()).create(config, groups)
     try:
         if policy is not None:
-            check_fit(policy, envs[0].spec)
+            connect(policy, envs)
         yield envs
     finally:
         for env in envs:

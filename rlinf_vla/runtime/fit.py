@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from math import isclose
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, ToolUnits
+from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, ToolUnits, VectorEnv
 
 GRIPPERS = {
     "open_positive": "+1 opens, -1 closes",
@@ -15,6 +16,16 @@ GRIPPERS = {
     "zero_to_one": "0 closes, 1 opens",
 }
 ANOTHER = "choose another model.checkpoint (or model.options.card=none, if its card describes it wrongly)"
+
+
+def connect(policy: Policy, groups: Sequence[VectorEnv]) -> None:
+    """Prepare ``groups``, which are alike, and ``policy`` for each other.
+
+    Raises UserError if they do not fit.
+    """
+    check_fit(policy, groups[0].spec)
+    for group in groups:
+        group.add_jpeg(list(policy.spec.images) if policy.spec.convention.jpeg else [])
 
 
 def check_fit(policy: Policy, env: EnvSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.devices import CPU, moved
+from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample, Observation
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -51,6 +52,11 @@ class PolicyConformance:
     def policy(self) -> Policy:
         """Return a small policy; called for every test, each of which may change it."""
         raise NotImplementedError
+
+    @pytest.fixture(autouse=True)
+    def on_the_tested_device(self, policy: Policy) -> None:
+        """``RLINF_VLA_TEST_DEVICE``: ``cuda`` tests the policy there, instead of on the CPU."""
+        policy.to(os.environ.get("RLINF_VLA_TEST_DEVICE", "cpu"))
 
     def reload(self, policy: Policy, directory: Path) -> Policy:
         """Return ``policy`` after ``save`` and ``load``."""
@@ -177,7 +183,7 @@ class PolicyConformance:
     def test_on_a_gpu_nothing_waits_and_nothing_is_copied(self, policy: Policy, temperature: float) -> None:
         """Devices never mix, the results are those of the CPU, and acting can be a CUDA graph."""
         with sdpa_kernel(SDPBackend.MATH):  # as on the simulated GPU
-            expected = on_device(with_critic(policy), CPU, temperature)
+            expected = on_device(with_critic(policy).to(CPU), CPU, temperature)
         with simulated_gpu():
             found = on_device(policy.to(GPU), GPU, temperature)
             assert all(torch.equal(value, expected[name]) for name, value in moved(found, CPU).items())
@@ -200,8 +206,9 @@ class PolicyConformance:
     def test_save_and_load(self, policy: Policy, tmp_path: Path) -> None:
         """The first ``save`` may round the weights; further ones change nothing."""
         inputs = policy.prepare(observations(policy, 3))
-        once = self.reload(policy, tmp_path / "once")
-        twice = self.reload(once, tmp_path / "twice")
+        device = device_of(policy)
+        once = self.reload(policy, tmp_path / "once").to(device)
+        twice = self.reload(once, tmp_path / "twice").to(device)
         assert once.spec == twice.spec == policy.spec
         assert type(once) is type(policy)
         for name, value in once.prepare(observations(policy, 3)).items():
@@ -212,20 +219,20 @@ class PolicyConformance:
         torch.testing.assert_close(first.log_prob, original, rtol=0, atol=0.05)
 
     def test_supervised_loss_is_per_row_and_can_be_lowered(self, policy: Policy) -> None:
-        generator = torch.Generator().manual_seed(5)
+        generator, device = torch.Generator().manual_seed(5), device_of(policy)
         inputs = policy.prepare(observations(policy, 4))
-        actions = torch.rand(4, policy.spec.chunk, policy.spec.action_dim, generator=generator) * 2 - 1
-        before = policy.supervised_loss(inputs, actions, noise(torch.arange(4)))
+        actions = (torch.rand(4, policy.spec.chunk, policy.spec.action_dim, generator=generator) * 2 - 1).to(device)
+        before = policy.supervised_loss(inputs, actions, noise(torch.arange(4), device))
         assert before.shape == (4,) and before.dtype == torch.float32
         for row in range(4):
-            alone = policy.supervised_loss(rows(inputs, slice(row, row + 1)), actions[row : row + 1], noise(torch.tensor([row])))
+            alone = policy.supervised_loss(rows(inputs, slice(row, row + 1)), actions[row : row + 1], noise(torch.tensor([row]), device))
             torch.testing.assert_close(alone, before[row : row + 1], rtol=0, atol=1e-4)
         optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
         for _ in range(6):
             optimizer.zero_grad()
-            policy.supervised_loss(inputs, actions, noise(torch.arange(4))).mean().backward()
+            policy.supervised_loss(inputs, actions, noise(torch.arange(4), device)).mean().backward()
             optimizer.step()
-        assert policy.supervised_loss(inputs, actions, noise(torch.arange(4))).mean() < before.mean() - 0.1
+        assert policy.supervised_loss(inputs, actions, noise(torch.arange(4), device)).mean() < before.mean() - 0.1
 
 
 class DiscretePolicyConformance(PolicyConformance):

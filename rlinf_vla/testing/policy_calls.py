@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf_vla.core.devices import CPU, device_of
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
 from rlinf_vla.rollout.actor import Settings
@@ -21,14 +22,14 @@ TOLERANCE = 1e-5
 
 
 def observations(policy: Policy, batch: int, seed: int = 0) -> Observation:
-    """Return random images and states, with instructions of different lengths."""
+    """Return random images and states, with instructions of different lengths, where ``policy`` is."""
     generator = torch.Generator().manual_seed(seed)
     images = {
         name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8)
         for name, (height, width) in policy.spec.images.items()
     }
     state = torch.randn(batch, policy.spec.state_dim, generator=generator)
-    return Observation(images, state, [INSTRUCTIONS[i % len(INSTRUCTIONS)] for i in range(batch)])
+    return Observation(images, state, [INSTRUCTIONS[i % len(INSTRUCTIONS)] for i in range(batch)]).to(device_of(policy))
 
 
 def rows(inputs: Inputs, index: Any) -> Inputs:
@@ -36,17 +37,18 @@ def rows(inputs: Inputs, index: Any) -> Inputs:
     return {name: value[index] for name, value in inputs.items()}
 
 
-def noise(seeds: Tensor) -> CounterNoise:
+def noise(seeds: Tensor, device: torch.device = CPU) -> CounterNoise:
     """Return the noise of the first step of episodes with these seeds, int64 ``[B]``."""
+    seeds = seeds.to(device)
     return CounterNoise(3, torch.zeros_like(seeds), seeds, torch.zeros_like(seeds))
 
 
 @torch.no_grad()
 def act(policy: Policy, inputs: Inputs, temperature: float = 1.0, seeds: Tensor | None = None) -> ActionSample:
     """Call ``policy.act`` with noise by ``seeds``, int64 ``[B]`` (default: 0, 1, ...)."""
-    size = len(next(iter(inputs.values())))
-    seeds = torch.arange(size) if seeds is None else seeds
-    return policy.act(policy.encode(inputs), noise(seeds) if temperature > 0 else None, temperature)
+    first = next(iter(inputs.values()))
+    seeds = torch.arange(len(first)) if seeds is None else seeds
+    return policy.act(policy.encode(inputs), noise(seeds, first.device) if temperature > 0 else None, temperature)
 
 
 def with_critic(policy: Policy) -> Policy:
@@ -54,7 +56,7 @@ def with_critic(policy: Policy) -> Policy:
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for parameter in policy.value_head.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+            parameter.add_((torch.randn(parameter.shape, generator=generator) * 0.05).to(parameter.device))
     return policy
 
 
@@ -74,7 +76,7 @@ def on_device(policy: Policy, device: torch.device, temperature: float) -> Tenso
     On a simulated GPU, acting raises AssertionError for what a CUDA graph cannot record.
     """
     rows = torch.arange(2)
-    inputs = policy.prepare(observations(policy, 2).to(device))
+    inputs = policy.prepare(observations(policy, 2))
     actions = torch.linspace(-0.9, 0.9, 2 * policy.spec.chunk * policy.spec.action_dim).reshape(2, policy.spec.chunk, -1).to(device)
     seeds = rows.to(device)
     with captured():
@@ -106,7 +108,7 @@ def over_the_wire(tensors: Tensors) -> Tensors:
     found = {}
     for name, value in tensors.items():
         assert value.is_contiguous(), name
-        content = bytearray(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        content = bytearray(value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         found[name] = torch.frombuffer(content, dtype=torch.uint8).view(value.dtype).reshape(value.shape)
     return found
 
@@ -115,7 +117,7 @@ def split(policy: Policy, blank: Policy, settings: Settings) -> SplitActor:
     """Return an actor with the head alone: ``blank`` gets the head's weights of ``policy``, which
     encodes for it in another place."""
     strip_to_head(blank)
-    load_head(blank, over_the_wire(head_weights(policy, policy.state_dict())), "cpu")
+    load_head(blank, over_the_wire(head_weights(policy, policy.state_dict())), device_of(policy))
     server = FeatureServer(policy)
     return SplitActor(blank, settings, lambda inputs: over_the_wire(server.encode(over_the_wire(inputs))))
 

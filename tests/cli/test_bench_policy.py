@@ -40,6 +40,7 @@ def bench(rlinf_vla: CommandLine, counting: Counting, *overrides: str) -> dict[s
 def kinds(document: dict[str, Any], batch: int) -> list[str]:
     for each in document["latencies"]:
         assert each["calls"] == 2 and 0 < each["best_ms"] <= each["p50_ms"] <= each["p99_ms"] and each["actions_per_s"] > 0
+        assert each["reached"]["mfu"] > 0 and each["reached"]["of_roofline"] > 0
     return [each["kind"] for each in document["latencies"] if each["batch"] == batch]
 
 

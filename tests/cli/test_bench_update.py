@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.feature_policy import Critics
-from rlinf_vla.benchmarks import update_on_policy, update_soft
+from rlinf_vla.benchmarks import roofline, update_on_policy, update_soft
+from rlinf_vla.cli import compose
 from rlinf_vla.core.types import Inputs
+from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
+from rlinf_vla.runtime import builders, recipes
+from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 
@@ -49,6 +54,7 @@ def test_ppo_with_and_without_micro_batches(rlinf_vla: CommandLine, counting: Co
     assert rate["unit"] == "policy calls" and rate["per_s"] * rate["best_s"] == pytest.approx(2 * 10 * 2), "minibatches, their size, epochs"
     assert memory["expected"] == sum(memory[part] for part in ("weights", "gradients", "optimizer", "activations", "data"))
     assert memory["gradients"] == 4 * document["trained"] and memory["optimizer"] == 2 * memory["gradients"]
+    assert rate["reached"]["mfu"] > 0 and rate["reached"]["of_roofline"] > 0
     assert 0 < document["memory"][split]["activations"] < memory["activations"]
     assert memory["peak"] >= memory["weights"] + memory["data"] and f"{whole}: peak / expected memory" in out
 
@@ -70,6 +76,23 @@ def test_the_frozen_part_is_computed_once_or_in_each_epoch(
     assert "without reuse_frozen" not in bench(rlinf_vla, counting, "counting_ppo", "algorithm.epochs=1")[0]["rates"]
 
 
+@pytest.mark.parametrize("model", [(), ("model=pi0",)])
+def test_the_work_of_an_update_is_that_of_its_passes_without_recomputation(model: tuple[str, ...]) -> None:
+    """It is counted on the meta device; here it is compared with a real update on the CPU."""
+    few = ("algorithm.minibatch_size=6", "cluster.micro_batch_size=4", "rollout.batch_size=4", "cluster=laptop")
+    recipe = with_frozen_weights(recipes.read(compose.load("train", ["recipe=maniskill_ppo", *model, *few])))
+    policy, algorithm = builders.build_policy(recipe), builders.build_algorithm(recipe)
+    batch = synthetic_batch(recipe, policy, algorithm, 2 * recipe.algorithm.minibatch_size)
+    trainer, settings = builders.build_trainer(recipe, policy), builders.actor_settings(recipe, recipe.rollout.temperature)
+    flow = InProcessFlow(policy, [], trainer, settings, reuse_frozen=recipe.cluster.reuse_frozen)
+    flow.update(batch, algorithm)  # the first one also checks the log-probabilities
+    real = roofline.work(lambda: flow.update(batch, algorithm), policy.parameters())
+    found = update_on_policy.model_work(recipe)
+    assert found is not None and found.flops == real.flops
+    again = update_on_policy.model_work(replace(recipe, cluster=replace(recipe.cluster, gradient_checkpointing=True)))
+    assert again is not None and again.flops == found.flops
+
+
 def test_grpo_has_no_critic_and_a_reference(rlinf_vla: CommandLine, counting: Counting) -> None:
     document, _ = bench(rlinf_vla, counting, "counting_grpo", "algorithm.kl_coef=0.1")
     memory = document["memory"]["whole minibatches"]
@@ -88,6 +111,8 @@ def test_sac_and_its_parts(rlinf_vla: CommandLine, counting: Counting, tmp_path:
         "ensemble of critics": "transitions",
         "critics one by one": "transitions",
     }
+    assert {name for name, rate in rates.items() if rate["reached"]} == {"critics and actor", "critics alone"}
+    assert rates["critics and actor"]["reached"]["mfu"] > 0 and document["limits"]["source"] == "measured" and "of roofline" in out
     assert "ensemble / critics one by one: " in out and "replay / record by record: " in out
     assert sorted(path.name for path in (tmp_path / "bench").iterdir()) == ["bench_update.json"], "the replay is gone"
 

@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.images import through_jpeg
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import StepResult
+from rlinf_vla.envs import shared_arrays
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
@@ -66,6 +68,19 @@ def play(env: ProcessVectorEnv, between: Any = lambda: None, during: Any = lambd
 def assert_all_same(a: list[StepResult], b: list[StepResult]) -> None:
     for one, other in zip(a, b, strict=True):
         assert_same(one, other)
+
+
+def test_round_trips_through_jpeg_are_made_in_the_simulators_processes(env: ProcessVectorEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They show the same bits as this process would make, also after a process was replaced."""
+    env.add_jpeg(["map"])
+    monkeypatch.setattr(shared_arrays, "round_trip", None)  # not here
+    shown = [result.observation for result in play(env)]
+    again = [result.observation for result in play(env, during=lambda: os.kill(env.pool.pids[0], signal.SIGKILL))]
+    assert env.pool.restarts > 0
+    for one, other in zip(shown, again, strict=True):
+        assert torch.equal(one.jpeg["map"], through_jpeg(one.images["map"])) and torch.equal(one.jpeg["map"], other.jpeg["map"])
+    env.add_jpeg([])
+    assert env.reset(episodes(1, 2, 3)).jpeg == {}
 
 
 @pytest.mark.parametrize("moment", ["between", "during"])

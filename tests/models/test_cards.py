@@ -66,7 +66,7 @@ def test_an_official_oft_checkpoint_needs_no_further_key(tmp_path: Path) -> None
         "gripper": "close_positive",
         "card": "openvla_oft_libero",
     }
-    assert policy.spec.convention == Convention(ToolUnits(0.05, 0.5), "close_positive", "axis_angle", "rot180")
+    assert policy.spec.convention == Convention(ToolUnits(0.05, 0.5), "close_positive", "axis_angle", "rot180", jpeg=True)
     spec = libero_spec(policy)
     assert spec.images == {"base": (256, 256), "wrist": (256, 256)}
     check_fit(policy, spec)

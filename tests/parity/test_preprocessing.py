@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_vla.core.images import through_jpeg
 from rlinf_vla.models.openvla import processor as openvla
 from rlinf_vla.models.openvla.actions import ActionTokenizer
 from rlinf_vla.models.pi0.processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad
@@ -47,9 +48,9 @@ def test_the_images_of_the_official_evaluation(prismatic: Fixture) -> None:
         if kind == "center_crop":
             found = openvla.center_crop(source.permute(0, 3, 1, 2))
         elif kind == "resized":
-            found = openvla.rlds_resize(source, (224, 224))[..., ::3, ::3]
+            found = openvla.lanczos(through_jpeg(source), (224, 224))[..., ::3, ::3]
         else:
-            found = openvla.lanczos(source.permute(0, 3, 1, 2), (224, 224))[..., ::3, ::3]
+            found = openvla.lanczos(source, (224, 224))[..., ::3, ::3]
         off = (found[0].permute(1, 2, 0).double() - expected[name].double()).abs()
         worst, mean = {"center_crop": (1, 1e-4), "resized": (8, 1.7), "resized_nojpeg": (0, 0)}[kind]
         assert off.max() <= worst and off.mean() <= mean, (name, off.max(), off.mean())

@@ -11,7 +11,7 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Convention, EnvSpec, PolicySpec, ToolUnits
 from rlinf_vla.envs.libero.conventions import native
-from rlinf_vla.runtime.fit import check_fit, fitted, remarks
+from rlinf_vla.runtime.fit import check_fit, connect, fitted, remarks
 
 POLICY = PolicySpec(8, 7, 0, {"base": (224, 224)})
 LIBERO = {"gripper": "minus_opens", "state": "axis_angle", "flip": "rot180"}
@@ -41,6 +41,25 @@ def refusal(policy: Any, spec: EnvSpec) -> str:
         check_fit(policy, spec)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+class Group:
+    """A vector environment, and the cameras whose images it was told to show as JPEG, too."""
+
+    def __init__(self) -> None:
+        self.spec, self.jpeg = env(), list[str]()
+
+    def add_jpeg(self, cameras: list[str]) -> None:
+        self.jpeg = cameras
+
+
+def test_environments_pass_images_through_jpeg_for_the_policies_that_need_it() -> None:
+    groups = [Group(), Group()]
+    for wanted in (True, False):
+        connect(Policy(Convention(jpeg=wanted)), groups)  # type: ignore[arg-type]
+        assert [group.jpeg for group in groups] == [["base"] if wanted else []] * 2
+    with pytest.raises(UserError, match="the policy's actions have 4 dimensions"):
+        connect(Policy(action_dim=4), groups)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("spec", "needed"), [(libero(), "close_positive"), (env(tool=PANDA), "open_positive")], ids=["libero", "common"])

@@ -35,6 +35,9 @@ class Convention:
     images: str | None = None
     """``upright``; ``rot180``: LIBERO's images rotated by 180 degrees, which are mirrored;
     ``none``: as LIBERO renders them, upside down."""
+    jpeg: bool = False
+    """Of a policy: it reads images after a JPEG round trip (``core/jpeg.py``), as they are in RLDS
+    data. Environments show them beside the others: ``VectorEnv.add_jpeg``."""
 
 
 def common(tool: ToolUnits) -> Convention:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,6 +73,14 @@ class VectorEnv(Protocol):
     def step(self, actions: Tensor) -> StepResult:
         self.step_async(actions)
         return self.step_wait()
+
+    def add_jpeg(self, cameras: Sequence[str]) -> None:
+        """From the next reset on, also show images of ``cameras``, and no others, as ``jpeg``.
+
+        The round trips belong where images are made: in processes, beside the simulators. An
+        environment that does not implement this leaves them to the policy.
+        """
+        return None
 
     def render(self, index: int) -> Tensor:
         """Render environment ``index`` for human viewers: uint8 ``[H, W, 3]``."""

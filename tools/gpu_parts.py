@@ -1,0 +1,358 @@
+"""The parts of tools/prove_gpu.py: python tools/gpu_parts.py PART DEVICE SIZE FILE
+
+Each measures one thing and adds rows to FILE. The networks have the official sizes, or those of the
+packaged tiny models, and random weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from prove_gpu import PACKAGES, ROOT, write
+
+sys.path.append(str(PACKAGES))  # at the end: the machine's own packages come first
+
+import numpy as np
+from gpu_memory import CASES, directory_of
+
+from rlinf_vla.benchmarks import policy as bench_policy
+from rlinf_vla.benchmarks.roofline import limits_of
+from rlinf_vla.benchmarks.update_on_policy import MINIBATCHES, model_work
+from rlinf_vla.cli import compose
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import Episodes
+from rlinf_vla.planner.memory import MemoryModel, weights_of
+from rlinf_vla.planner.synthetic import observation, synthetic_batch, with_frozen_weights
+from rlinf_vla.rollout.actor import Actor, Settings
+from rlinf_vla.runtime import builders, recipes
+from rlinf_vla.runtime.local import InProcessFlow
+from rlinf_vla.telemetry.measurement import peak_growth, time_interleaved
+from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
+
+PI0 = ("model.options.images=[base,wrist]", "model.options.frozen_vlm=false", "model.options.denoise_steps=10")
+MODELS = {
+    "openvla": ("model=openvla", "model.options.prompt_length=32"),
+    "oft": ("model=openvla_oft", "model.options.chunk=8", "model.options.images=[base,wrist]", "model.options.prompt_length=32"),
+    "pi0": ("model=pi0", *PI0, "model.options.prompt_length=48"),
+    "pi05": ("model=pi0", *PI0, "model.options.prompt_length=200"),
+}
+OFFICIAL = dict(zip(MODELS, CASES, strict=True))
+TINY = {"openvla": "openvla_tiny", "oft": "openvla_oft_tiny_pushcube", "pi0": "pi0_tiny", "pi05": "pi0_tiny"}
+TIMES_GENERATE, ROOFLINE, UPDATE_MFU = 3.0, 0.6, 0.5
+P999_MS = {"openvla": 60.0, "oft": 30.0, "pi0": 25.0}
+ROWS = (32, 16, 8, 4, 2, 1)
+"""Rows of a micro-batch, of which the first that fits into the memory is taken."""
+
+
+def said(value: float, unit: str, goal: float | None = None, least: bool = True) -> tuple[str, str]:
+    """Return a measurement and its goal, ``least`` or most, as two columns of the page."""
+    number = f"{value:.4g}{unit}"
+    if goal is None:
+        return number, ""
+    met = value >= goal if least else value <= goal
+    return f"**{number}**", f"{'≥' if least else '≤'} {goal:g}{unit}: {'met' if met else 'missed'}"
+
+
+class Kit:
+    """Makes recipes and policies for a part, and stores its rows at once."""
+
+    def __init__(self, device: str, size: str, file: Path) -> None:
+        self.device, self.tiny, self.file = torch.device(device), size == "tiny", file
+        self.folder = Path(tempfile.mkdtemp(dir=file.parent))
+        name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+        self.document = {"machine": f"{name}, torch {torch.__version__}", "rows": list[Sequence[str]]()}
+
+    def add(self, what: str, measured: str, goal: str = "") -> None:
+        self.document["rows"].append((what, measured, goal))  # type: ignore[attr-defined]
+        write(self.file, self.document)
+        print(what, measured, goal, flush=True)
+
+    def recipe(self, model: str, *keys: str) -> Recipe:
+        """Return a recipe of PPO for the model, at its official or a tiny size."""
+        if self.tiny:
+            directory = self.folder / f"{model}-tiny"
+            if not directory.exists():
+                directory.mkdir()
+                for path in (ROOT / "assets" / TINY[model]).iterdir():
+                    (directory / path.name).write_bytes(path.read_bytes())
+                if model == "pi05":
+                    config = json.loads((directory / "config.json").read_text())
+                    (directory / "config.json").write_text(json.dumps(config | {"pi05": True}))
+        else:
+            directory = directory_of(OFFICIAL[model], self.folder)
+        size = ["cluster=laptop", f"cluster.device={self.device.type}", "cluster.micro_batch_size=1"]
+        network = [f"model.checkpoint={directory}", "model.options.random_weights=true", *MODELS[model]]
+        dtype = "float32" if self.tiny else "bfloat16"
+        network += ["model.options.denoise_steps=2"] if self.tiny and "pi" in model else []
+        return recipes.read(compose.load("train", ["recipe=maniskill_ppo", *network, *size, f"model.options.dtype={dtype}", *keys]))
+
+    def policy(self, recipe: Recipe) -> Policy:
+        """Build the policy; large networks on the GPU, where random numbers take no minutes."""
+        where = "cpu" if self.tiny else self.device.type
+        with patch("rlinf_vla.models.files.build_device", lambda _: torch.device(where)):
+            return builders.build_policy(recipe)
+
+    @property
+    def peak(self) -> str:
+        return f"peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB" if self.device.type == "cuda" else ""
+
+
+def policy_calls(model: str, kit: Kit) -> None:
+    """Policy calls at batch 1 and 64, beside the usual implementation; and one control step."""
+    recipe = kit.recipe(model, "model.lora.rank=0", "rollout.temperature=1.0")
+    policy = kit.policy(recipe)
+    limits = limits_of(kit.device, next(policy.backbone.parameters()).dtype)
+    kit.add("limits of the device", limits.described())
+    if kit.tiny:
+        bench_policy.WARMUP, bench_policy.CALLS = 1, 2
+    for batch in (1, 4 if kit.tiny else 64):
+        shown = observation(policy.spec, batch, kit.device)
+        found, same = bench_policy.measure(policy, shown, 1.0, True, limits, updates=False)
+        by_kind = {each.kind: each for each in found}
+        for kind, each in by_kind.items():
+            kit.add(
+                f"batch {batch}, {NAMES.get((model, kind), kind)}: p50, p99, actions/s, MFU",
+                f"{each.p50_ms:.1f} ms, {each.p99_ms:.1f} ms, {each.actions_per_s:.0f}, {100 * each.reached.mfu:.1f} %",
+            )
+        large = model == "openvla" and batch > 1
+        share = 100 * by_kind["act"].reached.of_roofline
+        kit.add(f"batch {batch}, act: share of the roofline", *said(share, " %", 100 * ROOFLINE if large else None))
+        if "plain" in by_kind:
+            times = by_kind["plain"].p50_ms / by_kind["act"].p50_ms
+            kit.add(f"batch {batch}, act: times as fast as the usual implementation", *said(times, "", TIMES_GENERATE if large else None))
+            kit.add(f"batch {batch}, the same actions in", f"{100 * (same or 0):.1f} %")
+    control_step(model, policy, kit)
+
+
+NAMES = {("openvla", "plain"): "transformers' `generate`, same weights and embeddings", ("pi0", "plain"): "prefix at every step"}
+
+
+def control_step(model: str, policy: Policy, kit: Kit) -> None:
+    """From an observation in the CPU's memory to actions there."""
+    actor, shown, zero = Actor(policy, Settings(0, 0.0, 1)), observation(policy.spec, 1, "cpu"), torch.zeros(1, dtype=torch.int64)
+    calls, seconds = (5, 5.0) if kit.tiny else (3000, 120.0)
+    episodes = Episodes(zero, zero, zero)
+    step = partial(lambda: actor.act(actor.prepare(shown), episodes, zero))
+    found = 1e3 * np.array(time_interleaved({"it": step}, kit.device, calls, 5, seconds)["it"])
+    kit.add(f"one observation to actions: p50 of {len(found)}", *said(float(np.quantile(found, 0.5)), " ms"))
+    worst = float(np.quantile(found, 0.999))
+    kit.add(f"one observation to actions: p99.9 of {len(found)}", *said(worst, " ms", P999_MS.get(model), least=False))
+
+
+def capture(kit: Kit) -> None:
+    """Acting and valuing by CUDA graphs: bits as without, also after the weights changed."""
+    for model in MODELS:
+        policy = kit.policy(kit.recipe(model, "model.lora.rank=0"))
+        numbers = torch.arange(2)
+        episodes, step = Episodes(numbers, numbers, 0 * numbers), numbers
+        for temperature in (0.0, 1.0):
+            plain, graphed = (Actor(policy, Settings(0, temperature, 2, graphs)) for graphs in (False, True))
+            same = []
+            for change in range(2):
+                inputs = plain.prepare(observation(policy.spec, 2, "cpu"))
+                with torch.no_grad():
+                    next(policy.value_head.parameters()).add_(change)
+                    next(policy.backbone.parameters()).mul_(1 + change)
+                one, other = (actor.act(inputs, episodes, step) for actor in (plain, graphed))
+                same += [torch.equal(getattr(one, name), getattr(other, name)) for name in ("actions", "log_prob", "value")]
+                same += [torch.equal(plain.value(inputs), graphed.value(inputs))]
+            kit.add(f"{model}, temperature {temperature:g}", "the same bits" if all(same) else "**other bits**", "the same bits")
+        del policy, plain, graphed
+        torch.cuda.empty_cache()
+
+
+def update(kit: Kit) -> None:
+    """Seconds and FLOPs of updates with LoRA, without and with gradient checkpointing."""
+    policy = kit.policy(kit.recipe("openvla", *LORA))
+    limits = limits_of(kit.device, next(policy.backbone.parameters()).dtype)
+    kit.add("limits of the device", limits.described())
+    for checkpointing in (False, True):
+        if checkpointing:
+            checkpoint_blocks(policy)
+        rows, seconds = largest(kit, partial(timed_update, kit, policy))
+        work = model_work(of_rows(kit, rows))
+        assert work is not None
+        reached = limits.reached(work, seconds)
+        name = f"{'with' if checkpointing else 'without'} gradient checkpointing, micro-batches of {rows}"
+        kit.add(f"{name}: policy calls/s", f"{MINIBATCHES * rows / seconds:.2f} ({kit.peak})")
+        kit.add(f"{name}: MFU", *said(100 * reached.mfu, " %", None if checkpointing else 100 * UPDATE_MFU))
+        kit.add(f"{name}: share of the roofline", *said(100 * reached.of_roofline, " %"))
+
+
+LORA = ("model.lora.rank=32", "algorithm.epochs=1", "cluster.cuda_graphs=false", "rollout.batch_size=4", "rollout.pipeline_depth=1")
+
+
+def of_rows(kit: Kit, rows: int) -> Recipe:
+    sizes = (f"algorithm.minibatch_size={rows}", f"cluster.micro_batch_size={rows}")
+    return with_frozen_weights(kit.recipe("openvla", *LORA, *sizes))
+
+
+def largest(kit: Kit, call: Callable[[int], float]) -> tuple[int, float]:
+    """Return the most rows with which ``call`` does not run out of memory, and what it returns."""
+    for rows in ROWS[-2:] if kit.tiny else ROWS:
+        try:
+            return rows, call(rows)
+        except torch.OutOfMemoryError:
+            print(f"{rows} rows do not fit")
+        torch.cuda.empty_cache()
+    raise MemoryError("one row does not fit into the memory of this GPU")
+
+
+def timed_update(kit: Kit, policy: Policy, rows: int) -> float:
+    """Return the best seconds of an update of ``MINIBATCHES`` minibatches, each in one piece."""
+    if kit.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    policy.zero_grad(set_to_none=True)
+    recipe = of_rows(kit, rows)
+    algorithm = builders.build_algorithm(recipe)
+    batch = synthetic_batch(recipe, policy, algorithm, MINIBATCHES * rows)
+    settings = builders.actor_settings(recipe, recipe.rollout.temperature)
+    flow = InProcessFlow(policy, [], builders.build_trainer(recipe, policy), settings)
+    return min(time_interleaved({"it": lambda: flow.update(batch, algorithm)}, kit.device, 1 if kit.tiny else 4, 1)["it"])
+
+
+def memory(kit: Kit) -> None:
+    """What the planner counts, beside what PyTorch allocated at most."""
+    recipe = of_rows(kit, 2 if kit.tiny else 4)
+    rows, calls = recipe.cluster.rows, recipe.rollout.batch_size
+    model, policy = MemoryModel(recipe), kit.policy(recipe)
+    weights = weights_of(model.policy)
+    batch = synthetic_batch(recipe, policy, model.algorithm, rows).to(kit.device)
+    actor, numbers = Actor(policy, replace(builders.actor_settings(recipe, 1.0), cuda_graphs=False)), torch.arange(calls)
+    inputs = actor.prepare(observation(policy.spec, calls, "cpu"))
+    if kit.device.type == "cuda":
+        kit.add("weights", *compared(weights.all, sum(each.nbytes for each in (*policy.parameters(), *policy.buffers()))))
+
+    def act() -> None:
+        actor.act(inputs, Episodes.first_attempts(0 * numbers, numbers), numbers)
+
+    def learn() -> None:
+        policy.zero_grad(set_to_none=True)
+        model.algorithm.loss(policy, batch, False)[0].backward()
+
+    for name, call, counted in (
+        (f"policy call of {calls} rows", act, lambda: model.rollout(calls)),
+        (f"micro-batch of {rows} rows", learn, lambda: model.update(rows, False) + weights.gradients),
+        (f"micro-batch of {rows} rows, gradient checkpointing", learn, lambda: model.update(rows, True) + weights.gradients),
+    ):
+        if "checkpointing" in name:
+            checkpoint_blocks(policy)
+        policy.zero_grad(set_to_none=True)
+        call()  # the first also counts what libraries allocate once
+        policy.zero_grad(set_to_none=True)
+        kit.add(name, *compared(counted(), peak_growth(call, kit.device)))
+
+
+def compared(counted: float, measured: float) -> tuple[str, str]:
+    return f"{measured / 1e9:.3f} GB", f"counted: {counted / 1e9:.3f} GB, {counted / max(measured, 1):.2f} of it"
+
+
+def finetune(kit: Kit) -> None:
+    """One update of all weights of π₀ in bfloat16, with gradient checkpointing."""
+    keys = ("model.lora.rank=0", "algorithm.epochs=1", "algorithm.minibatch_size=1", "algorithm.learning_rate=1e-3")
+    more = ("algorithm.value_warmup=0", "rollout.batch_size=1", "rollout.pipeline_depth=1", "cluster.cuda_graphs=false")
+    recipe = kit.recipe("pi0", *keys, *more, "model.options.dtype=bfloat16")
+    recipe = replace(recipe, cluster=replace(recipe.cluster, gradient_checkpointing=True))
+    policy, algorithm = kit.policy(recipe), builders.build_algorithm(recipe)
+    before = {name: weight.detach().to("cpu", copy=True) for name, weight in policy.backbone.named_parameters()}
+    batch = synthetic_batch(recipe, policy, algorithm, 1)
+    trainer = builders.build_trainer(recipe, policy)
+    flow = InProcessFlow(policy, [], trainer, builders.actor_settings(recipe, recipe.rollout.temperature))
+    flow.update(batch, algorithm)
+    weights = {name: weight.detach().cpu() for name, weight in policy.backbone.named_parameters()}
+    changed = sum(not torch.equal(weights[name], value) for name, value in before.items())
+    finite = all(bool(value.isfinite().all()) for value in weights.values())
+    kit.add("weights", f"{changed} of {len(before)} tensors changed, {'all finite' if finite else '**not finite**'} ({kit.peak})")
+    kit.add("gradient norm", f"{flow.metrics['actor/grad_norm']:.4g}")
+    assert changed and finite
+
+
+def conformance(kit: Kit) -> None:
+    """The tests that every model plug-in inherits."""
+    import pytest
+
+    from rlinf_vla.testing.policy import DiscretePolicyConformance, PolicyConformance
+
+    os.environ["RLINF_VLA_TEST_DEVICE"] = kit.device.type
+    names = [name for suite in (PolicyConformance, DiscretePolicyConformance) for name in vars(suite) if name.startswith("test_")]
+    files = ["test_compact.py"] if kit.tiny else ["test_compact.py", "test_openvla.py", "test_openvla_oft.py", "test_pi0.py"]
+    (kit.folder / "pytest.ini").write_text("[pytest]\n")
+    counts = Counts()
+    settings = ["-q", "-c", str(kit.folder / "pytest.ini"), "--noconftest", "-p", "no:cacheprovider", "-k", " or ".join(names)]
+    for file in files:
+        counts.clear()
+        pytest.main([*settings, str(ROOT / "tests" / "models" / file)], plugins=[counts])
+        kit.add(file, ", ".join(f"{count} {how}" for how, count in sorted(counts.items())), "no failures")
+        assert counts.get("passed") and not counts.get("failed"), f"{file}: {dict(counts)}"
+
+
+class Counts(dict[str, int]):
+    """A plug-in of pytest that counts outcomes."""
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        outcome, when = getattr(report, "outcome", ""), getattr(report, "when", "")
+        if when == "call" or outcome != "passed":
+            self[outcome] = self.get(outcome, 0) + 1
+
+
+def rehearsal(kit: Kit) -> None:
+    """The runs that the simulated GPU rehearses: each checks its log-probabilities itself."""
+    from rlinf_vla.cli import main as cli
+    from tests.cli import counting_plugins, test_simulated_gpu
+
+    counting_plugins.announce(kit.folder / "package")
+    sys.path.insert(0, str(kit.folder / "package"))
+    (kit.folder / "recipe").mkdir()
+    os.chdir(kit.folder)
+    for run in list(test_simulated_gpu.RUNS)[:: 12 if kit.tiny else 1]:
+        words = test_simulated_gpu.arguments(kit.folder, run, run.replace(" ", "-"))
+        code = cli.run([*words, *(["cluster=1gpu"] if kit.device.type == "cuda" else [])])
+        finite = False
+        if code == 0:
+            tensors, _ = test_simulated_gpu.numbers(kit.folder / run.replace(" ", "-"))
+            finite = all(bool(value.isfinite().all()) for value in tensors.values())
+        kit.add(run, "done, finite weights" if finite else f"**exit code {code}**", "done")
+        assert finite, run
+
+
+def maniskill(kit: Kit) -> None:
+    """The main job, with the simulator on the GPU."""
+    from rlinf_vla.cli import main as cli
+
+    on_gpu = ["cluster=1gpu", "env.backend=gpu", "env.num_envs=64", "rollout.batch_size=64", "rollout.pipeline_depth=1"]
+    few = ["cluster=laptop", "env.num_envs=2", "rollout.batch_size=1", "env.episode_limit=4", "algorithm.horizon=8"]
+    few += ["algorithm.minibatch_size=4", "algorithm.epochs=1"]
+    words = ["train", "recipe=maniskill_ppo", "iterations=2", "evaluation.before_and_after=false", f"run_dir={kit.folder / 'run'}"]
+    code = cli.run([*words, *(few if kit.tiny else on_gpu)])
+    assert code == 0, f"exit code {code}"
+    for number, line in enumerate((kit.folder / "run" / "metrics.jsonl").read_text().splitlines()):
+        row = json.loads(line)
+        shown = {name: value for name, value in row.items() if "steps_per_s" in name or "grad_norm" in name or "return" in name}
+        kit.add(f"iteration {number + 1}", ", ".join(f"{name} {value:.4g}" for name, value in shown.items()))
+
+
+PARTS: dict[str, Callable[[Kit], None]] = {
+    **{model: partial(policy_calls, model) for model in MODELS},
+    **{part.__name__: part for part in (capture, update, memory, finetune, conformance, rehearsal, maniskill)},
+}
+
+
+def main(part: str, device: str, size: str, file: str) -> None:
+    kit = Kit(device, size, Path(file))
+    with builders.threads(None), torch.random.fork_rng():
+        torch.manual_seed(0)
+        PARTS[part](kit)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,185 @@
+"""Measure on a GPU what has only been computed or rehearsed so far, and write docs/results/gpu.md.
+
+    python tools/prove_gpu.py [PART ...] [--device cpu --size tiny --results DIR --page FILE]
+
+Needs no network and no installation of this repository: the machine's PyTorch, transformers and
+peft, and what else a part imports. Pure Python packages that the machine lacks may lie in
+``.prove-gpu/packages`` (``make gpu-packages`` on a machine with network). A part runs in a process
+of its own, has ``LIMIT`` seconds, and keeps its numbers as a JSON file, so that parts can be run
+one by one; the page is written from all that there are. Exit codes: 0; 1 if a part failed; 2
+without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, KEPT = ROOT / "docs" / "results" / "gpu.md", ROOT / ".prove-gpu"
+PACKAGES = KEPT / "packages"
+LIMIT = 480
+ENGINE = ("torch", "transformers", "peft", "numpy", "safetensors", "tokenizers", "hydra", "omegaconf", "rich", "psutil", "PIL")
+TRAINING = (*ENGINE, "jinja2", "matplotlib", "tensorboard")
+TESTS = ("pytest", *TRAINING)
+PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "conformance": ("The conformance suite of every packaged model, on the GPU", (*TESTS, "hypothesis")),
+    "rehearsal": ("Two iterations of every algorithm and packaged model, on the toy environment", TESTS),
+    "capture": ("Policy calls as CUDA graphs: the same bits as without", ENGINE),
+    "openvla": ("openvla-7b: policy calls", ENGINE),
+    "oft": ("OpenVLA-OFT, chunks of 8, two images: policy calls", ENGINE),
+    "pi0": ("π₀: policy calls", ENGINE),
+    "pi05": ("π₀.₅: policy calls", ENGINE),
+    "update": ("openvla-7b with LoRA r32: updates", ENGINE),
+    "memory": ("openvla-7b with LoRA r32: counted and measured memory", ENGINE),
+    "finetune": ("π₀ in bfloat16: one update of all weights", ENGINE),
+    "maniskill": ("Two iterations of PPO on ManiSkill's GPU simulator", (*TRAINING, "mani_skill")),
+}
+"""Name -> heading on the page, and the modules that must be importable."""
+
+BEGINNING = """# On a GPU
+
+`make prove-gpu` writes this page on a machine with one NVIDIA GPU ([how](../testing.md#on-a-gpu)).
+"""
+NOT_YET = "**It has not run on a GPU yet: nothing here is proven.**\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"all, or some of {', '.join(PARTS)}")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--size", default="full", choices=("full", "tiny"), help="tiny: rehearse the kit itself")
+    parser.add_argument("--results", type=Path, default=KEPT / "results")
+    parser.add_argument("--page", type=Path, help="default on a GPU: docs/results/gpu.md")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of a part")
+    given = parser.parse_args(arguments)
+    names = given.parts or list(PARTS)
+    if unknown := [name for name in names if name not in PARTS]:
+        parser.error(f"{unknown[0]} is not a part: {', '.join(PARTS)}")
+    page = given.page or (PAGE if given.device == "cuda" else None)
+    results = given.results.resolve()
+    results.mkdir(parents=True, exist_ok=True)
+    if given.device == "cuda" and (problem := no_gpu()):
+        if page is not None and not any(results.glob("*.json")):
+            page.write_text(f"{BEGINNING}\n{NOT_YET}")
+        print(f"prove-gpu: {problem}", file=sys.stderr)
+        return 2
+    make_importable(results.parent / "links")
+    statuses = []
+    for name in names:
+        document = outcome(name, given, results)
+        statuses.append(document["status"])
+        print(f"{name}: {document['status']}", flush=True)
+    if page is not None:
+        page.write_text(written(results))
+        print(f"written: {page}")
+    return int(any(status.startswith(("failed", "ended")) for status in statuses))
+
+
+def no_gpu() -> str | None:
+    """Return why there is no usable GPU; None if there is one."""
+    if find_spec("torch") is None:
+        return "PyTorch is not installed: install torch >= 2.6 for CUDA"
+    import torch
+
+    return None if torch.cuda.is_available() else "PyTorch sees no CUDA device here: run this on a machine with an NVIDIA GPU"
+
+
+def make_importable(folder: Path) -> None:
+    """Make ``rlinf_vla`` and its plug-ins importable, in child processes too.
+
+    Where it is not installed, links in ``folder`` stand in: the plug-in packages below the engine,
+    and the entry points of pyproject.toml.
+    """
+    added = [str(ROOT)]
+    if find_spec("rlinf_vla") is None or find_spec("rlinf_vla.models") is None:
+        sys.modules.pop("rlinf_vla", None)
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        places = project["tool"]["setuptools"]["package-dir"].items()
+        links = {path.name: path for path in (ROOT / "rlinf_vla").iterdir() if path.name != "__pycache__"}
+        links |= {name.partition(".")[2]: ROOT / place for name, place in places if "." in name}
+        (folder / "rlinf_vla").mkdir(parents=True, exist_ok=True)
+        for name, place in links.items():
+            if not (link := folder / "rlinf_vla" / name).exists():
+                link.symlink_to(place)
+        said = folder / "rlinf_vla-0.dist-info"
+        said.mkdir(exist_ok=True)
+        (said / "METADATA").write_text("Metadata-Version: 2.1\nName: rlinf-vla\nVersion: 0\n")
+        groups = project["project"]["entry-points"].items()
+        lines = [[f"[{group}]", *(f"{name} = {value}" for name, value in points.items()), ""] for group, points in groups]
+        (said / "entry_points.txt").write_text("\n".join(line for group in lines for line in group))
+        added.insert(0, str(folder))
+    sys.path[:] = [*added, *sys.path, str(PACKAGES)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*added, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def outcome(name: str, given: argparse.Namespace, results: Path) -> dict[str, Any]:
+    """Run a part in a process of its own. Returns, and stores, what became of it.
+
+    Its log is beside the numbers. What the part measured before it failed, or its time was over,
+    is kept.
+    """
+    file, began = results / f"{name}.json", time.monotonic()
+    write(file, {"rows": []})
+    missing = [module for module in PARTS[name][1] if find_spec(module) is None]
+    status = f"not run: {', '.join(missing)} missing" if missing else ""
+    if not missing:
+        command = [sys.executable, str(ROOT / "tools" / "gpu_parts.py"), name, given.device, given.size, str(file)]
+        log = results / f"{name}.log"
+        with log.open("w") as said:
+            process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                code = process.wait(given.limit)
+                last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+                status = "done" if code == 0 else f"failed: {last[:200]}"
+            except subprocess.TimeoutExpired:
+                status = f"ended after {given.limit:g} s"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    document = json.loads(file.read_text()) | {"status": status, "seconds": round(time.monotonic() - began, 1)}
+    document |= {"device": given.device, "size": given.size}
+    write(file, document)
+    return document
+
+
+def write(file: Path, document: dict[str, Any]) -> None:
+    """Write at once as a whole: the process may be killed at any time."""
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    new.replace(file)
+
+
+def written(results: Path) -> str:
+    """Return the page of all parts that have results."""
+    lines = [BEGINNING]
+    documents = {name: json.loads(file.read_text()) for name in PARTS if (file := results / f"{name}.json").exists()}
+    if not any(document["device"] == "cuda" and document["status"] == "done" for document in documents.values()):
+        lines.append(NOT_YET)
+    for name, (heading, _) in PARTS.items():
+        document = documents.get(name)
+        lines += [f"## {heading}", ""]
+        if document is None:
+            lines += ["Not run.", ""]
+            continue
+        where = " · ".join(filter(None, [document.get("machine"), document["device"], document["size"], f"{document['seconds']:.0f} s"]))
+        lines += [f"`make prove-gpu PARTS={name}`: **{document['status']}** ({where}).", ""]
+        if document["rows"]:
+            lines += ["| | measured | goal |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in document["rows"]), ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
