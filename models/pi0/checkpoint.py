@@ -12,7 +12,7 @@ from ..files import CONFIG, INDEX, TOKENIZER, WEIGHTS, State, read_json, read_we
 from . import lerobot
 from .gemma import GEMMA, GemmaConfig
 from .network import PALIGEMMA_VOCABULARY, SIGLIP, Pi0Config
-from .openpi import LANGUAGE, LM_HEAD, JaxCheckpoint
+from .openpi import LANGUAGE, LM_HEAD, PARAMS, JaxCheckpoint
 from .processor import NORM_STATS, Normalizer
 
 PALIGEMMA = "google/paligemma-3b-pt-224"
@@ -24,6 +24,8 @@ def read_document(directory: Path) -> dict[str, Any]:
 
     openpi's config.json does not tell π₀.₅ from π₀: the weights do. Raises UserError.
     """
+    if JaxCheckpoint.is_one(directory.parent) and directory.name == PARAMS:
+        raise UserError(f"{directory} has only the arrays of a checkpoint: set model.checkpoint={directory.parent}")
     jax = JaxCheckpoint.is_one(directory)
     optional = jax or any((directory / name).exists() for name in (INDEX, WEIGHTS))
     given = {} if optional and not (directory / CONFIG).exists() else read_config(directory)

@@ -240,6 +240,12 @@ def test_another_model_is_refused_in_one_line(tmp_path: Path, change: Any, words
     assert "\n" not in str(caught.value)
 
 
+def test_the_folder_of_the_arrays_is_not_the_checkpoint(tmp_path: Path) -> None:
+    path = directory(tmp_path / "pi05_libero", "pi05")
+    with pytest.raises(UserError, match=r"params has only the arrays of a checkpoint: set model.checkpoint=.*pi05_libero$"):
+        load(path / "params")
+
+
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     path = directory(tmp_path / "pi05_libero", "pi05")
     largest = max((file for file in path.rglob("ocdbt.process_0/d/*")), key=lambda file: file.stat().st_size)
