@@ -35,7 +35,7 @@ TRAINING = (*ENGINE, "jinja2", "matplotlib", "tensorboard")
 TESTS = ("pytest", *TRAINING)
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "conformance": ("The conformance suite of every packaged model, on the GPU", (*TESTS, "hypothesis")),
-    "rehearsal": ("Two iterations of every algorithm and packaged model, on the toy environment", TESTS),
+    "rehearsal": ("Two iterations of every algorithm and packaged model, on the toy environment", (*TESTS, "av", "pyarrow")),
     "capture": ("Policy calls as CUDA graphs: the same bits as without", ENGINE),
     "openvla": ("openvla-7b: policy calls", ENGINE),
     "oft": ("OpenVLA-OFT, chunks of 8, two images: policy calls", ENGINE),

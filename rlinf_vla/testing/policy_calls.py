@@ -22,7 +22,8 @@ TOLERANCE = 1e-5
 
 
 def observations(policy: Policy, batch: int, seed: int = 0) -> Observation:
-    """Return random images and states, with instructions of different lengths, where ``policy`` is."""
+    """Return random images and states, on the policy's device, with instructions of different
+    lengths."""
     generator = torch.Generator().manual_seed(seed)
     images = {
         name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8)
