@@ -89,8 +89,8 @@ def measure(
 ) -> tuple[list[Latency], float | None]:
     """Measure each kind of call, in turns so that other load affects all kinds alike.
 
-    All actions are greedy. ``updates``: measure ``evaluate`` too, for which a large batch may be too
-    large. Also returns the share of actions that equal those of the reference
+    All actions are greedy. ``updates``: measure ``evaluate`` too, for which a large batch may need
+    too much memory. Also returns the share of actions that equal those of the reference
     implementation (None if the policy has none).
     """
     inputs = policy.prepare(observation)

@@ -6,105 +6,40 @@ packaged tiny models, and random weights.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
-from prove_gpu import PACKAGES, ROOT, write
+from prove_gpu import PACKAGES
 
 sys.path.append(str(PACKAGES))  # at the end: the machine's own packages come first
 
 import numpy as np
-from gpu_memory import CASES, directory_of
+from gpu_kit import MODELS, Kit, said
+from gpu_runs import conformance, maniskill, rehearsal
 
 from rlinf_vla.benchmarks import policy as bench_policy
 from rlinf_vla.benchmarks.roofline import limits_of
 from rlinf_vla.benchmarks.update_on_policy import MINIBATCHES, model_work
-from rlinf_vla.cli import compose
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.planner.memory import MemoryModel, weights_of
 from rlinf_vla.planner.synthetic import observation, synthetic_batch, with_frozen_weights
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.runtime import builders, recipes
+from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.telemetry.measurement import peak_growth, time_interleaved
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 
-PI0 = ("model.options.images=[base,wrist]", "model.options.frozen_vlm=false", "model.options.denoise_steps=10")
-MODELS = {
-    "openvla": ("model=openvla", "model.options.prompt_length=32"),
-    "oft": ("model=openvla_oft", "model.options.chunk=8", "model.options.images=[base,wrist]", "model.options.prompt_length=32"),
-    "pi0": ("model=pi0", *PI0, "model.options.prompt_length=48"),
-    "pi05": ("model=pi0", *PI0, "model.options.prompt_length=200"),
-}
-OFFICIAL = dict(zip(MODELS, CASES, strict=True))
-TINY = {"openvla": "openvla_tiny", "oft": "openvla_oft_tiny_pushcube", "pi0": "pi0_tiny", "pi05": "pi0_tiny"}
 TIMES_GENERATE, ROOFLINE, UPDATE_MFU = 3.0, 0.6, 0.5
 P999_MS = {"openvla": 60.0, "oft": 30.0, "pi0": 25.0}
 ROWS = (32, 16, 8, 4, 2, 1)
 """Rows of a micro-batch, of which the first that fits into the memory is taken."""
-
-
-def said(value: float, unit: str, goal: float | None = None, least: bool = True) -> tuple[str, str]:
-    """Return a measurement and its goal, ``least`` or most, as two columns of the page."""
-    number = f"{value:.4g}{unit}"
-    if goal is None:
-        return number, ""
-    met = value >= goal if least else value <= goal
-    return f"**{number}**", f"{'≥' if least else '≤'} {goal:g}{unit}: {'met' if met else 'missed'}"
-
-
-class Kit:
-    """Makes recipes and policies for a part, and stores its rows at once."""
-
-    def __init__(self, device: str, size: str, file: Path) -> None:
-        self.device, self.tiny, self.file = torch.device(device), size == "tiny", file
-        self.folder = Path(tempfile.mkdtemp(dir=file.parent))
-        name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-        self.document = {"machine": f"{name}, torch {torch.__version__}", "rows": list[Sequence[str]]()}
-
-    def add(self, what: str, measured: str, goal: str = "") -> None:
-        self.document["rows"].append((what, measured, goal))  # type: ignore[attr-defined]
-        write(self.file, self.document)
-        print(what, measured, goal, flush=True)
-
-    def recipe(self, model: str, *keys: str) -> Recipe:
-        """Return a recipe of PPO for the model, at its official or a tiny size."""
-        if self.tiny:
-            directory = self.folder / f"{model}-tiny"
-            if not directory.exists():
-                directory.mkdir()
-                for path in (ROOT / "assets" / TINY[model]).iterdir():
-                    (directory / path.name).write_bytes(path.read_bytes())
-                if model == "pi05":
-                    config = json.loads((directory / "config.json").read_text())
-                    (directory / "config.json").write_text(json.dumps(config | {"pi05": True}))
-        else:
-            directory = directory_of(OFFICIAL[model], self.folder)
-        size = ["cluster=laptop", f"cluster.device={self.device.type}", "cluster.micro_batch_size=1"]
-        network = [f"model.checkpoint={directory}", "model.options.random_weights=true", *MODELS[model]]
-        dtype = "float32" if self.tiny else "bfloat16"
-        network += ["model.options.denoise_steps=2"] if self.tiny and "pi" in model else []
-        return recipes.read(compose.load("train", ["recipe=maniskill_ppo", *network, *size, f"model.options.dtype={dtype}", *keys]))
-
-    def policy(self, recipe: Recipe) -> Policy:
-        """Build the policy; large networks on the GPU, where random numbers take no minutes."""
-        where = "cpu" if self.tiny else self.device.type
-        with patch("rlinf_vla.models.files.build_device", lambda _: torch.device(where)):
-            return builders.build_policy(recipe)
-
-    @property
-    def peak(self) -> str:
-        return f"peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB" if self.device.type == "cuda" else ""
 
 
 def policy_calls(model: str, kit: Kit) -> None:
@@ -184,7 +119,7 @@ def update(kit: Kit) -> None:
         assert work is not None
         reached = limits.reached(work, seconds)
         name = f"{'with' if checkpointing else 'without'} gradient checkpointing, micro-batches of {rows}"
-        kit.add(f"{name}: policy calls/s", f"{MINIBATCHES * rows / seconds:.2f} ({kit.peak})")
+        kit.add(f"{name}: policy calls/s", f"{MINIBATCHES * rows / seconds:.2f}{kit.peak}")
         kit.add(f"{name}: MFU", *said(100 * reached.mfu, " %", None if checkpointing else 100 * UPDATE_MFU))
         kit.add(f"{name}: share of the roofline", *said(100 * reached.of_roofline, " %"))
 
@@ -272,73 +207,9 @@ def finetune(kit: Kit) -> None:
     weights = {name: weight.detach().cpu() for name, weight in policy.backbone.named_parameters()}
     changed = sum(not torch.equal(weights[name], value) for name, value in before.items())
     finite = all(bool(value.isfinite().all()) for value in weights.values())
-    kit.add("weights", f"{changed} of {len(before)} tensors changed, {'all finite' if finite else '**not finite**'} ({kit.peak})")
+    kit.add("weights", f"{changed} of {len(before)} tensors changed, {'all finite' if finite else '**not finite**'}{kit.peak}")
     kit.add("gradient norm", f"{flow.metrics['actor/grad_norm']:.4g}")
     assert changed and finite
-
-
-def conformance(kit: Kit) -> None:
-    """The tests that every model plug-in inherits."""
-    import pytest
-
-    from rlinf_vla.testing.policy import DiscretePolicyConformance, PolicyConformance
-
-    os.environ["RLINF_VLA_TEST_DEVICE"] = kit.device.type
-    names = [name for suite in (PolicyConformance, DiscretePolicyConformance) for name in vars(suite) if name.startswith("test_")]
-    files = ["test_compact.py"] if kit.tiny else ["test_compact.py", "test_openvla.py", "test_openvla_oft.py", "test_pi0.py"]
-    (kit.folder / "pytest.ini").write_text("[pytest]\n")
-    counts = Counts()
-    settings = ["-q", "-c", str(kit.folder / "pytest.ini"), "--noconftest", "-p", "no:cacheprovider", "-k", " or ".join(names)]
-    for file in files:
-        counts.clear()
-        pytest.main([*settings, str(ROOT / "tests" / "models" / file)], plugins=[counts])
-        kit.add(file, ", ".join(f"{count} {how}" for how, count in sorted(counts.items())), "no failures")
-        assert counts.get("passed") and not counts.get("failed"), f"{file}: {dict(counts)}"
-
-
-class Counts(dict[str, int]):
-    """A plug-in of pytest that counts outcomes."""
-
-    def pytest_runtest_logreport(self, report: object) -> None:
-        outcome, when = getattr(report, "outcome", ""), getattr(report, "when", "")
-        if when == "call" or outcome != "passed":
-            self[outcome] = self.get(outcome, 0) + 1
-
-
-def rehearsal(kit: Kit) -> None:
-    """The runs that the simulated GPU rehearses: each checks its log-probabilities itself."""
-    from rlinf_vla.cli import main as cli
-    from tests.cli import counting_plugins, test_simulated_gpu
-
-    counting_plugins.announce(kit.folder / "package")
-    sys.path.insert(0, str(kit.folder / "package"))
-    (kit.folder / "recipe").mkdir()
-    os.chdir(kit.folder)
-    for run in list(test_simulated_gpu.RUNS)[:: 12 if kit.tiny else 1]:
-        words = test_simulated_gpu.arguments(kit.folder, run, run.replace(" ", "-"))
-        code = cli.run([*words, *(["cluster=1gpu"] if kit.device.type == "cuda" else [])])
-        finite = False
-        if code == 0:
-            tensors, _ = test_simulated_gpu.numbers(kit.folder / run.replace(" ", "-"))
-            finite = all(bool(value.isfinite().all()) for value in tensors.values())
-        kit.add(run, "done, finite weights" if finite else f"**exit code {code}**", "done")
-        assert finite, run
-
-
-def maniskill(kit: Kit) -> None:
-    """The main job, with the simulator on the GPU."""
-    from rlinf_vla.cli import main as cli
-
-    on_gpu = ["cluster=1gpu", "env.backend=gpu", "env.num_envs=64", "rollout.batch_size=64", "rollout.pipeline_depth=1"]
-    few = ["cluster=laptop", "env.num_envs=2", "rollout.batch_size=1", "env.episode_limit=4", "algorithm.horizon=8"]
-    few += ["algorithm.minibatch_size=4", "algorithm.epochs=1"]
-    words = ["train", "recipe=maniskill_ppo", "iterations=2", "evaluation.before_and_after=false", f"run_dir={kit.folder / 'run'}"]
-    code = cli.run([*words, *(few if kit.tiny else on_gpu)])
-    assert code == 0, f"exit code {code}"
-    for number, line in enumerate((kit.folder / "run" / "metrics.jsonl").read_text().splitlines()):
-        row = json.loads(line)
-        shown = {name: value for name, value in row.items() if "steps_per_s" in name or "grad_norm" in name or "return" in name}
-        kit.add(f"iteration {number + 1}", ", ".join(f"{name} {value:.4g}" for name, value in shown.items()))
 
 
 PARTS: dict[str, Callable[[Kit], None]] = {
@@ -348,10 +219,9 @@ PARTS: dict[str, Callable[[Kit], None]] = {
 
 
 def main(part: str, device: str, size: str, file: str) -> None:
-    kit = Kit(device, size, Path(file))
-    with builders.threads(None), torch.random.fork_rng():
+    with tempfile.TemporaryDirectory(dir=Path(file).parent) as folder, builders.threads(None):
         torch.manual_seed(0)
-        PARTS[part](kit)
+        PARTS[part](Kit(device, size, Path(file), Path(folder)))
 
 
 if __name__ == "__main__":

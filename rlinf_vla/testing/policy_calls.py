@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_vla.core.devices import CPU, device_of
+from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
 from rlinf_vla.rollout.actor import Settings
@@ -22,7 +22,8 @@ TOLERANCE = 1e-5
 
 
 def observations(policy: Policy, batch: int, seed: int = 0) -> Observation:
-    """Return random images and states, with instructions of different lengths, where ``policy`` is."""
+    """Return random images and states, on the policy's device, with instructions of different
+    lengths."""
     generator = torch.Generator().manual_seed(seed)
     images = {
         name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8)
@@ -37,9 +38,12 @@ def rows(inputs: Inputs, index: Any) -> Inputs:
     return {name: value[index] for name, value in inputs.items()}
 
 
-def noise(seeds: Tensor, device: torch.device = CPU) -> CounterNoise:
-    """Return the noise of the first step of episodes with these seeds, int64 ``[B]``."""
-    seeds = seeds.to(device)
+def noise(seeds: Tensor, device: torch.device | None = None) -> CounterNoise:
+    """Return the noise of the first step of episodes with these seeds, int64 ``[B]``.
+
+    ``device``: None is that of ``seeds``.
+    """
+    seeds = seeds.to(device or seeds.device)
     return CounterNoise(3, torch.zeros_like(seeds), seeds, torch.zeros_like(seeds))
 
 

@@ -1,0 +1,73 @@
+"""Parts of tools/prove_gpu.py that run what exists: the conformance suites, and training."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+
+from gpu_kit import Kit
+from prove_gpu import ROOT
+
+from rlinf_vla.cli import main as cli
+
+
+def conformance(kit: Kit) -> None:
+    """The tests that every model plug-in inherits."""
+    import pytest
+
+    from rlinf_vla.testing.policy import DiscretePolicyConformance, PolicyConformance
+
+    os.environ["RLINF_VLA_TEST_DEVICE"] = kit.device.type
+    names = [name for suite in (PolicyConformance, DiscretePolicyConformance) for name in vars(suite) if name.startswith("test_")]
+    files = ["test_compact.py"] if kit.tiny else ["test_compact.py", "test_openvla.py", "test_openvla_oft.py", "test_pi0.py"]
+    (kit.folder / "pytest.ini").write_text("[pytest]\n")
+    counts = Counts()
+    settings = ["-q", "-c", str(kit.folder / "pytest.ini"), "--noconftest", "-p", "no:cacheprovider", "-k", " or ".join(names)]
+    for file in files:
+        counts.clear()
+        pytest.main([*settings, str(ROOT / "tests" / "models" / file)], plugins=[counts])
+        kit.add(file, ", ".join(f"{count} {how}" for how, count in sorted(counts.items())), "no failures")
+        assert counts.get("passed") and not counts.get("failed"), f"{file}: {dict(counts)}"
+
+
+class Counts(dict[str, int]):
+    """A plug-in of pytest that counts outcomes."""
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        outcome, when = getattr(report, "outcome", ""), getattr(report, "when", "")
+        if when == "call" or outcome != "passed":
+            self[outcome] = self.get(outcome, 0) + 1
+
+
+def rehearsal(kit: Kit) -> None:
+    """The runs that the simulated GPU rehearses: each checks its log-probabilities itself."""
+    simulated = import_module("tests.cli.test_simulated_gpu")
+    simulated.announce(kit.folder / "package")
+    sys.path.insert(0, str(kit.folder / "package"))
+    (kit.folder / "recipe").mkdir()
+    os.chdir(kit.folder)
+    for run in list(simulated.RUNS)[:: 12 if kit.tiny else 1]:
+        words = simulated.arguments(kit.folder, run, run.replace(" ", "-"))
+        code = cli.run([*words, *(["cluster=1gpu"] if kit.device.type == "cuda" else [])])
+        finite = False
+        if code == 0:
+            tensors, _ = simulated.numbers(kit.folder / run.replace(" ", "-"))
+            finite = all(bool(value.isfinite().all()) for value in tensors.values())
+        kit.add(run, "done, finite weights" if finite else f"**exit code {code}**", "done")
+        assert finite, run
+
+
+def maniskill(kit: Kit) -> None:
+    """The main job, with the simulator on the GPU."""
+    on_gpu = ["cluster=1gpu", "env.backend=gpu", "env.num_envs=64", "rollout.batch_size=64", "rollout.pipeline_depth=1"]
+    few = ["cluster=laptop", "env.num_envs=2", "rollout.batch_size=1", "env.episode_limit=4", "algorithm.horizon=8"]
+    few += ["algorithm.minibatch_size=4", "algorithm.epochs=1"]
+    words = ["train", "recipe=maniskill_ppo", "iterations=2", "evaluation.before_and_after=false", f"run_dir={kit.folder / 'run'}"]
+    code = cli.run([*words, *(few if kit.tiny else on_gpu)])
+    assert code == 0, f"exit code {code}"
+    for number, line in enumerate((kit.folder / "run" / "metrics.jsonl").read_text().splitlines()):
+        row = json.loads(line)
+        shown = {name: value for name, value in row.items() if "steps_per_s" in name or "grad_norm" in name or "return" in name}
+        kit.add(f"iteration {number + 1}", ", ".join(f"{name} {value:.4g}" for name, value in shown.items()))
