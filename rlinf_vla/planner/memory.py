@@ -65,7 +65,7 @@ class Weights:
     """Trained in full: heads, modules beside the adapters, or the whole backbone."""
     critic: int
     merged: int
-    """Copy of the adapted float32 weights while adapters are merged into them."""
+    """Copy of the adapted weights while adapters are merged into them, in main memory."""
     gradients: int
     moments: int
     master: int
@@ -95,7 +95,7 @@ def weights_of(policy: Policy, pieces: int = 1) -> Weights:
     adapters = [value for name, value in trained.items() if is_lora(name)]
     critic = [value for name, value in trained.items() if name.startswith(CRITIC)]
     low = [value for value in trained.values() if value.element_size() < MASTER]
-    adapted = [value for name, value in named.items() if name.endswith(".base_layer.weight") and value.dtype == torch.float32]
+    adapted = [value for name, value in named.items() if name.endswith(".base_layer.weight")]
     frozen = [value for value in named.values() if not value.requires_grad]
     return Weights(
         frozen=size(frozen) + sum(buffer.nbytes for buffer in policy.buffers()),
