@@ -21,7 +21,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import DTYPES, ActionSample, Inputs, Tensors, Trajectory
+from rlinf_vla.core.types import ActionSample, Inputs, Tensors, Trajectory
 from rlinf_vla.planner import synthetic
 from rlinf_vla.planner.accounting import META, allocated_gradients, peak_bytes
 from rlinf_vla.rollout.noise import CounterNoise
@@ -46,9 +46,6 @@ def meta_policy(recipe: Recipe) -> tuple[Policy, Inputs]:
     except NotImplementedError:
         raise UserError(f"model={recipe.model.name} cannot be built without weights: its memory is not known in advance") from None
     inputs = policy.prepare(synthetic.observation(policy.spec, 1, "cpu"))
-    dtype = DTYPES[getattr(recipe.model.options, "dtype", "float32")]
-    for parameter in policy.backbone.parameters():
-        parameter.data = parameter.data.to(dtype)
     policy.to(META)
     with torch.device(META):
         add_lora(policy, recipe.model.lora, recipe.seed)
