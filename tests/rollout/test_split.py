@@ -160,7 +160,7 @@ def test_bytes_are_counted_per_block(tmp_path: Path) -> None:
     policy, blank = in_two_places(pi0(tmp_path / "pi0", dtype="bfloat16"))
     actor = split(policy, blank, SETTINGS)
     inputs = policy.prepare(observations(policy, 7))
-    actor.value(inputs)
+    actor.values(inputs)
     # an image of 32 x 32, 32 token ids with their mask, six numbers of the state
     assert (actor.requests, actor.sent) == (3, 7 * (3 * 32 * 32 + 32 * (8 + 1) + 6 * 4))
     # of 4 patches and 32 tokens: 2 layers' keys and values of 8 numbers, a mask; what the critic reads, 24 numbers; the state in float32
