@@ -130,8 +130,9 @@ def load_weights(
 ) -> dict[str, torch.dtype]:
     """Load weights into ``module``, which may be on meta; return their stored dtypes.
 
-    ``dtype_of(name)``: the dtype in memory. Needs no more memory beside the weights than the largest tensor takes. Raises UserError for
-    missing or unexpected keys, other shapes, quantised weights, and NaN or infinite values.
+    ``dtype_of(name)``: the dtype in memory. Needs no more memory beside the weights than the
+    largest tensor takes. Raises UserError for missing or unexpected keys, other shapes, quantised
+    weights, and NaN or infinite values.
     """
     expected = module.state_dict()
     for problem, keys in (("missing", expected.keys() - state.keys()), ("unexpected", state.keys() - expected.keys())):
