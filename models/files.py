@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -134,17 +134,14 @@ def build_device(random_weights: bool) -> torch.device:
     return torch.device("cpu" if random_weights else "meta")
 
 
-def cast(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the parameters in place; rotary frequencies and other buffers keep their precision."""
-    for parameter in module.parameters():
-        parameter.data = parameter.data.to(dtype)
+def load_weights(
+    module: nn.Module, state: State, directory: Path, dtype_of: Callable[[str], torch.dtype] = lambda name: torch.float32
+) -> dict[str, torch.dtype]:
+    """Load weights into ``module``, which may be on meta; return their stored dtypes.
 
-
-def load_weights(module: nn.Module, state: State, directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.dtype]:
-    """Load weights in ``dtype`` into ``module``, which may be on meta; return their stored dtypes.
-
-    Needs no more memory beside the weights than the largest tensor takes. Raises UserError for
-    missing or unexpected keys, other shapes, quantised weights, and NaN or infinite values.
+    ``dtype_of(name)``: the dtype in memory. Needs no more memory beside the weights than the
+    largest tensor takes. Raises UserError for missing or unexpected keys, other shapes, quantised
+    weights, and NaN or infinite values.
     """
     expected = module.state_dict()
     for problem, keys in (("missing", expected.keys() - state.keys()), ("unexpected", state.keys() - expected.keys())):
@@ -164,7 +161,7 @@ def load_weights(module: nn.Module, state: State, directory: Path, dtype: torch.
             raise UserError(f"{directory}: {key} holds NaN or infinite values, the checkpoint is damaged")
         stored[key] = tensor.dtype
         # copied: overwriting the memory-mapped file later must not change the network
-        filled[key] = tensor.to(dtype, copy=True)
+        filled[key] = tensor.to(dtype_of(key), copy=True)
     module.load_state_dict(filled, assign=True)
     return stored
 

@@ -19,9 +19,11 @@ class PretrainedPolicy(Policy):
 
     built_from: ClassVar[tuple[str, ...]]
     """Files from which the constructor builds the model; errors name them."""
+    float32_weights: ClassVar[tuple[str, ...]] = ()
+    """Parts of names of the backbone's weights that are float32, whatever ``dtype`` is."""
 
     def __init__(self, directory: Path, options: Any, dtype: torch.dtype = torch.float32) -> None:
-        """``dtype``: of the backbone in memory."""
+        """``dtype``: of the backbone in memory (see ``dtype_of``)."""
         super().__init__()
         self.directory, self.options, self.dtype = directory, options, dtype
         self.stored_dtypes: dict[str, torch.dtype] = {}
@@ -33,19 +35,30 @@ class PretrainedPolicy(Policy):
 
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Any) -> Self:
-        return cls._build(checkpoint, replace(config, random_weights=False))
+        policy = cls._build(checkpoint, replace(config, random_weights=False))
+        policy._cast()
+        return policy
 
     @classmethod
     def load(cls, checkpoint: Path, config: Any) -> Self:
         policy = cls._build(checkpoint, config)
         if config.random_weights:
-            files.cast(policy.backbone, policy.dtype)
+            policy._cast()
         else:
             policy.load_weights(checkpoint)
         return policy
 
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype in memory of the backbone's weight ``name``."""
+        return torch.float32 if any(part in name for part in self.float32_weights) else self.dtype
+
+    def _cast(self) -> None:
+        """Cast the weights; rotary frequencies and other buffers keep their precision."""
+        for name, parameter in self.backbone.named_parameters():
+            parameter.data = parameter.data.to(self.dtype_of(name))
+
     def load_weights(self, checkpoint: Path) -> None:
-        self.stored_dtypes = files.load_weights(self.backbone, self.read_state(checkpoint), checkpoint, self.dtype)
+        self.stored_dtypes = files.load_weights(self.backbone, self.read_state(checkpoint), checkpoint, self.dtype_of)
 
     def read_state(self, checkpoint: Path) -> files.State:
         """Return the weights of the backbone under its own names."""

@@ -55,7 +55,7 @@ class RMSNorm(nn.Module):
         if not self.adaptive:
             return (normed * (1 + self.weight.float())).to(x.dtype), None
         scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
-        return (normed * (1 + scale.float()) + shift.float()).to(x.dtype), gate
+        return (normed * (1 + scale.float()) + shift.float()).to(x.dtype), gate.to(x.dtype)
 
 
 class GatedMlp(nn.Module):

@@ -79,7 +79,10 @@ class VisionTower(nn.Module):
             embeddings.register_buffer("position_ids", torch.arange(embeddings.num_positions)[None], persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.vision_model(pixel_values=pixels.to(self.vision_model.dtype)).last_hidden_state
+        """Return patch features; the embeddings may be more precise than the rest, as in openpi."""
+        siglip = self.vision_model
+        embedded = siglip.embeddings(pixels).to(siglip.post_layernorm.weight.dtype)
+        return siglip.post_layernorm(siglip.encoder(inputs_embeds=embedded).last_hidden_state)
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,7 @@ class Pi0Network(nn.Module):
         from 1 (noise) to 0 (action). ``state``: ``[B, action_dim]``, used by π₀ only.
         """
         embeds, condition = self.embed_suffix(state, x, time)
+        embeds = embeds.to(prefix.states.dtype)
         batch, count = embeds.shape[:2]
         blocks = self.suffix_starts(count, x.device).cumsum(0)
         own = (blocks[None, :] <= blocks[:, None]).expand(batch, -1, -1)

@@ -59,6 +59,11 @@ class Pi0Policy(PretrainedPolicy):
         *("action_in_proj", "action_out_proj", "state_proj"),
         *("action_time_mlp_in", "action_time_mlp_out", "time_mlp_in", "time_mlp_out"),
     )
+    float32_weights: ClassVar[tuple[str, ...]] = (
+        *("vision_model.embeddings.", "input_layernorm", "post_attention_layernorm", "model.norm"),
+        *full_modules,
+    )
+    """Those of openpi's ``to_bfloat16_for_selected_params``, and what is outside its cast."""
     split_unsupported: ClassVar[str | None] = None
     head_modules: tuple[str, ...] = ("paligemma_with_expert.gemma_expert.model", *full_modules)
 

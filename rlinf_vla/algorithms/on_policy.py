@@ -50,7 +50,7 @@ class OnPolicyConfig(AlgorithmConfig):
     policy.
     """
     recompute_log_prob: bool | None = None
-    """Recompute the rollout's log-probabilities at the start of an update; null: in bfloat16.
+    """Recompute the rollout's log-probabilities at the start of an update; null: bfloat16 and TF32.
 
     Acting rounds differently from learning; so the first ratio is exactly 1.
     """

@@ -6,15 +6,21 @@ token by token or all at once, with merged adapters or not. So errors are judged
 dtype's unit roundoff u. Measured on the packaged tiny policies (OpenVLA, OFT, pi0 with every
 sampler; 64 to 128 calls), as means and 99 % quantiles over tokens:
 
-* ``act`` against ``evaluate``: up to 0.6 u and 5.2 u in bfloat16, 5.6 u and 40 u in float32;
+* ``act`` against ``evaluate``: up to 0.8 u and 6.8 u in bfloat16, 5.6 u and 40 u in float32;
+* in bfloat16 with merged adapters against without: up to 3.7 u and 19 u;
 * a bfloat16 network against the float32 network with the same weights, which is as different as
   rounding can make them: up to 3.7 u and 31 u. The maximum was 148 u (0.6), so none is judged;
 * 1.5 times the temperature: from 63 u and 219 u on in bfloat16 with trained weights.
 
 The bounds 8 u and 48 u leave a factor of 1.5 to 2 for depth: errors of independent roundings grow
 as the square root of the number of layers. Up to ``REFUSED`` times as much is only a warning. In
-float32, where a wrong policy is off by a million u, they are ``SPARE`` times as large: some
-accelerators round the inputs of products to fewer bits.
+exact float32, where a wrong policy is off by a million u, they are ``SPARE`` times as large.
+
+On CUDA the products of a float32 network are in TF32 (``cluster.tf32``). It rounds what is
+multiplied, as bfloat16 does, only to 11 bits in place of 8, so its u is judged by the same bounds:
+with products rounded in this way on the CPU, ``act`` against ``evaluate`` differed by up to 1.0 u
+and 8.8 u, with adapters merged or not. What follows the last product (softmax, log-probabilities)
+is float32 in all cases.
 """
 
 from __future__ import annotations
@@ -24,16 +30,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_vla.core.devices import device_of
+from rlinf_vla.core.devices import device_of, uses_tf32
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Trajectory
 
-UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
+FLOAT32, TF32, BFLOAT16 = 2.0**-24, 2.0**-11, 2.0**-8
 """Unit roundoff: the largest relative error of rounding to the nearest number."""
 MEAN, HIGH = 8.0, 48.0
 """Largest expected mean and 99 % quantile of the errors, in units of the roundoff."""
 QUANTILE = 0.99
-SPARE = {torch.float32: 32.0, torch.bfloat16: 1.0}
+SPARE = 32.0
 REFUSED = 4.0
 
 
@@ -47,9 +53,9 @@ class Parity:
     high_bound: float
 
     @staticmethod
-    def of(errors: Tensor, dtype: torch.dtype) -> Parity:
-        """``errors`` ``[n]``, ``n > 0``; ``dtype``: of the network's least precise weights."""
-        unit = SPARE[dtype] * UNIT[dtype]
+    def of(errors: Tensor, unit: float) -> Parity:
+        """``errors`` ``[n]``, ``n > 0``; ``unit``: of the network's products (see ``unit_of``)."""
+        unit *= SPARE if unit == FLOAT32 else 1.0
         exact = errors.double()
         return Parity(exact.mean().item(), exact.quantile(QUANTILE).item(), MEAN * unit, HIGH * unit)
 
@@ -76,6 +82,13 @@ class Parity:
                 f"evaluate() does not reproduce the rollout's log-probabilities: {self}, more than {REFUSED:g} times a "
                 "bound; the policy's act() and evaluate() disagree"
             )
+
+
+def unit_of(policy: Policy) -> float:
+    """Return the unit roundoff of the policy's least precise products, on its device."""
+    if any(parameter.dtype == torch.bfloat16 for parameter in policy.backbone.parameters()):
+        return BFLOAT16
+    return TF32 if uses_tf32(device_of(policy)) else FLOAT32
 
 
 def parity_errors(policy: Policy, rollouts: Trajectory, temperature: float, calls: int = 64) -> Tensor:

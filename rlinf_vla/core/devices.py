@@ -18,6 +18,21 @@ _ALIGNMENT = 64
 """Bytes; as of a fresh allocation, because the last bit of some results depends on it."""
 
 
+def set_tf32(wanted: bool) -> None:
+    """Compute float32 products and convolutions in TF32, on CUDA, or exactly, in this process.
+
+    TF32 keeps 11 significant bits of what is multiplied, and sums in float32. It is what
+    ``torch.set_float32_matmul_precision("high")`` selects, and PyTorch's default for convolutions.
+    """
+    torch.set_float32_matmul_precision("high" if wanted else "highest")
+    torch.backends.cudnn.allow_tf32 = wanted
+
+
+def uses_tf32(device: torch.device) -> bool:
+    """Return whether float32 products on ``device`` are in TF32."""
+    return device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+
+
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of a module's parameters."""
     return next(module.parameters()).device

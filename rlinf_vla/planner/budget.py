@@ -166,7 +166,7 @@ def _acting(model: MemoryModel, setting: Setting, role: str) -> list[Part]:
     graphs = recipe.cluster.device == CUDA and recipe.cluster.cuda_graphs
     call = model.rollout(rows)
     parts = [
-        Part(role, "weights with merged adapters", ROLLOUT, weights.merged),
+        Part(role, "weights before merging", ROLLOUT, weights.merged * (recipe.cluster.device != CUDA)),
         Part(role, "exact copy of rounded weights", ROLLOUT, weights.trained * recipe.rollout.rounded_weights),
         # a recorded call keeps its memory: one of act, one of value
         Part(role, "recorded policy calls", ALWAYS, (call + model.value_bytes(rows)) * graphs),
@@ -176,9 +176,13 @@ def _acting(model: MemoryModel, setting: Setting, role: str) -> list[Part]:
 
 
 def _host(model: MemoryModel) -> Iterator[Part]:
-    """Yield the main memory of the rollout, if its size is known before the simulator starts."""
+    """Yield the main memory of adapted weights, and of the rollout if its size is known before the
+    simulator starts."""
     recipe, config = model.recipe, model.recipe.algorithm
     limit, chunk = recipe.env.episode_limit, model.policy.spec.chunk
+    merged = weights_of(model.policy).merged * (recipe.cluster.device == CUDA)
+    if merged:
+        yield Part("main memory", "weights before merging", ROLLOUT, merged)
     if not model.on_policy or not limit:
         return
     if hasattr(config, "horizon"):

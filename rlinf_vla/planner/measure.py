@@ -110,7 +110,7 @@ def _acting(recipe: Recipe, policy: Policy, device: torch.device) -> dict[str, C
         actor.act(policy.prepare(observations[rows]), Episodes(0 * numbers, numbers, 0 * numbers), 0 * numbers)
 
     def value(rows: int) -> None:
-        actor.value(policy.prepare(observations[rows]))
+        actor.values(policy.prepare(observations[rows]))
 
     @torch.inference_mode()
     def encode(rows: int) -> None:

@@ -109,9 +109,9 @@ class InstrumentedActor(Actor):
         self._note("act", len(step), started)
         return found
 
-    def value(self, inputs: Inputs) -> Tensor:
+    def values(self, inputs: Inputs) -> Tensor:
         started = time.process_time()
-        found = super().value(inputs)
+        found = super().values(inputs)
         self._note("value", len(found), started)
         return found
 

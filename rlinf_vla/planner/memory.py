@@ -21,7 +21,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import DTYPES, ActionSample, Inputs, Tensors, Trajectory
+from rlinf_vla.core.types import ActionSample, Inputs, Tensors, Trajectory
 from rlinf_vla.planner import synthetic
 from rlinf_vla.planner.accounting import META, allocated_gradients, peak_bytes
 from rlinf_vla.rollout.noise import CounterNoise
@@ -46,9 +46,6 @@ def meta_policy(recipe: Recipe) -> tuple[Policy, Inputs]:
     except NotImplementedError:
         raise UserError(f"model={recipe.model.name} cannot be built without weights: its memory is not known in advance") from None
     inputs = policy.prepare(synthetic.observation(policy.spec, 1, "cpu"))
-    dtype = DTYPES[getattr(recipe.model.options, "dtype", "float32")]
-    for parameter in policy.backbone.parameters():
-        parameter.data = parameter.data.to(dtype)
     policy.to(META)
     with torch.device(META):
         add_lora(policy, recipe.model.lora, recipe.seed)
@@ -65,7 +62,7 @@ class Weights:
     """Trained in full: heads, modules beside the adapters, or the whole backbone."""
     critic: int
     merged: int
-    """Copy of the adapted float32 weights while adapters are merged into them."""
+    """Copy of the adapted weights while adapters are merged into them, in main memory."""
     gradients: int
     moments: int
     master: int
@@ -95,7 +92,7 @@ def weights_of(policy: Policy, pieces: int = 1) -> Weights:
     adapters = [value for name, value in trained.items() if is_lora(name)]
     critic = [value for name, value in trained.items() if name.startswith(CRITIC)]
     low = [value for value in trained.values() if value.element_size() < MASTER]
-    adapted = [value for name, value in named.items() if name.endswith(".base_layer.weight") and value.dtype == torch.float32]
+    adapted = [value for name, value in named.items() if name.endswith(".base_layer.weight")]
     frozen = [value for value in named.values() if not value.requires_grad]
     return Weights(
         frozen=size(frozen) + sum(buffer.nbytes for buffer in policy.buffers()),

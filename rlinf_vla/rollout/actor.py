@@ -69,8 +69,24 @@ class Actor:
         latent = {name.removeprefix(_LATENT): value for name, value in found.items() if name.startswith(_LATENT)}
         return ActionSample(found["actions"], latent, found["log_prob"], found["value"])
 
-    def value(self, inputs: Inputs) -> Tensor:
-        """Return the critic's estimate, float32 ``[B]``, on the CPU."""
+    def value(self, obs: Observation, wanted: Tensor) -> Tensor:
+        """Return the critic's estimate where ``wanted``, else 0: float32 ``[B]``, on the CPU.
+
+        ``wanted``: bool ``[B]``, of at least one row. Blocks without such a row are left out. The
+        others are computed whole: the size of a matrix product and a row's place in it can change
+        its last bits, so gathered rows would get other values than among all. A block holds the
+        same environments in every plan, so all plans leave out the same ones.
+        """
+        blocks = wanted.split(self.settings.batch_size)
+        rows = torch.cat([block.any().expand(len(block)) for block in blocks]).nonzero()[:, 0]
+        images = {name: image[rows] for name, image in obs.images.items()}
+        some = Observation(images, obs.state[rows], [obs.instruction[row] for row in rows.tolist()])
+        found = torch.zeros(len(wanted))
+        found[rows] = self.values(self.prepare(some))
+        return torch.where(wanted, found, 0)
+
+    def values(self, inputs: Inputs) -> Tensor:
+        """Return the critic's estimate of all rows, float32 ``[B]``, on the CPU."""
         return moved(self._in_blocks(self._value, moved(inputs, self.device)), CPU)["value"]
 
     @torch.inference_mode()

@@ -25,12 +25,12 @@ class Spans(Protocol):
 class ActorProtocol(Protocol):
     """An actor such as ``rollout.actor.Actor``, or a substitute without a policy.
 
-    Samples and values are on the CPU.
+    Samples and values are on the CPU; values are 0 where they are not ``wanted``.
     """
 
     def prepare(self, obs: Observation) -> Inputs: ...
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample: ...
-    def value(self, inputs: Inputs) -> Tensor: ...
+    def value(self, obs: Observation, wanted: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,7 @@ def rollout_generator(
         bootstrap_value = torch.zeros_like(sample.value)
         if calls is not None and cut.any():
             with spans.span("value", "policy"):
-                values = actor.value(actor.prepare(result.observation))
-            bootstrap_value = torch.where(cut, values, bootstrap_value)
+                bootstrap_value = actor.value(result.observation, cut)
         last |= on_call(Call(episodes, step, observation, inputs, sample, result, cut, bootstrap_value))
         step = torch.where(done, 0, step + result.valid.sum(dim=1))
         observation = result.observation

@@ -21,7 +21,7 @@ class _ScriptedActor:
         """``prepare``: returns the inputs to store with each call; there are none by default."""
         self.prepare = prepare
 
-    def value(self, inputs: Inputs) -> Tensor:
+    def value(self, obs: Observation, wanted: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no value function")
 
 

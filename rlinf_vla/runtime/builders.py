@@ -13,6 +13,7 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe, RewardConfig
 from rlinf_vla.core import plugins
+from rlinf_vla.core.devices import set_tf32
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.fit import connect, fitted
@@ -36,11 +37,7 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
 
     Random weights depend only on the recipe's seed. Raises UserError if CUDA is not available.
     """
-    if recipe.cluster.device == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            f"cluster.device=cuda (cluster={recipe.cluster.name}): PyTorch sees no CUDA device here; use cluster=laptop with "
-            "cluster.device=cpu, or cluster=1gpu where there is a GPU and a PyTorch for CUDA"
-        )
+    device = _device(recipe)
     model = plugins.choose("model", recipe.model.name, plugins.models())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -55,7 +52,18 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
         from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 
         checkpoint_blocks(policy)
-    return policy.to(recipe.cluster.device)
+    return policy.to(device)
+
+
+def _device(recipe: Recipe) -> str:
+    """Return the recipe's device, ready in this process. Raises UserError without CUDA."""
+    if recipe.cluster.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"cluster.device=cuda (cluster={recipe.cluster.name}): PyTorch sees no CUDA device here; use cluster=laptop with "
+            "cluster.device=cpu, or cluster=1gpu where there is a GPU and a PyTorch for CUDA"
+        )
+    set_tf32(recipe.cluster.tf32 and recipe.cluster.device == "cuda")
+    return recipe.cluster.device
 
 
 def build_head(recipe: Recipe) -> Policy:
@@ -64,6 +72,7 @@ def build_head(recipe: Recipe) -> Policy:
 
     model = plugins.choose("model", recipe.model.name, plugins.models())
     require_separable(model)
+    _device(recipe)
     policy: Policy = model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
     with torch.device("meta"):
         add_lora(policy, recipe.model.lora, recipe.seed)
@@ -81,7 +90,7 @@ def build_reward_model(recipe: Recipe) -> RewardModel:
     plugin = plugins.choose("reward", recipe.reward.name, plugins.rewards())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        return plugin.learner(recipe.reward.options).to(recipe.cluster.device)
+        return plugin.learner(recipe.reward.options).to(_device(recipe))
 
 
 def build_trainer(recipe: Recipe, network: Learner) -> Trainer:

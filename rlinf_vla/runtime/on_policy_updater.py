@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig
-from rlinf_vla.algorithms.parity import Parity, parity_errors
+from rlinf_vla.algorithms.parity import FLOAT32, Parity, parity_errors, unit_of
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Trajectory, flattened
@@ -33,8 +33,8 @@ class OnPolicyUpdater:
         self.trainer, self.run_seed, self.temperature, self.reuse_frozen = trainer, run_seed, temperature, reuse_frozen
         self.policy: Policy = trainer.policy  # type: ignore[assignment]
         self.parity: Parity | None = None
-        self.rounded = any(parameter.dtype == torch.bfloat16 for parameter in self.policy.backbone.parameters())
-        """Whether the network computes in bfloat16."""
+        self.unit = unit_of(self.policy)
+        """Unit roundoff of the network's products."""
         self._place = (-1, 0)
 
     def update(
@@ -51,6 +51,7 @@ class OnPolicyUpdater:
         A further update in the same ``iteration`` continues the sequence of demonstration draws.
         """
         config, stale = algorithm.config, bool((batch.calls.policy_version != version).any())
+        rounded = self.unit > FLOAT32
         self._check(batch.calls, version)
         minibatch_size = algorithm.minibatch_size(batch)
         seed, rows = self.run_seed * 1_000_003 + iteration, self.trainer.micro_batch_size
@@ -60,10 +61,10 @@ class OnPolicyUpdater:
         first = self._place[1] if self._place[0] == iteration else 0
         if config.decoupled:
             # of precomputed parts, a rank has only the rows that it learns from
-            by_minibatch = self.rounded or world_size() > 1
+            by_minibatch = rounded or world_size() > 1
             proximal = self.first_log_prob(batch.calls, minibatch_size, seed) if by_minibatch else self.log_prob(batch.calls)
             batch = replace(batch, proximal=proximal)
-        elif not (value_only or first or stale) and (self.rounded if config.recompute_log_prob is None else config.recompute_log_prob):
+        elif not (value_only or first or stale) and (rounded if config.recompute_log_prob is None else config.recompute_log_prob):
             batch = replace(batch, calls=replace(batch.calls, log_prob=self.first_log_prob(batch.calls, minibatch_size, seed)))
 
         metrics = self.trainer.update(
@@ -112,7 +113,7 @@ class OnPolicyUpdater:
             return
         errors = parity_errors(self.policy, calls, self.temperature)
         if len(errors):
-            self.parity = Parity.of(errors, torch.bfloat16 if self.rounded else torch.float32)
+            self.parity = Parity.of(errors, self.unit)
             self.parity.check()
 
     def _cotraining(self, config: OnPolicyConfig, iteration: int, first: int) -> Callable[[int], Sequence[ExtraLoss]]:

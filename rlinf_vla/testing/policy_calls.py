@@ -10,9 +10,8 @@ from torch import Tensor
 from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
-from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.rollout.player import ActorProtocol
 from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head, strip_to_head
 
 from .simulated_gpu import captured
@@ -126,7 +125,7 @@ def split(policy: Policy, blank: Policy, settings: Settings) -> SplitActor:
     return SplitActor(blank, settings, lambda inputs: over_the_wire(server.encode(over_the_wire(inputs))))
 
 
-def assert_the_same_bits(found: ActorProtocol, expected: ActorProtocol, inputs: Inputs) -> None:
+def assert_the_same_bits(found: Actor, expected: Actor, inputs: Inputs) -> None:
     """Compare actions, log-probabilities and values of two actors bit for bit."""
     count = len(next(iter(inputs.values())))
     episodes = Episodes(torch.arange(count) % 2, torch.arange(count) * 3, torch.arange(count) % 3)
@@ -135,4 +134,4 @@ def assert_the_same_bits(found: ActorProtocol, expected: ActorProtocol, inputs: 
     for one, other in (*((first.latent[name], second.latent[name]) for name in first.latent), (first.actions, second.actions)):
         assert one.dtype == other.dtype and torch.equal(one, other)
     assert torch.equal(first.log_prob, second.log_prob) and torch.equal(first.value, second.value)
-    assert torch.equal(found.value(inputs), expected.value(inputs))
+    assert torch.equal(found.values(inputs), expected.values(inputs))

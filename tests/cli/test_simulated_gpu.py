@@ -158,7 +158,7 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(
         assert torch.equal(gpu[name], value), name
 
 
-@pytest.mark.parametrize("run", ["ppo of openvla", "ppo of openvla in full in bfloat16", "sac of compact"])
+@pytest.mark.parametrize("run", ["ppo of openvla", "ppo of openvla in full in bfloat16", "ppo of pi0 in bfloat16", "sac of compact"])
 def test_a_run_on_a_gpu_resumes(rlinf_vla: CommandLine, package: Path, gpu: None, run: str) -> None:
     for directory in ("whole", "parts"):
         train(rlinf_vla, arguments(package, run, directory))

@@ -20,6 +20,7 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models import files
 from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
+from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.testing.policy_calls import act, observations
 from tests.models import test_openvla_oft, test_pi0
@@ -45,6 +46,11 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Policy:
     return policy
 
 
+def make(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
 def reload(policy: Any, directory: Path, **options: Any) -> Policy:
     directory.mkdir(exist_ok=True)
     policy.save(directory)
@@ -64,9 +70,24 @@ def test_a_loaded_policy_is_not_on_the_meta_device_and_equal(source: Policy, tmp
     assert torch.equal(found.actions, expected.actions) and torch.equal(found.log_prob, expected.log_prob)
 
 
+def kept_by_openpi(name: str) -> bool:
+    """Whether openpi keeps a weight in float32: its cast covers both streams, but not what is beside them, and leaves these out."""
+    inside = name.removeprefix("paligemma_with_expert.")
+    norms = ("input_layernorm", "post_attention_layernorm", "model.norm")
+    kinds = ("patch_embedding.weight", "patch_embedding.bias", "position_embedding.weight")
+    embeddings = tuple(f"vision_tower.vision_model.embeddings.{kind}" for kind in kinds)
+    return inside == name or any(selector in inside for selector in (*embeddings, *norms))
+
+
 def test_a_policy_in_bfloat16(source: Policy, tmp_path: Path) -> None:
     loaded = reload(source, tmp_path / "saved", dtype="bfloat16")
-    assert {value.dtype for value in loaded.backbone.parameters()} == {torch.bfloat16}
+    exact = {name for name, value in loaded.backbone.named_parameters() if value.dtype == torch.float32}
+    assert all(value.dtype == torch.bfloat16 or name in exact for name, value in loaded.backbone.named_parameters())
+    assert exact == {name for name, _ in source.backbone.named_parameters() if source.name == "pi0" and kept_by_openpi(name)}
+    blank = type(source).without_weights(tmp_path / "saved", loaded.options)
+    assert {name: value.dtype for name, value in blank.backbone.named_parameters()} == {
+        name: value.dtype for name, value in loaded.backbone.named_parameters()
+    }
     buffers = dict(loaded.named_buffers())
     assert all(torch.equal(value, buffers[name]) for name, value in source.named_buffers()), "computed buffers keep their precision"
     inputs = source.prepare(observations(source, 3))
@@ -92,6 +113,33 @@ def test_random_weights_in_bfloat16(tmp_path: Path) -> None:
     for name, value in half.backbone.named_parameters():
         assert torch.equal(value, full.backbone.get_parameter(name).bfloat16())
     assert half.backbone.language_model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+@pytest.mark.parametrize("pi05", [False, True])
+def test_what_openpi_keeps_in_float32_loses_nothing(tmp_path: Path, pi05: bool) -> None:
+    full, half = (test_pi0.small(tmp_path / dtype, pi05=pi05, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    with torch.no_grad():
+        for policy in (full, half):
+            for name, value in policy.backbone.named_parameters():
+                noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name)))
+                value.copy_((full.backbone.get_parameter(name) + 0.01 * noise) if policy is full else full.backbone.get_parameter(name))
+    full.save(saved := make(tmp_path / "saved"), torch.float32)
+    again = Pi0Policy.load(saved, Pi0Options(**vars(half.options) | {"random_weights": False}))
+    kept = 0
+    for each in (half, again):
+        for name, value in each.backbone.named_parameters():
+            exact = full.backbone.get_parameter(name)
+            assert torch.equal(value, exact if kept_by_openpi(name) else exact.bfloat16()), name
+            kept += not torch.equal(exact, exact.bfloat16().float()) and kept_by_openpi(name)
+    assert kept > 20, "the noise needs float32"
+    inputs = half.prepare(observations(half, 3))
+    sample = act(half, inputs)
+    evaluation = half.evaluate(inputs, sample.latent, 1.0)
+    assert half.encode(inputs).prefix.states.dtype == torch.bfloat16, "the residual stream"
+    (evaluation.log_prob.sum() + evaluation.value.sum()).backward()
+    gradients = {name: value.grad for name, value in half.backbone.named_parameters()}
+    head = [name for name in gradients if "paligemma_with_expert" not in name]
+    assert all(gradients[name] is not None and gradients[name].dtype == torch.float32 for name in head)
 
 
 def test_weights_are_saved_in_the_dtype_of_their_file(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ TINY = {
     "openvla, bfloat16": ["recipe=maniskill_ppo", "model.options.dtype=bfloat16"],
     "openvla_oft, all weights": ["recipe=maniskill_ppo", "model=openvla_oft", "model.lora.rank=0"],
     "pi0": ["recipe=maniskill_ppo", "model=pi0"],
+    "pi0, bfloat16": ["recipe=maniskill_ppo", "model=pi0", "model.options.dtype=bfloat16"],
     "pi0, one pass": ["recipe=maniskill_ppo", "model=pi0", "model.options.frozen_vlm=false", "cluster.reuse_frozen=false"],
 }
 

@@ -69,7 +69,7 @@ class Nobody:
         size = self.env.spec.num_envs
         return ActionSample(torch.zeros(size, 1, 1), {}, torch.zeros(size, 1, 1), torch.zeros(size))
 
-    def value(self, inputs: Inputs) -> Tensor:
+    def value(self, obs: Observation, wanted: Tensor) -> Tensor:
         self.env.told.append(("value", ()))
         return torch.zeros(self.env.spec.num_envs)
 

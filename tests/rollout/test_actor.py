@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.core.types import Episodes
+from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
+from rlinf_vla.models.openvla.options import OpenVLAOFTOptions
 from rlinf_vla.rollout.actor import Actor, CudaGraphed, Settings
 from rlinf_vla.testing.policy_calls import observations, rows, with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
+from tests.models.tiny_openvla import ASSETS
 
 
 class Rerun:
@@ -71,8 +74,39 @@ def test_blocks_and_recordings_change_nothing(temperature: float) -> None:
         torch.testing.assert_close(found.actions, expected.actions)
         torch.testing.assert_close(found.log_prob, expected.log_prob)
         assert found.latent.keys() == expected.latent.keys()
-        torch.testing.assert_close(actor.value(inputs), whole.value(inputs))
+        torch.testing.assert_close(actor.values(inputs), whole.values(inputs))
     assert [each.recordings for each in recorder.made] == [2, 2], "acting and valuing: blocks of three rows and of one"
     recorded.forget()
     torch.testing.assert_close(recorded.act(rows(inputs, slice(0, 2)), episodes[:2], step[:2]).actions, expected.actions[:2])
     assert [each.recordings for each in recorder.made] == [2, 2], "no new shape was recorded"
+
+
+@pytest.mark.parametrize("wanted", [[1], [6], [0, 2, 4], list(range(7))])
+def test_values_of_some_rows_are_those_of_all(wanted: list[int]) -> None:
+    """Bit for bit; blocks without such a row are neither prepared nor computed."""
+    policy = with_critic(OpenVLAOFTPolicy.load(ASSETS / "openvla_oft_tiny_pushcube", OpenVLAOFTOptions(prompt_length=26)))
+    actor = Actor(policy, Settings(5, 1.0, 3))
+    obs = observations(policy, 7)
+    everything = actor.values(actor.prepare(obs))
+    assert len(everything.unique()) == 7
+    actor.record(recorder := Counter())
+    prepared: list[int] = []
+    prepare = policy.prepare
+    policy.prepare = lambda some: (prepared.append(len(some.instruction)), prepare(some))[1]  # type: ignore[method-assign]
+    mask = torch.zeros(7, dtype=torch.bool).index_fill(0, torch.tensor(wanted, dtype=torch.int64), True)
+    assert torch.equal(actor.value(obs, mask), torch.where(mask, everything, 0))
+    blocks = {row // 3 for row in wanted}
+    assert prepared == [sum(1 if block == 2 else 3 for block in blocks)] and recorder.calls == len(blocks)
+
+
+class Counter:
+    """Counts the blocks computed."""
+
+    calls = 0
+
+    def __call__(self, function: Any) -> Any:
+        def counted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            self.calls += 1
+            return function(tensors)
+
+        return counted

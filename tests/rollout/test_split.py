@@ -21,7 +21,7 @@ from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head, require_separable, size, strip_to_head
 from rlinf_vla.testing.policy_calls import act, assert_the_same_bits, observations, split
-from rlinf_vla.training.lora import add_lora, is_lora, merged_lora
+from rlinf_vla.training.lora import acting, add_lora, is_lora, merged_lora
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import ASSETS
@@ -160,7 +160,7 @@ def test_bytes_are_counted_per_block(tmp_path: Path) -> None:
     policy, blank = in_two_places(pi0(tmp_path / "pi0", dtype="bfloat16"))
     actor = split(policy, blank, SETTINGS)
     inputs = policy.prepare(observations(policy, 7))
-    actor.value(inputs)
+    actor.values(inputs)
     # an image of 32 x 32, 32 token ids with their mask, six numbers of the state
     assert (actor.requests, actor.sent) == (3, 7 * (3 * 32 * 32 + 32 * (8 + 1) + 6 * 4))
     # of 4 patches and 32 tokens: 2 layers' keys and values of 8 numbers, a mask; what the critic reads, 24 numbers; the state in float32
@@ -195,18 +195,14 @@ def test_what_adapters_rounded_to_bfloat16_change(model: type[Policy], asset: st
     """docs/split.md: as much as any other change of a network in bfloat16, which is not nothing."""
     policy = model.load(ASSETS / asset, options)
     add_lora(policy, LoraOptions(rank=32), seed=0)
-    factors = {name: parameter for name, parameter in policy.named_parameters() if is_lora(name)}
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, parameter in factors.items():
+        for name, parameter in policy.named_parameters():
             if ".lora_B." in name:
                 parameter.normal_(std=0.03, generator=generator)
-        exact = {name: parameter.clone() for name, parameter in factors.items()}
-        for name, parameter in factors.items():
-            parameter.copy_(exact[name].bfloat16())
-        inputs = policy.prepare(observations(policy, 64))
+    inputs = policy.prepare(observations(policy, 64))
+    with acting(policy, rounded=True):
         sample = act(policy, inputs)
-        for name, parameter in factors.items():
-            parameter.copy_(exact[name])
+    with torch.no_grad(), acting(policy, rounded=False):
         moved = (policy.evaluate(inputs, sample.latent, 1.0).log_prob - sample.log_prob).abs()
     assert 0 < moved.mean() < 0.01

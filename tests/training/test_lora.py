@@ -17,7 +17,7 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import PixelNormalizer
-from rlinf_vla.testing.policy_calls import act, observations
+from rlinf_vla.testing.policy_calls import act, observations, with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import acting, adapter_state, add_lora, is_lora, load_adapter, merge_lora, merged_lora, save_adapter
@@ -32,9 +32,9 @@ def directory(tmp_path: Path) -> Path:
     return smaller_directory(tmp_path / "model")
 
 
-def adapted(directory: Path, seed: int = 0, trained: bool = False, **options: object) -> OpenVLAPolicy:
+def adapted(directory: Path, seed: int = 0, trained: bool = False, dtype: str = "float32", **options: object) -> OpenVLAPolicy:
     """``trained`` sets the factors B to values other than zero."""
-    policy = tiny(directory=directory)
+    policy = tiny(directory=directory, dtype=dtype)
     add_lora(policy, LoraOptions(**({"rank": 4} | options)), seed)  # type: ignore[arg-type]
     if trained:
         generator = torch.Generator().manual_seed(seed)
@@ -58,52 +58,61 @@ def test_new_adapters_do_not_change_the_policy(directory: Path) -> None:
     assert (log_prob(adapted(directory, trained=True)) - log_prob(plain)).abs().max() > 1e-2
 
 
-def test_adapters_are_merged_and_restored(directory: Path) -> None:
-    policy = adapted(directory, trained=True)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.1)])
+def test_adapters_are_merged_and_restored(directory: Path, dtype: str, tolerance: float) -> None:
+    policy = adapted(directory, trained=True, dtype=dtype)
     before, expected = {name: value.clone() for name, value in policy.state_dict().items()}, log_prob(policy)
+    plain = tiny(directory=directory, dtype=dtype)
     with pytest.raises(ZeroDivisionError), merged_lora(policy):
-        torch.testing.assert_close(log_prob(policy), expected, rtol=0, atol=1e-5)
-        assert any(not torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+        found = log_prob(policy)
+        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+        assert (found - log_prob(plain)).abs().mean() > tolerance
+        layers = [name for name in before if name.endswith(".base_layer.weight")]
+        merged = policy.state_dict()
+        for layer in layers:
+            a, b = (before[layer.replace("base_layer", f"lora_{factor}.default")] for factor in "AB")
+            if a.ndim == 2:
+                assert torch.equal(merged[layer], (before[layer].float() + b @ a).to(before[layer].dtype)), "rounded once"
+            assert not torch.equal(merged[layer], before[layer])
         with pytest.raises(RuntimeError, match="merged already"), merged_lora(policy):
             pass
-        torch.testing.assert_close(log_prob(policy), expected, rtol=0, atol=1e-5)
+        assert torch.equal(log_prob(policy), found)
         raise ZeroDivisionError
     assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
     assert torch.equal(log_prob(policy), expected)
-    plain = tiny(directory=directory)
     with merged_lora(plain):
         pass
 
 
-def test_adapters_are_not_merged_into_bfloat16(directory: Path) -> None:
-    policy = adapted(directory, trained=True)
-    policy.backbone.to(torch.bfloat16)
-    before = {name: value.clone() for name, value in policy.state_dict().items()}
-    with merged_lora(policy):
-        assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
-
-
 def test_trained_weights_act_rounded_with_a_bfloat16_network(directory: Path) -> None:
-    policy, other = adapted(directory, trained=True), adapted(directory)
-    for each in (policy, other):
-        for parameter in each.backbone.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(torch.bfloat16)
+    policy, other = (with_critic(adapted(directory, trained=trained, dtype="bfloat16")) for trained in (True, False))
     exact = {name: value.clone() for name, value in policy.state_dict().items()}
     published = {name: value.to(torch.bfloat16) for name, value in policy.named_parameters() if value.requires_grad}
     inputs = policy.prepare(observations(policy, 3))
     with acting(policy, rounded=False):
-        unrounded = act(policy, inputs).log_prob
+        unrounded = act(policy, inputs)
     with acting(policy, rounded=True):
-        found = act(policy, inputs).log_prob
+        found = act(policy, inputs)
     assert all(torch.equal(value, exact[name]) for name, value in policy.state_dict().items())
     with torch.no_grad():
         for name, value in other.named_parameters():
             if name in published:
                 value.copy_(published[name])
     with acting(other, rounded=False):
-        assert torch.equal(act(other, inputs).log_prob, found)
-    assert not torch.equal(unrounded, found)
+        same = act(other, inputs)
+    for kind in ("log_prob", "value"):
+        assert torch.equal(getattr(same, kind), getattr(found, kind))
+        assert not torch.equal(getattr(unrounded, kind), getattr(found, kind))
+
+
+def test_without_merging_a_bfloat16_network_rounds_adapters_itself(directory: Path) -> None:
+    policy = adapted(directory, trained=True, dtype="bfloat16")
+    expected = log_prob(policy)
+    with torch.no_grad():
+        for name, value in policy.named_parameters():
+            if is_lora(name):
+                value.copy_(value.bfloat16())
+    assert torch.equal(log_prob(policy), expected)
 
 
 def test_only_adapters_and_the_critic_train(directory: Path) -> None:

@@ -7,6 +7,7 @@ import copy
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from rlinf_vla.training.lora import add_lora, merged_lora
 from rlinf_vla.training.ranks import local_shard
 from rlinf_vla.training.sharding import shard
 from tests.models.test_openvla_oft import small as small_oft
+from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import ASSET, smaller_directory
 from tests.parity.fixtures import ROOT
 from tests.training.footprint import Footprint, footprint
@@ -82,10 +84,17 @@ def test_a_run_resumes_with_another_number_of_ranks(fresh: Policy, tmp_path: Pat
 # methods that work
 
 
-def test_a_sharded_policy_acts_and_learns(tmp_path: Path) -> None:
-    """Adapters and critic are in float32, one of its heads and the rest in bfloat16: heads and adapters train."""
-    policy = with_critic(small_oft(tmp_path / "model", {"dtype": "bfloat16"}, proprio=True))
-    add_lora(policy, LoraOptions(rank=2), 0)
+@pytest.mark.parametrize(
+    ("make_policy", "rank"),
+    [
+        pytest.param(lambda path: small_oft(path, {"dtype": "bfloat16"}, proprio=True), 2, id="oft"),
+        pytest.param(lambda path: small_pi0(path, dtype="bfloat16", frozen_vlm=True), 0, id="pi0"),
+    ],
+)
+def test_a_sharded_policy_acts_and_learns(tmp_path: Path, make_policy: Callable[[Path], Policy], rank: int) -> None:
+    """Weights of both dtypes train: OFT's adapters and critic are in float32, its head in bfloat16; π₀'s norms are in float32."""
+    policy = with_critic(make_policy(tmp_path / "model"))
+    add_lora(policy, LoraOptions(rank=rank), 0)
     inputs = synthetic.calls(policy, 4, Settings(0, 1.0, 4, False), 1).inputs
 
     def learn_and_act(mode: str) -> dict[str, Any]:
@@ -108,7 +117,7 @@ def test_a_sharded_policy_acts_and_learns(tmp_path: Path) -> None:
 
 def _squares(policy: Policy, inputs: dict[str, Tensor], targets: Tensor) -> Tensor:
     features = policy.encode({name: value[: len(targets)] for name, value in inputs.items()})
-    return ((policy.value(features) - targets) ** 2).sum() + features.float().square().sum()
+    return ((policy.value(features) - targets) ** 2).sum() + policy.pooled(features).square().sum()
 
 
 # memory

@@ -92,7 +92,10 @@ class Policy(nn.Module):
 
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Any) -> Policy:
-        """For a split: load with the backbone on the meta device, without reading its weights."""
+        """Build with the backbone on the meta device, in the dtypes of ``load``; read no weights.
+
+        For a split, and to count memory.
+        """
         raise NotImplementedError
 
     @abstractmethod
