@@ -100,7 +100,7 @@ def capture(kit: Kit) -> None:
                     next(policy.backbone.parameters()).mul_(1 + change)
                 one, other = (actor.act(inputs, episodes, step) for actor in (plain, graphed))
                 same += [torch.equal(getattr(one, name), getattr(other, name)) for name in ("actions", "log_prob", "value")]
-                same += [torch.equal(plain.value(inputs), graphed.value(inputs))]
+                same += [torch.equal(plain.values(inputs), graphed.values(inputs))]
             kit.add(f"{model}, temperature {temperature:g}", "the same bits" if all(same) else "**other bits**", "the same bits")
         del policy, plain, graphed
         torch.cuda.empty_cache()

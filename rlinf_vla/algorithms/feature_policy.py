@@ -50,6 +50,7 @@ class FeaturePolicy(Policy):
         super().__init__()
         self.noise_bound = noise_bound
         self.backbone, self.base, self.spec = base.backbone, base, base.spec
+        self.merge_adapters = base.merge_adapters
         for name, parameter in base.named_parameters():
             if not name.startswith("backbone."):
                 parameter.requires_grad_(False)

@@ -35,6 +35,9 @@ class LoraOptions:
     """Add adapters to the vision towers."""
     language: bool = True
     """Add adapters to the language model."""
+    merge: bool = True
+    """Act with adapters merged into the weights, which costs no more than without adapters. The
+    weights before are kept in main memory; false: needs no room for them, and acts slower."""
 
 
 @dataclass

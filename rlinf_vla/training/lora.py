@@ -43,6 +43,7 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
     ``factors.py``). Modules that the policy has frozen stay frozen and get no adapters. Raises
     UserError if a setting would have no effect.
     """
+    policy.merge_adapters = options.merge
     switched_off = [name for name in ("vision", "language") if not getattr(options, name)]
     if options.adapter is not None:
         if switched_off:
@@ -147,6 +148,8 @@ def merge_lora(backbone: nn.Module) -> None:
 def merged_lora(policy: Policy) -> Iterator[None]:
     """Merge the adapters within the context, so that acting costs no more than without adapters.
 
+    Does nothing if ``model.lora.merge`` is false.
+
     A merged weight is the float32 sum, rounded once to the weight's dtype. In bfloat16 a change
     below half a spacing of one weight is lost, but the policy is no less exact than unmerged, where
     the results of layers are rounded instead: on the packaged tiny policies, with factors B of 1e-4
@@ -161,7 +164,7 @@ def merged_lora(policy: Policy) -> Iterator[None]:
     """
     if any(map(is_sharded, policy.parameters())):
         raise UserError("cluster.trainer_sharding=full: no rank holds the whole policy to act with; use rollout workers, or set it to none")
-    if not any(is_lora(name) for name, _ in policy.backbone.named_parameters()):
+    if not policy.merge_adapters or not any(is_lora(name) for name, _ in policy.backbone.named_parameters()):
         yield
         return
     from peft.tuners.tuners_utils import BaseTunerLayer

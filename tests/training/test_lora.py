@@ -84,6 +84,13 @@ def test_adapters_are_merged_and_restored(directory: Path, dtype: str, tolerance
         pass
 
 
+def test_adapters_stay_unmerged_where_there_is_no_room_for_the_weights_before(directory: Path) -> None:
+    policy = adapted(directory, trained=True, merge=False)
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    with acting(policy, rounded=False):
+        assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+
+
 def test_trained_weights_act_rounded_with_a_bfloat16_network(directory: Path) -> None:
     policy, other = (with_critic(adapted(directory, trained=trained, dtype="bfloat16")) for trained in (True, False))
     exact = {name: value.clone() for name, value in policy.state_dict().items()}

@@ -80,6 +80,8 @@ class Policy(nn.Module):
     """Weights of the head of which only these rows are used, unless they have adapters."""
     noise_dim: int | None = None
     """Dimension of the noise that ``act_from_noise`` takes; None: it is unsupported."""
+    merge_adapters: bool = True
+    """Whether rollouts merge the adapters into the weights (``model.lora.merge``)."""
 
     spec: PolicySpec
     backbone: nn.Module
