@@ -91,7 +91,7 @@ prove-gpu:
 gpu-packages:
 	$(PYTHON) -m pip install -q --disable-pip-version-check --upgrade --no-deps --target .prove-gpu/packages \
 		hydra-core==1.3.* omegaconf==2.3.* antlr4-python3-runtime==4.9.* PyYAML rich markdown-it-py mdurl pygments psutil pillow \
-		pytest pluggy iniconfig packaging hypothesis sortedcontainers attrs jinja2 MarkupSafe av
+		pytest pluggy iniconfig packaging hypothesis sortedcontainers attrs jinja2 MarkupSafe
 
 # SAC from images and proprioception, with 20 demonstrations and without.
 prove-sac: install

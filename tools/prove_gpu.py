@@ -31,11 +31,11 @@ PAGE, KEPT = ROOT / "docs" / "results" / "gpu.md", ROOT / ".prove-gpu"
 PACKAGES = KEPT / "packages"
 LIMIT = 480
 ENGINE = ("torch", "transformers", "peft", "numpy", "safetensors", "tokenizers", "hydra", "omegaconf", "rich", "psutil", "PIL")
-TRAINING = (*ENGINE, "jinja2", "matplotlib", "tensorboard", "av")
+TRAINING = (*ENGINE, "jinja2", "matplotlib", "tensorboard")
 TESTS = ("pytest", *TRAINING)
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "conformance": ("The conformance suite of every packaged model, on the GPU", (*TESTS, "hypothesis")),
-    "rehearsal": ("Two iterations of every algorithm and packaged model, on the toy environment", (*TESTS, "pyarrow")),
+    "rehearsal": ("Two iterations of every algorithm and packaged model, on the toy environment", TESTS),
     "capture": ("Policy calls as CUDA graphs: the same bits as without", ENGINE),
     "openvla": ("openvla-7b: policy calls", ENGINE),
     "oft": ("OpenVLA-OFT, chunks of 8, two images: policy calls", ENGINE),

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import av
-
 from rlinf_vla.core.io import write_text
 
 VIDEO_BYTES = 1_900_000
@@ -58,6 +56,8 @@ def read_videos(groups: Iterable[Sequence[tuple[Path, str, str]]]) -> tuple[list
 
 
 def _read_video(path: Path, of: str, otherwise: str) -> Video:
+    import av  # only here: training needs it for no other purpose
+
     with av.open(str(path)) as container:
         if not container.streams.video:
             raise ValueError("no video in it")
