@@ -167,8 +167,8 @@ def critic_only(mode: str, folder: Path) -> list[Any]:
 ROWS = 5
 
 
-def oft(folder: Path) -> Policy:
-    policy = small_oft(folder, {"dtype": "bfloat16"}, film=True)
+def oft(folder: Path, dtype: str = "float32") -> Policy:
+    policy = small_oft(folder, {"dtype": dtype}, film=True)
     add_lora(policy, LoraOptions(rank=2), 0)
     checkpoint_blocks(policy)
     return policy
@@ -181,6 +181,8 @@ def pi0(folder: Path) -> Policy:
 
 
 POLICIES: dict[str, Callable[[Path], Policy]] = {"linear": lambda folder: LinearPolicy(LinearOptions()), "oft": oft, "pi0": pi0}
+LOW = "oft, bfloat16"
+"""Its gradients are sums of fewer bits, whose order and rounding depend on the micro-batches, and so on the ranks."""
 
 
 def ppo_batch(algorithm: PPO, policy: Policy) -> Batch:
@@ -189,9 +191,9 @@ def ppo_batch(algorithm: PPO, policy: Policy) -> Batch:
     return replace(algorithm.weighted(calls, advantage), target=target)
 
 
-@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("name", [*POLICIES, LOW])
 def test_ranks_do_not_change_the_result_of_a_real_policy(tmp_path: Path, name: str) -> None:
-    policy = with_critic(POLICIES[name](tmp_path / "model"))
+    policy = with_critic(oft(tmp_path / "model", "bfloat16") if name == LOW else POLICIES[name](tmp_path / "model"))
     algorithm = PPO(PPOConfig(), 1.0)
     batch = ppo_batch(algorithm, policy)
 
@@ -209,4 +211,8 @@ def test_ranks_do_not_change_the_result_of_a_real_policy(tmp_path: Path, name: s
     alone = learn("alone")
     assert sum(not torch.equal(value, before[key]) for key, value in alone.items()) > len(alone) / 2
     for mode in MODES:
+        if name == LOW:
+            apart, moved = (torch.cat([(value - of[key]).flatten() for key, value in alone.items()]).norm() for of in (found[mode], before))
+            assert apart < 0.2 * moved
+            continue
         torch.testing.assert_close(found[mode], alone, rtol=0, atol=1e-5, msg=lambda text, mode=mode: f"{mode}: {text}")
