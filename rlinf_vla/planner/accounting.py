@@ -7,7 +7,7 @@ leave out what a kernel allocates within one operation, and what allocators wast
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 META = torch.device("meta")
 CPU, CUDA = "cpu", "cuda"
@@ -34,11 +33,12 @@ class Allocations(TorchDispatchMode):
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
-        found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in before:
-                self._add(tensor.untyped_storage())
+        kwargs = kwargs or {}
+        before = {storage._cdata for storage in _storages((*args, *kwargs.values()))}
+        found = function(*args, **kwargs)
+        for storage in _storages((found,)):
+            if storage._cdata not in before:
+                self._add(storage)
         return found
 
     def _add(self, storage: Any) -> None:
@@ -53,6 +53,15 @@ class Allocations(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, freed)
         self.now += size
         self.peak = max(self.peak, self.now)
+
+
+def _storages(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the storages of tensors, also those in lists: arguments or results of an operation."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value.untyped_storage()
+        elif isinstance(value, list | tuple):
+            yield from _storages(value)
 
 
 @contextmanager
