@@ -23,7 +23,7 @@ from rlinf_vla.core.protocols import Noise, PolicySpec
 from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .. import files
-from ..cards import find_card, with_card
+from ..cards import with_card
 from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from . import flow, real_time
@@ -53,6 +53,9 @@ class Pi0Policy(PretrainedPolicy):
     name: ClassVar[str] = "pi0"
     Config: ClassVar[type] = Pi0Options
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, NORM_STATS, files.TOKENIZER)
+    cards = CARDS
+    sizes: ClassVar[dict[str, str]] = {"pi05": "asset://pi05_3b", "pi0": "asset://pi0_3b"}
+    dataset_option: ClassVar[str] = "asset_id"
     lora_targets: ClassVar[tuple[str, ...]] = Pi0Options.lora_targets
     vision_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.vision_tower",)
     language_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.language_model",)
@@ -66,7 +69,7 @@ class Pi0Policy(PretrainedPolicy):
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__(directory, options, DTYPES[options.dtype])
         document = self.document = read_config(directory)
-        card = find_card(CARDS, self.name, directory, options.card, document.get("card"))
+        card = self.card(directory, options, document)
         options = self.options = with_card(options, card, document)
         if card is not None:
             document["card"] = card.name

@@ -20,6 +20,11 @@ META = torch.device("meta")
 CPU, CUDA = "cpu", "cuda"
 
 
+_NEW: dict[Any, Any] = {}
+"""Operation on meta tensors, by name and sizes -> sizes of its one result, in new memory. Blocks of
+a network repeat operations, and PyTorch computes most of their sizes slowly, in Python."""
+
+
 class Allocations(TorchDispatchMode):
     """Bytes of the tensor storages that operations within the context allocate and free.
 
@@ -34,11 +39,19 @@ class Allocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        key = (function, _description(args), _description((*kwargs, *kwargs.values())))
+        made = _NEW.get(key)
+        if made is not None:
+            result = torch.empty_strided(*made[0], dtype=made[1], device=META)
+            self._add(result.untyped_storage())
+            return result
         before = {storage._cdata for storage in _storages((*args, *kwargs.values()))}
         found = function(*args, **kwargs)
-        for storage in _storages((found,)):
-            if storage._cdata not in before:
-                self._add(storage)
+        new = [storage for storage in _storages((found,)) if storage._cdata not in before]
+        for storage in new:
+            self._add(storage)
+        if new and isinstance(found, Tensor) and found.is_meta and not found.storage_offset():
+            _NEW[key] = ((found.shape, found.stride()), found.dtype)
         return found
 
     def _add(self, storage: Any) -> None:
@@ -53,6 +66,15 @@ class Allocations(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, freed)
         self.now += size
         self.peak = max(self.peak, self.now)
+
+
+def _description(value: Any) -> Any:
+    """Return what the sizes of an operation's results depend on, hashable."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.is_meta
+    if isinstance(value, list | tuple):
+        return tuple(map(_description, value))
+    return type(value), value
 
 
 def _storages(values: Iterable[Any]) -> Iterator[Any]:

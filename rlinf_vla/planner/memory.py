@@ -8,9 +8,10 @@ search for a size counts two small ones, and extrapolates.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,14 +38,33 @@ MASTER = 4
 """Bytes of a float32 number: of Adam's moments, and of the exact copy of a low-precision weight."""
 
 
-def meta_policy(recipe: Recipe) -> tuple[Policy, Inputs]:
+def described(recipe: Recipe) -> tuple[Path, Any, str | None]:
+    """Return the directory that describes the recipe's network, and ``model.options`` for it.
+
+    If the checkpoint is not here but is a published one, the package has its sizes, and the third
+    value says what is missing. Otherwise raises UserError.
+    """
+    location, options = recipe.model.checkpoint, recipe.model.options
+    try:
+        directory = asset_path(location, weights=False)
+        if not directory.is_dir():
+            raise UserError(f"model.checkpoint={location} is not there: give the directory of a checkpoint")
+    except UserError as error:
+        found = plugins.choose("model", recipe.model.name, plugins.models()).published_sizes(location, options)
+        if found is None:
+            raise
+        return asset_path(found[0]), found[1], str(error)
+    return directory, options, None
+
+
+def meta_policy(recipe: Recipe, directory: Path, options: Any) -> tuple[Policy, Inputs]:
     """Return the recipe's policy on the meta device, and the prepared inputs of one row (CPU).
 
     Raises UserError if the model plug-in cannot be built without weights.
     """
     model = plugins.choose("model", recipe.model.name, plugins.models())
     try:
-        policy: Policy = model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
+        policy: Policy = model.without_weights(directory, options)
     except NotImplementedError:
         raise UserError(f"model={recipe.model.name} cannot be built without weights: its memory is not known in advance") from None
     inputs = policy.prepare(synthetic.observation(policy.spec, 1))
@@ -133,7 +153,8 @@ class MemoryModel:
         algorithm = recipe.algorithm
         if not is_counted(recipe):
             raise UserError(f"algorithm={algorithm.name}: memory is counted for on-policy algorithms and sft only")
-        self.policy, self._row = meta_policy(recipe)
+        directory, options, self.missing = described(recipe)
+        self.policy, self._row = meta_policy(recipe, directory, options)
         self.algorithm = builders.build_algorithm(recipe)
         self.on_policy = algorithm.family == ON_POLICY
         self.kept = self.on_policy and recipe.cluster.reuse_frozen and algorithm.epochs > 1 and recipe.cluster.trainer_sharding == "none"
@@ -227,19 +248,24 @@ class MemoryModel:
         with allocated_gradients(trained):
             return peak_bytes(lambda: self.step(rows, checkpointing), self.device)
 
-    def update_estimate(self, rows: int, checkpointing: bool) -> float:
-        """Return ``update`` on the line through two small sizes.
-
-        A peak is the largest of the moments of a pass, each affine in the rows, so it may be above.
-        """
-        small, large = FIT_ROWS
-        low, high = (self.update(each, checkpointing) for each in FIT_ROWS)
-        return low + (high - low) * (rows - small) / (large - small)
-
     def host_bytes_per_call(self) -> tuple[int, int]:
         """Return the bytes of a stored policy call, and of its prefix if the update keeps it."""
         kept, inputs = self.learnt_inputs, self.call.inputs
         return _bytes(self.call.tensors()), 0 if kept is inputs else _bytes(kept.values())
+
+
+def estimate(count: Callable[..., int], rows: int, *options: Any) -> float:
+    """Return the bytes ``count(rows, *options)`` on the line through two small sizes.
+
+    A peak is the largest of the moments of a pass, each affine in the rows, so it may be above.
+    """
+    small, large = FIT_ROWS
+    low, high = (count(each, *options) for each in FIT_ROWS)
+    return low + (high - low) * (rows - small) / (large - small)
+
+
+def exactly(count: Callable[..., int], rows: int, *options: Any) -> float:
+    return count(rows, *options)
 
 
 def _repeated(one: Any, rows: int) -> Any:
