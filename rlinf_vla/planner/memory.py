@@ -35,7 +35,8 @@ from rlinf_vla.training.lora import add_lora, is_lora
 
 FIT_ROWS = (4, 8)
 MASTER = 4
-"""Bytes of a float32 number: of Adam's moments, and of the exact copy of a low-precision weight."""
+"""Bytes of a float32 number: a gradient, each of Adam's moments, and the exact copy of a weight in
+lower precision."""
 
 
 def described(recipe: Recipe) -> tuple[Path, Any, str | None]:
@@ -89,6 +90,7 @@ class Weights:
     merged: int
     """Copy of the adapted float32 weights while adapters are merged into them."""
     gradients: int
+    """In float32, also of weights in lower precision (``training/masters.py``)."""
     moments: int
     master: int
     """Exact float32 copies of trained weights in lower precision."""
@@ -125,7 +127,7 @@ def weights_of(policy: Policy, pieces: int = 1) -> Weights:
         full=size(trained.values()) - size(adapters) - size(critic),
         critic=size(critic),
         merged=size(adapted),
-        gradients=size(trained.values()),
+        gradients=size(trained.values(), MASTER),
         moments=size(trained.values(), 2 * MASTER),
         master=size(low, MASTER),
     )
