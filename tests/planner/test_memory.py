@@ -148,7 +148,7 @@ def test_the_published_sizes_are_known_without_the_checkpoint() -> None:
     assert found is not None
     policy = OpenVLAPolicy.without_weights(recipes.asset_path(found[0]), found[1])
     assert sum(each.numel() for each in policy.backbone.parameters()) == 7_541_237_184
-    assert policy.spec.convention.tool is not None, "the card is that of the checkpoint"
+    assert found[1].card == "openvla" and found[1].unnorm_key is None
     assert OpenVLAPolicy.published_sizes("/data/my_own", OpenVLAOptions()) is None
     for name in ("pi0_libero", "pi05_libero"):
         sizes = Pi0Policy.published_sizes(f"/data/{name}", Pi0Options())
