@@ -1,20 +1,28 @@
 """Benchmark the memory that is counted in advance: hold it against measured peaks on the CPU.
 
-``rlinf-vla bench memory recipe=NAME`` loads the recipe's policy with random weights, acts once and
-trains one micro-batch, in this process. It compares the growth of resident memory (VmHWM) of each
-with what the planner counts on the meta device.
+``rlinf-vla bench memory recipe=NAME`` loads the recipe's policy, acts once and trains one
+micro-batch, in this process. It compares the growth of resident memory (VmHWM) of each with what
+the planner counts on the meta device. With ``model.options.random_weights=true`` it first writes
+random weights to a temporary directory, and loads those.
+
+The C library keeps freed memory, and so a process grows by more than its tensors. Set
+``MALLOC_MMAP_THRESHOLD_=65536`` to have every tensor of 64 KiB or more returned when it is freed.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.planner.memory import MemoryModel, weights_of
 from rlinf_vla.planner.synthetic import observation, synthetic_batch
@@ -23,6 +31,7 @@ from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.measurement import peak_growth
 
 CPU = torch.device("cpu")
+THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 
 
 def run(config: DictConfig) -> None:
@@ -31,33 +40,53 @@ def run(config: DictConfig) -> None:
     if recipe.cluster.device != "cpu":
         raise UserError("bench memory measures the CPU: use cluster=laptop")
     model, rows, calls = MemoryModel(recipe), recipe.cluster.rows, recipe.rollout.batch_size
-    random = replace(recipe, model=replace(recipe.model, options=replace(recipe.model.options, random_weights=True)))
-    weights = weights_of(model.policy)
-    checkpointing = recipe.cluster.gradient_checkpointing
-    counted = {"load": weights.all, "act": model.rollout(calls), "micro-batch": model.update(rows, checkpointing) + weights.gradients}
-    held: list[Any] = []
-    measured = {"load": peak_growth(lambda: held.append(builders.build_policy(random)), CPU)}
-    policy = held[0]
-    batch = synthetic_batch(recipe, policy, model.algorithm, max(rows, calls))[:rows]
-    if model.kept:
-        with torch.no_grad():
-            batch = replace(batch, calls=replace(batch.calls, inputs=policy.precompute(batch.calls.inputs)))
-    actor, numbers = Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature)), torch.arange(calls)
-    inputs = policy.prepare(observation(policy.spec, calls, CPU))
-
-    def train() -> None:
-        model.algorithm.loss(policy, batch, False)[0].backward()
-
-    passes: dict[str, Callable[[], Any]] = {
-        "act": lambda: actor.act(inputs, Episodes.first_attempts(0 * numbers, numbers), numbers),
-        "micro-batch": train,
+    counted = {
+        "load": weights_of(model.policy).all,
+        "act": model.rollout(calls),
+        "micro-batch": model.update(rows, recipe.cluster.gradient_checkpointing),
     }
-    for name, call in passes.items():
-        for _ in range(2):  # the first also counts what libraries allocate once
-            policy.zero_grad(set_to_none=True)
-            measured[name] = peak_growth(call, CPU)
-    print(f"{recipe.model.checkpoint}: policy calls of {calls} rows, micro-batches of {rows}")
+    with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
+        measured = measure(stored(recipe, Path(folder)), model)
+    returned = f"{THRESHOLD}={os.environ[THRESHOLD]}" if THRESHOLD in os.environ else f"not returned at once, as without {THRESHOLD}"
+    print(f"{recipe.model.checkpoint}: policy calls of {calls} rows, micro-batches of {rows}; freed memory: {returned}")
     print("| | counted, MB | measured, MB | counted / measured |\n|---|---|---|---|")
     for name in [*counted, "all"]:
         said, found = (sum(each.values()) if name == "all" else each[name] for each in (counted, measured))
         print(f"| {name} | {said / 1e6:.1f} | {found / 1e6:.1f} | {said / found:.2f} |")
+
+
+def stored(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe with its random weights, if it has such, written to ``folder``."""
+    if not getattr(recipe.model.options, "random_weights", False):
+        return recipe
+    builders.build_policy(recipe, lora=False).save(folder)
+    return replace(recipe, model=replace(recipe.model, checkpoint=str(folder), options=replace(recipe.model.options, random_weights=False)))
+
+
+def measure(recipe: Recipe, model: MemoryModel) -> dict[str, int]:
+    """Return the measured bytes: of the second pass of each kind, as libraries allocate in the first.
+
+    Gradients exist before the second micro-batch, and are not part of it.
+    """
+    held: list[Any] = []
+
+    def load() -> None:
+        held[:] = [builders.build_policy(recipe)]
+
+    def second(call: Callable[[], Any]) -> int:
+        call()
+        return peak_growth(call, CPU)
+
+    load()
+    held.clear()
+    measured = {"load": peak_growth(load, CPU)}
+    policy, rows, calls = held[0], recipe.cluster.rows, recipe.rollout.batch_size
+    actor, numbers = Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature)), torch.arange(calls)
+    inputs, episodes = policy.prepare(observation(policy.spec, calls)), Episodes.first_attempts(0 * numbers, numbers)
+    measured["act"] = second(lambda: actor.act(inputs, episodes, 0 * numbers))
+    batch = synthetic_batch(recipe, policy, model.algorithm, max(rows, calls))
+    if model.kept:
+        with torch.no_grad():
+            batch = replace(batch, calls=replace(batch.calls, inputs=policy.precompute(batch.calls.inputs)))
+    measured["micro-batch"] = second(lambda: model.algorithm.loss(policy, batch[torch.arange(rows)], False)[0].backward())
+    return measured

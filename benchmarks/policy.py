@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from rlinf_vla.benchmarks import harness
 from rlinf_vla.benchmarks.roofline import Limits, Reached, limits_of, work
-from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.types import Episodes, Observation
 from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -59,7 +59,7 @@ def run(config: DictConfig) -> None:
         limits = limits_of(torch.device(recipe.cluster.device), next(policy.backbone.parameters()).dtype)
         for batch in sorted({1, recipe.rollout.batch_size}):
             status.update(f"batch {batch}")
-            observation = synthetic.observation(policy.spec, batch, recipe.cluster.device)
+            observation = synthetic.observation(policy.spec, batch)
             found, same = measure(policy, observation, recipe.rollout.temperature, recipe.cluster.cuda_graphs, limits)
             measured += found
             if same is not None:
@@ -93,7 +93,7 @@ def measure(
     too much memory. Also returns the share of actions that equal those of the reference
     implementation (None if the policy has none).
     """
-    inputs = policy.prepare(observation)
+    inputs = prepared(policy, observation)
     actions = {"act": torch.empty(0), "plain": torch.empty(0)}
     with torch.no_grad():
         sample = policy.act(policy.encode(inputs), None, 0.0)

@@ -65,8 +65,8 @@ def find_card(
     """Return the card of a checkpoint, or None.
 
     ``chosen`` (``model.options.card``) decides, else ``stored`` (``card`` in our config.json), else
-    the name of the repository and the ``layout`` of its files. Raises UserError for an unknown card
-    or another plug-in's.
+    the name of the repository and the ``layout`` of its files (None: not known yet). Raises
+    UserError for an unknown card or another plug-in's.
     """
     if chosen == NO_CARD:
         return None
@@ -77,7 +77,7 @@ def find_card(
             raise UserError(f"model.options.card={name} is not known{nearest(name, [NO_CARD, *(card.name for card in cards)])}")
     else:
         repository = repository_of(directory)
-        found = next((card for card in cards if card.layout in (None, layout) and _matches(card, repository)), None)
+        found = next((card for card in cards if (layout is None or card.layout in (None, layout)) and _matches(card, repository)), None)
     if found is not None and model not in found.models:
         raise UserError(
             f"{directory}: the checkpoint (card {found.name}) is of model={' or '.join(found.models)}, not {model}: "

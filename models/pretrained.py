@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -11,6 +12,7 @@ import torch
 from rlinf_vla.core.protocols import Policy
 
 from . import files
+from .cards import Card, find_card
 from .config_file import building_errors
 
 
@@ -21,6 +23,12 @@ class PretrainedPolicy(Policy):
     """Files from which the constructor builds the model; errors name them."""
     float32_weights: ClassVar[tuple[str, ...]] = ()
     """Parts of names of the backbone's weights that are float32, whatever ``dtype`` is."""
+    cards: ClassVar[Sequence[Card]]
+    sizes: ClassVar[Mapping[str, str]]
+    """Part of a card's name -> location of files with the sizes of its checkpoints, which have no
+    weights and made-up statistics. The first that fits counts."""
+    dataset_option: ClassVar[str]
+    """The option that chooses one of the datasets in a checkpoint."""
 
     def __init__(self, directory: Path, options: Any, dtype: torch.dtype = torch.float32) -> None:
         """``dtype``: of the backbone in memory (see ``dtype_of``)."""
@@ -32,6 +40,19 @@ class PretrainedPolicy(Policy):
     def _build(cls, checkpoint: Path, config: Any) -> Self:
         with building_errors(checkpoint, *cls.built_from):
             return cls(checkpoint, config)
+
+    @classmethod
+    def card(cls, directory: Path, options: Any, config: Mapping[str, Any]) -> Card | None:
+        """Return the card of the checkpoint, if it has one. Raises UserError."""
+        return find_card(cls.cards, cls.name, directory, options.card, config.get("card"))
+
+    @classmethod
+    def published_sizes(cls, location: str, config: Any) -> tuple[str, Any] | None:
+        card = cls.card(Path(location.partition("@")[0]), config, {})
+        if card is None:
+            return None
+        found = next((files for part, files in cls.sizes.items() if part in card.name), None)
+        return None if found is None else (found, replace(config, card=card.name, **{cls.dataset_option: None}))
 
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Any) -> Self:

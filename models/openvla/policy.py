@@ -20,7 +20,7 @@ from rlinf_vla.core.protocols import Convention, Noise, PolicySpec
 from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
-from ..cards import Card, find_card, with_card
+from ..cards import with_card
 from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from .actions import ActionTokenizer, ProprioNormalizer
@@ -77,6 +77,9 @@ class OpenVLAPolicy(PretrainedPolicy):
     name: ClassVar[str] = "openvla"
     Config: ClassVar[type] = OpenVLAOptions
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, STATISTICS, files.TOKENIZER)
+    cards = CARDS
+    sizes: ClassVar[dict[str, str]] = {"": "asset://openvla_7b"}
+    dataset_option: ClassVar[str] = "unnorm_key"
     lora_targets: ClassVar[tuple[str, ...]] = OpenVLAOptions.lora_targets
     vision_modules: ClassVar[tuple[str, ...]] = ("vision_backbone",)
     language_modules: ClassVar[tuple[str, ...]] = ("language_model",)
@@ -129,11 +132,6 @@ class OpenVLAPolicy(PretrainedPolicy):
             env={} if card is None else card.env_for(images),
             remarks=() if card is None else card.remarks,
         )
-
-    @classmethod
-    def card(cls, directory: Path, options: Any, config: dict[str, Any]) -> Card | None:
-        """Return the card of the checkpoint, if it has one. Raises UserError."""
-        return find_card(CARDS, cls.name, directory, options.card, config.get("card"))
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         for name in COMPANIONS:

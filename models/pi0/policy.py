@@ -9,10 +9,10 @@ log-probability is that of the whole chain, initial noise included.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from rlinf_vla.core.protocols import Noise, PolicySpec
 from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .. import files
-from ..cards import find_card, with_card
+from ..cards import Card, find_card, with_card
 from ..pretrained import PretrainedPolicy
 from . import flow, lerobot, real_time
 from .cards import CARDS
@@ -52,6 +52,9 @@ class Pi0Policy(PretrainedPolicy):
     name: ClassVar[str] = "pi0"
     Config: ClassVar[type] = Pi0Options
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, NORM_STATS, files.TOKENIZER)
+    cards = CARDS
+    sizes: ClassVar[dict[str, str]] = {"pi05": "asset://pi05_3b", "pi0": "asset://pi0_3b"}
+    dataset_option: ClassVar[str] = "asset_id"
     lora_targets: ClassVar[tuple[str, ...]] = Pi0Options.lora_targets
     vision_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.vision_tower",)
     language_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.language_model",)
@@ -70,8 +73,7 @@ class Pi0Policy(PretrainedPolicy):
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__(directory, options, DTYPES[options.dtype])
         document = self.document = read_document(directory)
-        layout = "lerobot" if lerobot.is_one(document) else "openpi"
-        card = find_card(CARDS, self.name, directory, options.card, document.get("card"), layout)
+        card = self.card(directory, options, document)
         options = self.options = with_card(options, card, document)
         if card is not None:
             document["card"] = card.name
@@ -117,6 +119,11 @@ class Pi0Policy(PretrainedPolicy):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
         files.save(self.backbone, self.document, checkpoint, self.stored_dtypes, dtype)
+
+    @classmethod
+    def card(cls, directory: Path, options: Any, config: Mapping[str, Any]) -> Card | None:
+        layout = None if not config else "lerobot" if lerobot.is_one(config) else "openpi"
+        return find_card(CARDS, cls.name, directory, options.card, config.get("card"), layout)
 
     def fit_instructions(self, instructions: Sequence[str]) -> None:
         highest = torch.ones(self.spec.state_dim)  # its bins have three digits each

@@ -1,6 +1,6 @@
 """Run ``rlinf-vla train ... --dry-run``, and choose ``cluster.micro_batch_size=null``.
 
-A dry run prints recipe, plan and memory and loads nothing. A missing resource ends it in one line.
+A dry run prints recipe, plan and memory and loads nothing. What is missing ends it, in one line.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from omegaconf import DictConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe
 from rlinf_vla.core import plugins
-from rlinf_vla.planner.budget import budget, choose, device_memory, setting_of, show_budget
-from rlinf_vla.planner.memory import MemoryModel, is_counted
+from rlinf_vla.planner.preview import Preview
 from rlinf_vla.planner.search import plan_of
 from rlinf_vla.runtime import recipes, run_directory
-from rlinf_vla.runtime.recipes import asset_path
+from rlinf_vla.runtime.recipes import HUB, asset_path
 
 
 def run(config: DictConfig) -> None:
@@ -24,42 +23,45 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     if recipe.algorithm.name == NO_ALGORITHM:
         raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
-    device_memory(recipe)
-    if recipe.robot is None:
-        plugins.choose("env", recipe.env.name, plugins.envs())
-    choose_rows(config)
-    recipe = recipes.read(config)
     print(f"recipe {recipe.name}: {recipe.algorithm.name}, model {recipe.model.name} of {recipe.model.checkpoint}, {recipe.env.name}")
+    recipe, preview = choose_rows(config)
     print(f"cluster {recipe.cluster.name} ({recipe.cluster.device}): {plan_of(recipe)}")
-    if is_counted(recipe):
-        model = MemoryModel(recipe)
-        _require_weights(recipe, model)
-        budget(model, setting_of(recipe), device_memory(recipe)).show()
-    else:
-        show_budget(recipe)
+    preview.show(recipe)
+    _look_for_weights(recipe, preview)
+    if recipe.robot is None:
+        _look_for_simulator(recipe, preview)
+    if preview.missing:
+        raise UserError("; ".join(preview.missing))
     print("dry run: nothing was loaded or started")
 
 
-def _require_weights(recipe: Recipe, model: MemoryModel) -> None:
-    read = getattr(model.policy, "read_state", None)
-    if read is not None and not recipe.model.options.random_weights:
+def _look_for_weights(recipe: Recipe, preview: Preview) -> None:
+    """Add a local checkpoint's missing files; those of the Hub are downloaded when a run starts."""
+    read = None if preview.model is None or preview.model.missing else getattr(preview.model.policy, "read_state", None)
+    if read is None or recipe.model.options.random_weights or recipe.model.checkpoint.startswith(HUB):
+        return
+    try:
         read(asset_path(recipe.model.checkpoint))
+    except UserError as error:
+        preview.missing.append(str(error))
 
 
-def choose_rows(config: DictConfig, resumed: Path | None = None) -> None:
+def _look_for_simulator(recipe: Recipe, preview: Preview) -> None:
+    """Add the simulator if it is not installed, in this environment or in ``env.python``'s."""
+    found = plugins.choose("env", recipe.env.name, plugins.envs()).diagnose()[:1]
+    if found and not found[0].ok and getattr(recipe.env, "python", None) is None:
+        preview.missing.append(f"env={recipe.env.name}: {found[0].detail.removeprefix('optional: ')}: {found[0].fix}")
+
+
+def choose_rows(config: DictConfig, resumed: Path | None = None) -> tuple[Recipe, Preview]:
     """Set ``cluster.micro_batch_size`` in ``config`` if it is null: to what fits the device.
 
-    ``resumed``: run directory of a run that continues, and so keeps its micro-batches. Raises
-    UserError, with the fix, if nothing fits under the recipe's other keys.
+    Returns the recipe and its counted memory. ``resumed``: run directory of a run that continues,
+    and so keeps its micro-batches. Raises UserError, with the fix, if nothing fits under the
+    recipe's other keys.
     """
-    if config.cluster.micro_batch_size is not None:
-        return
-    if resumed is not None:
+    if resumed is not None and config.cluster.micro_batch_size is None:
         config.cluster.micro_batch_size = run_directory.saved_recipe(resumed).get("cluster", {}).get("micro_batch_size")
-    recipe = recipes.read(config)
-    if config.cluster.micro_batch_size is None:
-        chosen = recipe.cluster.rows
-        if recipe.cluster.device == "cuda" and is_counted(recipe):
-            setting = choose(MemoryModel(recipe), device_memory(recipe), given=setting_of(recipe))
-            chosen = setting.micro_batch_size
-        config.cluster.micro_batch_size = chosen
+    preview = Preview(recipes.read(config))
+    config.cluster.micro_batch_size = preview.rows()
+    return recipes.read(config), preview

@@ -48,11 +48,11 @@ def run(config: DictConfig) -> None:
 def _within_memory(config: DictConfig, resumed: Path | None) -> Recipe:
     """Return the recipe with micro-batches that fit the GPU, and print what fills its memory."""
     from rlinf_vla.cli.dry_run import choose_rows
-    from rlinf_vla.planner.budget import show_budget
 
-    choose_rows(config, resumed)
-    recipe = recipes.read(config)
-    show_budget(recipe)
+    recipe, preview = choose_rows(config, resumed)
+    preview.show(recipe)
+    if preview.missing:
+        raise UserError("; ".join(preview.missing))
     return recipe
 
 

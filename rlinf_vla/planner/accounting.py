@@ -7,7 +7,7 @@ leave out what a kernel allocates within one operation, and what allocators wast
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,10 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 META = torch.device("meta")
 CPU, CUDA = "cpu", "cuda"
+
+
+_NEW: dict[Any, Any] = {}
+"""Operation on meta tensors, by name and sizes -> sizes of its one result, in new memory. Blocks of
+a network repeat operations, and PyTorch computes most of their sizes slowly, in Python."""
 
 
 class Allocations(TorchDispatchMode):
@@ -34,11 +38,20 @@ class Allocations(TorchDispatchMode):
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
-        found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in before:
-                self._add(tensor.untyped_storage())
+        kwargs = kwargs or {}
+        key = (function, _description(args), _description((*kwargs, *kwargs.values())))
+        made = _NEW.get(key)
+        if made is not None:
+            result = torch.empty_strided(*made[0], dtype=made[1], device=META)
+            self._add(result.untyped_storage())
+            return result
+        before = {storage._cdata for storage in _storages((*args, *kwargs.values()))}
+        found = function(*args, **kwargs)
+        new = [storage for storage in _storages((found,)) if storage._cdata not in before]
+        for storage in new:
+            self._add(storage)
+        if new and isinstance(found, Tensor) and found.is_meta and not found.storage_offset():
+            _NEW[key] = ((found.shape, found.stride()), found.dtype)
         return found
 
     def _add(self, storage: Any) -> None:
@@ -53,6 +66,24 @@ class Allocations(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, freed)
         self.now += size
         self.peak = max(self.peak, self.now)
+
+
+def _description(value: Any) -> Any:
+    """Return what the sizes of an operation's results depend on, hashable."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.is_meta
+    if isinstance(value, list | tuple):
+        return tuple(map(_description, value))
+    return type(value), value
+
+
+def _storages(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the storages of tensors, also those in lists: arguments or results of an operation."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value.untyped_storage()
+        elif isinstance(value, list | tuple):
+            yield from _storages(value)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner.accounting import CUDA
 from rlinf_vla.planner.cluster import describe
-from rlinf_vla.planner.memory import MemoryModel, gathered_bytes, weights_of
+from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes, weights_of
 from rlinf_vla.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
 
@@ -104,16 +104,17 @@ def setting_of(recipe: Recipe) -> Setting:
 def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = True) -> Budget:
     """Return the memory of a device on which a trainer rank runs, and what it shares it with.
 
-    ``exact``: count the micro-batch at its size, not on the line through two small ones.
+    ``exact``: count calls and micro-batches at their size, not on the line through two small ones.
+    A micro-batch of 0 rows is left out.
     """
     cluster = model.recipe.cluster
     if cluster.runtime == IN_PROCESS:
-        parts = [*_trainer(model, setting, "process", exact), *_acting(model, setting, "process")]
+        parts = [*_trainer(model, setting, "process", exact), *_acting(model, setting, "process", exact)]
     else:
         parts = _trainer(model, setting, "trainer", exact)
         if _shared(model.recipe):
             weights = weights_of(model.policy)
-            parts += [Part("rollout worker", "weights", ALWAYS, weights.all), *_acting(model, setting, "rollout worker")]
+            parts += [Part("rollout worker", "weights", ALWAYS, weights.all), *_acting(model, setting, "rollout worker", exact)]
     host = tuple(_host(model))
     if cluster.device != CUDA:  # the rollout is in the same memory
         parts, host = [*parts, *host], ()
@@ -143,8 +144,8 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
     }
     rows = min(setting.micro_batch_size, _most_of(model.recipe))
     parts = [Part(role, name, ALWAYS, size) for name, size in always.items()]
-    passing = (model.update if exact else model.update_estimate)(rows, setting.gradient_checkpointing)
-    update = {"micro-batch, activations": passing}
+    count = exactly if exact else estimate
+    update = {"micro-batch, activations": count(model.update, rows, setting.gradient_checkpointing) if rows else 0.0}
     if sharded:
         update["blocks gathered from all ranks"] = gathered_bytes(policy)
     parts += [Part(role, name, UPDATE, size) for name, size in update.items()]
@@ -156,20 +157,21 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
     parts.append(Part(role, "temporary copies", STEP, step))
     if model.algorithm.keeps_reference and not cluster.reference_workers:
         parts.append(Part(role, "present weights, set aside", REFERENCE, weights.trained))
-        parts.append(Part(role, "log-probabilities", REFERENCE, model.reference_bytes(rows)))
+        parts.append(Part(role, "log-probabilities", REFERENCE, count(model.reference_bytes, rows) if rows else 0.0))
     return [part for part in parts if part.size]
 
 
-def _acting(model: MemoryModel, setting: Setting, role: str) -> list[Part]:
+def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> list[Part]:
     recipe, weights = model.recipe, weights_of(model.policy)
     rows = min(setting.batch_size, recipe.env.num_envs)
     graphs = recipe.cluster.device == CUDA and recipe.cluster.cuda_graphs
-    call = model.rollout(rows)
+    count = exactly if exact else estimate
+    call = count(model.rollout, rows)
     parts = [
         Part(role, "weights before merging", ROLLOUT, weights.merged * (recipe.cluster.device != CUDA)),
         Part(role, "exact copy of rounded weights", ROLLOUT, weights.trained * recipe.rollout.rounded_weights),
         # a recorded call keeps its memory: one of act, one of value
-        Part(role, "recorded policy calls", ALWAYS, (call + model.value_bytes(rows)) * graphs),
+        Part(role, "recorded policy calls", ALWAYS, (call + count(model.value_bytes, rows)) * graphs if graphs else 0.0),
         Part(role, "policy call", ROLLOUT, call * (not graphs)),
     ]
     return [part for part in parts if part.size]
@@ -214,9 +216,8 @@ def choose(model: MemoryModel, memory: float, given: Setting | None = None, exac
     the fix, if nothing fits.
     """
     recipe, most = model.recipe, _most_of(model.recipe)
-    shares = recipe.cluster.runtime != IN_PROCESS and _shared(recipe)
     size = recipe.rollout.batch_size
-    for offload in (False, True)[: 1 + shares] if given is None else (given.offload,):
+    for offload in (False, True)[: 1 + _takes_turns(recipe)] if given is None else (given.offload,):
         for batch in [size >> shift for shift in range(size.bit_length())] if given is None else (size,):
             best = Setting(0, batch, False, offload)
             for checkpointing in (False, True) if given is None else (given.gradient_checkpointing,):
@@ -228,9 +229,18 @@ def choose(model: MemoryModel, memory: float, given: Setting | None = None, exac
     what = f"{recipe.name} with cluster.device={recipe.cluster.device}"
     if given is not None:
         raise UserError(f"{what} does not fit {memory / 1e9:.1f} GB: set {choose(model, memory, exact=exact).overrides()}")
-    least = budget(model, Setting(1, 1, True, shares), memory, exact)
-    room = f"{SLACK * memory / 1e9:.1f} GB of {memory / 1e9:.1f} GB may be filled"
-    raise UserError(f"{what} needs at least {least.peak / 1e9:.1f} GB of a device's memory, {room}: {_fix(recipe)}")
+    peak, room = least(model, memory, exact).peak / 1e9, f"{SLACK * memory / 1e9:.1f} GB of {memory / 1e9:.1f} GB may be filled"
+    raise UserError(f"{what} needs at least {peak:.1f} GB of a device's memory, {room}: {_fix(recipe)}")
+
+
+def least(model: MemoryModel, memory: float, exact: bool = True) -> Budget:
+    """Return the memory of a device with single rows, and whatever saves memory."""
+    return budget(model, Setting(1, 1, True, _takes_turns(model.recipe)), memory, exact)
+
+
+def _takes_turns(recipe: Recipe) -> bool:
+    """Whether off-loading would help: roles share a device."""
+    return recipe.cluster.runtime != IN_PROCESS and _shared(recipe)
 
 
 def _most_of(recipe: Recipe) -> int:
@@ -256,13 +266,3 @@ def _most_rows(model: MemoryModel, setting: Setting, memory: float, most: int, e
     sizes = [most, *(1 << shift for shift in reversed(range(most.bit_length())) if 1 << shift < most)]
     likely = [rows for rows in sizes if fits(rows, exact=False)]
     return next((rows for rows in likely if not exact or fits(rows, exact=True)), 0)
-
-
-def show_budget(recipe: Recipe) -> None:
-    """Print the memory of each device under the recipe, or why it is not known."""
-    try:
-        found = budget(MemoryModel(recipe), setting_of(recipe), device_memory(recipe))
-    except UserError as error:
-        print(f"memory: not counted ({error})")
-    else:
-        found.show()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
-from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.planner import synthetic
 from rlinf_vla.planner.cluster import gpu_type, this_machine
@@ -56,7 +56,7 @@ def measure_profile(recipe: Recipe, policy: Policy, say: Callable[[str], None] =
         device=CPU if device.type == "cpu" else gpu_type(torch.cuda.get_device_name(device)),
         cores=node.cpus,
         operations=operations | learning,
-        bytes=replace(stored, **_split(policy, device)),
+        bytes=replace(stored, **_split(policy)),
         chunk=policy.spec.chunk,
         episode_limit=0,  # known to the simulators
         note=f"measured on {node.gpu or 'a CPU'} with {node.cpus} cores: {recipe.name}, model {recipe.model.name}, {recipe.env.name}",
@@ -103,19 +103,19 @@ def fixed_cost_of(call: Callable[[], Any], device: torch.device) -> Cost:
 def _acting(recipe: Recipe, policy: Policy, device: torch.device) -> dict[str, Cost]:
     actor = Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature))
     block = min(recipe.rollout.batch_size, recipe.env.num_envs)
-    observations = {rows: synthetic.observation(policy.spec, rows, device) for rows in (block, 2 * block)}
+    observations = {rows: synthetic.observation(policy.spec, rows) for rows in (block, 2 * block)}
 
     def act(rows: int) -> None:
         numbers = torch.arange(rows)
-        actor.act(policy.prepare(observations[rows]), Episodes(0 * numbers, numbers, 0 * numbers), 0 * numbers)
+        actor.act(prepared(policy, observations[rows]), Episodes(0 * numbers, numbers, 0 * numbers), 0 * numbers)
 
     def value(rows: int) -> None:
-        actor.values(policy.prepare(observations[rows]))
+        actor.values(prepared(policy, observations[rows]))
 
     @torch.inference_mode()
     def encode(rows: int) -> None:
         for start in range(0, rows, block):
-            inputs = policy.prepare(observations[rows])
+            inputs = prepared(policy, observations[rows])
             policy.encode({name: tensor[start : start + block] for name, tensor in inputs.items()})
 
     def merge() -> None:
@@ -180,10 +180,10 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
 
 
 @torch.inference_mode()
-def _split(policy: Policy, device: torch.device) -> dict[str, float]:
+def _split(policy: Policy) -> dict[str, float]:
     """Return bytes of features and head of a policy that can be split; empty if it cannot."""
     if policy.split_unsupported is not None:
         return {}
-    features = policy.pack(policy.encode(policy.prepare(synthetic.observation(policy.spec, 1, device))))
+    features = policy.pack(policy.encode(prepared(policy, synthetic.observation(policy.spec, 1))))
     head = head_weights(policy, policy.state_dict())
     return {"features": float(nbytes(features.values())), "head": float(nbytes(head.values()))}

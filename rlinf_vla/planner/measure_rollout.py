@@ -214,7 +214,7 @@ def _crowding(recipe: Recipe, actor: Actor, policy: Policy, groups: Sequence[Vec
     cores, rows = this_machine(False).cpus, groups[0].spec.num_envs
     if cores == 1:
         return 0.0
-    inputs, numbers = policy.prepare(synthetic.observation(policy.spec, rows, "cpu")), torch.arange(rows)
+    inputs, numbers = policy.prepare(synthetic.observation(policy.spec, rows)), torch.arange(rows)
     episodes = Episodes(0 * numbers, numbers, 0 * numbers)
     alone, beside = list[float](), list[float]()
 

@@ -1,14 +1,17 @@
 """Peak memory of a recipe's policy and trainer, by component, without allocating any of it.
 
 The policy is built from its config.json on the meta device, and its calls run there. Rows cost
-nothing there, so that any size can be counted; only the search for one extrapolates.
+nothing there, so that any size can be counted. A pass takes seconds for billions of weights: the
+search for a size counts two small ones, and extrapolates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +24,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import ActionSample, Inputs, Tensors, Trajectory
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors, Trajectory, mapped
 from rlinf_vla.planner import synthetic
 from rlinf_vla.planner.accounting import META, allocated_gradients, peak_bytes
 from rlinf_vla.rollout.noise import CounterNoise
@@ -32,20 +35,40 @@ from rlinf_vla.training.lora import add_lora, is_lora
 
 FIT_ROWS = (4, 8)
 MASTER = 4
-"""Bytes of a float32 number: of Adam's moments, and of the exact copy of a low-precision weight."""
+"""Bytes of a float32 number: a gradient, each of Adam's moments, and the exact copy of a weight in
+lower precision."""
 
 
-def meta_policy(recipe: Recipe) -> tuple[Policy, Inputs]:
+def described(recipe: Recipe) -> tuple[Path, Any, str | None]:
+    """Return the directory that describes the recipe's network, and ``model.options`` for it.
+
+    If the checkpoint is not here but is a published one, the package has its sizes, and the third
+    value says what is missing. Otherwise raises UserError.
+    """
+    location, options = recipe.model.checkpoint, recipe.model.options
+    try:
+        directory = asset_path(location, weights=False)
+        if not directory.is_dir():
+            raise UserError(f"model.checkpoint={location} is not there: give the directory of a checkpoint")
+    except UserError as error:
+        found = plugins.choose("model", recipe.model.name, plugins.models()).published_sizes(location, options)
+        if found is None:
+            raise
+        return asset_path(found[0]), found[1], str(error)
+    return directory, options, None
+
+
+def meta_policy(recipe: Recipe, directory: Path, options: Any) -> tuple[Policy, Inputs]:
     """Return the recipe's policy on the meta device, and the prepared inputs of one row (CPU).
 
     Raises UserError if the model plug-in cannot be built without weights.
     """
     model = plugins.choose("model", recipe.model.name, plugins.models())
     try:
-        policy: Policy = model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
+        policy: Policy = model.without_weights(directory, options)
     except NotImplementedError:
         raise UserError(f"model={recipe.model.name} cannot be built without weights: its memory is not known in advance") from None
-    inputs = policy.prepare(synthetic.observation(policy.spec, 1, "cpu"))
+    inputs = policy.prepare(synthetic.observation(policy.spec, 1))
     policy.to(META)
     with torch.device(META):
         add_lora(policy, recipe.model.lora, recipe.seed)
@@ -64,6 +87,7 @@ class Weights:
     merged: int
     """Copy of the adapted weights while adapters are merged into them, in main memory."""
     gradients: int
+    """In float32, also of weights in lower precision (``training/masters.py``)."""
     moments: int
     master: int
     """Exact float32 copies of trained weights in lower precision."""
@@ -100,7 +124,7 @@ def weights_of(policy: Policy, pieces: int = 1) -> Weights:
         full=size(trained.values()) - size(adapters) - size(critic),
         critic=size(critic),
         merged=size(adapted),
-        gradients=size(trained.values()),
+        gradients=size(trained.values(), MASTER),
         moments=size(trained.values(), 2 * MASTER),
         master=size(low, MASTER),
     )
@@ -128,17 +152,16 @@ class MemoryModel:
         algorithm = recipe.algorithm
         if not is_counted(recipe):
             raise UserError(f"algorithm={algorithm.name}: memory is counted for on-policy algorithms and sft only")
-        self.policy, self._row = meta_policy(recipe)
-        self._checkpointed: Policy | None = None
+        directory, options, self.missing = described(recipe)
+        self.policy, self._row = meta_policy(recipe, directory, options)
         self.algorithm = builders.build_algorithm(recipe)
         self.on_policy = algorithm.family == ON_POLICY
         self.kept = self.on_policy and recipe.cluster.reuse_frozen and algorithm.epochs > 1 and recipe.cluster.trainer_sharding == "none"
-        # a pass over billions of weights takes seconds, even without computing
         self.rollout, self.update = cache(self._rollout), cache(self._update)
         self.value_bytes, self.reference_bytes = cache(self._value_bytes), cache(self._reference_bytes)
 
     def inputs(self, rows: int) -> Inputs:
-        return {name: torch.empty(rows, *value.shape[1:], dtype=value.dtype, device=META) for name, value in self._row.items()}
+        return _repeated(self._row, rows)
 
     def act(self, policy: Policy, inputs: Inputs) -> ActionSample:
         """Act as ``rollout/actor.py`` does."""
@@ -162,30 +185,28 @@ class MemoryModel:
             return self.policy.evaluate(inputs, latent, self.recipe.rollout.temperature)
 
         with torch.no_grad():
-            latent = self.act(self.policy, self.inputs(rows)).latent
-            return peak_bytes(lambda: evaluate(self.inputs(rows), latent), self.device) + _bytes(latent.values())
+            return peak_bytes(lambda: evaluate(self.inputs(rows), _repeated(self.call.latent, rows)), self.device)
 
+    @cached_property
     @torch.no_grad()
-    def calls(self, rows: int) -> Trajectory:
-        """Return ``[rows]`` policy calls as a rollout stores them."""
-        sample = self.act(self.policy, self.inputs(rows))
-        flags = torch.empty(rows, self.policy.spec.chunk, dtype=torch.bool, device=META)
-        number = torch.empty(rows, dtype=torch.int64, device=META)
-        numbers = dict.fromkeys(("task_id", "seed", "attempt", "step", "policy_version"), number)
-        flagged = dict.fromkeys(("terminated", "truncated", "success", "valid"), flags)
-        reference = sample.log_prob if self.algorithm.keeps_reference else None
-        of_row = {"value": sample.value, "bootstrap_value": sample.value, "cut": flags[:, 0], "reward": flags.float()}
-        return Trajectory(self.inputs(rows), sample.latent, sample.log_prob, **of_row, **flagged, **numbers, reference=reference)
+    def call(self) -> Trajectory:
+        """One policy call ``[1]`` as a rollout stores it."""
+        zero, inputs = torch.zeros(1, dtype=torch.int64, device=META), self.inputs(1)
+        stored = synthetic.stored(inputs, self.act(self.policy, inputs), Episodes(zero, zero, zero))
+        return replace(stored, reference=stored.log_prob if self.algorithm.keeps_reference else None)
+
+    @cached_property
+    @torch.no_grad()
+    def learnt_inputs(self) -> Inputs:
+        """The inputs of one call as updates keep them: with prefixes, if they are reused."""
+        return self.policy.precompute(self.call.inputs) if self.kept else self.call.inputs
 
     def batch(self, rows: int) -> Any:
         """Return a micro-batch as an update reads it."""
         if not self.on_policy:
             spec, draws = self.policy.spec, torch.empty(rows, dtype=torch.int64, device=META)
             return Demonstrations(self.inputs(rows), torch.empty(rows, spec.chunk, spec.action_dim, device=META), draws)
-        calls = self.calls(rows)
-        if self.kept:
-            with torch.no_grad():
-                calls = replace(calls, inputs=self.policy.precompute(calls.inputs))
+        calls = _repeated(replace(self.call, inputs=self.learnt_inputs), rows)
         number = torch.empty(rows, device=META)
         proximal = calls.log_prob if self.recipe.algorithm.decoupled else None
         return Batch(calls, number, number, number, proximal)
@@ -209,10 +230,13 @@ class MemoryModel:
         loss.backward()
 
     def learner(self, checkpointing: bool) -> Policy:
-        if checkpointing and self._checkpointed is None:
-            self._checkpointed = meta_policy(self.recipe)[0]
-            checkpoint_blocks(self._checkpointed)
-        return self._checkpointed if checkpointing and self._checkpointed is not None else self.policy
+        return self._checkpointed if checkpointing else self.policy
+
+    @cached_property
+    def _checkpointed(self) -> Policy:
+        policy = copy.deepcopy(self.policy)
+        checkpoint_blocks(policy)
+        return policy
 
     def _update(self, rows: int, checkpointing: bool) -> int:
         """Return the peak bytes of a micro-batch: its data, activations, and passing gradients.
@@ -223,20 +247,29 @@ class MemoryModel:
         with allocated_gradients(trained):
             return peak_bytes(lambda: self.step(rows, checkpointing), self.device)
 
-    def update_estimate(self, rows: int, checkpointing: bool) -> float:
-        """Return ``update`` on the line through two small sizes.
-
-        A peak is the largest of the moments of a pass, each affine in the rows, so it may be above.
-        """
-        small, large = FIT_ROWS
-        low, high = (self.update(each, checkpointing) for each in FIT_ROWS)
-        return low + (high - low) * (rows - small) / (large - small)
-
     def host_bytes_per_call(self) -> tuple[int, int]:
         """Return the bytes of a stored policy call, and of its prefix if the update keeps it."""
-        calls = self.calls(1)
-        kept = self.policy.precompute(calls.inputs) if self.kept else calls.inputs
-        return _bytes(calls.tensors()), 0 if kept is calls.inputs else _bytes(kept.values())
+        kept, inputs = self.learnt_inputs, self.call.inputs
+        return _bytes(self.call.tensors()), 0 if kept is inputs else _bytes(kept.values())
+
+
+def estimate(count: Callable[..., int], rows: int, *options: Any) -> float:
+    """Return the bytes ``count(rows, *options)`` on the line through two small sizes.
+
+    A peak is the largest of the moments of a pass, each affine in the rows, so it may be above.
+    """
+    small, large = FIT_ROWS
+    low, high = (count(each, *options) for each in FIT_ROWS)
+    return low + (high - low) * (rows - small) / (large - small)
+
+
+def exactly(count: Callable[..., int], rows: int, *options: Any) -> float:
+    return count(rows, *options)
+
+
+def _repeated(one: Any, rows: int) -> Any:
+    """Return tensors of ``rows`` rows, each like the one of ``one``, allocated now."""
+    return mapped(lambda row: torch.empty(rows, *row.shape[1:], dtype=row.dtype, device=META), one)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

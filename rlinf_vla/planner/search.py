@@ -12,12 +12,12 @@ from omegaconf import DictConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core.io import write_json
-from rlinf_vla.planner.budget import show_budget
 from rlinf_vla.planner.choice import Choice, choose
 from rlinf_vla.planner.cluster import Cluster, describe
 from rlinf_vla.planner.graph import Graph, trace
 from rlinf_vla.planner.measure import measure_profile
 from rlinf_vla.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan, Problem
+from rlinf_vla.planner.preview import Preview
 from rlinf_vla.planner.profile import Profile, read_profile
 from rlinf_vla.planner.workload import Workload
 from rlinf_vla.rollout.collector import rollout_calls
@@ -59,16 +59,26 @@ def run(config: DictConfig) -> None:
     if recipe.algorithm.family != ON_POLICY:
         print(f"\nalgorithm={recipe.algorithm.name} runs in one process: there is one plan, and nothing to choose")
         return
+    preview = _preview(recipe)
     print(f"\ncluster {recipe.cluster.name}: {describe(recipe.cluster)}")
     problem, measured = plan_problem(recipe)
     choice = choose(problem)
     _show(choice, problem.profiles)
-    show_budget(with_plan(recipe, choice.best.plan))
+    preview.show(with_plan(recipe, choice.best.plan))
     directory = run_directory.for_evaluation(config, None)
     if measured is not None:
         measured.write(directory / "profile.json")
         print(f"profile: {builders.relative(directory / 'profile.json')}")
     _write(directory, recipe, problem, choice)
+
+
+def _preview(recipe: Recipe) -> Preview:
+    """Count the recipe's memory. If something is missing, print it, and raise UserError."""
+    preview = Preview(recipe)
+    if preview.missing:
+        preview.show(replace(recipe, cluster=replace(recipe.cluster, micro_batch_size=preview.rows())))
+        raise UserError("; ".join(preview.missing))
+    return preview
 
 
 def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:

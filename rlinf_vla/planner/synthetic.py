@@ -22,14 +22,14 @@ STILL = {"learning_rate": 0.0, "value_learning_rate": 0.0, "target_kl": None, "s
 INSTRUCTION = "put the red cube on the plate"
 
 
-def observation(spec: PolicySpec, batch: int, device: torch.device | str) -> Observation:
-    """Return random images and states of the sizes in ``spec``."""
+def observation(spec: PolicySpec, batch: int) -> Observation:
+    """Return random images and states of the sizes in ``spec``, on the CPU."""
     generator = torch.Generator().manual_seed(0)
     images = {
-        name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8).to(device)
+        name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8)
         for name, (height, width) in spec.images.items()
     }
-    return Observation(images, torch.randn(batch, spec.state_dim, generator=generator).to(device), [INSTRUCTION] * batch)
+    return Observation(images, torch.randn(batch, spec.state_dim, generator=generator), [INSTRUCTION] * batch)
 
 
 def calls(policy: Policy, count: int, settings: Settings, group_size: int) -> Trajectory:
@@ -38,24 +38,29 @@ def calls(policy: Policy, count: int, settings: Settings, group_size: int) -> Tr
     ``group_size`` consecutive calls are attempts at the same episode.
     """
     number = torch.arange(count)
-    zeros = torch.zeros_like(number)
-    episodes = Episodes(task_id=zeros, seed=number // group_size, attempt=number % group_size)
+    episodes = Episodes(torch.zeros_like(number), seed=number // group_size, attempt=number % group_size)
     inputs, sample = _play(policy, count, settings, episodes)
-    steps = torch.ones(count, policy.spec.chunk, dtype=torch.bool)
-    reward = torch.randn(steps.shape, generator=torch.Generator().manual_seed(1))
+    return stored(moved(inputs, CPU), sample, episodes)
+
+
+def stored(inputs: Inputs, sample: ActionSample, episodes: Episodes) -> Trajectory:
+    """Return first calls of ``episodes`` as a rollout stores them, on the device of ``episodes``."""
+    zeros = torch.zeros_like(episodes.seed)
+    steps = torch.ones(sample.log_prob.shape[:2], dtype=torch.bool, device=zeros.device)
+    reward = torch.randn(steps.shape, generator=torch.Generator().manual_seed(1)).to(zeros.device)
     return Trajectory(
-        inputs=moved(inputs, CPU),
+        inputs=inputs,
         latent=sample.latent,
         log_prob=sample.log_prob,
         value=sample.value,
         bootstrap_value=torch.zeros_like(sample.value),
-        cut=torch.zeros(count, dtype=torch.bool),
+        cut=torch.zeros_like(zeros, dtype=torch.bool),
         reward=reward,
         terminated=~steps,
         truncated=~steps,
         success=~steps,
         valid=steps,
-        task_id=zeros,
+        task_id=episodes.task_id,
         seed=episodes.seed,
         attempt=episodes.attempt,
         step=zeros,
@@ -77,7 +82,7 @@ def records(policy: Policy, count: int, settings: Settings, gamma: float) -> dic
 
 def _play(policy: Policy, count: int, settings: Settings, episodes: Episodes) -> tuple[Inputs, ActionSample]:
     actor = Actor(policy, settings)
-    inputs = actor.prepare(observation(policy.spec, count, CPU))
+    inputs = actor.prepare(observation(policy.spec, count))
     sample = actor.act(inputs, episodes, torch.zeros(count, dtype=torch.int64))
     latent = {name: value.clone() for name, value in sample.latent.items()}  # updates cannot use inference-mode tensors
     return inputs, ActionSample(sample.actions.clone(), latent, sample.log_prob.clone(), sample.value.clone())

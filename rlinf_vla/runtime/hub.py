@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlinf_vla.config.errors import UserError
@@ -14,9 +15,11 @@ DATA = (
     "params/*",  # openpi's checkpoints in JAX
 )
 """Patterns of the files to download."""
+DESCRIPTION = ("*.json", "tokenizer.model")
+"""Those from which a model is built without weights."""
 
 
-def download(location: str) -> Path:
+def download(location: str, patterns: Sequence[str] = DATA) -> Path:
     """Return the local directory of ``hf://ORG/NAME`` or ``hf://ORG/NAME@REVISION``.
 
     Files are kept in Hugging Face's cache (HF_HOME), and only missing ones are downloaded. Without
@@ -30,7 +33,7 @@ def download(location: str) -> Path:
 
     copy = "copy the checkpoint's directory here from a machine that has it, and give its path"
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(DATA)))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except errors.GatedRepoError:
         raise UserError(
             f"{location} is gated: accept its conditions at {constants.ENDPOINT}/{name}, run `huggingface-cli login` (or `hf auth login`), "

@@ -203,15 +203,16 @@ def _check_choice(group: str, node: Any, name: Any) -> None:
         raise UserError(f"{group}.name={name} does not go with the other keys of {group}: choose with {group}={name}, which sets them too")
 
 
-def asset_path(location: str) -> Path:
+def asset_path(location: str, weights: bool = True) -> Path:
     """Resolve a path, ``asset://NAME`` inside the package, or ``hf://ORG/NAME[@REVISION]``.
 
-    The last one is downloaded if it is not in the cache (:mod:`.hub`). Raises UserError.
+    The last one is downloaded if it is not in the cache (:mod:`.hub`), without its weights if
+    ``weights`` is false. Raises UserError.
     """
     if location.startswith(HUB):
-        from rlinf_vla.runtime.hub import download
+        from rlinf_vla.runtime.hub import DATA, DESCRIPTION, download
 
-        return download(location)
+        return download(location, DATA if weights else DESCRIPTION)
     if not location.startswith(ASSET):
         return Path(location).expanduser()
     path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]

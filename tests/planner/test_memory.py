@@ -12,11 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.cli import compose
+from rlinf_vla.cli import compose, dry_run
 from rlinf_vla.cli.dry_run import choose_rows
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.models.openvla.options import OpenVLAOptions
+from rlinf_vla.models.openvla.policy import OpenVLAPolicy
+from rlinf_vla.models.pi0.options import Pi0Options
+from rlinf_vla.models.pi0.policy import Pi0Policy
+from rlinf_vla.planner import preview, search
 from rlinf_vla.planner.accounting import Allocations, allocated_gradients, fused_attention, peak_bytes
 from rlinf_vla.planner.budget import budget, choose, setting_of
 from rlinf_vla.planner.memory import MemoryModel, weights_of
@@ -53,6 +58,23 @@ def test_the_most_that_is_alive_at_one_time_counts() -> None:
             torch.empty(250)
         assert found.now == 0
     assert found.peak == 1000
+
+
+def test_operations_whose_sizes_are_known_count_as_before() -> None:
+    """Results in new memory do; those that are or see an argument, or are several, do not."""
+
+    def call() -> None:
+        x = torch.empty(8, 16, device="meta")
+        parts = (x + 1).contiguous().chunk(2)
+        y = torch.cat([*parts, x.t().contiguous().t()]).add_(1)
+        y.sum(0).clone().max(dim=0)
+
+    first = peak_bytes(call, "cpu")
+    assert peak_bytes(call, "cpu") == first
+    with Allocations() as found:
+        kept = [torch.ones(4, device="meta", dtype=dtype).mul(2) for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.float32)]
+    assert found.now == sum(each.nbytes for each in kept) == 4 * (4 + 2 + 8 + 4)
+    assert [each.dtype for each in kept] == [torch.float32, torch.bfloat16, torch.int64, torch.float32]
 
 
 def test_gradient_checkpointing_and_more_rows_show_in_the_peak() -> None:
@@ -106,6 +128,34 @@ def acting(policy: Policy, model: MemoryModel) -> int:
     return found.peak
 
 
+def test_gradients_moments_and_masters_are_those_of_the_trainer() -> None:
+    wanted = recipe("recipe=maniskill_ppo", "model.options.dtype=bfloat16", "model.lora.rank=0", "rollout.batch_size=8")
+    policy = builders.build_policy(wanted)
+    trainer = builders.build_trainer(wanted, policy)
+    trainer.step(synthetic_batch(wanted, policy, trainer.settings, 8), partial(trainer.settings.loss, value_only=False))  # type: ignore[attr-defined]
+    counted, trained = weights_of(policy), trainer.trained
+    learnt = [each for each in trained.values() if each.grad is not None]  # the vision towers' last blocks are not used
+    assert counted.gradients == sum(each.nbytes for each in trained.values())
+    assert all(each.grad is not None and each.grad.nbytes == each.nbytes for each in learnt)
+    slots = [slot for optimizer in trainer.optimizers.values() for state in optimizer.state.values() for slot in state.values()]
+    assert sum(slot.nbytes for slot in slots if slot.numel() > 1) == 2 * sum(each.nbytes for each in learnt if each.numel() > 1)
+    assert counted.moments == 2 * counted.gradients
+    assert counted.master == sum(trained[name].nbytes for name in trainer.low) > 0
+
+
+def test_the_published_sizes_are_known_without_the_checkpoint() -> None:
+    """openvla-7b has 7,541,237,184 weights (its model.safetensors.index.json: twice as many bytes)."""
+    found = OpenVLAPolicy.published_sizes("hf://openvla/openvla-7b@main", OpenVLAOptions(unnorm_key="bridge_orig"))
+    assert found is not None
+    policy = OpenVLAPolicy.without_weights(recipes.asset_path(found[0]), found[1])
+    assert sum(each.numel() for each in policy.backbone.parameters()) == 7_541_237_184
+    assert found[1].card == "openvla" and found[1].unnorm_key is None
+    assert OpenVLAPolicy.published_sizes("/data/my_own", OpenVLAOptions()) is None
+    for name in ("pi0_libero", "pi05_libero"):
+        sizes = Pi0Policy.published_sizes(f"/data/{name}", Pi0Options())
+        assert sizes is not None and recipes.asset_path(sizes[0]).is_dir() and sizes[1].card == name
+
+
 GIGABYTE = 1e9
 MODEL = ["recipe=maniskill_ppo", "cluster=8gpu"]
 
@@ -151,6 +201,50 @@ def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path
     again = compose.load("train", MODEL)
     choose_rows(again, tmp_path)
     assert again.cluster.micro_batch_size == 40
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_a_dry_run_says_which_have_room(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"^this machine has no CUDA device"):
+        dry_run.run(compose.load("train", ["recipe=maniskill_ppo", "cluster=1gpu"]))
+    shown = capsys.readouterr().out
+    assert "memory per device" in shown and "of 24.0 GB" in shown
+    assert all(f"GPU of {size} GB: fits, set cluster.micro_batch_size=2560" in shown for size in (24, 40, 80))
+    monkeypatch.setattr(preview, "GPUS", (1e7, 4e8, 4e9))
+    with pytest.raises(UserError):
+        dry_run.run(compose.load("train", ["recipe=maniskill_ppo", "cluster=1gpu"]))
+    lines = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("GPU of")]
+    starts = ("does not fit, ", "fits, set cluster.micro_batch_size=", "fits, set cluster.micro_batch_size=")
+    assert len(lines) == 3 and all(map(str.startswith, lines, starts))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_published_checkpoint_that_is_not_here_is_counted_all_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenVLAPolicy, "sizes", {"": "asset://openvla_oft_plus_tiny_libero"})
+    directory = "/data/openvla-7b-oft-finetuned-libero-spatial"
+    wanted = ["recipe=maniskill_ppo", "model=openvla_oft", f"model.checkpoint={directory}", "model.options.head=l1", "cluster=1gpu"]
+    with pytest.raises(
+        UserError, match=rf"^model.checkpoint={directory} is not there: .*; this machine has no CUDA .*; model.options.head=l1"
+    ):
+        dry_run.run(compose.load("train", wanted))
+    assert "recorded policy calls" in capsys.readouterr().out
+    with pytest.raises(UserError, match="is not there: give the directory"):
+        dry_run.run(compose.load("train", ["recipe=maniskill_ppo", "model.checkpoint=/data/my_own", "cluster=1gpu"]))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_plan_for_a_gpu_that_is_not_here_prints_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"^this machine has no CUDA device"):
+        search.run(compose.load("plan", ["recipe=maniskill_ppo", "cluster=1gpu"]))
+    shown = capsys.readouterr().out
+    assert shown.index("macro flow of ppo") < shown.index("memory per device") < shown.index("GPU of 24 GB: fits")
 
 
 def test_a_dry_run_loads_nothing(tmp_path: Path) -> None:

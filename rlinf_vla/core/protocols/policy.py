@@ -100,6 +100,12 @@ class Policy(nn.Module):
         """
         raise NotImplementedError
 
+    @classmethod
+    def published_sizes(cls, location: str, config: Any) -> tuple[str, Any] | None:
+        """For a published checkpoint that is not on this machine: return where the package has files
+        of the same sizes, without weights, and the ``config`` for them. None: it is not known."""
+        return None
+
     @abstractmethod
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         """Write the official checkpoint layout, which ``load`` reads, into an existing directory.

@@ -1,0 +1,81 @@
+"""Choose a recipe's micro-batches, and print the memory of its devices, before anything is loaded."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.planner.accounting import CUDA
+from rlinf_vla.planner.budget import budget, choose, device_memory, least, setting_of
+from rlinf_vla.planner.memory import MemoryModel, is_counted
+
+GPUS = tuple(1e9 * gigabytes for gigabytes in (24, 40, 80))
+"""Memory that is compared where a GPU is wanted but neither described nor there."""
+
+
+class Preview:
+    """The counted memory of a recipe. ``missing``: what this machine lacks to run it, one line each."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Raises UserError if the policy cannot be built without its checkpoint."""
+        self.recipe, self.missing = recipe, list[str]()
+        self.model = MemoryModel(recipe) if is_counted(recipe) else None
+        if self.model is not None and self.model.missing is not None:
+            self.missing.append(self.model.missing)
+        self._memory: float | None = None
+        try:
+            self._memory = device_memory(recipe)
+        except UserError as error:
+            self.missing.append(str(error))
+
+    def rows(self) -> int:
+        """Return ``cluster.micro_batch_size``, or what fits the device if it is null.
+
+        Of an unknown GPU: what fits the smallest of GPUS that has room, else 1. Raises UserError,
+        with the fix, if a known device has no room under the recipe's other keys.
+        """
+        cluster, model = self.recipe.cluster, self.model
+        if cluster.micro_batch_size is not None or cluster.device != CUDA or model is None:
+            return cluster.rows
+        if self._memory is not None:
+            return choose(model, self._memory, setting_of(self.recipe)).micro_batch_size
+        for memory in GPUS:
+            with suppress(UserError):
+                return choose(model, memory, setting_of(self.recipe), exact=False).micro_batch_size
+        return 1
+
+    def show(self, recipe: Recipe) -> None:
+        """Print the memory of a device under ``recipe``, which may differ in ``cluster`` and
+        ``rollout``. If the loss is refused, it is ``missing``, and the micro-batch not counted."""
+        if self.model is None:
+            print(f"memory: not counted (algorithm={recipe.algorithm.name}: it is for on-policy algorithms and sft)")
+            return
+        self.model.recipe, setting, sizes = recipe, setting_of(recipe), () if self._memory else GPUS
+        try:
+            count = budget(self.model, setting, self._memory or GPUS[-1])
+        except UserError as error:
+            self.missing.append(str(error))
+            count, sizes = budget(self.model, replace(setting, micro_batch_size=0), self._memory or GPUS[-1]), ()
+        if self._memory is None:
+            count = replace(count, memory=next((memory for memory in GPUS if replace(count, memory=memory).fits), GPUS[-1]))
+            print(f"there is no GPU here: one of {count.memory / 1e9:.0f} GB is assumed")
+        count.show()
+        for memory in sizes:
+            print(f"GPU of {memory / 1e9:.0f} GB: {self._fit(self.model, memory)}")
+
+    def _fit(self, model: MemoryModel, memory: float) -> str:
+        """Return which settings fit a GPU with ``memory`` bytes: the recipe's, else others."""
+        given = setting_of(self.recipe)
+        if self.recipe.cluster.micro_batch_size is not None:
+            found = budget(model, given, memory, exact=False)
+            if found.fits:
+                return f"fits, peak {found.peak / 1e9:.1f} GB"
+        for start, wanted in (("fits, set", given), ("fits only with", None)):
+            try:
+                setting = choose(model, memory, wanted, exact=False)
+            except UserError:
+                continue
+            return f"{start} {setting.overrides()}: peak {budget(model, setting, memory, exact=False).peak / 1e9:.1f} GB"
+        return f"does not fit, {least(model, memory, exact=False).peak / 1e9:.1f} GB at least"
