@@ -8,7 +8,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from gpu_memory import CASES, directory_of
 from prove_gpu import ROOT, write
 
 from rlinf_vla.cli import compose
@@ -23,7 +22,7 @@ MODELS = {
     "pi0": ("model=pi0", *PI0, "model.options.prompt_length=48"),
     "pi05": ("model=pi0", *PI0, "model.options.prompt_length=200"),
 }
-OFFICIAL = dict(zip(MODELS, CASES, strict=True))
+OFFICIAL = {"openvla": "openvla_7b", "oft": "openvla_7b", "pi0": "pi0_3b", "pi05": "pi05_3b"}
 TINY = {"openvla": "openvla_tiny", "oft": "openvla_oft_tiny_pushcube", "pi0": "pi0_tiny", "pi05": "pi0_tiny"}
 
 
@@ -62,7 +61,7 @@ class Kit:
                     config = json.loads((directory / "config.json").read_text())
                     (directory / "config.json").write_text(json.dumps(config | {"pi05": True}))
         else:
-            directory = directory_of(OFFICIAL[model], self.folder)
+            directory = ROOT / "assets" / OFFICIAL[model]
         size = ["cluster=laptop", f"cluster.device={self.device.type}", "cluster.micro_batch_size=1"]
         network = [f"model.checkpoint={directory}", "model.options.random_weights=true", *MODELS[model]]
         dtype = "float32" if self.tiny else "bfloat16"

@@ -25,9 +25,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gpu_memory import CASES, directory_of
-
 from rlinf_vla.core import plugins
 from rlinf_vla.core.io import replacing_directory
 
@@ -45,11 +42,11 @@ TRAINING = (
     *("model.options.dtype=bfloat16", "model.lora.rank=32", "model.lora.merge=false", "model.options.prompt_length=null"),
 )
 MODELS = {
-    "openvla-7b": ("openvla-7b", "openvla", ("env.episode_limit=1", "algorithm.horizon=1")),
-    "oft-7b": ("OFT-7B", "openvla_oft", ("env.episode_limit=8", "algorithm.horizon=8", "model.options.chunk=8")),
-    "pi0": ("π₀", "pi0", ("env.episode_limit=10", "algorithm.horizon=10", "model.options.chunk=10", "model.options.frozen_vlm=false")),
+    "openvla-7b": ("openvla_7b", "openvla", ("env.episode_limit=1", "algorithm.horizon=1")),
+    "oft-7b": ("openvla_7b", "openvla_oft", ("env.episode_limit=8", "algorithm.horizon=8", "model.options.chunk=8")),
+    "pi0": ("pi0_3b", "pi0", ("env.episode_limit=10", "algorithm.horizon=10", "model.options.chunk=10", "model.options.frozen_vlm=false")),
 }
-"""Name -> case of gpu_memory.py, model plug-in, and the keys that differ: one policy call for each
+"""Name -> asset with the sizes, model plug-in, and the keys that differ: one policy call for each
 environment and iteration."""
 
 
@@ -129,16 +126,15 @@ def metrics(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 def rehearse(name: str) -> list[Any]:
     """Train and resume the network; return its row. Raises SystemExit if bits differ."""
-    title, model, own = MODELS[name]
+    sizes, model, own = MODELS[name]
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     run, again = folder / "run", folder / "resumed"
     for old in (run, again):
         shutil.rmtree(old, ignore_errors=True)
     if not (folder / "checkpoint").exists():
-        case = next(case for case in CASES if case.name == title)
         with replacing_directory(folder / "checkpoint") as aside:
-            shutil.copytree(directory_of(case, folder), aside, dirs_exist_ok=True)
+            shutil.copytree(ROOT / "assets" / sizes, aside, dirs_exist_ok=True)
             write_random(aside, model, [*own])
     arguments = (*TRAINING, *own, f"model={model}", f"model.checkpoint={folder / 'checkpoint'}")
     first = train(run, *arguments)
@@ -157,7 +153,7 @@ def rehearse(name: str) -> list[Any]:
     print(parity[0] if parity else "no parity line")
     times = [sum(each[f"timing_s/{part}"] for each in found) / len(found) for part in ("rollout", "update")]
     stored = sum(path.stat().st_size for path in last.parent.glob("step_000001/**/*") if path.is_file())
-    cells = [title, weights, trained, f"{first.seconds:.0f}", f"{times[0]:.0f}", f"{times[1]:.0f}", f"{first.peak / 1e9:.1f}"]
+    cells = [name, weights, trained, f"{first.seconds:.0f}", f"{times[0]:.0f}", f"{times[1]:.0f}", f"{first.peak / 1e9:.1f}"]
     return [*cells, f"{stored / 1e9:.2f}", f"{resumed.seconds:.0f}", f"{resumed.peak / 1e9:.1f}"]
 
 
