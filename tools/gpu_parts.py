@@ -51,7 +51,7 @@ def policy_calls(model: str, kit: Kit) -> None:
     if kit.tiny:
         bench_policy.WARMUP, bench_policy.CALLS = 1, 2
     for batch in (1, 4 if kit.tiny else 64):
-        shown = observation(policy.spec, batch, kit.device)
+        shown = observation(policy.spec, batch)
         found, same = bench_policy.measure(policy, shown, 1.0, True, limits, updates=False)
         by_kind = {each.kind: each for each in found}
         for kind, each in by_kind.items():
@@ -74,7 +74,7 @@ NAMES = {("openvla", "plain"): "transformers' `generate`, same weights and embed
 
 def control_step(model: str, policy: Policy, kit: Kit) -> None:
     """From an observation in the CPU's memory to actions there."""
-    actor, shown, zero = Actor(policy, Settings(0, 0.0, 1)), observation(policy.spec, 1, "cpu"), torch.zeros(1, dtype=torch.int64)
+    actor, shown, zero = Actor(policy, Settings(0, 0.0, 1)), observation(policy.spec, 1), torch.zeros(1, dtype=torch.int64)
     calls, seconds = (5, 5.0) if kit.tiny else (3000, 120.0)
     episodes = Episodes(zero, zero, zero)
     step = partial(lambda: actor.act(actor.prepare(shown), episodes, zero))
@@ -94,7 +94,7 @@ def capture(kit: Kit) -> None:
             plain, graphed = (Actor(policy, Settings(0, temperature, 2, graphs)) for graphs in (False, True))
             same = []
             for change in range(2):
-                inputs = plain.prepare(observation(policy.spec, 2, "cpu"))
+                inputs = plain.prepare(observation(policy.spec, 2))
                 with torch.no_grad():
                     next(policy.value_head.parameters()).add_(change)
                     next(policy.backbone.parameters()).mul_(1 + change)
@@ -164,7 +164,7 @@ def memory(kit: Kit) -> None:
     weights = weights_of(model.policy)
     batch = synthetic_batch(recipe, policy, model.algorithm, rows).to(kit.device)
     actor, numbers = Actor(policy, replace(builders.actor_settings(recipe, 1.0), cuda_graphs=False)), torch.arange(calls)
-    inputs = actor.prepare(observation(policy.spec, calls, "cpu"))
+    inputs = actor.prepare(observation(policy.spec, calls))
     if kit.device.type == "cuda":
         kit.add("weights", *compared(weights.all, sum(each.nbytes for each in (*policy.parameters(), *policy.buffers()))))
 

@@ -17,7 +17,7 @@ from rlinf_vla.config.cluster import IN_PROCESS
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner.accounting import CUDA
-from rlinf_vla.planner.cluster import describe
+from rlinf_vla.planner.cluster import describe, this_machine
 from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes, weights_of
 from rlinf_vla.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
@@ -44,12 +44,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Part:
-    """Memory of one component, and when it is held."""
+    """Memory of one component, and when it is held. ``without``: recipe key that avoids it."""
 
     role: str
     name: str
     phase: str
     size: float
+    without: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,17 @@ class Budget:
     @property
     def fits(self) -> bool:
         return self.peak <= SLACK * self.memory
+
+    def check_host(self, memory: float) -> None:
+        """Raise UserError unless ``memory`` bytes of main memory have room beside a GPU's."""
+        needed, avoidable = sum(part.size for part in self.host), [part for part in self.host if part.without]
+        if needed > SLACK * memory:
+            largest = max(avoidable, key=lambda part: part.size, default=None)
+            fix = "use fewer episodes or environments"
+            if largest is not None:
+                fix = f"set {largest.without}, which saves {largest.size / 1e9:.1f} GB"
+            room = f"{SLACK * memory / 1e9:.1f} GB of {memory / 1e9:.1f} GB may be filled"
+            raise UserError(f"main memory: {needed / 1e9:.1f} GB needed, {room}: {fix}")
 
     def table(self) -> Table:
         table = Table(title="memory per device", title_justify="left")
@@ -184,7 +196,7 @@ def _host(model: MemoryModel) -> Iterator[Part]:
     limit, chunk = recipe.env.episode_limit, model.policy.spec.chunk
     merged = weights_of(model.policy).merged * (recipe.cluster.device == CUDA)
     if merged:
-        yield Part("main memory", "weights before merging", ROLLOUT, merged)
+        yield Part("main memory", "weights before merging", ROLLOUT, merged, "model.lora.merge=false")
     if not model.on_policy or not limit:
         return
     if hasattr(config, "horizon"):
@@ -194,7 +206,7 @@ def _host(model: MemoryModel) -> Iterator[Part]:
     call, kept = model.host_bytes_per_call()
     yield Part("main memory", f"{rows} policy calls of a rollout", ALWAYS, rows * call)
     if kept:
-        yield Part("main memory", "their prefixes (reuse_frozen)", ALWAYS, rows * kept)
+        yield Part("main memory", "their prefixes", ALWAYS, rows * kept, "cluster.reuse_frozen=false")
 
 
 def device_memory(recipe: Recipe) -> float:
@@ -205,6 +217,11 @@ def device_memory(recipe: Recipe) -> float:
     if not recipe.cluster.nodes and recipe.cluster.device == CUDA and torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory
     return min(node.memory for node in describe(recipe.cluster).nodes)
+
+
+def main_memory(recipe: Recipe) -> float:
+    """Return the bytes of main memory of the smallest of ``cluster.nodes``, or of this machine."""
+    return 1e9 * min(node.memory_gb for node in recipe.cluster.nodes or [this_machine(gpu=False)])
 
 
 def choose(model: MemoryModel, memory: float, given: Setting | None = None, exact: bool = True) -> Setting:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner.accounting import CUDA
-from rlinf_vla.planner.budget import budget, choose, device_memory, least, setting_of
+from rlinf_vla.planner.budget import budget, choose, device_memory, least, main_memory, setting_of
 from rlinf_vla.planner.memory import MemoryModel, is_counted
 
 GPUS = tuple(1e9 * gigabytes for gigabytes in (24, 40, 80))
@@ -62,6 +62,11 @@ class Preview:
             count = replace(count, memory=next((memory for memory in GPUS if replace(count, memory=memory).fits), GPUS[-1]))
             print(f"there is no GPU here: one of {count.memory / 1e9:.0f} GB is assumed")
         count.show()
+        if self._memory is not None:
+            try:
+                count.check_host(main_memory(recipe))
+            except UserError as error:
+                self.missing.append(str(error))
         for memory in sizes:
             print(f"GPU of {memory / 1e9:.0f} GB: {self._fit(self.model, memory)}")
 

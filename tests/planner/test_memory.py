@@ -203,6 +203,18 @@ def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path
     assert again.cluster.micro_batch_size == 40
 
 
+@pytest.mark.parametrize(
+    ("keys", "key"), [(("model=pi0", "model.checkpoint=asset://pi0_tiny_pushcube"), "cluster.reuse_frozen"), ((), "model.lora.merge")]
+)
+def test_too_little_main_memory_beside_a_gpu_is_refused_with_the_key_that_saves_most(keys: tuple[str, ...], key: str) -> None:
+    model = MemoryModel(recipe(*MODEL, "model.options.prompt_length=null", *keys))
+    found = budget(model, setting_of(model.recipe), GIGABYTE)
+    needed = sum(part.size for part in found.host)
+    found.check_host(needed / 0.89)
+    with pytest.raises(UserError, match=rf"^main memory: .* may be filled: set {key}=false, which saves"):
+        found.check_host(needed / 0.91)
+
+
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
