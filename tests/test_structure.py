@@ -183,13 +183,13 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 21_230,
+    "rlinf_vla": 21_400,
     "rlinf_vla/testing": 1_810,
-    "models": 3_200,
+    "models": 3_210,
     "envs": 5_110,
     "robots": 4_660,
     "rewards": 110,
-    "benchmarks": 2_340,
+    "benchmarks": 2_370,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 
