@@ -64,7 +64,7 @@ def stored(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def measure(recipe: Recipe, model: MemoryModel) -> dict[str, int]:
-    """Return the measured bytes: of the second pass of each kind, as libraries allocate in the first.
+    """Return the measured bytes of the second pass of each kind: libraries allocate in the first.
 
     Gradients exist before the second micro-batch, and are not part of it.
     """

@@ -18,7 +18,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner.accounting import CUDA
 from rlinf_vla.planner.cluster import describe, this_machine
-from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes, weights_of
+from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes
 from rlinf_vla.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
 
@@ -125,7 +125,7 @@ def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = Tr
     else:
         parts = _trainer(model, setting, "trainer", exact)
         if _shared(model.recipe):
-            weights = weights_of(model.policy)
+            weights = model.weights()
             parts += [Part("rollout worker", "weights", ALWAYS, weights.all), *_acting(model, setting, "rollout worker", exact)]
     host = tuple(_host(model))
     if cluster.device != CUDA:  # the rollout is in the same memory
@@ -143,7 +143,7 @@ def _shared(recipe: Recipe) -> bool:
 def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> list[Part]:
     cluster, policy = model.recipe.cluster, model.policy
     sharded = cluster.trainer_sharding != "none"
-    weights = weights_of(policy, cluster.trainer_ranks if sharded else 1)
+    weights = model.weights(cluster.trainer_ranks if sharded else 1)
     always = {
         "frozen weights": weights.frozen,
         "adapters": weights.adapters,
@@ -174,7 +174,7 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
 
 
 def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> list[Part]:
-    recipe, weights = model.recipe, weights_of(model.policy)
+    recipe, weights = model.recipe, model.weights()
     rows = min(setting.batch_size, recipe.env.num_envs)
     graphs = recipe.cluster.device == CUDA and recipe.cluster.cuda_graphs
     count = exactly if exact else estimate

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,7 @@ class MemoryModel:
         self.algorithm = builders.build_algorithm(recipe)
         self.on_policy = algorithm.family == ON_POLICY
         self.kept = self.on_policy and recipe.cluster.reuse_frozen and algorithm.epochs > 1 and recipe.cluster.trainer_sharding == "none"
+        self.weights = cache(partial(weights_of, self.policy))
         self.rollout, self.update = cache(self._rollout), cache(self._update)
         self.value_bytes, self.reference_bytes = cache(self._value_bytes), cache(self._reference_bytes)
 

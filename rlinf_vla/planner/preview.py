@@ -1,4 +1,4 @@
-"""Choose a recipe's micro-batches, and print the memory of its devices, before anything is loaded."""
+"""Choose a recipe's micro-batches, and print its devices' memory, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPUS = tuple(1e9 * gigabytes for gigabytes in (24, 40, 80))
 
 
 class Preview:
-    """The counted memory of a recipe. ``missing``: what this machine lacks to run it, one line each."""
+    """The counted memory of a recipe. ``missing``: what this machine lacks to run it."""
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises UserError if the policy cannot be built without its checkpoint."""

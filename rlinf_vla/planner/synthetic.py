@@ -44,7 +44,7 @@ def calls(policy: Policy, count: int, settings: Settings, group_size: int) -> Tr
 
 
 def stored(inputs: Inputs, sample: ActionSample, episodes: Episodes) -> Trajectory:
-    """Return first calls of ``episodes`` as a rollout stores them, on the device of ``episodes``."""
+    """Return the first calls of ``episodes`` as a rollout stores them, on their device."""
     zeros = torch.zeros_like(episodes.seed)
     steps = torch.ones(sample.log_prob.shape[:2], dtype=torch.bool, device=zeros.device)
     reward = torch.randn(steps.shape, generator=torch.Generator().manual_seed(1)).to(zeros.device)

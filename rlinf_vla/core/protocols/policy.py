@@ -102,8 +102,10 @@ class Policy(nn.Module):
 
     @classmethod
     def published_sizes(cls, location: str, config: Any) -> tuple[str, Any] | None:
-        """For a published checkpoint that is not on this machine: return where the package has files
-        of the same sizes, without weights, and the ``config`` for them. None: it is not known."""
+        """Return where the package has the sizes of a published checkpoint, and ``config`` for it.
+
+        For one that is not on this machine; there are no weights. None: it is not known.
+        """
         return None
 
     @abstractmethod
