@@ -194,7 +194,7 @@ def _host(model: MemoryModel) -> Iterator[Part]:
     simulator starts."""
     recipe, config = model.recipe, model.recipe.algorithm
     limit, chunk = recipe.env.episode_limit, model.policy.spec.chunk
-    merged = weights_of(model.policy).merged * (recipe.cluster.device == CUDA)
+    merged = model.weights().merged * (recipe.cluster.device == CUDA)
     if merged:
         yield Part("main memory", "weights before merging", ROLLOUT, merged, "model.lora.merge=false")
     if not model.on_policy or not limit:
