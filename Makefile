@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac prove-gpu gpu-packages robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac prove-gpu gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
 
 install: $(INSTALLED)
 
@@ -86,6 +86,10 @@ cluster-test: install
 # It uses the machine's own PyTorch, so it takes the environment of `make install` only if PYTHON names it.
 prove-gpu:
 	$(PYTHON) tools/prove_gpu.py $(PARTS)
+
+# Official networks at full size on the CPU, with random weights: 18 GB of main memory, 20 GB of disk, over an hour. Measures; writes no page.
+rehearse-7b: install
+	$(BIN)/python tools/rehearse_full_size.py $(NETWORKS)
 
 # For a GPU machine without network: the small packages that it may lack, for the same version of Python, into .prove-gpu/packages.
 gpu-packages:

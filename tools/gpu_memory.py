@@ -1,6 +1,6 @@
-"""Write the table of docs/gpu.md: which official models fit which GPUs, counted on the meta device.
+"""Write the tables of docs/gpu.md: which official models and presets fit which GPUs.
 
-    python tools/gpu_memory.py
+    python tools/gpu_memory.py [models] [presets]      # both by default
 
 Needs no GPU and no weights: the sizes of the published networks are in the package
 (``asset://openvla_7b`` and others). Takes minutes.
@@ -8,8 +8,8 @@ Needs no GPU and no weights: the sizes of the published networks are in the pack
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf_vla.cli import compose
@@ -23,55 +23,64 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "gpu.md"
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model with the recipe that trains it."""
-
-    name: str
-    arguments: tuple[str, ...]
-
-
-OPENVLA = "model.checkpoint=asset://openvla_7b"
-TRAINED = {
-    "LoRA r32": ("model.lora.rank=32",),
-    "full": ("model.lora.rank=0",),
+OPENVLA, PI0, PI05 = (f"model.checkpoint=asset://{name}" for name in ("openvla_7b", "pi0_3b", "pi05_3b"))
+LORA, FULL = "model.lora.rank=32", "model.lora.rank=0"
+OPENVLA_PPO = (OPENVLA, "recipe=maniskill_ppo_putonplate", "model=openvla")
+OFT = (OPENVLA, "recipe=libero_grpo", "model.options.chunk=8")
+PI0_PPO = ("recipe=libero_ppo_pi0", "model.options.frozen_vlm=false")
+MODELS = {
+    f"{name} | {trained}": (*keys, key)
+    for trained, key in (("LoRA r32", LORA), ("full", FULL))
+    for name, keys in {
+        "openvla-7b": (*OPENVLA_PPO, *(["preset=rlinf_ppo_openvla"] * (key == FULL))),
+        "OFT-7B": (*OFT, *(["preset=rlinf_libero_grpo_openvla_oft"] * (key == FULL))),
+        "π₀": (*PI0_PPO, PI0),
+        "π₀.₅": (*PI0_PPO, PI05),
+    }.items()
 }
-OF_PI0 = ("recipe=libero_ppo_pi0", "model.options.frozen_vlm=false")
-CASES = (
-    Case("openvla-7b", (OPENVLA, "recipe=maniskill_ppo_putonplate", "model=openvla", "preset=rlinf_ppo_openvla")),
-    Case("OFT-7B", (OPENVLA, "recipe=libero_grpo", "model.options.chunk=8", "preset=rlinf_libero_grpo_openvla_oft")),
-    Case("π₀", (*OF_PI0, "model.checkpoint=asset://pi0_3b")),
-    Case("π₀.₅", (*OF_PI0, "model.checkpoint=asset://pi05_3b")),
-)
-BEGIN, END = "<!-- written by tools/gpu_memory.py -->", "<!-- end -->"
+GRPO = ("recipe=maniskill_grpo", "model.options.prompt_length=null")
+PRESETS = {
+    "rl4vla": OPENVLA_PPO,
+    "rlinf_ppo_openvla": OPENVLA_PPO,
+    "rlinf_grpo_openvla": (*GRPO, OPENVLA, "model=openvla"),
+    "rlinf_ppo_openvla_oft": (OPENVLA, "recipe=maniskill_ppo_putonplate", "model=openvla_oft", "model.options.chunk=8"),
+    "rlinf_grpo_openvla_oft": (*GRPO, OPENVLA, "model=openvla_oft", "model.options.chunk=8"),
+    "rlinf_libero_grpo_openvla_oft": OFT,
+    "simplevla_rl": OFT,
+    "pirl_flow_sde": ("recipe=libero_ppo_pi0", PI0),
+    "pirl_flow_sde_pi05": ("recipe=libero_ppo_pi0", PI05),
+    "pirl_grpo": ("recipe=libero_grpo", "model=pi0", PI0, "env.cameras=[base,wrist]", "model.options.images=[base,wrist]"),
+    "pirl_flow_noise": ("recipe=maniskill_ppo_putonplate", "model=pi0", PI0),
+}
+"""Preset -> its published recipe, with the official sizes."""
 GPUS = {"1x24": (1, 24), "1x80": (1, 80), "8x80": (8, 80)}
+TABLES = {"models": "model | training", "presets": "preset"}
 
 
-def models(case: Case, trained: tuple[str, ...], gpus: int) -> Iterator[tuple[str, Recipe]]:
+def ways(keys: tuple[str, ...], gpus: int) -> Iterator[tuple[str, Recipe]]:
     """Yield the ways to place the recipe on ``gpus`` GPUs of a machine, the faster first."""
     shared = ["model.options.dtype=bfloat16", "cluster.micro_batch_size=1", "rollout.batch_size=32"]
-    ways = {"": ["cluster=1gpu"]}
+    found = {"": ["cluster=1gpu"]}
     if gpus > 1:
         ray = ["cluster=8gpu", "cluster.runtime=ray", f"cluster.rollout_workers={gpus}", f"cluster.trainer_ranks={gpus}"]
-        ways = {"each GPU whole": ray, "sharded": [*ray, "cluster.trainer_sharding=full"]}
-    for name, cluster in ways.items():
-        arguments = [argument for argument in case.arguments if not (argument.startswith("preset=") and "rank=32" in trained[0])]
-        yield name, recipes.read(compose.load("train", [*arguments, *shared, *trained, *cluster]))
+        found = {"each GPU whole": ray, "sharded": [*ray, "cluster.trainer_sharding=full"]}
+    for name, cluster in found.items():
+        yield name, recipes.read(compose.load("train", [*keys, *shared, *cluster]))
 
 
-def placed(case: Case, trained: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield (GPUs, what was chosen for them)."""
-    model = MemoryModel(next(models(case, trained, 1))[1])
-    for name, (count, gigabytes) in GPUS.items():
+def placed(keys: tuple[str, ...]) -> Iterator[str]:
+    """Yield what was chosen for each of GPUS."""
+    model = MemoryModel(next(ways(keys, 1))[1])
+    for count, gigabytes in GPUS.values():
         memory, found = gigabytes * 1e9, ""
-        for way, model.recipe in models(case, trained, count):
+        for way, model.recipe in ways(keys, count):
             try:
                 setting = choose(model, memory, exact=False)
             except UserError:
                 continue
             found = described(way, setting, budget(model, setting, memory, exact=False).peak)
             break
-        yield name, found or f"no: {least(model, memory, exact=False).peak / 1e9:.0f} GB with one row"
+        yield found or f"no: {least(model, memory, exact=False).peak / 1e9:.0f} GB with one row"
 
 
 def described(way: str, setting: Setting, peak: float) -> str:
@@ -81,16 +90,16 @@ def described(way: str, setting: Setting, peak: float) -> str:
 
 
 def main() -> None:
-    rows = []
-    for name, trained in TRAINED.items():
-        for case in CASES:
-            cells = dict(placed(case, trained))
-            rows.append(f"| {case.name} | {name} | {' | '.join(cells.values())} |")
+    tables = {"models": MODELS, "presets": {name: (f"preset={name}", *keys) for name, keys in PRESETS.items()}}
+    for name in sys.argv[1:] or tables:
+        heading = f"| {TABLES[name]} | {' | '.join(f'{gpus} GB' for gpus in GPUS)} |"
+        rows = [heading, "|---" * (heading.count("|") - 1) + "|"]
+        for first, keys in tables[name].items():
+            rows.append(f"| {first} | {' | '.join(placed(keys))} |")
             print(rows[-1], flush=True)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    heading = f"| model | training | {' | '.join(f'{name} GB' for name in GPUS)} |\n|---|---|{'---|' * len(GPUS)}"
-    table = "\n".join([heading, *rows])
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
+        begin, end = f"<!-- {name}: written by tools/gpu_memory.py -->\n", f"<!-- end of {name} -->"
+        before, _, rest = PAGE.read_text().partition(begin)
+        PAGE.write_text("".join([before, begin, *(f"{row}\n" for row in rows), end, rest.partition(end)[2]]))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ SHARD_BYTES = 5 * 10**9
 DEVIATION = 0.02
 """Standard deviation of the random matrices, as the official configs initialise them."""
 TRAINING = (
-    *("recipe=maniskill_ppo", "seed=0", "iterations=2", "evaluation.before_and_after=false", "checkpoints.keep=2"),
+    *("recipe=maniskill_ppo", "seed=0", "iterations=2", "evaluation.before_and_after=false", "checkpoints.every=1", "checkpoints.keep=2"),
     *("env.num_envs=2", "env.image_size=224", "env.control_mode=pd_ee_delta_pose", "rollout.batch_size=2"),
     *("algorithm.value_warmup=0", "algorithm.epochs=1", "algorithm.minibatch_size=2"),
     *("cluster=laptop", "cluster.rollout_threads=2", "cluster.micro_batch_size=1", "cluster.gradient_checkpointing=true"),
@@ -139,7 +139,7 @@ def rehearse(name: str) -> list[Any]:
     arguments = (*TRAINING, *own, f"model={model}", f"model.checkpoint={folder / 'checkpoint'}")
     first = train(run, *arguments)
     shutil.copytree(run, again)
-    last = sorted((again / "checkpoints").glob("step_*"))[-1]
+    begun, last = sorted((again / "checkpoints").glob("step_*"))
     expected = digests(last)
     shutil.rmtree(last)
     resumed = train(again, *arguments, "resume=auto")
@@ -149,10 +149,10 @@ def rehearse(name: str) -> list[Any]:
     if not all(each["actor/grad_norm"] > 0 for each in found):
         sys.exit(f"{name}: the gradient is zero, so that this run shows nothing")
     weights, trained = re.search(r"([\d,]+) weights, ([\d,]+) of them", first.output).groups()  # type: ignore[union-attr]
-    parity = re.search(r"first rollout: .*", first.output)
+    parity = re.search(r".*recomputed log-probabilities.*", first.output)
     print(parity[0] if parity else "no parity line")
     times = [sum(each[f"timing_s/{part}"] for each in found) / len(found) for part in ("rollout", "update")]
-    stored = sum(path.stat().st_size for path in last.parent.glob("step_000001/**/*") if path.is_file())
+    stored = sum(path.stat().st_size for path in begun.rglob("*") if path.is_file())
     cells = [name, weights, trained, f"{first.seconds:.0f}", f"{times[0]:.0f}", f"{times[1]:.0f}", f"{first.peak / 1e9:.1f}"]
     return [*cells, f"{stored / 1e9:.2f}", f"{resumed.seconds:.0f}", f"{resumed.peak / 1e9:.1f}"]
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from rlinf_vla.config.cluster import IN_PROCESS
+from rlinf_vla.config.cluster import IN_PROCESS, NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner.accounting import CUDA
@@ -25,6 +26,8 @@ from rlinf_vla.rollout.collector import rollout_calls
 ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP = "always", "rollout", "reference", "update", "optimiser step"
 ENOUGH_ROWS = 16
 """Rows from which on a larger micro-batch is not worth the time of gradient checkpointing."""
+MANY = (2, 4, 8, 16)
+"""Numbers of GPUs of which the least that has room is named, where one has none."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +250,7 @@ def choose(model: MemoryModel, memory: float, given: Setting | None = None, exac
     if given is not None:
         raise UserError(f"{what} does not fit {memory / 1e9:.1f} GB: set {choose(model, memory, exact=exact).overrides()}")
     peak, room = least(model, memory, exact).peak / 1e9, f"{SLACK * memory / 1e9:.1f} GB of {memory / 1e9:.1f} GB may be filled"
-    raise UserError(f"{what} needs at least {peak:.1f} GB of a device's memory, {room}: {_fix(recipe)}")
+    raise UserError(f"{what} needs at least {peak:.1f} GB of a device's memory, {room}: {_fix(model, memory, exact)}")
 
 
 def least(model: MemoryModel, memory: float, exact: bool = True) -> Budget:
@@ -266,12 +269,30 @@ def _most_of(recipe: Recipe) -> int:
     return -(-minibatch // recipe.cluster.trainer_ranks)
 
 
-def _fix(recipe: Recipe) -> str:
+def _fix(model: MemoryModel, memory: float, exact: bool) -> str:
+    recipe = model.recipe
     if getattr(recipe.model.options, "dtype", "bfloat16") != "bfloat16":
         return "set model.options.dtype=bfloat16"
-    if not recipe.model.lora.rank and not recipe.model.lora.adapter:
-        return "train adapters (model.lora.rank=32), or shard the trainer over more GPUs (cluster.trainer_sharding=full)"
-    return "use a device with more memory"
+    if recipe.model.lora.rank or recipe.model.lora.adapter:
+        return "use a device with more memory"
+    many = _devices_for(model, memory, exact)
+    shard = "shard the trainer over more GPUs (cluster.trainer_sharding=full)" if many is None else f"use {many}"
+    return f"train adapters (model.lora.rank=32), or {shard}"
+
+
+def _devices_for(model: MemoryModel, memory: float, exact: bool) -> str | None:
+    """Return how many devices of ``memory`` bytes hold the policy, sharded, as words; None: none."""
+    recipe = model.recipe
+    for count in MANY:
+        keys: dict[str, Any] = {"runtime": "ray", "rollout_workers": count, "trainer_ranks": count, "trainer_sharding": "full"}
+        node = NodeConfig(gpus=count, gpu="gpu", gpu_memory_gb=memory / 1e9)
+        model.recipe = replace(recipe, cluster=replace(recipe.cluster, nodes=[node], **keys))
+        try:
+            if least(model, memory, exact).fits:
+                return f"{count} such GPUs ({' '.join(f'cluster.{key}={value}' for key, value in keys.items())})"
+        finally:
+            model.recipe = recipe
+    return None
 
 
 def _most_rows(model: MemoryModel, setting: Setting, memory: float, most: int, exact: bool) -> int:

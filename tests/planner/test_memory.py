@@ -225,7 +225,7 @@ def test_without_a_gpu_a_dry_run_says_which_have_room(capsys: pytest.CaptureFixt
     with pytest.raises(UserError, match=r"^this machine has no CUDA device"):
         dry_run.run(compose.load("train", ["recipe=maniskill_ppo", "cluster=1gpu"]))
     shown = capsys.readouterr().out
-    assert "memory per device" in shown and "of 24.0 GB" in shown
+    assert "memory per device" in shown and "of 24.0 GB" in shown and "model.options.dtype=bfloat16 takes half" in shown
     assert all(f"GPU of {size} GB: fits, set cluster.micro_batch_size=2560" in shown for size in (24, 40, 80))
     monkeypatch.setattr(preview, "GPUS", (1e7, 4e8, 4e9))
     with pytest.raises(UserError):
