@@ -44,7 +44,12 @@ class PretrainedPolicy(Policy):
     @classmethod
     def card(cls, directory: Path, options: Any, config: Mapping[str, Any]) -> Card | None:
         """Return the card of the checkpoint, if it has one. Raises UserError."""
-        return find_card(cls.cards, cls.name, directory, options.card, config.get("card"))
+        return find_card(cls.cards, cls.name, directory, options.card, config.get("card"), cls.layout(config))
+
+    @staticmethod
+    def layout(config: Mapping[str, Any]) -> str | None:
+        """Return the layout by which cards of one name differ; None: any."""
+        return None
 
     @classmethod
     def published_sizes(cls, location: str, config: Any) -> tuple[str, Any] | None:

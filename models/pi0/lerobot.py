@@ -41,6 +41,13 @@ def is_one(document: Mapping[str, Any]) -> bool:
     return "chunk_size" in document
 
 
+def layout_of(document: Mapping[str, Any]) -> str | None:
+    """Return whose layout a checkpoint with this config.json has; None if it is not known yet."""
+    if not document:
+        return None
+    return "lerobot" if is_one(document) else "openpi"
+
+
 def with_our_keys(document: dict[str, Any]) -> dict[str, Any]:
     """Return lerobot's config.json with our keys beside its own; ours win. Raises UserError."""
     keys = {

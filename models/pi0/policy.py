@@ -9,10 +9,10 @@ log-probability is that of the whole chain, initial noise included.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from rlinf_vla.core.protocols import Noise, PolicySpec
 from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .. import files
-from ..cards import Card, find_card, with_card
+from ..cards import with_card
 from ..pretrained import PretrainedPolicy
 from . import flow, lerobot, real_time
 from .cards import CARDS
@@ -53,6 +53,7 @@ class Pi0Policy(PretrainedPolicy):
     Config: ClassVar[type] = Pi0Options
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, NORM_STATS, files.TOKENIZER)
     cards = CARDS
+    layout = staticmethod(lerobot.layout_of)
     sizes: ClassVar[dict[str, str]] = {"pi05": "asset://pi05_3b", "pi0": "asset://pi0_3b"}
     dataset_option: ClassVar[str] = "asset_id"
     lora_targets: ClassVar[tuple[str, ...]] = Pi0Options.lora_targets
@@ -119,11 +120,6 @@ class Pi0Policy(PretrainedPolicy):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
         files.save(self.backbone, self.document, checkpoint, self.stored_dtypes, dtype)
-
-    @classmethod
-    def card(cls, directory: Path, options: Any, config: Mapping[str, Any]) -> Card | None:
-        layout = None if not config else "lerobot" if lerobot.is_one(config) else "openpi"
-        return find_card(CARDS, cls.name, directory, options.card, config.get("card"), layout)
 
     def fit_instructions(self, instructions: Sequence[str]) -> None:
         highest = torch.ones(self.spec.state_dim)  # its bins have three digits each

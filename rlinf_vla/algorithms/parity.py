@@ -15,8 +15,8 @@ sampler; 64 to 128 calls), as means and 99 % quantiles over tokens:
   (``tools/rehearse_full_size.py``). Errors of independent roundings grow as the square root of the
   number of layers.
 
-The bounds 12 u and 72 u leave a factor of 1.5 beside these. Up to ``REFUSED`` times as much is only a warning. In
-exact float32, where a wrong policy is off by a million u, they are ``SPARE`` times as large.
+The bounds 12 u and 72 u leave a factor of 1.5. Up to ``REFUSED`` times as much is only a warning.
+In exact float32, where a wrong policy is off by a million u, they are ``SPARE`` times as large.
 
 On CUDA the products of a float32 network are in TF32 (``cluster.tf32``). It rounds what is
 multiplied, as bfloat16 does, only to 11 bits in place of 8, so its u is judged by the same bounds:

@@ -1,4 +1,4 @@
-"""Memory of each device under a recipe, and the largest micro-batch that it has room for.
+"""Memory of each device under a recipe.
 
 A role's peak is what it always holds and the largest of its phases, which follow one another. The
 roles of a device add up, unless they take turns (``cluster.offload``).
@@ -7,14 +7,13 @@ roles of a device add up, unless they take turns (``cluster.offload``).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from rlinf_vla.config.cluster import IN_PROCESS, NodeConfig
+from rlinf_vla.config.cluster import IN_PROCESS
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner.accounting import CUDA
@@ -24,10 +23,6 @@ from rlinf_vla.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
 
 ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP = "always", "rollout", "reference", "update", "optimiser step"
-ENOUGH_ROWS = 16
-"""Rows from which on a larger micro-batch is not worth the time of gradient checkpointing."""
-MANY = (2, 4, 8, 16)
-"""Numbers of GPUs of which the least that has room is named, where one has none."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +122,7 @@ def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = Tr
         parts = [*_trainer(model, setting, "process", exact), *_acting(model, setting, "process", exact)]
     else:
         parts = _trainer(model, setting, "trainer", exact)
-        if _shared(model.recipe):
+        if share_a_device(model.recipe):
             weights = model.weights()
             parts += [Part("rollout worker", "weights", ALWAYS, weights.all), *_acting(model, setting, "rollout worker", exact)]
     host = tuple(_host(model))
@@ -136,8 +131,8 @@ def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = Tr
     return Budget(cluster.device, memory, tuple(parts), setting.offload, host)
 
 
-def _shared(recipe: Recipe) -> bool:
-    """Whether trainer and rollout worker have to share a device."""
+def share_a_device(recipe: Recipe) -> bool:
+    """Return whether trainer and rollout worker have to share a device."""
     cluster = recipe.cluster
     devices = describe(cluster).devices
     return cluster.trainer_ranks + cluster.rollout_workers > devices
@@ -157,7 +152,7 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
         "float32 copies of trained weights": weights.master,
         "reference copy of trained weights": weights.trained * model.algorithm.keeps_reference,
     }
-    rows = min(setting.micro_batch_size, _most_of(model.recipe))
+    rows = min(setting.micro_batch_size, most_rows_of(model.recipe))
     parts = [Part(role, name, ALWAYS, size) for name, size in always.items()]
     count = exactly if exact else estimate
     update = {"micro-batch, activations": count(model.update, rows, setting.gradient_checkpointing) if rows else 0.0}
@@ -227,80 +222,7 @@ def main_memory(recipe: Recipe) -> float:
     return 1e9 * min(node.memory_gb for node in recipe.cluster.nodes or [this_machine(gpu=False)])
 
 
-def choose(model: MemoryModel, memory: float, given: Setting | None = None, exact: bool = True) -> Setting:
-    """Return the setting with the largest micro-batch whose peak leaves 10 % of ``memory`` free.
-
-    Gradient checkpointing only if otherwise fewer than ``ENOUGH_ROWS`` fit, smaller policy calls
-    only if no micro-batch fits, off-loading only if roles share a device and nothing fits without.
-    ``given``: keep its other keys. ``exact``: count at the chosen size, too. Raises UserError, with
-    the fix, if nothing fits.
-    """
-    recipe, most = model.recipe, _most_of(model.recipe)
-    size = recipe.rollout.batch_size
-    for offload in (False, True)[: 1 + _takes_turns(recipe)] if given is None else (given.offload,):
-        for batch in [size >> shift for shift in range(size.bit_length())] if given is None else (size,):
-            best = Setting(0, batch, False, offload)
-            for checkpointing in (False, True) if given is None else (given.gradient_checkpointing,):
-                trial = replace(best, gradient_checkpointing=checkpointing)
-                if best.micro_batch_size < min(ENOUGH_ROWS, most) and (rows := _most_rows(model, trial, memory, most, exact)):
-                    best = max(best, replace(trial, micro_batch_size=rows), key=lambda each: each.micro_batch_size)
-            if best.micro_batch_size:
-                return best
-    what = f"{recipe.name} with cluster.device={recipe.cluster.device}"
-    if given is not None:
-        raise UserError(f"{what} does not fit {memory / 1e9:.1f} GB: set {choose(model, memory, exact=exact).overrides()}")
-    peak, room = least(model, memory, exact).peak / 1e9, f"{SLACK * memory / 1e9:.1f} GB of {memory / 1e9:.1f} GB may be filled"
-    raise UserError(f"{what} needs at least {peak:.1f} GB of a device's memory, {room}: {_fix(model, memory, exact)}")
-
-
-def least(model: MemoryModel, memory: float, exact: bool = True) -> Budget:
-    """Return the memory of a device with single rows, and whatever saves memory."""
-    return budget(model, Setting(1, 1, True, _takes_turns(model.recipe)), memory, exact)
-
-
-def _takes_turns(recipe: Recipe) -> bool:
-    """Whether off-loading would help: roles share a device."""
-    return recipe.cluster.runtime != IN_PROCESS and _shared(recipe)
-
-
-def _most_of(recipe: Recipe) -> int:
+def most_rows_of(recipe: Recipe) -> int:
     """Return the rows of a minibatch that a trainer rank computes."""
     minibatch = getattr(recipe.algorithm, "minibatch_size", None) or recipe.algorithm.batch_size
     return -(-minibatch // recipe.cluster.trainer_ranks)
-
-
-def _fix(model: MemoryModel, memory: float, exact: bool) -> str:
-    recipe = model.recipe
-    if getattr(recipe.model.options, "dtype", "bfloat16") != "bfloat16":
-        return "set model.options.dtype=bfloat16"
-    if recipe.model.lora.rank or recipe.model.lora.adapter:
-        return "use a device with more memory"
-    many = _devices_for(model, memory, exact)
-    shard = "shard the trainer over more GPUs (cluster.trainer_sharding=full)" if many is None else f"use {many}"
-    return f"train adapters (model.lora.rank=32), or {shard}"
-
-
-def _devices_for(model: MemoryModel, memory: float, exact: bool) -> str | None:
-    """Return how many devices of ``memory`` bytes hold the policy, sharded, as words; None: none."""
-    recipe = model.recipe
-    for count in MANY:
-        keys: dict[str, Any] = {"runtime": "ray", "rollout_workers": count, "trainer_ranks": count, "trainer_sharding": "full"}
-        node = NodeConfig(gpus=count, gpu="gpu", gpu_memory_gb=memory / 1e9)
-        model.recipe = replace(recipe, cluster=replace(recipe.cluster, nodes=[node], **keys))
-        try:
-            if least(model, memory, exact).fits:
-                return f"{count} such GPUs ({' '.join(f'cluster.{key}={value}' for key, value in keys.items())})"
-        finally:
-            model.recipe = recipe
-    return None
-
-
-def _most_rows(model: MemoryModel, setting: Setting, memory: float, most: int, exact: bool) -> int:
-    """Return the largest power of two of rows that fits, or ``most``; 0 if one row does not."""
-
-    def fits(rows: int, exact: bool) -> bool:
-        return budget(model, replace(setting, micro_batch_size=rows), memory, exact).fits
-
-    sizes = [most, *(1 << shift for shift in reversed(range(most.bit_length())) if 1 << shift < most)]
-    likely = [rows for rows in sizes if fits(rows, exact=False)]
-    return next((rows for rows in likely if not exact or fits(rows, exact=True)), 0)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner.accounting import CUDA
-from rlinf_vla.planner.budget import budget, choose, device_memory, least, main_memory, setting_of
+from rlinf_vla.planner.budget import budget, device_memory, main_memory, setting_of
 from rlinf_vla.planner.memory import MemoryModel, is_counted
+from rlinf_vla.planner.micro_batches import choose, least
 
 GPUS = tuple(1e9 * gigabytes for gigabytes in (24, 40, 80))
 """Memory that is compared where a GPU is wanted but neither described nor there."""

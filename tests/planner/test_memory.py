@@ -23,8 +23,9 @@ from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.planner import preview, search
 from rlinf_vla.planner.accounting import Allocations, allocated_gradients, fused_attention, peak_bytes
-from rlinf_vla.planner.budget import budget, choose, setting_of
+from rlinf_vla.planner.budget import budget, setting_of
 from rlinf_vla.planner.memory import MemoryModel, weights_of
+from rlinf_vla.planner.micro_batches import choose
 from rlinf_vla.planner.synthetic import synthetic_batch
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime.run_directory import save_recipe
