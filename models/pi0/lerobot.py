@@ -41,11 +41,11 @@ def is_one(document: Mapping[str, Any]) -> bool:
     return "chunk_size" in document
 
 
-def layout_of(document: Mapping[str, Any]) -> str | None:
+def layout_of(config: Mapping[str, Any]) -> str | None:
     """Return whose layout a checkpoint with this config.json has; None if it is not known yet."""
-    if not document:
+    if not config:
         return None
-    return "lerobot" if is_one(document) else "openpi"
+    return "lerobot" if is_one(config) else "openpi"
 
 
 def with_our_keys(document: dict[str, Any]) -> dict[str, Any]:

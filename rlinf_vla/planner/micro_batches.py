@@ -66,7 +66,7 @@ def _fix(model: MemoryModel, memory: float, exact: bool) -> str:
 
 
 def _devices_for(model: MemoryModel, memory: float, exact: bool) -> str | None:
-    """Return how many devices of ``memory`` bytes hold the policy, sharded, as words; None: none."""
+    """Return in words how many devices hold the sharded policy; None: more than ``MANY``."""
     recipe = model.recipe
     for count in MANY:
         keys: dict[str, Any] = {"runtime": "ray", "rollout_workers": count, "trainer_ranks": count, "trainer_sharding": "full"}
