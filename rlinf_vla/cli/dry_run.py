@@ -56,9 +56,9 @@ def _look_for_simulator(recipe: Recipe, preview: Preview) -> None:
 def choose_rows(config: DictConfig, resumed: Path | None = None) -> tuple[Recipe, Preview]:
     """Set ``cluster.micro_batch_size`` in ``config`` if it is null: to what fits the device.
 
-    Returns the recipe and its counted memory. ``resumed``: run directory of a run that continues,
-    and so keeps its micro-batches. Raises UserError, with the fix, if nothing fits under the
-    recipe's other keys.
+    Returns the recipe and its counted memory, whose ``missing`` says, with the fix, if nothing fits
+    under the recipe's other keys. ``resumed``: run directory of a run that continues, and so keeps
+    its micro-batches.
     """
     if resumed is not None and config.cluster.micro_batch_size is None:
         config.cluster.micro_batch_size = run_directory.saved_recipe(resumed).get("cluster", {}).get("micro_batch_size")

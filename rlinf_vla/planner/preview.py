@@ -34,14 +34,18 @@ class Preview:
     def rows(self) -> int:
         """Return ``cluster.micro_batch_size``, or what fits the device if it is null.
 
-        Of an unknown GPU: what fits the smallest of GPUS that has room, else 1. Raises UserError,
-        with the fix, if a known device has no room under the recipe's other keys.
+        Of an unknown GPU: what fits the smallest of GPUS that has room, else 1. If a known device
+        has no room under the recipe's other keys, that is ``missing``, with the fix.
         """
         cluster, model = self.recipe.cluster, self.model
         if cluster.micro_batch_size is not None or cluster.device != CUDA or model is None:
             return cluster.rows
         if self._memory is not None:
-            return choose(model, self._memory, setting_of(self.recipe)).micro_batch_size
+            try:
+                return choose(model, self._memory, setting_of(self.recipe)).micro_batch_size
+            except UserError as error:
+                self.missing.append(str(error))
+                return 1
         for memory in GPUS:
             with suppress(UserError):
                 return choose(model, memory, setting_of(self.recipe), exact=False).micro_batch_size

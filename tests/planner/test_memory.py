@@ -23,7 +23,7 @@ from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.planner import preview, search
 from rlinf_vla.planner.accounting import Allocations, allocated_gradients, fused_attention, peak_bytes
-from rlinf_vla.planner.budget import budget, setting_of
+from rlinf_vla.planner.budget import Setting, budget, setting_of
 from rlinf_vla.planner.memory import MemoryModel, weights_of
 from rlinf_vla.planner.micro_batches import choose
 from rlinf_vla.planner.synthetic import synthetic_batch
@@ -214,6 +214,15 @@ def test_too_little_main_memory_beside_a_gpu_is_refused_with_the_key_that_saves_
     found.check_host(needed / 0.89)
     with pytest.raises(UserError, match=rf"^main memory: .* may be filled: set {key}=false, which saves"):
         found.check_host(needed / 0.91)
+
+
+def test_a_full_device_is_refused_after_the_table_with_the_number_that_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [*MODEL, "model.options.dtype=bfloat16", "model.lora.rank=0"]
+    needed = budget(MemoryModel(recipe(*keys)), Setting(1, 1, True), GIGABYTE).peak
+    node = f"{{gpus: 1, gpu: small, gpu_memory_gb: {needed / 1e9}, memory_gb: 32}}"
+    with pytest.raises(UserError, match=r"needs at least .*, or use 2 such GPUs \(.*cluster\.trainer_sharding=full\)$"):
+        dry_run.run(compose.load("train", [*keys, f"cluster.nodes=[{node}]"]))
+    assert "Adam's moments" in capsys.readouterr().out
 
 
 @pytest.fixture
