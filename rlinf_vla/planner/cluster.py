@@ -73,7 +73,10 @@ def this_machine(gpu: bool) -> NodeConfig:
     import torch
 
     if not torch.cuda.is_available():
-        raise UserError("this machine has no CUDA device that PyTorch sees: use cluster=laptop, or describe your machines in cluster.nodes")
+        raise UserError(
+            "this machine has no CUDA device that PyTorch sees (cluster.device=cuda): use cluster=laptop with cluster.device=cpu, "
+            "cluster=1gpu where there is a GPU, or describe your machines in cluster.nodes"
+        )
     properties = torch.cuda.get_device_properties(0)
     return replace(
         node, gpus=torch.cuda.device_count(), gpu=gpu_type(properties.name), gpu_memory_gb=round(properties.total_memory / 1e9, 1)

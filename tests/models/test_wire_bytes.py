@@ -23,6 +23,7 @@ from rlinf_vla.models.openvla.options import OpenVLAOFTOptions, OpenVLAOptions
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
+from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.split import head_weights, size
 from rlinf_vla.testing.policy_calls import observations, split
@@ -83,7 +84,7 @@ def pi05_3b(directory: Path) -> Policy:
 def test_bytes_of_a_split_full_size_policy(make: Any, up: int, down: int, head: int, trained_head: int, tmp_path: Path) -> None:
     """In bfloat16, per environment: bytes of prepared inputs, of packed features, and of the head; trained numbers in it."""
     policy = make(tmp_path)
-    inputs = policy.prepare(observations(policy, 1))
+    inputs = policy.prepare(synthetic.observation(policy.spec, 1))
     policy.to("meta")
     with torch.no_grad():
         packed = policy.pack(policy.encode({name: value.to("meta") for name, value in inputs.items()}))
