@@ -79,10 +79,8 @@ class Actor:
         """
         blocks = wanted.split(self.settings.batch_size)
         rows = torch.cat([block.any().expand(len(block)) for block in blocks]).nonzero()[:, 0]
-        images = {name: image[rows] for name, image in obs.images.items()}
-        some = Observation(images, obs.state[rows], [obs.instruction[row] for row in rows.tolist()])
         found = torch.zeros(len(wanted))
-        found[rows] = self.values(self.prepare(some))
+        found[rows] = self.values(self.prepare(obs.rows(rows)))
         return torch.where(wanted, found, 0)
 
     def values(self, inputs: Inputs) -> Tensor:

@@ -60,8 +60,7 @@ def moved(step: Played, index: Tensor | torch.device) -> Played:
         return value.to(index) if isinstance(index, torch.device) else value[index]
 
     def seen(given: Observation) -> Observation:
-        texts = given.instruction if isinstance(index, torch.device) else [given.instruction[row] for row in index.tolist()]
-        return Observation({name: of(image) for name, image in given.images.items()}, of(given.state), texts)
+        return given.to(index) if isinstance(index, torch.device) else given.rows(index)
 
     before, actions, result = step
     flags = (result.reward, result.terminated, result.truncated, result.success, result.valid)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.core.types import Episodes
+from rlinf_vla.core.types import Episodes, Inputs, Observation
 from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
 from rlinf_vla.models.openvla.options import OpenVLAOFTOptions
 from rlinf_vla.rollout.actor import Actor, CudaGraphed, Settings
@@ -87,12 +88,19 @@ def test_values_of_some_rows_are_those_of_all(wanted: list[int]) -> None:
     policy = with_critic(OpenVLAOFTPolicy.load(ASSETS / "openvla_oft_tiny_pushcube", OpenVLAOFTOptions(prompt_length=26)))
     actor = Actor(policy, Settings(5, 1.0, 3))
     obs = observations(policy, 7)
+    obs = replace(obs, jpeg={name: 255 - image for name, image in obs.images.items()})
     everything = actor.values(actor.prepare(obs))
     assert len(everything.unique()) == 7
     actor.record(recorder := Counter())
     prepared: list[int] = []
     prepare = policy.prepare
-    policy.prepare = lambda some: (prepared.append(len(some.instruction)), prepare(some))[1]  # type: ignore[method-assign]
+
+    def watched(some: Observation) -> Inputs:
+        prepared.append(len(some.instruction))
+        assert all(torch.equal(some.jpeg[name], 255 - image) for name, image in some.images.items()), "no second JPEG round trip"
+        return prepare(some)
+
+    policy.prepare = watched  # type: ignore[method-assign]
     mask = torch.zeros(7, dtype=torch.bool).index_fill(0, torch.tensor(wanted, dtype=torch.int64), True)
     assert torch.equal(actor.value(obs, mask), torch.where(mask, everything, 0))
     blocks = {row // 3 for row in wanted}
