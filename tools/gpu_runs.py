@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from importlib import import_module
@@ -12,6 +11,7 @@ from gpu_kit import Kit
 from prove_gpu import ROOT
 
 from rlinf_vla.cli import main as cli
+from rlinf_vla.telemetry.metrics import read_metrics
 
 
 def conformance(kit: Kit) -> None:
@@ -73,7 +73,6 @@ def maniskill(kit: Kit) -> None:
     words = ["train", "recipe=maniskill_ppo", "iterations=2", "evaluation.before_and_after=false", f"run_dir={kit.folder / 'run'}"]
     code = cli.run([*words, *(few if kit.tiny else on_gpu)])
     assert code == 0, f"exit code {code}"
-    for number, line in enumerate((kit.folder / "run" / "metrics.jsonl").read_text().splitlines()):
-        row = json.loads(line)
+    for row in read_metrics(kit.folder / "run"):
         shown = {name: value for name, value in row.items() if "steps_per_s" in name or "grad_norm" in name or "return" in name}
-        kit.add(f"iteration {number + 1}", ", ".join(f"{name} {value:.4g}" for name, value in shown.items()))
+        kit.add(f"iteration {row['step']}", ", ".join(f"{name} {value:.4g}" for name, value in shown.items()))

@@ -10,14 +10,14 @@ with the same bits. Needs 18 GB of main memory and 20 GB of disk, and half an ho
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +27,12 @@ from torch import Tensor
 
 from rlinf_vla.core import plugins
 from rlinf_vla.core.io import replacing_directory
+from rlinf_vla.telemetry.measurement import resident
+from rlinf_vla.telemetry.metrics import read_metrics
+from rlinf_vla.training.checkpoint import COMPLETE
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "runs" / "rehearsal"
-PAGE = ROOT / "docs" / "results" / "full_size.md"
 SHARD_BYTES = 5 * 10**9
 DEVIATION = 0.02
 """Standard deviation of the random matrices, as the official configs initialise them."""
@@ -58,8 +60,8 @@ class Measured(NamedTuple):
     output: str
 
 
-def write_random(directory: Path, model: str, options: list[str]) -> int:
-    """Write random bfloat16 weights of the network that ``directory`` describes; return bytes."""
+def write_random(directory: Path, model: str, options: Sequence[str]) -> None:
+    """Write random bfloat16 weights of the network that ``directory`` describes."""
     plugin = plugins.choose("model", model, plugins.models())
     names = [option.removeprefix("model.options.").split("=") for option in options if option.startswith("model.options.")]
     keys = {name: json.loads(value) for name, value in names if name != "dtype"}
@@ -89,7 +91,6 @@ def write_random(directory: Path, model: str, options: list[str]) -> int:
     flush()
     files = {name: f"{number:05d}.safetensors" for name, number in places.items()}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": files}))
-    return total
 
 
 def train(run_dir: Path, *arguments: str) -> Measured:
@@ -99,29 +100,12 @@ def train(run_dir: Path, *arguments: str) -> Measured:
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
         while process.poll() is None:
-            peak = max(peak, anonymous(process.pid))
+            with suppress(OSError, LookupError):  # it may end meanwhile
+                peak = max(peak, resident("RssAnon", process.pid))
             time.sleep(0.2)
     if process.returncode:
         sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{log.read_text()[-3000:]}")
     return Measured(time.monotonic() - started, peak, log.read_text())
-
-
-def anonymous(pid: int) -> int:
-    """Return the resident bytes of a process without mapped files; 0 if it has ended."""
-    try:
-        found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    except OSError:
-        return 0
-    return 1024 * int(found[1]) if found else 0
-
-
-def digests(checkpoint: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(checkpoint.rglob("*.safetensors"))}
-
-
-def metrics(run_dir: Path) -> Iterator[dict[str, Any]]:
-    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
-        yield json.loads(line)
 
 
 def rehearse(name: str) -> list[Any]:
@@ -135,17 +119,17 @@ def rehearse(name: str) -> list[Any]:
     if not (folder / "checkpoint").exists():
         with replacing_directory(folder / "checkpoint") as aside:
             shutil.copytree(ROOT / "assets" / sizes, aside, dirs_exist_ok=True)
-            write_random(aside, model, [*own])
+            write_random(aside, model, own)
     arguments = (*TRAINING, *own, f"model={model}", f"model.checkpoint={folder / 'checkpoint'}")
     first = train(run, *arguments)
     shutil.copytree(run, again)
     begun, last = sorted((again / "checkpoints").glob("step_*"))
-    expected = digests(last)
+    expected = (last / COMPLETE).read_text()  # the digests of all its files
     shutil.rmtree(last)
     resumed = train(again, *arguments, "resume=auto")
-    if digests(again / "checkpoints" / last.name) != expected:
+    if (last / COMPLETE).read_text() != expected:
         sys.exit(f"{name}: the resumed run does not end with the same weights")
-    found = list(metrics(run))
+    found = read_metrics(run)
     if not all(each["actor/grad_norm"] > 0 for each in found):
         sys.exit(f"{name}: the gradient is zero, so that this run shows nothing")
     weights, trained = re.search(r"([\d,]+) weights, ([\d,]+) of them", first.output).groups()  # type: ignore[union-attr]

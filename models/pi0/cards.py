@@ -10,14 +10,21 @@ LIBERO: dict[str, Any] = {"models": ("pi0",), "convention": LIBERO_CONVENTION, "
 CAMERAS = {"images": ["base", "wrist"]}
 REPLANNING = {"chunk": 5}
 """openpi ``examples/libero/main.py``, ``replan_steps``."""
-PI05 = {**CAMERAS, **REPLANNING, "action_horizon": 10, "state_in_prompt": False, "delta_mask": []}
-PI0 = {**CAMERAS, **REPLANNING, "action_horizon": 50, "delta_mask": [6, -1]}
+OF_PI05 = {**CAMERAS, **REPLANNING, "state_in_prompt": False, "delta_mask": []}
+OF_PI0 = {**CAMERAS, **REPLANNING, "delta_mask": [6, -1]}
+PI05, PI0 = {**OF_PI05, "action_horizon": 10}, {**OF_PI0, "action_horizon": 50}
 """openpi 15a9616a: training configs ``pi05_libero`` (action_horizon=10, discrete_state_input=False,
 extra_delta_transform=False) and ``pi0_libero`` (the default of 50, extra_delta_transform=True)."""
 OPENPI_SOURCE = "openpi: src/openpi/training/config.py, src/openpi/policies/libero_policy.py, examples/libero/main.py"
 RLINF_SOURCE = "RLinf 0939558f: rlinf/models/embodiment/openpi/dataconfig/__init__.py, which repeats openpi's configs"
 LEROBOT_SOURCE = "lerobot: src/lerobot/processor/env_processor.py (cameras turned by 180 degrees, state), docs/source/libero.mdx"
-CONVERTED = "it is openpi's checkpoint in lerobot's layout (its processors hold no statistics), so openpi's settings apply"
+CONVERTED: dict[str, Any] = {
+    **LIBERO,
+    "source": OPENPI_SOURCE,
+    "layout": "lerobot",
+    "assumed": "it is openpi's checkpoint in lerobot's layout (its processors hold no statistics), so openpi's settings apply",
+}
+"""lerobot's config.json has the horizon."""
 
 CARDS = (
     # openpi's own, in JAX or PyTorch, and RLinf's fine-tunes in the same layout
@@ -43,24 +50,8 @@ CARDS = (
         layout="lerobot",
         **LIBERO,
     ),
-    Card(
-        "lerobot_pi05_libero_base",
-        ("lerobot/pi05_libero", "lerobot/pi05_libero_base*"),
-        source=OPENPI_SOURCE,
-        options={name: value for name, value in PI05.items() if name != "action_horizon"},
-        assumed=CONVERTED,
-        layout="lerobot",
-        **LIBERO,
-    ),
-    Card(
-        "lerobot_pi0_libero_base",
-        ("lerobot/pi0_libero", "lerobot/pi0_libero_base*"),
-        source=OPENPI_SOURCE,
-        options={name: value for name, value in PI0.items() if name != "action_horizon"},
-        assumed=CONVERTED,
-        layout="lerobot",
-        **LIBERO,
-    ),
+    Card("lerobot_pi05_libero_base", ("lerobot/pi05_libero", "lerobot/pi05_libero_base*"), options=OF_PI05, **CONVERTED),
+    Card("lerobot_pi0_libero_base", ("lerobot/pi0_libero", "lerobot/pi0_libero_base*"), options=OF_PI0, **CONVERTED),
     # no environment here has what they were pre-trained on
     Card("pi0_base", ("*/pi0_base*", "*/pi05_base*"), ("pi0",), source="openpi: the default of Pi0Config", options={"action_horizon": 50}),
 )

@@ -30,8 +30,7 @@ def run(config: DictConfig) -> None:
     _look_for_weights(recipe, preview)
     if recipe.robot is None:
         _look_for_simulator(recipe, preview)
-    if preview.missing:
-        raise UserError("; ".join(preview.missing))
+    preview.require_nothing()
     print("dry run: nothing was loaded or started")
 
 

@@ -51,8 +51,7 @@ def _within_memory(config: DictConfig, resumed: Path | None) -> Recipe:
 
     recipe, preview = choose_rows(config, resumed)
     preview.show(recipe)
-    if preview.missing:
-        raise UserError("; ".join(preview.missing))
+    preview.require_nothing()
     return recipe
 
 

@@ -84,11 +84,6 @@ class Observation:
         images, jpeg = ({name: found[kind + name] for name in kinds[kind]} for kind in kinds)
         return Observation(images, found["state"], self.instruction, jpeg)
 
-    def rows(self, index: Tensor) -> Observation:
-        """Return the environments ``index``, int64."""
-        images, jpeg = ({name: image[index] for name, image in kind.items()} for kind in (self.images, self.jpeg))
-        return Observation(images, self.state[index], [self.instruction[row] for row in index.tolist()], jpeg)
-
 
 MAX_TASKS = MAX_ATTEMPTS = 1 << 16
 """Task and attempt share one 32-bit word of the counter of the policy's random number generator."""

@@ -85,8 +85,7 @@ class Budget:
             fix = "use fewer episodes or environments"
             if largest is not None:
                 fix = f"set {largest.without}, which saves {largest.size / 1e9:.1f} GB"
-            room = f"{SLACK * memory / 1e9:.1f} GB of {memory / 1e9:.1f} GB may be filled"
-            raise UserError(f"main memory: {needed / 1e9:.1f} GB needed, {room}: {fix}")
+            raise UserError(f"main memory: {needed / 1e9:.1f} GB needed, {room_in(memory)}: {fix}")
 
     def table(self) -> Table:
         table = Table(title="memory per device", title_justify="left")
@@ -104,6 +103,10 @@ class Budget:
 
     def show(self) -> None:
         Console(width=120).print(self.table())
+
+
+def room_in(memory: float) -> str:
+    return f"{SLACK * memory / 1e9:.1f} GB of {memory / 1e9:.1f} GB may be filled"
 
 
 def setting_of(recipe: Recipe) -> Setting:

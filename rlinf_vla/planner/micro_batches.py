@@ -8,9 +8,8 @@ from typing import Any
 from rlinf_vla.config.cluster import IN_PROCESS, NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.planner.budget import Budget, Setting, budget, most_rows_of, share_a_device
+from rlinf_vla.planner.budget import Budget, Setting, budget, most_rows_of, room_in, share_a_device
 from rlinf_vla.planner.memory import MemoryModel
-from rlinf_vla.planner.plan import SLACK
 
 ENOUGH_ROWS = 16
 """Rows from which on a larger micro-batch is not worth the time of gradient checkpointing."""
@@ -40,8 +39,8 @@ def choose(model: MemoryModel, memory: float, given: Setting | None = None, exac
     what = f"{recipe.name} with cluster.device={recipe.cluster.device}"
     if given is not None:
         raise UserError(f"{what} does not fit {memory / 1e9:.1f} GB: set {choose(model, memory, exact=exact).overrides()}")
-    peak, room = least(model, memory, exact).peak / 1e9, f"{SLACK * memory / 1e9:.1f} GB of {memory / 1e9:.1f} GB may be filled"
-    raise UserError(f"{what} needs at least {peak:.1f} GB of a device's memory, {room}: {_fix(model, memory, exact)}")
+    peak = least(model, memory, exact).peak / 1e9
+    raise UserError(f"{what} needs at least {peak:.1f} GB of a device's memory, {room_in(memory)}: {_fix(model, memory, exact)}")
 
 
 def least(model: MemoryModel, memory: float, exact: bool = True) -> Budget:

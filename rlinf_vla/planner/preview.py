@@ -31,6 +31,11 @@ class Preview:
         except UserError as error:
             self.missing.append(str(error))
 
+    def require_nothing(self) -> None:
+        """Raise UserError, in one line, if anything is ``missing``."""
+        if self.missing:
+            raise UserError("; ".join(self.missing))
+
     def rows(self) -> int:
         """Return ``cluster.micro_batch_size``, or what fits the device if it is null.
 

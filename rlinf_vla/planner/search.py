@@ -77,7 +77,7 @@ def _preview(recipe: Recipe) -> Preview:
     preview = Preview(recipe)
     if preview.missing:
         preview.show(replace(recipe, cluster=replace(recipe.cluster, micro_batch_size=preview.rows())))
-        raise UserError("; ".join(preview.missing))
+        preview.require_nothing()
     return preview
 
 

@@ -34,6 +34,12 @@ class Settings:
     rounded: bool = False
 
 
+def rows_of(obs: Observation, index: Tensor) -> Observation:
+    """Return the environments ``index``, int64, of an observation."""
+    images, jpeg = ({name: image[index] for name, image in kind.items()} for kind in (obs.images, obs.jpeg))
+    return Observation(images, obs.state[index], [obs.instruction[row] for row in index.tolist()], jpeg)
+
+
 class Actor:
     """Sample actions and values from a policy in blocks of ``batch_size`` rows.
 
@@ -80,7 +86,7 @@ class Actor:
         blocks = wanted.split(self.settings.batch_size)
         rows = torch.cat([block.any().expand(len(block)) for block in blocks]).nonzero()[:, 0]
         found = torch.zeros(len(wanted))
-        found[rows] = self.values(self.prepare(obs.rows(rows)))
+        found[rows] = self.values(self.prepare(rows_of(obs, rows)))
         return torch.where(wanted, found, 0)
 
     def values(self, inputs: Inputs) -> Tensor:

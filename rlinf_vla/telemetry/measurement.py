@@ -66,10 +66,12 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def resident(which: str) -> int:
-    """Return this process's resident bytes: current (``VmRSS``) or peak so far (``VmHWM``)."""
-    found = re.search(rf"{which}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
+def resident(which: str, process: int | str = "self") -> int:
+    """Return a process's resident bytes: current (``VmRSS``; without mapped files ``RssAnon``) or
+    peak so far (``VmHWM``). Raises OSError or LookupError if it has ended."""
+    found = re.search(rf"{which}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    if found is None:
+        raise LookupError(f"process {process} has no memory")
     return int(found[1]) * 1024
 
 

@@ -16,7 +16,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample
-from rlinf_vla.rollout.actor import Actor, Settings
+from rlinf_vla.rollout.actor import Actor, Settings, rows_of
 from rlinf_vla.rollout.split import head_weights, require_separable, size
 
 from .config import assert_recipe_node
@@ -116,7 +116,7 @@ class PolicyConformance:
             a_few_numbers = value.dtype == torch.float32 and value[0].numel() <= (self.state_numbers or policy.spec.state_dim)
             assert len(value) == 5 and (a_few_numbers or value.dtype in (torch.uint8, torch.int32, torch.int64, torch.bool))
         for row in range(5):
-            for name, value in policy.prepare(observed.rows(torch.tensor([row]))).items():
+            for name, value in policy.prepare(rows_of(observed, torch.tensor([row]))).items():
                 assert torch.equal(value, inputs[name][row : row + 1])
 
     @pytest.mark.parametrize("batch", [1, 3, 8])

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel, RewardPlugin
 from rlinf_vla.core.types import Observation, StepResult
+from rlinf_vla.rollout.actor import rows_of
 
 from .config import assert_recipe_node
 
@@ -60,7 +61,7 @@ def moved(step: Played, index: Tensor | torch.device) -> Played:
         return value.to(index) if isinstance(index, torch.device) else value[index]
 
     def seen(given: Observation) -> Observation:
-        return given.to(index) if isinstance(index, torch.device) else given.rows(index)
+        return given.to(index) if isinstance(index, torch.device) else rows_of(given, index)
 
     before, actions, result = step
     flags = (result.reward, result.terminated, result.truncated, result.success, result.valid)
