@@ -102,9 +102,11 @@ def _matches(card: Card, repository: str) -> bool:
 def with_card(options: Any, card: Card | None, stored: Mapping[str, Any]) -> Any:
     """Return ``options`` whose null fields have the card's values, where the options have them.
 
+    The networks of all cards are in bfloat16: they have billions of weights.
+
     ``stored``: values in config.json, which take precedence over the card's.
     """
     if card is None:
         return options
     values = {key: value for key, value in card.options.items() if getattr(options, key, value) is None and key not in stored}
-    return replace(options, **values)
+    return replace(options, **{"dtype": options.dtype or "bfloat16"}, **values)

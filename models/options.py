@@ -14,6 +14,6 @@ class WeightOptions:
 
     random_weights: bool = False
     """Start from random weights; the checkpoint then needs no weight files."""
-    dtype: Annotated[str, OneOf("float32", "bfloat16")] = "float32"
-    """Data type of the network in memory. Use bfloat16 for a model of billions of weights on a GPU.
-    Adapters, heads and probabilities are float32 in either case."""
+    dtype: Annotated[str, OneOf("float32", "bfloat16")] | None = None
+    """Data type of the network in memory. null: bfloat16 for a published checkpoint (one with a
+    card), else float32. Adapters, heads and probabilities are float32 in either case."""

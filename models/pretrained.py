@@ -30,10 +30,12 @@ class PretrainedPolicy(Policy):
     dataset_option: ClassVar[str]
     """The option that chooses one of the datasets in a checkpoint."""
 
-    def __init__(self, directory: Path, options: Any, dtype: torch.dtype = torch.float32) -> None:
-        """``dtype``: of the backbone in memory (see ``dtype_of``)."""
+    dtype: torch.dtype = torch.float32
+    """Data type of the backbone in memory, but see ``dtype_of``."""
+
+    def __init__(self, directory: Path, options: Any) -> None:
         super().__init__()
-        self.directory, self.options, self.dtype = directory, options, dtype
+        self.directory, self.options = directory, options
         self.stored_dtypes: dict[str, torch.dtype] = {}
 
     @classmethod

@@ -96,9 +96,10 @@ class OpenVLAPolicy(PretrainedPolicy):
         **network: Any,
     ) -> None:
         """For OpenVLA-OFT: cameras, chunk, whether it reads proprioception, network options."""
-        super().__init__(directory, options, DTYPES[options.dtype])
+        super().__init__(directory, options)
         self.config = config = read_config(directory)
         options = self.options = with_card(options, card := self.card(directory, options, config), config)
+        self.dtype = DTYPES[options.dtype or "float32"]
         self.statistics = read_statistics(directory, config, options.unnorm_key)
         if card is not None:
             config["card"] = card.name

@@ -72,10 +72,11 @@ class Pi0Policy(PretrainedPolicy):
     head_modules: tuple[str, ...] = ("paligemma_with_expert.gemma_expert.model", *full_modules)
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
-        super().__init__(directory, options, DTYPES[options.dtype])
+        super().__init__(directory, options)
         document = self.document = read_document(directory)
         card = self.card(directory, options, document)
         options = self.options = with_card(options, card, document)
+        self.dtype = DTYPES[options.dtype or "float32"]
         if card is not None:
             document["card"] = card.name
         if options.action_horizon is not None:

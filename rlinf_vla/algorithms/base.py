@@ -100,7 +100,9 @@ class OptimizerConfig:
         actor = [value for name, value in parameters.items() if not name.startswith(CRITIC)]
         critic = [value for name, value in parameters.items() if name.startswith(CRITIC)]
         groups = [{"params": actor, "lr": self.learning_rate}, {"params": critic, "lr": self.value_learning_rate}]
-        return {"policy": torch.optim.AdamW(groups, betas=self.betas, eps=1e-8, weight_decay=self.weight_decay)}
+        # on a GPU the default would take as much memory in a step as the weights
+        fused = all(value.is_cuda for value in parameters.values()) or None
+        return {"policy": torch.optim.AdamW(groups, betas=self.betas, eps=1e-8, weight_decay=self.weight_decay, fused=fused)}
 
 
 class Trainable(Protocol):

@@ -39,10 +39,11 @@ def run(config: DictConfig) -> None:
             play, rate = stack.enter_context(evaluating_at_robot(recipe, config))
             where = f"at {recipe.robot.name}"
         else:
+            groups = stack.enter_context(builders.open_envs(recipe, builders.outline(recipe), recipe.rollout.pipeline_depth))
             policy = builders.build_policy(recipe)
+            policy.fit_instructions(groups[0].spec.instructions)
             version = load_checkpoint(checkpoint, policy)["policy_version"] if checkpoint else 0
             directory = run_directory.for_evaluation(config, checkpoint)
-            groups = stack.enter_context(builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
             for line in remarks(policy.spec, groups[0].spec):
                 print(line)
             stack.enter_context(builders.threads(recipe.cluster.rollout_threads))

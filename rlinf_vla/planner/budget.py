@@ -162,12 +162,8 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
     if sharded:
         update["blocks gathered from all ranks"] = gathered_bytes(policy)
     parts += [Part(role, name, UPDATE, size) for name, size in update.items()]
-    step = 0
-    if cluster.device == CUDA:  # AdamW's default there uses as much as the weights in addition (torch.optim)
-        step += weights.moments // 2
-    if cluster.trainer_ranks > 1 and not sharded:  # gradients are packed to be summed
-        step += weights.gradients
-    parts.append(Part(role, "temporary copies", STEP, step))
+    if cluster.trainer_ranks > 1 and not sharded:
+        parts.append(Part(role, "gradients packed to be summed", STEP, weights.gradients))
     if model.algorithm.keeps_reference and not cluster.reference_workers:
         parts.append(Part(role, "present weights, set aside", REFERENCE, weights.trained))
         parts.append(Part(role, "log-probabilities", REFERENCE, count(model.reference_bytes, rows) if rows else 0.0))

@@ -31,7 +31,7 @@ from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.recipes import asset_path
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks, repeated_blocks
-from rlinf_vla.training.lora import add_lora, is_lora
+from rlinf_vla.training.lora import add_lora, is_lora, network_dtype
 
 FIT_ROWS = (4, 8)
 MASTER = 4
@@ -59,15 +59,8 @@ def described(recipe: Recipe) -> tuple[Path, Any, str | None]:
 
 
 def meta_policy(recipe: Recipe, directory: Path, options: Any) -> tuple[Policy, Inputs]:
-    """Return the recipe's policy on the meta device, and the prepared inputs of one row (CPU).
-
-    Raises UserError if the model plug-in cannot be built without weights.
-    """
-    model = plugins.choose("model", recipe.model.name, plugins.models())
-    try:
-        policy: Policy = model.without_weights(directory, options)
-    except NotImplementedError:
-        raise UserError(f"model={recipe.model.name} cannot be built without weights: its memory is not known in advance") from None
+    """Return the recipe's policy on the meta device, and the prepared inputs of one row (CPU)."""
+    policy: Policy = plugins.choose("model", recipe.model.name, plugins.models()).without_weights(directory, options)
     inputs = policy.prepare(synthetic.observation(policy.spec, 1))
     policy.to(META)
     with torch.device(META):
@@ -160,6 +153,11 @@ class MemoryModel:
         self.weights = cache(partial(weights_of, self.policy))
         self.rollout, self.update = cache(self._rollout), cache(self._update)
         self.value_bytes, self.reference_bytes = cache(self._value_bytes), cache(self._reference_bytes)
+
+    @property
+    def takes_bfloat16(self) -> bool:
+        """Whether ``model.options.dtype=bfloat16`` would take half the memory of the network."""
+        return hasattr(self.recipe.model.options, "dtype") and network_dtype(self.policy) == torch.float32
 
     def inputs(self, rows: int) -> Inputs:
         return _repeated(self._row, rows)

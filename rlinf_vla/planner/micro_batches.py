@@ -55,7 +55,7 @@ def _takes_turns(recipe: Recipe) -> bool:
 
 def _fix(model: MemoryModel, memory: float, exact: bool) -> str:
     recipe = model.recipe
-    if getattr(recipe.model.options, "dtype", "bfloat16") != "bfloat16":
+    if model.takes_bfloat16:
         return "set model.options.dtype=bfloat16"
     if recipe.model.lora.rank or recipe.model.lora.adapter:
         return "use a device with more memory"

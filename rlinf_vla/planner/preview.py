@@ -77,7 +77,7 @@ class Preview:
                 count.check_host(main_memory(recipe))
             except UserError as error:
                 self.missing.append(str(error))
-        if recipe.cluster.device == CUDA and getattr(recipe.model.options, "dtype", None) == "float32":
+        if recipe.cluster.device == CUDA and self.model.takes_bfloat16:
             print("the network is in float32: model.options.dtype=bfloat16 takes half its memory, and is faster")
         for memory in sizes:
             print(f"GPU of {memory / 1e9:.0f} GB: {self._fit(self.model, memory)}")

@@ -55,6 +55,14 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
     return policy.to(device)
 
 
+def outline(recipe: Recipe) -> Policy:
+    """Return the recipe's policy without its weights, which may take minutes to load."""
+    model = plugins.choose("model", recipe.model.name, plugins.models())
+    with torch.random.fork_rng(devices=[]):
+        policy: Policy = model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
+    return policy
+
+
 def _device(recipe: Recipe) -> str:
     """Return the recipe's device, ready in this process. Raises UserError without CUDA."""
     if recipe.cluster.device == "cuda" and not torch.cuda.is_available():
@@ -70,10 +78,9 @@ def build_head(recipe: Recipe) -> Policy:
     """Return the action head of the recipe's policy, without weights (``rollout.split=head``)."""
     from rlinf_vla.rollout.split import require_separable, strip_to_head
 
-    model = plugins.choose("model", recipe.model.name, plugins.models())
-    require_separable(model)
+    require_separable(plugins.choose("model", recipe.model.name, plugins.models()))
     _device(recipe)
-    policy: Policy = model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
+    policy = outline(recipe)
     with torch.device("meta"):
         add_lora(policy, recipe.model.lora, recipe.seed)
     strip_to_head(policy)
@@ -119,7 +126,7 @@ def build_learner(recipe: Recipe, checkpoint: Path | None, say: Callable[[str], 
 def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Sequence[VectorEnv]]:
     """Open the recipe's environments in ``groups`` groups and check that the policy fits them.
 
-    Keys of ``env`` that are null get the values that the policy needs.
+    Keys of ``env`` that are null get the values that the policy needs. It may be the ``outline``.
     """
     config = recipe.env if policy is None else fitted(recipe.env, policy.spec)
     envs = plugins.choose("env", recipe.env.name, plugins.envs()).create(config, groups)

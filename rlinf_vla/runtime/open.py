@@ -33,18 +33,21 @@ def open_runtime(recipe: Recipe, directory: Path, checkpoint: Path | None, say: 
 @contextmanager
 def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
     config, family = recipe.algorithm, recipe.algorithm.family
-    network, trainer, state = builders.build_learner(recipe, checkpoint, say)
-    policy = network if isinstance(network, Policy) else None
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     threads = partial(builders.threads, recipe.cluster.update_threads)
     with ExitStack() as stack:
         groups: Sequence[VectorEnv] = ()
-        evaluates = policy is not None and recipe.evaluation.before_and_after
+        outline = None if config.trains_reward else builders.outline(recipe)
+        evaluates = outline is not None and recipe.evaluation.before_and_after
         if family != SUPERVISED or config.demonstrations.dataset is None or evaluates:
             say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
-            groups = stack.enter_context(builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth))
-            for line in remarks(policy.spec, groups[0].spec) if policy is not None else []:
+            groups = stack.enter_context(builders.open_envs(recipe, outline, recipe.rollout.pipeline_depth))
+            for line in remarks(outline.spec, groups[0].spec) if outline is not None else []:
                 say(line)
+        network, trainer, state = builders.build_learner(recipe, checkpoint, say)
+        policy = network if isinstance(network, Policy) else None
+        if policy is not None and groups:
+            policy.fit_instructions(groups[0].spec.instructions)
         stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
         flow: BaseFlow
         if policy is None or family == SUPERVISED:

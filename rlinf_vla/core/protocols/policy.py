@@ -96,9 +96,10 @@ class Policy(nn.Module):
     def without_weights(cls, checkpoint: Path, config: Any) -> Policy:
         """Build with the backbone on the meta device, in the dtypes of ``load``; read no weights.
 
-        For a split, and to count memory.
+        To see whether it fits before its weights are loaded, to count memory, and for a split. A
+        model whose weights load in an instant need not override it.
         """
-        raise NotImplementedError
+        return cls.load(checkpoint, config)
 
     @classmethod
     def published_sizes(cls, location: str, config: Any) -> tuple[str, Any] | None:

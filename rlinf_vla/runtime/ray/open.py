@@ -98,9 +98,9 @@ def _policy(recipe: Recipe) -> Policy:
 
 
 @contextmanager
-def _environments(recipe: Recipe, policy: Policy) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
+def _environments(recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
     share = replace(recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // recipe.cluster.rollout_workers))
-    with builders.open_envs(share, policy, recipe.rollout.pipeline_depth) as groups:
+    with builders.open_envs(share, builders.outline(recipe), recipe.rollout.pipeline_depth) as groups:
         yield groups, builders.rewarded(share, groups)
 
 

@@ -159,14 +159,15 @@ class RolloutWorker(PolicyWorker):
     def ready(self) -> WorkerInfo:
         builders = self.builders
         with builders.rollout_threads():
+            self._environments = builders.environments()
+            self.groups, self.rewarded = self._environments.__enter__()
             if self.features is None:
                 self.policy = builders.policy()
             else:
                 self.policy = builders.head()
                 head = call_with_restart(self.features, "head", (), builders.cluster.heartbeat_s).tensors()
                 load_head(self.policy, head, builders.cluster.device)
-            self._environments = builders.environments(self.policy)
-            self.groups, self.rewarded = self._environments.__enter__()
+            self.policy.fit_instructions(self.groups[0].spec.instructions)
         self.wake()
         return self.worker_info()
 

@@ -35,7 +35,7 @@ class Builders:
     """Policy with the initial weights of the run."""
     head: Callable[[], Policy]
     """Policy reduced by ``rollout.split.strip_to_head``, its weights still to be filled in."""
-    environments: Callable[[Policy], AbstractContextManager[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]]
+    environments: Callable[[], AbstractContextManager[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]]
     """A rollout worker's environment groups: unchanged, and with the recipe's reward."""
     trainer: Callable[[Policy], Any]
     algorithm: Callable[[], OnPolicy]
