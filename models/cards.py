@@ -109,4 +109,4 @@ def with_card(options: Any, card: Card | None, stored: Mapping[str, Any]) -> Any
     if card is None:
         return options
     values = {key: value for key, value in card.options.items() if getattr(options, key, value) is None and key not in stored}
-    return replace(options, **{"dtype": options.dtype or "bfloat16"}, **values)
+    return replace(options, dtype=options.dtype or "bfloat16", **values)

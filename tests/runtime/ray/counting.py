@@ -93,7 +93,7 @@ def trainer(built: Policy) -> Trainer:
 
 
 @contextmanager
-def environments(count: int, recipe: Recipe, built: Policy) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
+def environments(count: int, recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
     found = groups(count, recipe.depth)
     yield found, rewarded(found, recipe)
 
