@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -117,6 +118,7 @@ class Trainers:
 
     def __init__(self, actors: Sequence[Any], cluster: ClusterConfig) -> None:
         patience = cluster.start_timeout_s
+        self._order = threading.Lock()
         self.actors, self._patience = actors, replace(cluster, heartbeat_s=patience, call_timeout_s=patience)
         meeting_point = wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0") if len(actors) > 1 else []
         self.worker_info: WorkerInfo = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))[0][0]
@@ -127,7 +129,8 @@ class Trainers:
 
         Raises TrainerLost.
         """
-        refs = [getattr(actor, method).options(num_returns=returns).remote(*arguments) for actor in self.actors]
+        with self._order:  # several threads call, and collectives need the same order of calls on all ranks
+            refs = [getattr(actor, method).options(num_returns=returns).remote(*arguments) for actor in self.actors]
         refs = refs if returns > 1 else [[ref] for ref in refs]
         try:
             return [
