@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Self
 import torch
 
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import DTYPES
 
 from . import files
-from .cards import Card, find_card
+from .cards import Card, find_card, with_card
 from .config_file import building_errors
 
 
@@ -47,6 +48,18 @@ class PretrainedPolicy(Policy):
     def card(cls, directory: Path, options: Any, config: Mapping[str, Any]) -> Card | None:
         """Return the card of the checkpoint, if it has one. Raises UserError."""
         return find_card(cls.cards, cls.name, directory, options.card, config.get("card"), cls.layout(config))
+
+    def take_card(self, config: dict[str, Any]) -> Card | None:
+        """Apply the checkpoint's card, if it has one, to ``options``; put its name into ``config``.
+
+        Sets ``dtype``, too. Raises UserError.
+        """
+        card = self.card(self.directory, self.options, config)
+        self.options = with_card(self.options, card, config)
+        self.dtype = DTYPES[self.options.dtype or "float32"]
+        if card is not None:
+            config["card"] = card.name
+        return card
 
     @staticmethod
     def layout(config: Mapping[str, Any]) -> str | None:

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from rlinf_vla.core.images import through_jpeg
 from rlinf_vla.core.protocols import Convention, Noise, PolicySpec
-from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation
+from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
-from ..cards import with_card
 from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from .actions import ActionTokenizer, ProprioNormalizer
@@ -98,11 +97,9 @@ class OpenVLAPolicy(PretrainedPolicy):
         """For OpenVLA-OFT: cameras, chunk, whether it reads proprioception, network options."""
         super().__init__(directory, options)
         self.config = config = read_config(directory)
-        options = self.options = with_card(options, card := self.card(directory, options, config), config)
-        self.dtype = DTYPES[options.dtype or "float32"]
+        card = self.take_card(config)
+        options = self.options
         self.statistics = read_statistics(directory, config, options.unnorm_key)
-        if card is not None:
-            config["card"] = card.name
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
         proprio_dim = len(self.statistics["proprio"]["q01"]) if proprio else 0

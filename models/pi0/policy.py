@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Noise, PolicySpec
-from rlinf_vla.core.types import DTYPES, ActionEval, ActionSample, Inputs, Observation, Tensors
+from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .. import files
-from ..cards import with_card
 from ..pretrained import PretrainedPolicy
 from . import flow, lerobot, real_time
 from .cards import CARDS
@@ -74,11 +73,8 @@ class Pi0Policy(PretrainedPolicy):
     def __init__(self, directory: Path, options: Pi0Options) -> None:
         super().__init__(directory, options)
         document = self.document = read_document(directory)
-        card = self.card(directory, options, document)
-        options = self.options = with_card(options, card, document)
-        self.dtype = DTYPES[options.dtype or "float32"]
-        if card is not None:
-            document["card"] = card.name
+        card = self.take_card(document)
+        options = self.options
         if options.action_horizon is not None:
             document["action_horizon"] = options.action_horizon
         config = self.config = network_config(document)

@@ -37,10 +37,10 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
     threads = partial(builders.threads, recipe.cluster.update_threads)
     with ExitStack() as stack:
         groups: Sequence[VectorEnv] = ()
-        outline = None if config.trains_reward else builders.outline(recipe)
-        evaluates = outline is not None and recipe.evaluation.before_and_after
+        evaluates = not config.trains_reward and recipe.evaluation.before_and_after
         if family != SUPERVISED or config.demonstrations.dataset is None or evaluates:
             say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
+            outline = None if config.trains_reward else builders.outline(recipe)
             groups = stack.enter_context(builders.open_envs(recipe, outline, recipe.rollout.pipeline_depth))
             for line in remarks(outline.spec, groups[0].spec) if outline is not None else []:
                 say(line)

@@ -20,6 +20,7 @@ PLANS = {
     "ray, reference worker, taking turns": (True, {"reference_workers": 1, "offload": True}),
     "ray, split policy": (True, {"feature_workers": 1}),
     "ray, 2 trainer ranks": (True, {"ranks": 2}),
+    "ray, 4 rollout workers, 2 trainer ranks": (True, {"rollout_workers": 4, "ranks": 2}),
     "ray, 2 trainer ranks, sharded": (True, {"ranks": 2, "sharded": True}),
     "ray, reward worker": (True, {"reward_workers": 1}),
 }

@@ -117,8 +117,8 @@ class Trainers:
     """All trainer ranks; each call goes to all of them."""
 
     def __init__(self, actors: Sequence[Any], cluster: ClusterConfig) -> None:
-        patience = cluster.start_timeout_s
         self._order = threading.Lock()
+        patience = cluster.start_timeout_s
         self.actors, self._patience = actors, replace(cluster, heartbeat_s=patience, call_timeout_s=patience)
         meeting_point = wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0") if len(actors) > 1 else []
         self.worker_info: WorkerInfo = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))[0][0]
