@@ -56,7 +56,7 @@ def run(config: DictConfig) -> None:
     ratios: dict[str, dict[str, float]] = {}
     agreement: dict[str, float] = {}
     with builders.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
-        limits = limits_of(torch.device(recipe.cluster.device), next(policy.backbone.parameters()).dtype)
+        limits = limits_of(torch.device(recipe.cluster.torch_device), next(policy.backbone.parameters()).dtype)
         for batch in sorted({1, recipe.rollout.batch_size}):
             status.update(f"batch {batch}")
             observation = synthetic.observation(policy.spec, batch)

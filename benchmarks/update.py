@@ -24,7 +24,7 @@ def run(config: DictConfig) -> None:
     policy = builders.build_policy(recipe)
     report = harness.Report(config, "bench_update")
     with builders.threads(recipe.cluster.update_threads), report.console.status("starting") as status:
-        limits = limits_of(torch.device(recipe.cluster.device), next(policy.backbone.parameters()).dtype)
+        limits = limits_of(torch.device(recipe.cluster.torch_device), next(policy.backbone.parameters()).dtype)
         if isinstance(policy, SACPolicy):
             report.directory.mkdir(parents=True, exist_ok=True)
             found = update_soft.measure(recipe, policy, limits, report.directory, status.update)

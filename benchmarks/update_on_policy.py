@@ -102,7 +102,7 @@ def model_work(recipe: Recipe) -> roofline.Work | None:
         found = block(rows) * whole if whole else roofline.Work()
         return found + block(rest) if rest else found
 
-    with fused_attention(recipe.cluster.device):
+    with fused_attention(recipe.cluster.torch_device):
         found = of_blocks(step, config.minibatch_size) * (MINIBATCHES * config.epochs)
         return found + of_blocks(frozen, MINIBATCHES * config.minibatch_size) if model.kept else found
 

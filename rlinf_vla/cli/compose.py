@@ -113,23 +113,25 @@ def load(verb: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def with_choices(verb: str, arguments: Sequence[str]) -> list[str]:
-    """Replace ``run=DIR`` by the choice of the run's saved recipe, and complete ``cluster=``.
+    """Replace ``run=DIR`` or ``plan=FILE`` by the choice of its recipe, and complete ``cluster=``.
 
-    The run's own cluster is kept unless ``cluster=NAME`` is given. Raises UserError.
+    The saved cluster is kept unless ``cluster=NAME`` is given. Raises UserError.
     """
-    runs = [argument.removeprefix("run=") for argument in arguments if argument.startswith("run=")]
-    if not runs:
+    saved = [argument for argument in arguments if argument.startswith(("run=", "plan="))]
+    if not saved:
         return with_cluster(arguments)
-    rest = [argument for argument in arguments if not argument.startswith("run=")]
-    if len(runs) > 1:
-        raise UserError(f"run={runs[0]} and run={runs[1]}: give one")
+    rest = [argument for argument in arguments if argument not in saved]
+    if len(saved) > 1:
+        raise UserError(f"{saved[0]} and {saved[1]}: give one")
+    kind, _, location = saved[0].partition("=")
     for argument in rest:
         if argument.partition("=")[0] in CHOICES and not argument.startswith("cluster="):
-            raise UserError(f"run={runs[0]} and {argument}: a run has its own recipe, leave one of the two out")
-    from rlinf_vla.runtime.saved_recipe import choose_run
+            raise UserError(f"{saved[0]} and {argument}: a {kind} has its own recipe, leave one of the two out")
+    from rlinf_vla.runtime.saved_recipe import choose_plan, choose_run
 
     named = any(argument.startswith("cluster=") for argument in rest)
-    return [choose_run(runs[0], verb, rest), *(with_cluster(rest) if named else rest)]
+    chosen = choose_run(location, verb, rest) if kind == "run" else choose_plan(location, rest)
+    return [chosen, *(with_cluster(rest) if named else rest)]
 
 
 def with_cluster(arguments: Sequence[str]) -> list[str]:

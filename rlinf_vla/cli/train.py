@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from rlinf_vla.algorithms.base import Algorithm
+from rlinf_vla.config.cluster import CUDA, GIVEN
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, Recipe
+from rlinf_vla.config.recipe import NO_ALGORITHM, ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.core.interrupt import Interrupt, Interrupted, deferred_signals
 from rlinf_vla.core.io import write_json
@@ -39,23 +40,20 @@ def run(config: DictConfig) -> None:
     if recipe.algorithm.name == NO_ALGORITHM:
         raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
     directory, checkpoint = run_directory.resolve_run(config)
-    if recipe.cluster.device == "cuda":
-        recipe = _within_memory(config, directory if checkpoint else None)
+    preview = None
+    if recipe.cluster.device == CUDA:
+        from rlinf_vla.cli.dry_run import choose_rows
+
+        recipe, preview = choose_rows(config, directory if checkpoint else None)
+    recipe, monitor = _planned(recipe, print)
+    if preview is not None:
+        preview.show(recipe)
+        preview.require_nothing()
     with run_directory.locked(directory, config, checkpoint):
-        _train(recipe, directory, checkpoint)
+        _train(recipe, directory, checkpoint, monitor)
 
 
-def _within_memory(config: DictConfig, resumed: Path | None) -> Recipe:
-    """Return the recipe with micro-batches that fit the GPU, and print what fills its memory."""
-    from rlinf_vla.cli.dry_run import choose_rows
-
-    recipe, preview = choose_rows(config, resumed)
-    preview.show(recipe)
-    preview.require_nothing()
-    return recipe
-
-
-def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
+def _train(recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: PlanMonitor | None) -> None:
     algorithm = builders.build_algorithm(recipe)
     started = time.monotonic()
     write_json(directory / "environment.json", fingerprint())
@@ -64,7 +62,6 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
         stack.callback(_report, directory)
         brief, seconds = recipe.algorithm.family == SUPERVISED, 60 * (recipe.session.minutes or math.inf)
         console = stack.enter_context(TrainingConsole(recipe.iterations, seconds, brief))
-        recipe, monitor = _planned(recipe, console.say)
         losses_left = recipe.cluster.trainer_restarts
         while True:
             try:
@@ -89,7 +86,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None) -> None:
 
 def _planned(recipe: Recipe, say: Say) -> tuple[Recipe, PlanMonitor | None]:
     """Return the recipe under its plan, and a monitor if the recipe asks for a prediction."""
-    if recipe.cluster.plan == "given" and recipe.profile is None:
+    if recipe.algorithm.family != ON_POLICY or (recipe.cluster.plan == GIVEN and recipe.profile is None):
         return recipe, None
     from rlinf_vla.planner.monitor import planned
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rlinf_vla.config.cluster import GIVEN
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, OFF_POLICY, ON_POLICY, SUPERVISED
 from rlinf_vla.config.robot import ROBOT
@@ -30,13 +31,11 @@ def check(recipe: Recipe) -> None:
         f"algorithm={recipe.algorithm.name} and model={recipe.model.name} (`rlinf-vla list presets` names others)",
     )
     _check_robot(recipe, require)
-    depth, batch = recipe.rollout.pipeline_depth, recipe.rollout.batch_size
-    num_envs = recipe.env.num_envs
     cluster = recipe.cluster
     algorithm = recipe.algorithm
     family = f"algorithm={algorithm.name} is {algorithm.family}"
-    plannable = algorithm.family == ON_POLICY or (cluster.plan == "given" and recipe.profile is None)
-    require(plannable, f"cluster.plan and profile are for on-policy algorithms: {family}")
+    on_policy = algorithm.family == ON_POLICY
+    require(on_policy or recipe.profile is None, f"profile is for on-policy algorithms: {family}")
     require(recipe.rollout.split == "none" or cluster.runtime == "ray", "rollout.split=head needs cluster.runtime=ray")
     require(algorithm.family != SUPERVISED or cluster.runtime != "ray", f"{family} and runs in one process: use cluster.runtime=in_process")
     one_learner = cluster.trainer_ranks == 1 and recipe.rollout.split == "none" and cluster.trainer_sharding == "none"
@@ -46,17 +45,24 @@ def check(recipe: Recipe) -> None:
         require(in_one, f"cluster.{name}={getattr(cluster, name)} needs cluster.runtime=ray")
     turns = getattr(recipe.algorithm, "staleness", 0) == 0 and cluster.trainer_sharding == "none"
     require(turns or not cluster.offload, "cluster.offload=true needs algorithm.staleness=0 and cluster.trainer_sharding=none")
-    per_worker, workers = num_envs // cluster.rollout_workers, cluster.rollout_workers
+    if cluster.plan == GIVEN or not on_policy:
+        _check_groups(recipe, require)
+    require(
+        algorithm.name == NO_ALGORITHM or algorithm.trains_reward == (recipe.model.name == NO_MODEL),
+        f"algorithm={recipe.algorithm.name} with model={recipe.model.name}: a reward classifier, and only it, has model={NO_MODEL}",
+    )
+
+
+def _check_groups(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
+    """Check that the environments divide into equal groups; a predicted plan divides them."""
+    num_envs, workers = recipe.env.num_envs, recipe.cluster.rollout_workers
+    depth, batch, per_worker = recipe.rollout.pipeline_depth, recipe.rollout.batch_size, num_envs // workers
     require(num_envs % workers == 0, f"env.num_envs={num_envs} is not a multiple of cluster.rollout_workers={workers}")
     each = f"env.num_envs={num_envs}" if workers == 1 else f"env.num_envs / cluster.rollout_workers = {per_worker}"
     require(per_worker % depth == 0, f"{each} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal")
     require(
         (per_worker // depth) % batch == 0 or batch >= per_worker // depth,
         f"rollout.batch_size={batch} does not divide a group's {per_worker // depth} environments ({each}, / rollout.pipeline_depth)",
-    )
-    require(
-        algorithm.name == NO_ALGORITHM or algorithm.trains_reward == (recipe.model.name == NO_MODEL),
-        f"algorithm={recipe.algorithm.name} with model={recipe.model.name}: a reward classifier, and only it, has model={NO_MODEL}",
     )
 
 

@@ -26,7 +26,9 @@ from rlinf_vla.config.ranges import (
 RUNTIMES = IN_PROCESS, RAY = ("in_process", "ray")
 SPLITS = ("none", "head")
 SHARDINGS = ("none", "full")
-PLANS = ("given", "auto")
+PLANS = GIVEN, AUTO = ("given", "auto")
+PLACEMENTS = COLLOCATED, DISAGGREGATED, HYBRID = ("collocated", "disaggregated", "hybrid")
+DEVICES = CPU, CUDA, FAKE_GPU = ("cpu", "cuda", "fake_gpu")
 CPU_ROWS, GPU_ROWS = 320, 2048
 """Default micro-batches of a CPU; on a GPU only where memory is not counted in advance."""
 HEAD = Matches(r"[^\s/]+:\d{1,5}", "HOST:PORT of the cluster's head, as `ray start --head` prints it")
@@ -58,6 +60,8 @@ class NodeConfig:
     """Bandwidth between GPUs of one machine, and between a GPU and host memory, in Gbit/s."""
     latency_ms: NonNegative = 1.0
     """Latency of one message between machines, or between workers of one machine."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels by which Ray finds these machines: ray start --labels="type=h100"."""
     spot: bool = False
     """Whether the machine may be preempted at any time; no trainer is placed on it."""
     price_per_hour: NonNegative | None = None
@@ -83,11 +87,9 @@ class NodeConfig:
 
 @dataclass
 class RoleConfig:
-    """Ray resources that each worker of a role requests (``cluster.runtime=ray``)."""
+    """What each worker of a role requests from Ray, besides the GPU of ``cluster.placement``."""
 
     cpus: Annotated[float, Range(0, 65536)] = 1.0
-    gpus: Annotated[float, Range(0, 65536)] = 0.0
-    """GPUs per worker; a fraction lets workers share one GPU, 0 computes on the CPU."""
     resources: dict[str, Annotated[float, Range(0, 1e6)]] = field(default_factory=dict)
     """Custom Ray resources per worker, such as robot: 1."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -98,6 +100,8 @@ class RoleConfig:
 class RobotRoleConfig(RoleConfig):
     """Resources of the robot process (docs/online.md); the learner is in the command's process."""
 
+    gpus: Annotated[float, Range(0, 65536)] = 0.0
+    """GPUs of the robot process; a fraction lets processes share one, 0 computes on the CPU."""
     resources: dict[str, Annotated[float, Range(0, 1e6)]] = field(default_factory=lambda: {"robot": 1.0})
 
 
@@ -119,14 +123,18 @@ class ClusterConfig:
     nodes: list[NodeConfig] = field(default_factory=list)
     """Machines that `rlinf-vla plan` can use (docs/plan.md); empty: this machine."""
     plan: Annotated[str, OneOf(*PLANS)] = "given"
-    """given: use the keys below. auto: set runtime, workers, trainer_ranks, streaming, offload,
-    micro_batch_size, rollout.pipeline_depth and rollout.split to be fastest (docs/plan.md)."""
+    """given: use the keys below. auto: set runtime, placement, workers, trainer_ranks, streaming,
+    offload, micro_batch_size, rollout.pipeline_depth and rollout.split to be fastest
+    (docs/plan.md)."""
     replan_after: CountOrZero = 0
     """With a predicted plan: plan again from measurements after this many iterations; 0: never."""
     runtime: Annotated[str, OneOf(*RUNTIMES)] = "in_process"
     """in_process: one process and its simulators. ray: replaceable workers on a Ray cluster."""
     address: Annotated[str, HEAD] | None = field(default=None, metadata=OUTSIDE)
     """HOST:PORT of a Ray cluster's head; null: start a cluster on this machine for this run."""
+    placement: Annotated[str, OneOf(*PLACEMENTS)] = COLLOCATED
+    """GPUs of rollout workers and trainer ranks, one each. collocated: they share GPUs, from the
+    first on. disaggregated: each has its own. hybrid: rollouts use all GPUs, the trainer some."""
     rollout_workers: Size = 1
     """Each has env.num_envs / rollout_workers environments in rollout.pipeline_depth groups."""
     reference_workers: SizeOrZero = 0
@@ -156,8 +164,9 @@ class ClusterConfig:
     trainer_restarts: CountOrZero = 3
     """Restarts of a lost trainer per run, each from the last complete checkpoint."""
     roles: RolesConfig = field(default_factory=RolesConfig)
-    device: Annotated[str, OneOf("cpu", "cuda")] = "cpu"
-    """Device of the policy: cpu or cuda."""
+    device: Annotated[str, OneOf(*DEVICES)] = CPU
+    """Device of the policy: cpu or cuda. fake_gpu: workers get places on GPUs that do not exist and
+    compute on the CPU, to try a plan for ``nodes`` on a machine without them."""
     rollout_threads: Annotated[int, Range(1, 4096)] = 1
     """CPU threads of the policy during rollouts, when simulators compete for the cores."""
     update_threads: Annotated[int, Range(1, 4096)] | None = None
@@ -179,4 +188,14 @@ class ClusterConfig:
     @property
     def rows(self) -> int:
         """``micro_batch_size``, or its limit where it is null and not chosen yet."""
-        return self.micro_batch_size or (GPU_ROWS if self.device == "cuda" else CPU_ROWS)
+        return self.micro_batch_size or (GPU_ROWS if self.device == CUDA else CPU_ROWS)
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether workers get GPUs, real or fake."""
+        return self.device != CPU
+
+    @property
+    def torch_device(self) -> str:
+        """The device of tensors: cpu for fake GPUs."""
+        return CUDA if self.device == CUDA else CPU

@@ -172,7 +172,7 @@ class Recipe:
     """Checkpoint of an earlier run to evaluate, start from or export; eval and export also take a
     run directory and use its newest checkpoint."""
     output: str | None = field(default=None, metadata=OUTSIDE)
-    """Output directory of export and record; must be new or empty."""
+    """Output directory of export and record, which must be new or empty; new file of plan."""
     output_dtype: Annotated[str, OneOf("float32", "bfloat16")] | None = None
     """dtype of exported weights: float32 or bfloat16; null: as in model.checkpoint."""
     episodes: Count = 200

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlinf_vla.config.cluster import CUDA
+
 META = torch.device("meta")
-CPU, CUDA = "cpu", "cuda"
 
 
 _NEW: dict[Any, Any] = {}

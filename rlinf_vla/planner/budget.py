@@ -13,14 +13,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from rlinf_vla.config.cluster import IN_PROCESS
+from rlinf_vla.config.cluster import CUDA, IN_PROCESS
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.planner.accounting import CUDA
-from rlinf_vla.planner.cluster import describe, this_machine
 from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes
 from rlinf_vla.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
+from rlinf_vla.runtime.machines import describe, this_machine
 
 ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP = "always", "rollout", "reference", "update", "optimiser step"
 

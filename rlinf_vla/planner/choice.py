@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rlinf_vla.config.cluster import IN_PROCESS, RAY
+from rlinf_vla.config.cluster import COLLOCATED, DISAGGREGATED, HYBRID, IN_PROCESS, RAY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.cluster import Cluster
-from rlinf_vla.planner.plan import COLLOCATED, DISAGGREGATED, HYBRID, Machine, Plan, Problem, check_memory, place, processes
+from rlinf_vla.planner.plan import Machine, Plan, Problem, check_memory, place, processes
 from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.profile import CPU, Cost, Profile
 from rlinf_vla.planner.simulate import simulate, update_seconds
 from rlinf_vla.planner.workload import Workload
+from rlinf_vla.runtime.machines import Cluster
 
 DEPTHS = (1, 2, 4)
 TIE_TOLERANCE = 0.03

@@ -21,13 +21,13 @@ from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.planner import synthetic
-from rlinf_vla.planner.cluster import gpu_type, this_machine
 from rlinf_vla.planner.measure_rollout import measure_rollout
 from rlinf_vla.planner.profile import CPU, GPU, Bytes, Cost, Profile, fit
 from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime import builders
+from rlinf_vla.runtime.machines import gpu_type, this_machine
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater, precompute_frozen
 from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward, synchronise
 from rlinf_vla.training.lora import merged_lora
@@ -44,7 +44,7 @@ def measure_profile(recipe: Recipe, policy: Policy, say: Callable[[str], None] =
     """
     if recipe.algorithm.family != ON_POLICY:
         raise UserError(f"algorithm={recipe.algorithm.name} has one plan, in process: there is nothing to measure for it")
-    device = torch.device(recipe.cluster.device)
+    device = torch.device(recipe.cluster.torch_device)
     with builders.threads(recipe.cluster.rollout_threads):
         say("measuring the policy in rollouts")
         operations = _acting(recipe, policy, device)

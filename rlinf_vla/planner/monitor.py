@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import median
 
+from rlinf_vla.config.cluster import AUTO
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner.choice import choose
 from rlinf_vla.planner.plan import Plan, Problem
@@ -79,11 +80,11 @@ class PlanMonitor:
 
 
 def planned(recipe: Recipe, say: Callable[[str], None]) -> tuple[Recipe, PlanMonitor]:
-    """Return the recipe under its plan, and a monitor of its prediction."""
+    """Return the recipe under its plan, and a monitor of its prediction. Raises UserError."""
     if recipe.profile is None:
         say("measuring the cost of operations on this machine")
     problem, _ = plan_problem(recipe)
-    if recipe.cluster.plan == "auto":
+    if recipe.cluster.plan == AUTO:
         choice = choose(problem)
         say(choice.explain())
         prediction = choice.best

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from rlinf_vla.config.cluster import IN_PROCESS, NodeConfig
+from rlinf_vla.config.cluster import COLLOCATED, GIVEN, IN_PROCESS, NodeConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.cluster import Cluster
 from rlinf_vla.planner.graph import Graph
 from rlinf_vla.planner.profile import Bytes, Profile
 from rlinf_vla.planner.workload import Workload
+from rlinf_vla.runtime.machines import Cluster, assign
 
-COLLOCATED, DISAGGREGATED, HYBRID = "collocated", "disaggregated", "hybrid"
 SLACK = 0.9
 """Share of a device's memory that a plan may fill by this estimate; allocators waste some."""
 IN_CLUSTER = (
-    *("runtime", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks"),
+    *("runtime", "placement", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks"),
     *("streaming", "micro_batch_size", "offload"),
 )
 """Fields of a plan that are keys of recipe node ``cluster``."""
@@ -34,8 +34,6 @@ class Plan:
 
     runtime: str = IN_PROCESS
     placement: str = COLLOCATED
-    """collocated: rollouts and trainer take turns on the same devices; disaggregated: they use
-    separate devices; hybrid: rollouts use all devices, the trainer some of them."""
     rollout_workers: int = 1
     reward_workers: int = 0
     """0: the rollout workers compute the recipe's reward."""
@@ -53,11 +51,14 @@ class Plan:
     offload: bool = False
     """Move idle weights out of the memory of a device that roles share."""
 
+    def keys(self) -> dict[str, Any]:
+        """Return the recipe keys that make a run follow this plan."""
+        keys = {f"cluster.{key}": getattr(self, key) for key in IN_CLUSTER}
+        return {"cluster.plan": GIVEN} | keys | {f"rollout.{key}": getattr(self, key) for key in IN_ROLLOUT}
+
     def overrides(self) -> list[str]:
-        """Return the recipe overrides (``key=value``) that make a run follow this plan."""
-        keys = {f"cluster.{key}": getattr(self, key) for key in IN_CLUSTER if key != "offload" or self.offload}
-        keys |= {f"rollout.{key}": getattr(self, key) for key in IN_ROLLOUT}
-        return [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in keys.items()]
+        """Return ``keys`` as overrides (``key=value``)."""
+        return [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in self.keys().items()]
 
     def __str__(self) -> str:
         groups = f"{self.pipeline_depth} environment group{'s' * (self.pipeline_depth > 1)}" + " taking turns" * (self.pipeline_depth > 1)
@@ -101,30 +102,11 @@ class Machine:
 
 
 def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
-    """Return the machines in use, the trainers' first.
-
-    Raises UserError if there are too few devices, or a trainer would be on a spot machine.
-    """
-    gpu = any(node.gpus for node in cluster.nodes)
-    nodes = [node for node in cluster.nodes for _ in range(node.count)]
-    slots = [(machine, device) for machine, node in enumerate(nodes) for device in range(node.devices)]
-    ranks, workers = plan.trainer_ranks, plan.rollout_workers
-    trainers = slots[:ranks] if gpu else [slots[rank % len(slots)] for rank in range(ranks)]
-    if plan.placement == DISAGGREGATED:
-        free = slots[ranks:] if gpu else [slot for slot in slots if slot not in trainers]
-    else:
-        free = slots
-    needed = {COLLOCATED: max(ranks, workers), DISAGGREGATED: ranks + workers}.get(plan.placement, workers)
-    if gpu and needed > len(slots):
-        raise UserError(f"{needed} GPUs wanted, cluster={cluster.name} has {len(slots)}")
-    if not free:
-        raise UserError(f"disaggregated needs a machine for rollouts besides the trainer's, cluster={cluster.name} has {len(slots)}")
-    rollout = [free[worker % len(free)] for worker in range(workers)]
-    if any(nodes[machine].spot for machine, _ in trainers):
-        raise UserError(f"a trainer would be on a spot machine of cluster={cluster.name}, which may be preempted")
+    """Return the machines in use, the trainers' first. Raises UserError as ``assign`` does."""
+    roles = assign(plan.placement, plan.rollout_workers, plan.trainer_ranks, cluster)
     found: list[Machine] = []
-    for index, node in enumerate(nodes):
-        used = [tuple(device for machine, device in group if machine == index) for group in (rollout, trainers)]
+    for index, node in enumerate(cluster.each):
+        used = [tuple(slot.device for slot in role if slot.machine == index) for role in roles]
         if not any(used):
             continue
         if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (node, *used):

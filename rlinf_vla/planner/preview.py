@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.planner.accounting import CUDA
 from rlinf_vla.planner.budget import budget, device_memory, main_memory, setting_of
 from rlinf_vla.planner.memory import MemoryModel, is_counted
 from rlinf_vla.planner.micro_batches import choose, least

@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from rlinf_vla.config.cluster import AUTO
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.planner.choice import Choice, choose
-from rlinf_vla.planner.cluster import Cluster, describe
 from rlinf_vla.planner.graph import Graph, trace
 from rlinf_vla.planner.measure import measure_profile
 from rlinf_vla.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan, Problem
@@ -22,6 +22,7 @@ from rlinf_vla.planner.profile import Profile, read_profile
 from rlinf_vla.planner.workload import Workload
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.runtime.machines import Cluster, describe
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.environment import fingerprint
 
@@ -53,8 +54,13 @@ def with_plan(recipe: Recipe, plan: Plan) -> Recipe:
 
 
 def run(config: DictConfig) -> None:
-    """Print the graph and the chosen plan; write plan.json, plan_trace.json and the profile."""
+    """Print the graph and the chosen plan; write plan.json, plan_trace.json and the profile.
+
+    ``output``: file for the recipe under this plan. Raises UserError.
+    """
+    config.cluster.plan = AUTO  # keys that the plan replaces are not checked
     recipe = recipes.read(config)
+    output = None if config.output is None else _new_file(config.output)
     print(trace(builders.build_algorithm(recipe)).render())
     if recipe.algorithm.family != ON_POLICY:
         print(f"\nalgorithm={recipe.algorithm.name} runs in one process: there is one plan, and nothing to choose")
@@ -70,6 +76,26 @@ def run(config: DictConfig) -> None:
         measured.write(directory / "profile.json")
         print(f"profile: {builders.relative(directory / 'profile.json')}")
     _write(directory, recipe, problem, choice)
+    if output is not None:
+        write_plan(output, config, choice.best.plan)
+        print(f"to run it: rlinf-vla train plan={config.output}")
+
+
+def write_plan(path: Path, config: DictConfig, plan: Plan) -> None:
+    """Write the recipe under ``plan``, which `rlinf-vla train plan=FILE` runs."""
+    config = config.copy()
+    for key, value in plan.keys().items():
+        OmegaConf.update(config, key, value)
+    config.output, config.run_dir = None, None
+    run_directory.save_recipe(path, config)
+
+
+def _new_file(output: str) -> Path:
+    path = Path(output).expanduser().absolute()
+    if path.exists() or not path.parent.is_dir():
+        why = "exists already" if path.exists() else f"cannot be written: {path.parent} is no directory"
+        raise UserError(f"output={output} {why}: choose another file")
+    return path
 
 
 def _preview(recipe: Recipe) -> Preview:
@@ -162,7 +188,7 @@ def _show(choice: Choice, profiles: Mapping[str, Profile]) -> None:
     print(f"{kind}: {best.seconds:.4g} s per iteration, {best.steps_per_s:,.0f} control steps/s at most{price}")
     print("busy: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in best.utilisation.items() if share >= 0.01))
     print(f"\n{best.picture()}\n")
-    print(f"to run it: {' '.join(best.plan.overrides())}")
+    print(f"its keys: {' '.join(best.plan.overrides())}")
 
 
 def _write(directory: Path, recipe: Recipe, problem: Problem, choice: Choice) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlinf_vla.config.cluster import IN_PROCESS
+from rlinf_vla.config.cluster import DISAGGREGATED, IN_PROCESS
 from rlinf_vla.planner.events import run_events
-from rlinf_vla.planner.plan import DISAGGREGATED, Plan, Problem, place, processes, rollout_bytes
+from rlinf_vla.planner.plan import Plan, Problem, place, processes, rollout_bytes
 from rlinf_vla.planner.prediction import Prediction, critical_path, spans_between
 from rlinf_vla.planner.profile import Profile
 from rlinf_vla.planner.simulated_rollout import Host, Tasks, Worker

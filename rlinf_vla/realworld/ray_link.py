@@ -32,7 +32,8 @@ from rlinf_vla.core.io import replacing
 from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.realworld.episode import EVALUATION, Job
 from rlinf_vla.realworld.process import END_S, WEIGHTS
-from rlinf_vla.runtime.ray.cluster import Role, connect_cluster
+from rlinf_vla.runtime.ray.cluster import connect_cluster
+from rlinf_vla.runtime.ray.places import Role
 from rlinf_vla.runtime.ray.pool import raised_there
 from rlinf_vla.runtime.ray.worker import node_address
 from rlinf_vla.runtime.run_directory import EPISODES, LOCK, RECIPE

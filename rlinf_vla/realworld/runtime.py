@@ -80,7 +80,7 @@ def evaluating_at_robot(recipe: Recipe, config: DictConfig) -> Iterator[tuple[Pl
     """Yield what plays the recipe's evaluation episodes at the robot, and its calls per second."""
     recipe.algorithm.dataset = None  # evaluation needs no demonstrations
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
-        run_directory.save_recipe(Path(folder), config)
+        run_directory.save_recipe(Path(folder, run_directory.RECIPE), config)
         with at_robot(recipe, Path(folder), None, print) as runtime:
             assert runtime.play is not None
             yield runtime.play, runtime.calls_per_s

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe, RewardConfig
 from rlinf_vla.core import plugins
@@ -65,13 +66,14 @@ def outline(recipe: Recipe) -> Policy:
 
 def _device(recipe: Recipe) -> str:
     """Return the recipe's device, ready in this process. Raises UserError without CUDA."""
-    if recipe.cluster.device == "cuda" and not torch.cuda.is_available():
+    device = recipe.cluster.torch_device
+    if device == CUDA and not torch.cuda.is_available():
         raise UserError(
             f"cluster.device=cuda (cluster={recipe.cluster.name}): PyTorch sees no CUDA device here; use cluster=laptop with "
             "cluster.device=cpu, or cluster=1gpu where there is a GPU and a PyTorch for CUDA"
         )
-    set_tf32(recipe.cluster.tf32 and recipe.cluster.device == "cuda")
-    return recipe.cluster.device
+    set_tf32(recipe.cluster.tf32 and device == CUDA)
+    return device
 
 
 def build_head(recipe: Recipe) -> Policy:
@@ -156,7 +158,7 @@ def build_reward_shaper(recipe: Recipe, env: EnvSpec) -> RewardShaper:
     config, reward = recipe.reward, env_reward
     if config.name is not None:
         plugin = plugins.choose("reward", config.name, plugins.rewards())
-        reward = plugin.create(config.options, env, torch.device(recipe.cluster.device))
+        reward = plugin.create(config.options, env, torch.device(recipe.cluster.torch_device))
     return RewardShaper(reward, config.weight, config.env_weight, config.terminal)
 
 

@@ -168,29 +168,32 @@ def _locked(directory: Path, config: DictConfig, free: set[str], begun: Callable
             raise UserError(f"run_dir={directory} is in use by another run: wait for it, or choose another run_dir") from None
         if begun() and (directory / RECIPE).exists() and (difference := _difference(directory, config, free)):
             raise UserError(f"{what}: {difference}")
-        save_recipe(directory, config)
+        save_recipe(directory / RECIPE, config)
         yield
     finally:
         os.close(lock)
 
 
-def save_recipe(directory: Path, config: DictConfig) -> None:
-    """Write the resolved recipe to ``directory``."""
-    with replacing(directory / RECIPE) as aside:
+def save_recipe(path: Path, config: DictConfig) -> None:
+    """Write the resolved recipe to ``path``."""
+    with replacing(path) as aside:
         aside.write_text(OmegaConf.to_yaml(config, resolve=True))
 
 
 def saved_recipe(directory: Path) -> dict[str, Any]:
+    """Return the values of a run's recipe. Raises UserError if there is none."""
+    if not (directory / RECIPE).exists():
+        raise UserError(f"{directory} is not a run directory: {RECIPE} is missing")
+    return recipe_values(directory / RECIPE)
+
+
+def recipe_values(path: Path) -> dict[str, Any]:
     """Return the values of a recipe that ``save_recipe`` wrote.
 
-    The file may be untrusted, so interpolations are not resolved. Raises UserError if there is
-    none.
+    The file may be untrusted, so interpolations are not resolved. Raises UserError.
     """
-    path = directory / RECIPE
     try:
         values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except FileNotFoundError:
-        raise UserError(f"{directory} is not a run directory: {RECIPE} is missing") from None
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, use another copy of it") from None
     if not isinstance(values, dict) or "name" not in values:

@@ -1,4 +1,4 @@
-"""Read recipes that were saved with results; resolve ``run=DIR``."""
+"""Read recipes that were saved with results; resolve ``run=DIR`` and ``plan=FILE``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ModelConfig, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.runtime.recipes import Configs, read
-from rlinf_vla.runtime.run_directory import RECIPE, is_sweep, saved_recipe, split
+from rlinf_vla.runtime.run_directory import RECIPE, is_sweep, recipe_values, saved_recipe, split
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
@@ -86,8 +86,32 @@ def choose_run(location: str, verb: str, settings: Sequence[str]) -> str:
 
     It replaces everything that ``recipe=NAME`` chooses. Raises UserError.
     """
-    ConfigStore.instance().store(group="run", name="saved", node=recipe_of_run(location, verb, settings), package="_global_")
+    return _chosen(recipe_of_run(location, verb, settings))
+
+
+def choose_plan(location: str, settings: Sequence[str]) -> str:
+    """Do the same for ``plan=LOCATION``, a recipe that `rlinf-vla plan` wrote. Raises UserError."""
+    path = Path(location).expanduser()
+    if not path.is_file():
+        raise UserError(f"plan={location}: no such file (`rlinf-vla plan recipe=NAME output=FILE` writes one)")
+    config, said = from_saved(recipe_values(path), location), _said(settings)
+    _forget(config, said)
+    _refuse_unsaid(OmegaConf.to_object(config), _used(said), said, location)  # type: ignore[arg-type]
+    return _chosen(config)
+
+
+def _chosen(config: DictConfig) -> str:
+    ConfigStore.instance().store(group="run", name="saved", node=config, package="_global_")
     return "run=saved"
+
+
+def _said(settings: Sequence[str]) -> list[str]:
+    return [setting.partition("=")[0].lstrip("+") for setting in settings]
+
+
+def _used(said: Sequence[str]) -> list[str]:
+    """Return the nodes of a saved recipe that the command line does not choose again."""
+    return [f"{node}." for node in ("env", "robot", "reward", "model", "algorithm", "cluster") if node not in said]
 
 
 def recipe_of_run(location: str, verb: str, settings: Sequence[str]) -> DictConfig:
@@ -101,10 +125,9 @@ def recipe_of_run(location: str, verb: str, settings: Sequence[str]) -> DictConf
         raise UserError(f"run={location}: no such directory")
     config = read_saved(directory)
     config.output = None
-    said = [setting.partition("=")[0].lstrip("+") for setting in settings]
-    used = [f"{node}." for node in ("env", "robot", "reward", "model", "algorithm", "cluster") if node not in said]
+    said = _said(settings)
     _forget(config, said)
-    _refuse_unsaid(OmegaConf.to_object(config), used, said, str(directory / RECIPE))  # type: ignore[arg-type]
+    _refuse_unsaid(OmegaConf.to_object(config), _used(said), said, str(directory / RECIPE))  # type: ignore[arg-type]
     there = str(directory)
     if verb == "train":
         config.run_dir, config.resume = (None, str(checkpoint)) if checkpoint else (there, "auto")

@@ -10,10 +10,10 @@ import pytest
 
 from rlinf_vla.cli import compose
 from rlinf_vla.planner import search as command
-from rlinf_vla.planner.cluster import this_machine
 from rlinf_vla.planner.plan import Plan
 from rlinf_vla.planner.profile import Profile, read_profile
 from rlinf_vla.runtime import recipes
+from rlinf_vla.runtime.machines import this_machine
 from tests.cli.conftest import CommandLine, Counting
 from tests.planner.made_up import profile
 
@@ -50,7 +50,7 @@ def test_a_plan_is_measured_chosen_and_written(rlinf_vla: CommandLine, counting:
         "chosen: ",
         "predicted: ",
         "a act",
-        "to run it: ",
+        "its keys: ",
     ):
         assert part in found.out
     document = read(tmp_path / "plan" / "plan.json")
@@ -92,6 +92,33 @@ def test_an_algorithm_with_only_one_plan(rlinf_vla: CommandLine, counting: Count
 def test_grpo(rlinf_vla: CommandLine, counting: Counting, known: str, unmeasured: None) -> None:
     found = rlinf_vla(*counting.arguments("plan", "counting_grpo", known, "algorithm.kl_coef=0.1", "algorithm.groups_per_step=1"))
     assert found.code == 0 and "~> reference" in found.out and "~> update" in found.out, found.err
+
+
+# plan files
+
+
+def test_a_plan_in_a_file_is_the_run(rlinf_vla: CommandLine, counting: Counting, known: str, unmeasured: None, tmp_path: Path) -> None:
+    more = ("env.num_envs=8", "rollout.batch_size=2", "run_dir=plan", "output=plan.yaml")
+    found = rlinf_vla(*counting.arguments("plan", "counting_ppo", known, *more))
+    assert found.code == 0 and "to run it: rlinf-vla train plan=plan.yaml" in found.out, found.err
+    chosen = read(tmp_path / "plan" / "plan.json")["chosen"]["plan"]
+    recipe = recipes.read(compose.load("train", ["plan=plan.yaml", "iterations=1"]))
+    assert command.plan_of(recipe) == Plan(**chosen) and recipe.cluster.plan == "given" and recipe.output is None
+    assert (recipe.name, recipe.env.num_envs, recipe.rollout.batch_size, recipe.iterations) == ("counting_ppo", 8, 2, 1)
+    again = rlinf_vla(*counting.arguments("plan", "counting_ppo", known, *more))
+    assert "output=plan.yaml exists already" in again.complaint
+
+
+def test_what_a_plan_file_may_not_say(rlinf_vla: CommandLine, counting: Counting, known: str, unmeasured: None, tmp_path: Path) -> None:
+    assert "plan=none.yaml: no such file" in rlinf_vla("train", "plan=none.yaml").complaint
+    (tmp_path / "odd.yaml").write_text("a: [1\n")
+    assert "odd.yaml cannot be read" in rlinf_vla("train", "plan=odd.yaml").complaint
+    assert rlinf_vla(*counting.arguments("plan", "counting_ppo", known, "run_dir=plan", "output=plan.yaml")).code == 0
+    for other in ("recipe=maniskill_ppo", "run=plan", "algorithm=grpo"):
+        assert "plan=plan.yaml" in rlinf_vla("train", "plan=plan.yaml", other).complaint
+    path = tmp_path / "plan.yaml"
+    path.write_text(path.read_text().replace("address: null", "address: 10.0.0.1:6379"))
+    assert "a file must not choose programs" in rlinf_vla("train", "plan=plan.yaml").complaint
 
 
 # clusters

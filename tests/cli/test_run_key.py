@@ -172,7 +172,7 @@ def test_other_verbs_take_the_recipe_too(train: Train, rlinf_vla: CommandLine, t
 @pytest.mark.parametrize("name", list(list_command.recipe_names()))
 def test_every_recipe_is_saved_completely(name: str, tmp_path: Path) -> None:
     before = compose.load("train", [f"recipe={name}", "cluster=laptop", "seed=3", f"run_dir={tmp_path}", "resume=auto"])
-    run_directory.save_recipe(tmp_path, before)
+    run_directory.save_recipe(tmp_path / "recipe.yaml", before)
     after = compose.load("train", [f"run={tmp_path}"])
     assert OmegaConf.to_container(after, resolve=True) == OmegaConf.to_container(before, resolve=True)
     assert recipes.read(after) == recipes.read(before)

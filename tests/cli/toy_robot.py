@@ -180,5 +180,5 @@ def toy_run(directory: Path, words: list[str]) -> Path:
     with initialize_config_module(compose.CONFIG_MODULE, version_base="1.3"):
         config = compose.compose("train", overrides=[f"hydra.searchpath=[file://{folder}]", *overrides])
     directory.mkdir()
-    run_directory.save_recipe(directory, config)
+    run_directory.save_recipe(directory / run_directory.RECIPE, config)
     return directory

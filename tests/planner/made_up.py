@@ -7,11 +7,11 @@ from typing import Any
 
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.config.cluster import NodeConfig
-from rlinf_vla.planner.cluster import Cluster
 from rlinf_vla.planner.graph import Graph, trace
 from rlinf_vla.planner.plan import Problem
 from rlinf_vla.planner.profile import Bytes, Cost, Profile
 from rlinf_vla.planner.workload import Workload
+from rlinf_vla.runtime.machines import Cluster
 
 COSTS = {
     "act": Cost(0.1, 0.05),

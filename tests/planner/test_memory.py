@@ -198,7 +198,7 @@ def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path
     choose_rows(config)
     assert config.cluster.micro_batch_size == 160
     config.cluster.micro_batch_size = 40
-    save_recipe(tmp_path, config)
+    save_recipe(tmp_path / "recipe.yaml", config)
     again = compose.load("train", MODEL)
     choose_rows(again, tmp_path)
     assert again.cluster.micro_batch_size == 40

@@ -6,9 +6,9 @@ import pytest
 
 from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.cluster import Cluster
 from rlinf_vla.planner.plan import Plan, check_memory, place, processes
 from rlinf_vla.planner.profile import Bytes
+from rlinf_vla.runtime.machines import Cluster
 from tests.planner.made_up import cluster, problem, profile, workload
 
 GPUS = {"gpus": 2, "gpu": "fast", "gpu_memory_gb": 80.0}

@@ -6,7 +6,9 @@ from rlinf_vla.planner.plan import Plan
 def test_a_plan_as_recipe_keys() -> None:
     plan = Plan("ray", "disaggregated", 4, 1, 2, 3, 2, 64, False, "head", True)
     assert set(plan.overrides()) == {
+        "cluster.plan=given",
         "cluster.runtime=ray",
+        "cluster.placement=disaggregated",
         "cluster.rollout_workers=4",
         "cluster.reward_workers=1",
         "cluster.reference_workers=2",

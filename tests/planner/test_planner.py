@@ -7,10 +7,10 @@ import pytest
 from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.planner.choice import TIE_TOLERANCE, candidates, choose, divides
-from rlinf_vla.planner.cluster import Cluster
 from rlinf_vla.planner.plan import Plan
 from rlinf_vla.planner.profile import Bytes, Cost
 from rlinf_vla.planner.simulate import simulate
+from rlinf_vla.runtime.machines import Cluster
 from tests.planner.made_up import BYTES, COSTS, cluster, problem, profile, workload
 
 KNOWN = {"cpu": profile(), "fast": profile("fast").scaled(1, "fast")}

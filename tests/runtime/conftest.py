@@ -12,6 +12,6 @@ from rlinf_vla.runtime.ray.cluster import connect_cluster
 def cluster() -> Iterator[None]:
     """A local Ray cluster, shared because its start is slow; no process can be in two clusters."""
     before = signal.getsignal(signal.SIGTERM)  # signal handlers that Ray replaces
-    with connect_cluster(None, {}, lambda text: None):
+    with connect_cluster(None, {}, lambda text: None, fake_gpus=8):
         yield
     signal.signal(signal.SIGTERM, before)

@@ -23,6 +23,9 @@ PLANS = {
     "ray, 4 rollout workers, 2 trainer ranks": (True, {"rollout_workers": 4, "ranks": 2}),
     "ray, 2 trainer ranks, sharded": (True, {"ranks": 2, "sharded": True}),
     "ray, reward worker": (True, {"reward_workers": 1}),
+    "ray, collocated, taking turns": (True, {"placement": "collocated", "rollout_workers": 2, "ranks": 2, "offload": True}),
+    "ray, disaggregated": (True, {"placement": "disaggregated", "rollout_workers": 4, "ranks": 2, "reference_workers": 2}),
+    "ray, hybrid": (True, {"placement": "hybrid", "rollout_workers": 4, "ranks": 2, "depth": 2}),
 }
 RECIPES = {
     "ppo": Recipe(PPO_CONFIG),

@@ -1,4 +1,4 @@
-"""Connect to a Ray cluster, or start one on this machine, and reserve places for workers."""
+"""Connect to a Ray cluster, or start one on this machine."""
 
 from __future__ import annotations
 
@@ -10,40 +10,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-from rlinf_vla.config.cluster import RoleConfig
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.runtime.ray.places import RAYS_OWN, Role, bundles_of, require_room, total
 
-TRAINER, FEATURE = "trainer", "feature"
-_RAYS_OWN = ("CPU", "GPU")
 _REACH_S = 5.0
 """Timeout of a connection to the address that the user gave."""
 
 
-@dataclass(kw_only=True)
-class Role(RoleConfig):
-    """``count`` workers, with the resources that each of them takes."""
-
-    count: int
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        wanted = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
-        return {name: amount for name, amount in wanted.items() if amount}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The same resources as options of a Ray actor."""
-        own = {name: amount for name, amount in self.bundle.items() if name not in _RAYS_OWN}
-        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": own}
-
-
 @contextmanager
-def connect_cluster(address: str | None, roles: Mapping[str, Role], say: Callable[[str], None]) -> Iterator[None]:
+def connect_cluster(
+    address: str | None, roles: Mapping[str, Role], say: Callable[[str], None], fake_gpus: int | None = None
+) -> Iterator[None]:
     """Connect to the cluster at ``address``, or start one on this machine if it is None.
 
+    ``fake_gpus``: GPUs that a cluster started here claims to have; None: those that Ray finds.
     Raises UserError if it does not answer, runs another version, or has no room for ``roles``.
     """
     if address is None:
@@ -60,13 +42,13 @@ def connect_cluster(address: str | None, roles: Mapping[str, Role], say: Callabl
     job._py_driver_sys_path = _Nothing()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "job_config": job}
     if address is None:
-        wanted: dict[str, float] = {}
-        for role in roles.values():
-            wanted = _sum(wanted, {name: amount * role.count for name, amount in role.bundle.items()})
-        own = {name: amount for name, amount in wanted.items() if name not in _RAYS_OWN}
+        wanted = total(bundles_of(roles))
+        own = {name: amount for name, amount in wanted.items() if name not in RAYS_OWN}
         cpus = max(os.cpu_count() or 1, int(-(-wanted.get("CPU", 0.0) // 1)))
         with _hangup_ignored():
-            context = ray.init(address="local", num_cpus=cpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet)
+            context = ray.init(
+                address="local", num_cpus=cpus, num_gpus=fake_gpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet
+            )
     else:
         _reach(address)
         try:
@@ -80,47 +62,6 @@ def connect_cluster(address: str | None, roles: Mapping[str, Role], say: Callabl
         yield
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def reserve_places(roles: Mapping[str, Role], patience_s: float, spread: bool = False) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """Reserve places; yield, for each worker of each role, the options of a Ray actor in its place.
-
-    ``spread``: use as many machines as possible rather than as few. Feature workers share places
-    with the trainer ranks: the same machine, and the same GPU if each takes a part of it.
-    Raises UserError if there is no room within ``patience_s``.
-    """
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    bundles, labels = list[dict[str, float]](), list[dict[str, str]]()
-    where: dict[str, list[int]] = {}
-    for name in sorted(roles, key=lambda name: name == FEATURE):
-        role, where[name] = roles[name], []
-        for number in range(role.count):
-            if name == FEATURE:
-                shared = where[TRAINER][number % len(where[TRAINER])]
-                bundles[shared] = _sum(bundles[shared], role.bundle)
-                where[name].append(shared)
-            else:
-                where[name].append(len(bundles))
-                bundles.append(role.bundle or {"CPU": 0.001})
-                labels.append(dict(role.labels))
-    selectors = {"bundle_label_selector": labels} if any(labels) else {}
-    group = placement_group(bundles, strategy="SPREAD" if spread else "PACK", **selectors)
-    try:
-        ray.get(group.ready(), timeout=patience_s)
-    except ray.exceptions.GetTimeoutError:
-        raise UserError(f"the cluster had no room within {patience_s:g} s for {_wanted(roles)}: lower cluster.*_workers") from None
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name, role in roles.items():
-        strategies = [PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=each) for each in where[name]]
-        found[name] = [role.options | {"scheduling_strategy": strategy} for strategy in strategies]
-    try:
-        yield found
-    finally:
-        remove_placement_group(group)
 
 
 class _Nothing(list[str]):
@@ -156,10 +97,6 @@ def _hangup_ignored() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in first.keys() | second.keys()}
-
-
 def _has_dashboard() -> bool:
     """Whether Ray's dashboard is installed, which comes with ``ray[default]`` only."""
     from importlib.util import find_spec
@@ -186,30 +123,6 @@ def explain(error: Exception) -> str:
     if "uthenticat" in text or "token" in text:
         return "that cluster needs another token: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as on the machine that started it"
     return f"{text}; is `ray start --head` running there?"
-
-
-def require_room(nodes: Sequence[Mapping[str, Any]], roles: Mapping[str, Role]) -> None:
-    """Raise UserError at once for roles that can never fit."""
-    alive = [node for node in nodes if node["Alive"]]
-    for name in sorted({each for role in roles.values() for each in role.bundle}):
-        wanted = sum(role.count * role.bundle.get(name, 0.0) for role in roles.values())
-        there = sum(node["Resources"].get(name, 0.0) for node in alive)
-        if wanted > there:
-            fix = "lower cluster.*_workers"
-            if name not in _RAYS_OWN:
-                fix = f"on the machine that has it, ray start --address=HOST:PORT --resources='{{\"{name}\": {wanted:g}}}'"
-            raise UserError(f"the cluster has {there:g} {name}, the plan wants {wanted:g} ({_wanted(roles)}): {fix}")
-    for name, role in roles.items():
-        fits = [node for node in alive if all(node["Resources"].get(each, 0.0) >= amount for each, amount in role.bundle.items())]
-        fits = [node for node in fits if all(node.get("Labels", {}).get(key) == value for key, value in role.labels.items())]
-        if role.count and not fits:
-            raise UserError(
-                f"no node of the cluster can run a {name} worker, which needs {dict(role.bundle)} and labels {dict(role.labels)}"
-            )
-
-
-def _wanted(roles: Mapping[str, Role]) -> str:
-    return ", ".join(f"{role.count} {name}" for name, role in roles.items() if role.count)
 
 
 def _count(nodes: Sequence[Mapping[str, Any]]) -> str:

@@ -35,6 +35,11 @@ class Workers(NamedTuple):
     """Actors with the backbone of a split policy; rollout workers then have only its head."""
     trainers: Trainers | None
 
+    def actors(self) -> dict[str, list[Any]]:
+        """Return the actors of each role."""
+        pools = {pool.role: pool.actors for pool in (self.rollouts, self.rewards, self.references) if pool is not None}
+        return {"trainer": list(self.trainers.actors) if self.trainers else [], **pools, "feature": self.features}
+
 
 class RayFlow(OnPolicyFlow):
     """Flow of on-policy algorithms on a Ray cluster."""
@@ -48,6 +53,7 @@ class RayFlow(OnPolicyFlow):
     ) -> None:
         """``num_envs``: of all rollout workers. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, **options)
+        self.everyone = workers
         self.rollouts, self.rewards, self.references, self.features, trainers = workers
         cluster = self.rollouts.cluster
         self.workers, self.num_envs, self.offload = len(self.rollouts.actors), num_envs, cluster.offload

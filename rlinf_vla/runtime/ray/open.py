@@ -9,22 +9,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.config.cluster import ClusterConfig
+from rlinf_vla.config.cluster import FAKE_GPU, ClusterConfig
 from rlinf_vla.config.recipe import ON_POLICY, Recipe, RewardConfig
 from rlinf_vla.core import plugins
+from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.split import require_separable
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Runtime, Say
-from rlinf_vla.runtime.ray.cluster import Role, connect_cluster, reserve_places
+from rlinf_vla.runtime.machines import Cluster, describe
+from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.flow import RayFlow, Workers
 from rlinf_vla.runtime.ray.off_policy import open_off_policy
+from rlinf_vla.runtime.ray.places import Role, ask_where, machines_for, require_room, reserve_places, roles_of
 from rlinf_vla.runtime.ray.pool import Pool
 from rlinf_vla.runtime.ray.rollout_workers import FeatureWorker, RolloutWorker
 from rlinf_vla.runtime.ray.scoring_workers import ReferenceWorker, RewardWorker
 from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
 from rlinf_vla.runtime.ray.worker import HEALTH, Builders
 from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier
+
+PLACEMENT = "placement.json"
+"""File of a run with the machine, process and GPUs of each worker."""
 
 
 @contextmanager
@@ -41,19 +47,23 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
         "reward": _reward_workers(recipe),
         "feature": cluster.feature_workers if split else 0,
     }
-    roles = {name: Role(**vars(getattr(cluster.roles, name)), count=count) for name, count in counts.items()}
-    builders, workers = {role: _builders(recipe, role) for role in roles}, cluster.rollout_workers
-    with connect_cluster(cluster.address, roles, say):
+    builders, workers, fake_gpus = dict.fromkeys(counts, _builders(recipe)), cluster.rollout_workers, None
+    if cluster.device == FAKE_GPU and cluster.address is None:
+        fake_gpus = describe(cluster).gpus
+    with connect_cluster(cluster.address, roles_of(cluster, counts), say, fake_gpus):
+        machines = machines_for(cluster)
+        roles = roles_of(cluster, counts, machines)
         say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
         if not on_policy:
             with (
-                launch_workers(builders, roles, cluster, say) as launched,
+                launch_workers(builders, roles, cluster, say, machines) as launched,
                 open_off_policy(recipe, launched.rollouts, directory, checkpoint, say) as runtime,
             ):
                 yield runtime
             return
         ahead = {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
-        with launch_flow(builders, roles, cluster, recipe.env.num_envs, say, **ahead) as flow:
+        with launch_flow(builders, roles, cluster, recipe.env.num_envs, say, machines, **ahead) as flow:
+            write_json(directory / PLACEMENT, {"workers": ask_where(flow.everyone.actors(), cluster.start_timeout_s)})
             trainer = flow.trainers.worker_info
             say(f"policy {recipe.model.name}: {trainer.weights:,} weights, {trainer.trained:,} of them trained")
             state = {}
@@ -73,10 +83,8 @@ def _reward_workers(recipe: Recipe) -> int:
     return recipe.cluster.reward_workers if on_policy and recipe.reward != RewardConfig() else 0
 
 
-def _builders(recipe: Recipe, role: str) -> Builders:
-    """Return the builder functions for workers of a role; without a GPU they use the CPU."""
-    if getattr(recipe.cluster.roles, role).gpus == 0:
-        recipe = replace(recipe, cluster=replace(recipe.cluster, device="cpu"))
+def _builders(recipe: Recipe) -> Builders:
+    """Return the builder functions for the recipe's workers."""
     return Builders(
         policy=partial(_policy, recipe),
         head=partial(builders.build_head, recipe),
@@ -111,10 +119,11 @@ def launch_flow(
     cluster: ClusterConfig,
     num_envs: int,
     say: Say,
+    machines: Cluster | None = None,
     **options: Any,
 ) -> Iterator[RayFlow]:
     """Start the workers of an on-policy flow and yield the flow. ``options``: see ``RayFlow``."""
-    with launch_workers(builders, roles, cluster, say) as workers:
+    with launch_workers(builders, roles, cluster, say, machines) as workers:
         flow = RayFlow(workers, num_envs, builders["trainer"].settings, **options)
         try:
             yield flow
@@ -123,13 +132,19 @@ def launch_flow(
 
 
 @contextmanager
-def launch_workers(builders: Mapping[str, Builders], roles: Mapping[str, Role], cluster: ClusterConfig, say: Say) -> Iterator[Workers]:
-    """Start workers in the connected cluster and stop them at the end. ``builders``: by role."""
+def launch_workers(
+    builders: Mapping[str, Builders], roles: Mapping[str, Role], cluster: ClusterConfig, say: Say, machines: Cluster | None = None
+) -> Iterator[Workers]:
+    """Start workers in the connected cluster and stop them at the end. ``builders``: by role.
+
+    ``machines``: those of the roles' slots. Raises UserError if they have no room.
+    """
     import ray
 
+    require_room(ray.nodes(), roles, machines)
     remote: Any = ray.remote
     with ExitStack() as stack:
-        places = stack.enter_context(reserve_places(roles, cluster.start_timeout_s, cluster.spread))
+        places = stack.enter_context(reserve_places(roles, cluster.start_timeout_s, cluster.spread, machines))
 
         groups = {HEALTH: 1}
         # Ray itself restarts these, so that the handles of rollout workers stay valid

@@ -84,7 +84,7 @@ class PolicyWorker(Worker):
         self.unmerge()
         if self.resting:
             self.resting = False
-            self.policy.to(self.builders.cluster.device)
+            self.policy.to(self.builders.cluster.torch_device)
             self.wake()
         put(self.policy, weights)
         self._merged.enter_context(merged_lora(self.policy))
@@ -166,7 +166,7 @@ class RolloutWorker(PolicyWorker):
             else:
                 self.policy = builders.head()
                 head = call_with_restart(self.features, "head", (), builders.cluster.heartbeat_s).tensors()
-                load_head(self.policy, head, builders.cluster.device)
+                load_head(self.policy, head, builders.cluster.torch_device)
             self.policy.fit_instructions(self.groups[0].spec.instructions)
         self.wake()
         return self.worker_info()

@@ -48,7 +48,7 @@ class ReferenceWorker(Worker):
 
     def reference(self, calls: Trajectory, heavy: Packed) -> Packed:
         """Return reference log-probabilities in the shape of the shard's own."""
-        self.policy.to(self.builders.cluster.device)
+        self.policy.to(self.builders.cluster.torch_device)
         with self.builders.update_threads():
             return Packed.of({"reference": self.learning.log_prob(whole(calls, heavy)).reshape(calls.log_prob.shape)})
 

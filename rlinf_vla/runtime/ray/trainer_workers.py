@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.parity import Parity
 from rlinf_vla.algorithms.sft import Demonstrations
-from rlinf_vla.config.cluster import ClusterConfig
+from rlinf_vla.config.cluster import CUDA, ClusterConfig
 from rlinf_vla.core.types import Trajectory
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime.base import Restart
@@ -42,7 +42,7 @@ class TrainerWorker(Worker):
     def ready(self, meeting_point: str | None = None, ranks: int = 1) -> WorkerInfo:
         builders, cluster = self.builders, self.builders.cluster
         if meeting_point is not None:
-            backend, timeout = "nccl" if cluster.device == "cuda" else "gloo", timedelta(seconds=cluster.call_timeout_s)
+            backend, timeout = "nccl" if cluster.device == CUDA else "gloo", timedelta(seconds=cluster.call_timeout_s)
             dist.init_process_group(backend, init_method=meeting_point, rank=self.place, world_size=ranks, timeout=timeout)
         with builders.update_threads():
             self.policy = builders.policy()
@@ -60,7 +60,7 @@ class TrainerWorker(Worker):
         self.trainer.move("cpu")
 
     def wake(self) -> None:
-        device = self.builders.cluster.device
+        device = self.builders.cluster.torch_device
         self.policy.to(device)
         self.trainer.move(device)
 

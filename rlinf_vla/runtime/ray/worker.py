@@ -45,7 +45,6 @@ class Builders:
     """Reward workers, not rollout workers, compute the recipe's reward."""
     settings: Settings
     cluster: ClusterConfig
-    """The recipe's node; for a role without GPUs its device is the CPU."""
 
     def rollout_threads(self) -> AbstractContextManager[None]:
         return threads(self.cluster.rollout_threads)
@@ -79,6 +78,13 @@ class Worker:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def where(self) -> dict[str, Any]:
+        """Return this worker's machine, process, GPUs that Ray gave it, and device of tensors."""
+        import ray
+
+        gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return {"node": node_address(), "pid": self.pid(), "gpus": gpus, "device": self.builders.cluster.torch_device}
 
     def info(self, spec: PolicySpec | None = None, **known: Any) -> WorkerInfo:
         """Return what this worker reports; ``known``: further fields."""

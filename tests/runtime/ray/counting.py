@@ -14,7 +14,7 @@ from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
-from rlinf_vla.config.cluster import ClusterConfig
+from rlinf_vla.config.cluster import ClusterConfig, NodeConfig
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import EnvSpec, Policy, VectorEnv
 from rlinf_vla.core.types import Observation, StepResult
@@ -24,9 +24,10 @@ from rlinf_vla.rollout.split import strip_to_head
 from rlinf_vla.runtime.base import OnPolicyFlow
 from rlinf_vla.runtime.builders import threads
 from rlinf_vla.runtime.local import InProcessFlow
-from rlinf_vla.runtime.ray.cluster import Role
+from rlinf_vla.runtime.machines import Cluster
 from rlinf_vla.runtime.ray.flow import RayFlow
 from rlinf_vla.runtime.ray.open import launch_flow
+from rlinf_vla.runtime.ray.places import Role, roles_of
 from rlinf_vla.runtime.ray.worker import Builders
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
@@ -55,6 +56,8 @@ class Recipe:
     offload: bool = False
     ranks: int = 1
     sharded: bool = False
+    placement: str | None = None
+    """On fake GPUs; None: without GPUs."""
     adapters: bool = False
     """LoRA instead of all weights; workers then take seconds longer for imports."""
 
@@ -123,7 +126,7 @@ def in_process(recipe: Recipe) -> InProcessFlow:
     return InProcessFlow(built, envs, trainer(built), SETTINGS, staleness=recipe.config.staleness, iterations=3)
 
 
-def roles(recipe: Recipe) -> dict[str, Role]:
+def roles(recipe: Recipe, machines: Cluster | None = None) -> dict[str, Role]:
     counts = {
         "rollout": recipe.rollout_workers,
         "reward": recipe.reward_workers,
@@ -131,14 +134,16 @@ def roles(recipe: Recipe) -> dict[str, Role]:
         "trainer": recipe.ranks,
     }
     counts["feature"] = recipe.feature_workers
-    return {name: Role(count=count, cpus=0.05) for name, count in counts.items()}
+    config = replace(CLUSTER, placement=recipe.placement or "collocated")
+    return {name: replace(role, cpus=0.05) for name, role in roles_of(config, counts, machines).items()}
 
 
 @contextmanager
 def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, cluster: ClusterConfig = CLUSTER) -> Iterator[RayFlow]:
     """In the cluster that this process is connected to."""
     cluster, ahead = replace(cluster, streaming=recipe.streaming, offload=recipe.offload), {"staleness": recipe.config.staleness}
-    with launch_flow(builders(recipe), roles(recipe), cluster, NUM_ENVS, say, **ahead, iterations=3) as flow:
+    machines = Cluster("toy", (NodeConfig(gpus=8),)) if recipe.placement else None
+    with launch_flow(builders(recipe), roles(recipe, machines), cluster, NUM_ENVS, say, machines, **ahead, iterations=3) as flow:
         yield flow
 
 

@@ -13,7 +13,8 @@ from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.runtime.ray import cluster as ray_cluster
-from rlinf_vla.runtime.ray.cluster import Role, connect_cluster
+from rlinf_vla.runtime.ray.cluster import connect_cluster
+from rlinf_vla.runtime.ray.places import Role, require_room
 from rlinf_vla.runtime.ray.pool import raised_there
 
 ALIVE = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}, "Labels": {"market-type": "spot"}}
@@ -60,7 +61,7 @@ def test_an_address_without_a_cluster(address: str, message: str) -> None:
 )
 def test_a_cluster_without_enough_resources(roles: dict[str, Role], message: str) -> None:
     with pytest.raises(UserError) as error:
-        ray_cluster.require_room([ALIVE, GONE], roles)
+        require_room([ALIVE, GONE], roles)
     assert message in str(error.value)
 
 
@@ -70,7 +71,7 @@ def test_a_cluster_with_enough_resources() -> None:
         "rollout": Role(count=4, labels={"market-type": "spot"}),
         "reward": Role(count=0, gpus=9.0),
     }
-    ray_cluster.require_room([ALIVE, GONE], roles)
+    require_room([ALIVE, GONE], roles)
 
 
 def test_a_users_mistake_on_a_worker_is_one_line_and_a_bug_has_its_traceback() -> None:

@@ -16,8 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from rlinf_vla.runtime.ray.cluster import Role, connect_cluster
+from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.open import launch_flow
+from rlinf_vla.runtime.ray.places import Role
 from tests.runtime.ray.counting import CLUSTER, NUM_ENVS, PPO_CONFIG, Recipe, algorithm, builders, roles, trained
 
 RECIPE = Recipe(PPO_CONFIG, rollout_workers=2)

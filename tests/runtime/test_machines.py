@@ -5,11 +5,11 @@ import pytest
 from rlinf_vla.config.cluster import THIS, ClusterConfig, NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
-from rlinf_vla.planner import cluster
+from rlinf_vla.runtime import machines
 
 
-def described(nodes: list[NodeConfig], gpu: bool) -> cluster.Cluster:
-    return cluster.describe(ClusterConfig(name="mine", nodes=nodes, device="cuda" if gpu else "cpu"))
+def described(nodes: list[NodeConfig], gpu: bool) -> machines.Cluster:
+    return machines.describe(ClusterConfig(name="mine", nodes=nodes, device="cuda" if gpu else "cpu"))
 
 
 def test_without_nodes_the_cluster_is_this_machine() -> None:
