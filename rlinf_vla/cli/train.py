@@ -28,6 +28,7 @@ from rlinf_vla.runtime.open import open_runtime
 from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
+from rlinf_vla.telemetry.timeline import PREDICTED, RECORDED
 from rlinf_vla.training.checkpoint import ADAPTER, STATE, complete_checkpoints
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ def _attempt(
     recipe: Recipe, algorithm: Algorithm, directory: Path, checkpoint: Path | None, console: TrainingConsole, monitor: PlanMonitor | None
 ) -> TrainingRun:
     """Train from ``checkpoint`` to the end. Raises Restart."""
+    (directory / PREDICTED).unlink(missing_ok=True)  # of another plan
+    if monitor is not None:
+        monitor.write(directory)
     with ExitStack() as stack:
         runtime = stack.enter_context(_open_runtime(recipe, directory, checkpoint, console.say))
         done = runtime.state.get("iteration", 0)
@@ -194,7 +198,7 @@ class TrainingRun:
                 self.console.update(done, flow.metrics)
                 if done % flow.metrics_every == 0:
                     self.metrics.write(done, flow.metrics)
-                    flow.timeline.write(self.directory / "timeline.json")
+                    flow.timeline.write(self.directory / RECORDED)
                 every = self.recipe.evaluation.every
                 if every and done % every == 0 and done < self.recipe.iterations:
                     self.evaluate(f"step_{done:06d}", done)

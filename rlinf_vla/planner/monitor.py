@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 from rlinf_vla.config.cluster import AUTO
@@ -15,6 +16,7 @@ from rlinf_vla.planner.profile import Profile
 from rlinf_vla.planner.search import plan_of, plan_problem, with_plan
 from rlinf_vla.planner.simulate import simulate
 from rlinf_vla.runtime.base import Restart
+from rlinf_vla.telemetry.timeline import PREDICTED
 
 ROLLOUT = ("act", "head", "encode", "value", "merge", "simulate", "reset", "features")
 UPDATE = ("precompute", "update", "optimise", "reference")
@@ -54,6 +56,10 @@ class PlanMonitor:
             return None
         seconds, predicted = self._seconds("timing_s/iteration"), self._prediction.seconds
         return f"an iteration took {seconds:.1f} s, {predicted:.1f} s were predicted (ratio {predicted / seconds:.2f})"
+
+    def write(self, directory: Path) -> None:
+        """Write the predicted timeline, which the report shows beside the recorded one."""
+        self._prediction.timeline().write(directory / PREDICTED)
 
     def replan_if_due(self) -> None:
         """Plan again after ``replan_after`` iterations. Raises Replanned for a faster plan."""

@@ -17,6 +17,7 @@ from rlinf_vla.planner.prediction import Prediction, critical_path, spans_betwee
 from rlinf_vla.planner.profile import Profile
 from rlinf_vla.planner.simulated_rollout import Host, Tasks, Worker
 from rlinf_vla.planner.workload import Workload, listed_rounds, slot_rounds
+from rlinf_vla.telemetry.timeline import trainer_track
 
 STORE = 1.3e9
 """Bytes per second into Ray's object store, which readers on the same machine map into memory.
@@ -250,4 +251,4 @@ class _Simulation:
     def _tracks(self) -> Iterator[tuple[str, tuple[Host, int]]]:
         """Yield (track name, (host, device)) of each trainer rank."""
         for number, place_ in enumerate(self.trainers):
-            yield "trainer" if self.plan.trainer_ranks == 1 else f"trainer {number}", place_
+            yield trainer_track(number, self.plan.trainer_ranks), place_

@@ -78,7 +78,7 @@ def rollout_generator(
         with spans.span("act", "policy"):
             inputs = actor.prepare(observation)
             sample = actor.act(inputs, episodes, step)
-        with spans.span("step", track):
+        with spans.span("simulate", track):
             env.step_async(sample.actions)
             yield
             result = env.step_wait().outcome_to(CPU)

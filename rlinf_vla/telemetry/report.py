@@ -11,6 +11,7 @@ from rlinf_vla.telemetry import charts, control_timing
 from rlinf_vla.telemetry.console import duration
 from rlinf_vla.telemetry.page import machine_line, read_videos, write_page
 from rlinf_vla.telemetry.run_files import MOMENTS, Run, read_run
+from rlinf_vla.telemetry.timeline import Span
 
 CURVES = {
     "sft/loss": "Imitation loss",
@@ -122,20 +123,31 @@ def _evaluation_points(run: Run) -> list[charts.Evaluation]:
 
 
 def _timeline(run: Run) -> dict[str, Any]:
-    """Return length, charts and legend of the latest iteration; empty without a timeline."""
+    """Return length, charts and legend of the latest iteration; empty without a timeline.
+
+    A predicted track lies below the recorded track of the same name.
+    """
     if not run.timeline:
         return {}
+    tracks = dict.fromkeys(span.track for span in (*run.timeline, *run.predicted))
+    spans = [span for track in tracks for span in _beside(run, track)]
     seconds: dict[str, float] = {}
-    for span in run.timeline:
+    for span in spans:
         seconds[span.name] = seconds.get(span.name, 0.0) + span.end - span.start
     shown = sorted(seconds, key=lambda name: -seconds[name])[: len(charts.SERIES) - 1]
     colours = dict(zip(shown, charts.SERIES, strict=False))
     others = [(f"{len(seconds) - len(shown)} others", charts.SERIES[-1])] if len(seconds) > len(shown) else []
     return {
         "length": duration(max(span.end for span in run.timeline)),
-        "charts": [charts.timeline(run.timeline, colours, f"timeline of iteration {run.iteration}", width) for width in _TIMELINE],
+        "charts": [charts.timeline(spans, colours, f"timeline of iteration {run.iteration}", width) for width in _TIMELINE],
         "legend": [*colours.items(), *others],
     }
+
+
+def _beside(run: Run, track: str) -> list[Span]:
+    """Return a track's recorded spans, then the predicted ones under another name."""
+    recorded = [span for span in run.timeline if span.track == track]
+    return recorded + [span._replace(track=f"{track}, predicted") for span in run.predicted if span.track == track]
 
 
 def _films(run: Run) -> list[list[tuple[Path, str, str]]]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 
 from rlinf_vla.telemetry.metrics import METRICS_FILE, read_metrics
-from rlinf_vla.telemetry.timeline import Span
+from rlinf_vla.telemetry.timeline import PREDICTED, RECORDED, Span
 
 CONTROL_FILE = "control.json"
 MODES = ("greedy", "sampled")
@@ -41,6 +41,8 @@ class Run:
     control: dict[str, Any] = field(default_factory=dict)
     """Control-loop timing of a run on a robot."""
     timeline: list[Span] = field(default_factory=list)
+    predicted: list[Span] = field(default_factory=list)
+    """The timeline of an iteration under the run's plan; empty without a prediction."""
     iteration: int = 0
     """Iteration that ``timeline`` shows."""
     videos: dict[str, dict[str, Path]] = field(default_factory=dict)
@@ -83,7 +85,8 @@ def read_run(run_dir: Path) -> Run:
             run.evaluations[path.stem] = read(path, partial(_read_blocks, keys=_EVALUATION_KEYS), {})
     run.control = read(run_dir / CONTROL_FILE, partial(_read_json, keys=_CONTROL_KEYS), {})
     no_timeline: tuple[int, list[Span]] = (0, [])
-    run.iteration, run.timeline = read(run_dir / "timeline.json", _read_timeline, no_timeline)
+    run.iteration, run.timeline = read(run_dir / RECORDED, _read_timeline, no_timeline)
+    run.predicted = read(run_dir / PREDICTED, _read_timeline, no_timeline)[1]
     for path in sorted((run_dir / "videos").glob("*.mp4")):
         moment, _, episode = path.stem.partition("_")
         if moment in MOMENTS and episode:
@@ -93,7 +96,7 @@ def read_run(run_dir: Path) -> Run:
     run.name = run.recipe.get("name") or run_dir.resolve().name
     pieces = {
         "evaluation/comparison.json": run.comparison,
-        "timeline.json": run.timeline,
+        RECORDED: run.timeline,
         "videos/": run.videos,
         "recipe.yaml": run.recipe,
         "environment.json": run.environment,

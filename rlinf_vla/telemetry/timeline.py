@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from rlinf_vla.core.io import write_text
 
+RECORDED, PREDICTED = "timeline.json", "predicted.json"
+"""Files of a run with the recorded timeline, and with the one that its plan predicts."""
 KEPT_ITERATIONS = 2
 """The current iteration and the one before; bounds the memory of long runs."""
 
@@ -23,6 +25,11 @@ class Span(NamedTuple):
     track: str
     start: float
     end: float
+
+
+def trainer_track(rank: int, ranks: int) -> str:
+    """Return the track of a trainer rank, in recorded and in predicted timelines."""
+    return "trainer" if ranks == 1 else f"trainer {rank}"
 
 
 def busy_seconds(spans: Iterable[Span], track: str) -> float:

@@ -94,6 +94,10 @@ def run_dir(tmp_path: Path) -> Path:
         timeline.add("act", "policy", iteration, iteration + 0.25)
         timeline.add("step", f"simulator {HOSTILE}", iteration + 0.25, iteration + 1.0)
     timeline.write(path / "timeline.json")
+    foreseen = Timeline()
+    foreseen.add("act", "policy", 0.0, 0.5)
+    foreseen.add("publish", "network", 0.5, 1.0)
+    foreseen.write(path / "predicted.json")
     frames = np.zeros((8, 32, 32, 3), np.uint8)
     for moment, outcome in (("before", "failure"), ("after", "success")):
         write_video(path / "videos" / f"{moment}_PushCube_3.mp4", frames, 10, f"push the cube · seed 3 · {outcome} {HOSTILE}")
@@ -127,6 +131,8 @@ def test_a_finished_run(run_dir: Path) -> None:
         "push the cube · seed 3 · success",
         "Control steps per second",
         "last 1,254",
+        "policy, predicted 50%",
+        "network, predicted 50%",
     ):
         assert text in page.text, text
     assert "could not be read" not in page.text and "Not in this page" not in page.text
@@ -219,6 +225,7 @@ def test_large_runs_stay_small(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -
     for index in range(10_000):
         timeline.add(f"stage {index % 12}", f"worker {index % 6}", index * 0.01, index * 0.01 + 0.009)
     timeline.write(run_dir / "timeline.json")
+    (run_dir / "predicted.json").unlink()
     size = sum(path.stat().st_size for path in (run_dir / "videos").iterdir())
     monkeypatch.setattr(pages, "VIDEO_BYTES", size - 1)
     page = Page(write_report(run_dir))

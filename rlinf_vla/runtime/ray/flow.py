@@ -23,6 +23,7 @@ from rlinf_vla.runtime.ray.serialization import Packed, light_trajectory, serial
 from rlinf_vla.runtime.ray.shards import Shards, Task
 from rlinf_vla.runtime.ray.trainer_workers import Trainers
 from rlinf_vla.runtime.ray.worker import HEALTH, WorkerInfo, clock_offset, followed, shifted
+from rlinf_vla.telemetry.timeline import trainer_track
 
 
 class Workers(NamedTuple):
@@ -106,11 +107,13 @@ class RayFlow(OnPolicyFlow):
             self._rest()
             self.trainers.call("wake")
         self.changed = True
-        with self.timeline.span("update", "trainer"):
-            metrics, parity, seconds = self.trainers.call("update", batch, value_only, self.iteration, self.policy_version)[0][0]
+        results = self.trainers.call("update", batch, value_only, self.iteration, self.policy_version)
+        for span in shifted([span for ((*_, span),) in results], -clock_offset()):
+            self.timeline.add(*span)
+        metrics, parity, span = results[0][0]
         self.parity = self.parity if self.parity is not None else parity
         self.log_update(metrics)
-        self.log({"timing_s/update": self.metrics.get("timing_s/update", 0.0) + seconds})
+        self.log({"timing_s/update": self.metrics.get("timing_s/update", 0.0) + span.end - span.start})
         return algorithm.enough(metrics)
 
     def _rest(self) -> None:
@@ -193,7 +196,7 @@ class RayFlow(OnPolicyFlow):
         """
         started = time.perf_counter()
         version = self.policy_version if version is None else version
-        with self.timeline.span("publish", "trainer"):
+        with self.timeline.span("publish", trainer_track(0, len(self.trainers.actors))):
             ((nbytes, packed, head), *_) = self.trainers.call("weights", earlier_weights, returns=3)
         self._weights[version] = (Weights(version, packed), head if self.features else packed)
         self.log({"weights/bytes": float(nbytes), "weights/publish_s": time.perf_counter() - started})

@@ -24,6 +24,7 @@ from rlinf_vla.runtime.ray.pool import WorkerLost, wait
 from rlinf_vla.runtime.ray.scoring_workers import learning, whole
 from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed
 from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, node_address, off_the_gpu
+from rlinf_vla.telemetry.timeline import Span, trainer_track
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import rounded_weights
 from rlinf_vla.training.sharding import shard
@@ -40,7 +41,7 @@ class TrainerWorker(Worker):
             return f"tcp://{host}:{free.getsockname()[1]}"
 
     def ready(self, meeting_point: str | None = None, ranks: int = 1) -> WorkerInfo:
-        builders, cluster = self.builders, self.builders.cluster
+        builders, cluster, self.ranks = self.builders, self.builders.cluster, ranks
         if meeting_point is not None:
             backend, timeout = "nccl" if cluster.device == CUDA else "gloo", timedelta(seconds=cluster.call_timeout_s)
             dist.init_process_group(backend, init_method=meeting_point, rank=self.place, world_size=ranks, timeout=timeout)
@@ -100,13 +101,13 @@ class TrainerWorker(Worker):
         """Set the demonstrations for the imitation loss of updates."""
         self.learning.shown = demonstrations
 
-    def update(self, batch: Batch, value_only: bool, iteration: int, version: int) -> tuple[dict[str, float], Parity | None, float]:
-        """Return metrics, ``Learning.parity`` and the seconds taken."""
-        started = time.perf_counter()
+    def update(self, batch: Batch, value_only: bool, iteration: int, version: int) -> tuple[dict[str, float], Parity | None, Span]:
+        """Return metrics, ``Learning.parity``, and the span of the work, in ``time.time``."""
+        started = time.time()
         with self.builders.update_threads():
             batch = replace(batch, calls=self.heavy.complete(batch.calls))
             metrics = self.learning.update(batch, self.algorithm, value_only, iteration, version)
-        return metrics, self.learning.parity, time.perf_counter() - started
+        return metrics, self.learning.parity, Span("update", trainer_track(self.place, self.ranks), started, time.time())
 
 
 class TrainerLost(Restart, RuntimeError):
