@@ -6,14 +6,14 @@ import json
 import math
 import time
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from rlinf_vla.algorithms.base import Algorithm
-from rlinf_vla.config.cluster import CUDA, GIVEN
+from rlinf_vla.config.cluster import CPU, CUDA, GIVEN
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.config.robot import ROBOT
@@ -29,7 +29,7 @@ from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.timeline import PREDICTED, RECORDED
-from rlinf_vla.training.checkpoint import ADAPTER, STATE, complete_checkpoints
+from rlinf_vla.training.checkpoint import ADAPTER, STATE, complete_checkpoints, load_checkpoint
 
 if TYPE_CHECKING:
     from rlinf_vla.planner.monitor import PlanMonitor
@@ -87,8 +87,13 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: Pl
 
 def _planned(recipe: Recipe, say: Say) -> tuple[Recipe, PlanMonitor | None]:
     """Return the recipe under its plan, and a monitor if the recipe asks for a prediction."""
-    if recipe.algorithm.family != ON_POLICY or (recipe.cluster.plan == GIVEN and recipe.profile is None):
+    if recipe.cluster.plan == GIVEN and recipe.profile is None:
         return recipe, None
+    if recipe.algorithm.family != ON_POLICY:
+        from rlinf_vla.planner.search import only_plan, with_plan
+
+        say(f"the plan of algorithm={recipe.algorithm.name}: {(plan := only_plan(recipe))}")
+        return with_plan(recipe, plan), None
     from rlinf_vla.planner.monitor import planned
 
     return planned(recipe, say)
@@ -255,9 +260,13 @@ class TrainingRun:
         """Write a network that was trained whole in its official layout, ready to be used."""
         from rlinf_vla.cli.export import write_policy
 
-        learner, checkpoints = self.flow.learner, complete_checkpoints(self.directory / run_directory.CHECKPOINTS)
+        checkpoints = complete_checkpoints(self.directory / run_directory.CHECKPOINTS)
         if checkpoints and (checkpoints[-1] / ADAPTER).exists():
             return
+        learner = getattr(self.flow, "learner", None)
+        if learner is None:  # it is in the trainer's processes
+            learner = builders.build_policy(replace(self.recipe, cluster=replace(self.recipe.cluster, device=CPU)))
+            load_checkpoint(checkpoints[-1], learner)
         of_policy = isinstance(learner, Policy)
         use, name = ("model.checkpoint", "policy") if of_policy else ("reward=classifier reward.options.checkpoint", "classifier")
         target = self.directory / name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_vla.config.cluster import GIVEN
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, OFF_POLICY, ON_POLICY, SUPERVISED
+from rlinf_vla.config.recipe import NO_ALGORITHM, OFF_POLICY, ON_POLICY
 from rlinf_vla.config.robot import ROBOT
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ def check(recipe: Recipe) -> None:
     on_policy = algorithm.family == ON_POLICY
     require(on_policy or recipe.profile is None, f"profile is for on-policy algorithms: {family}")
     require(recipe.rollout.split == "none" or cluster.runtime == "ray", "rollout.split=head needs cluster.runtime=ray")
-    require(algorithm.family != SUPERVISED or cluster.runtime != "ray", f"{family} and runs in one process: use cluster.runtime=in_process")
+    require(
+        not algorithm.trains_reward or cluster.runtime != "ray",
+        f"algorithm={algorithm.name} trains a small network in one process: use cluster.runtime=in_process",
+    )
     one_learner = cluster.trainer_ranks == 1 and recipe.rollout.split == "none" and cluster.trainer_sharding == "none"
     require(algorithm.family != OFF_POLICY or one_learner, f"{family}: its learner is one process (trainer_ranks=1, no split or sharding)")
     for name in ("rollout_workers", "trainer_ranks", "feature_workers"):

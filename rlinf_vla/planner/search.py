@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlinf_vla.config.cluster import AUTO
+from rlinf_vla.config.cluster import AUTO, RAY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import ON_POLICY, Recipe
+from rlinf_vla.config.recipe import ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.planner.choice import Choice, choose
 from rlinf_vla.planner.graph import Graph, trace
@@ -41,6 +41,14 @@ def plan_problem(recipe: Recipe) -> tuple[Problem, Profile | None]:
     return Problem(graph, work, cluster, profiles, recipe.cluster.rows), measured
 
 
+def only_plan(recipe: Recipe) -> Plan:
+    """Return the plan of a recipe whose algorithm has one: imitation divides its batches among all
+    GPUs, for other algorithms it is what the recipe's own keys describe."""
+    shares = recipe.algorithm.family == SUPERVISED and not recipe.algorithm.trains_reward and recipe.cluster.on_gpus
+    ranks = min(describe(recipe.cluster).gpus, recipe.algorithm.batch_size) if shares else 1
+    return replace(plan_of(recipe), runtime=RAY, trainer_ranks=ranks) if ranks > 1 else plan_of(recipe)
+
+
 def plan_of(recipe: Recipe) -> Plan:
     """Return the plan that the recipe's own keys describe."""
     keys = {name: getattr(recipe.cluster, name) for name in IN_CLUSTER} | {"micro_batch_size": recipe.cluster.rows}
@@ -63,7 +71,7 @@ def run(config: DictConfig) -> None:
     output = None if config.output is None else _new_file(config.output)
     print(trace(builders.build_algorithm(recipe)).render())
     if recipe.algorithm.family != ON_POLICY:
-        print(f"\nalgorithm={recipe.algorithm.name} runs in one process: there is one plan, and nothing to choose")
+        print(f"\nalgorithm={recipe.algorithm.name}: there is one plan, and nothing to choose: {only_plan(recipe)}")
         return
     preview = _preview(recipe)
     print(f"\ncluster {recipe.cluster.name}: {describe(recipe.cluster)}")

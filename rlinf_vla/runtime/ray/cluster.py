@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
@@ -45,7 +45,7 @@ def connect_cluster(
         wanted = total(bundles_of(roles))
         own = {name: amount for name, amount in wanted.items() if name not in RAYS_OWN}
         cpus = max(os.cpu_count() or 1, int(-(-wanted.get("CPU", 0.0) // 1)))
-        with _hangup_ignored():
+        with _hangup_ignored(), _all_visible() if fake_gpus else nullcontext():
             context = ray.init(
                 address="local", num_cpus=cpus, num_gpus=fake_gpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet
             )
@@ -95,6 +95,17 @@ def _hangup_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@contextmanager
+def _all_visible() -> Iterator[None]:
+    """Unset CUDA_VISIBLE_DEVICES, in which Ray would look for the GPUs that it is told to claim."""
+    visible = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    try:
+        yield
+    finally:
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
 
 def _has_dashboard() -> bool:

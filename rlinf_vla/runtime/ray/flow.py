@@ -54,7 +54,6 @@ class RayFlow(OnPolicyFlow):
     ) -> None:
         """``num_envs``: of all rollout workers. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, **options)
-        self.everyone = workers
         self.rollouts, self.rewards, self.references, self.features, trainers = workers
         cluster = self.rollouts.cluster
         self.workers, self.num_envs, self.offload = len(self.rollouts.actors), num_envs, cluster.offload

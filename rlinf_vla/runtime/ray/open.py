@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.cluster import FAKE_GPU, ClusterConfig
-from rlinf_vla.config.recipe import ON_POLICY, Recipe, RewardConfig
+from rlinf_vla.config.recipe import OFF_POLICY, ON_POLICY, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import Policy, VectorEnv
@@ -25,6 +25,7 @@ from rlinf_vla.runtime.ray.places import Role, ask_where, machines_for, require_
 from rlinf_vla.runtime.ray.pool import Pool
 from rlinf_vla.runtime.ray.rollout_workers import FeatureWorker, RolloutWorker
 from rlinf_vla.runtime.ray.scoring_workers import ReferenceWorker, RewardWorker
+from rlinf_vla.runtime.ray.supervised import open_imitation
 from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
 from rlinf_vla.runtime.ray.worker import HEALTH, Builders
 from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier
@@ -37,44 +38,52 @@ PLACEMENT = "placement.json"
 def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
     """Start the recipe's workers and restore ``checkpoint``. Raises UserError."""
     cluster = recipe.cluster
-    split, on_policy = recipe.rollout.split == "head", recipe.algorithm.family == ON_POLICY
+    split, family = recipe.rollout.split == "head", recipe.algorithm.family
+    on_policy = family == ON_POLICY
     if split:
         require_separable(plugins.choose("model", recipe.model.name, plugins.models()))
     counts = {
-        "trainer": cluster.trainer_ranks if on_policy else 0,
+        "trainer": 0 if family == OFF_POLICY else cluster.trainer_ranks,
         "rollout": cluster.rollout_workers,
         "reference": cluster.reference_workers if on_policy and recipe.algorithm.kl_coef else 0,
         "reward": _reward_workers(recipe),
         "feature": cluster.feature_workers if split else 0,
     }
-    builders, workers, fake_gpus = dict.fromkeys(counts, _builders(recipe)), cluster.rollout_workers, None
+    parts, workers, fake_gpus = dict.fromkeys(counts, _builders(recipe)), cluster.rollout_workers, None
     if cluster.device == FAKE_GPU and cluster.address is None:
         fake_gpus = describe(cluster).gpus
     with connect_cluster(cluster.address, roles_of(cluster, counts), say, fake_gpus):
         machines = machines_for(cluster)
         roles = roles_of(cluster, counts, machines)
         say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
-        if not on_policy:
-            with (
-                launch_workers(builders, roles, cluster, say, machines) as launched,
-                open_off_policy(recipe, launched.rollouts, directory, checkpoint, say) as runtime,
-            ):
+        with launch_workers(parts, roles, cluster, say, machines) as launched:
+            write_json(directory / PLACEMENT, {"workers": ask_where(launched.actors(), cluster.start_timeout_s)})
+            if launched.trainers is not None:
+                trainer = launched.trainers.worker_info
+                say(f"policy {recipe.model.name}: {trainer.weights:,} weights, {trainer.trained:,} of them trained")
+            if on_policy:
+                opened = _open_on_policy(recipe, launched, directory, checkpoint)
+            elif family == OFF_POLICY:
+                opened = open_off_policy(recipe, launched.rollouts, directory, checkpoint, say)
+            else:
+                opened = open_imitation(recipe, launched, directory, checkpoint, say)
+            with opened as runtime:
                 yield runtime
-            return
-        ahead = {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
-        with launch_flow(builders, roles, cluster, recipe.env.num_envs, say, machines, **ahead) as flow:
-            write_json(directory / PLACEMENT, {"workers": ask_where(flow.everyone.actors(), cluster.start_timeout_s)})
-            trainer = flow.trainers.worker_info
-            say(f"policy {recipe.model.name}: {trainer.weights:,} weights, {trainer.trained:,} of them trained")
-            state = {}
-            if checkpoint is not None:
-                state = flow.trainers.call("restore", checkpoint)[0][0]
-                flow.restore_earlier_weights(load_earlier(checkpoint))
 
-            def save(state: dict[str, Any]) -> None:
-                flow.write_checkpoint(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
 
-            yield Runtime(flow, flow.env, flow.env.control_hz / flow.chunk, partial(flow.evaluate, recipe.episodes), save, state)
+@contextmanager
+def _open_on_policy(recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None) -> Iterator[Runtime]:
+    ahead = {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
+    with closing(RayFlow(workers, recipe.env.num_envs, builders.actor_settings(recipe, recipe.rollout.temperature), **ahead)) as flow:
+        state = {}
+        if checkpoint is not None:
+            state = flow.trainers.call("restore", checkpoint)[0][0]
+            flow.restore_earlier_weights(load_earlier(checkpoint))
+
+        def save(state: dict[str, Any]) -> None:
+            flow.write_checkpoint(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
+
+        yield Runtime(flow, flow.env, flow.env.control_hz / flow.chunk, partial(flow.evaluate, recipe.episodes), save, state)
 
 
 def _reward_workers(recipe: Recipe) -> int:
@@ -110,25 +119,6 @@ def _environments(recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequenc
     share = replace(recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // recipe.cluster.rollout_workers))
     with builders.open_envs(share, builders.outline(recipe), recipe.rollout.pipeline_depth) as groups:
         yield groups, builders.rewarded(share, groups)
-
-
-@contextmanager
-def launch_flow(
-    builders: Mapping[str, Builders],
-    roles: Mapping[str, Role],
-    cluster: ClusterConfig,
-    num_envs: int,
-    say: Say,
-    machines: Cluster | None = None,
-    **options: Any,
-) -> Iterator[RayFlow]:
-    """Start the workers of an on-policy flow and yield the flow. ``options``: see ``RayFlow``."""
-    with launch_workers(builders, roles, cluster, say, machines) as workers:
-        flow = RayFlow(workers, num_envs, builders["trainer"].settings, **options)
-        try:
-            yield flow
-        finally:
-            flow.close()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from rlinf_vla.runtime.ray.pool import WorkerLost, wait
 from rlinf_vla.runtime.ray.scoring_workers import learning, whole
 from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed
 from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, node_address, off_the_gpu
+from rlinf_vla.runtime.supervised import imitation_step
 from rlinf_vla.telemetry.timeline import Span, trainer_track
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import rounded_weights
@@ -100,6 +101,11 @@ class TrainerWorker(Worker):
     def show(self, demonstrations: Demonstrations) -> None:
         """Set the demonstrations for the imitation loss of updates."""
         self.learning.shown = demonstrations
+
+    def imitate(self, batch: Demonstrations, rate: float) -> dict[str, float]:
+        """Take one optimiser step on the imitation loss of ``batch``; return its metrics."""
+        with self.builders.update_threads():
+            return imitation_step(self.trainer, self.builders.settings.run_seed, batch, rate)
 
     def update(self, batch: Batch, value_only: bool, iteration: int, version: int) -> tuple[dict[str, float], Parity | None, Span]:
         """Return metrics, ``Learning.parity``, and the span of the work, in ``time.time``."""

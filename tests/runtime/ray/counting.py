@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,7 +26,7 @@ from rlinf_vla.runtime.builders import threads
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.runtime.machines import Cluster
 from rlinf_vla.runtime.ray.flow import RayFlow
-from rlinf_vla.runtime.ray.open import launch_flow
+from rlinf_vla.runtime.ray.open import launch_workers
 from rlinf_vla.runtime.ray.places import Role, roles_of
 from rlinf_vla.runtime.ray.worker import Builders
 from rlinf_vla.testing.toy_env import groups
@@ -143,7 +143,10 @@ def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, clust
     """In the cluster that this process is connected to."""
     cluster, ahead = replace(cluster, streaming=recipe.streaming, offload=recipe.offload), {"staleness": recipe.config.staleness}
     machines = Cluster("toy", (NodeConfig(gpus=8),)) if recipe.placement else None
-    with launch_flow(builders(recipe), roles(recipe, machines), cluster, NUM_ENVS, say, machines, **ahead, iterations=3) as flow:
+    with (
+        launch_workers(builders(recipe), roles(recipe, machines), cluster, say, machines) as workers,
+        closing(RayFlow(workers, NUM_ENVS, SETTINGS, **ahead, iterations=3)) as flow,
+    ):
         yield flow
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,9 +18,10 @@ from typing import Any
 from torch import Tensor
 
 from rlinf_vla.runtime.ray.cluster import connect_cluster
-from rlinf_vla.runtime.ray.open import launch_flow
+from rlinf_vla.runtime.ray.flow import RayFlow
+from rlinf_vla.runtime.ray.open import launch_workers
 from rlinf_vla.runtime.ray.places import Role
-from tests.runtime.ray.counting import CLUSTER, NUM_ENVS, PPO_CONFIG, Recipe, algorithm, builders, roles, trained
+from tests.runtime.ray.counting import CLUSTER, NUM_ENVS, PPO_CONFIG, SETTINGS, Recipe, algorithm, builders, roles, trained
 
 RECIPE = Recipe(PPO_CONFIG, rollout_workers=2)
 QUICK = replace(CLUSTER, heartbeat_s=5.0, start_timeout_s=90.0, spread=True)
@@ -43,7 +45,8 @@ def main(address: str, iterations: int, resource: str) -> None:
     say = partial(tell, kind="said")
     with (
         connect_cluster(address, wanted, lambda text: say(text=text)),
-        launch_flow(builders(RECIPE), wanted, QUICK, NUM_ENVS, lambda text: say(text=text), iterations=iterations) as flow,
+        launch_workers(builders(RECIPE), wanted, QUICK, lambda text: say(text=text)) as workers,
+        closing(RayFlow(workers, NUM_ENVS, SETTINGS, iterations=iterations)) as flow,
     ):
         subject = algorithm(RECIPE.config)
         while len(flow.rollouts.introduced) < RECIPE.rollout_workers:

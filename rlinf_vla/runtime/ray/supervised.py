@@ -1,0 +1,62 @@
+"""Imitation on Ray: trainer ranks learn, a rollout worker collects demonstrations and evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.algorithms.base import DemonstrationConfig
+from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
+from rlinf_vla.runtime import builders, run_directory
+from rlinf_vla.runtime.base import Runtime, Say
+from rlinf_vla.runtime.ray.flow import Workers
+from rlinf_vla.runtime.ray.rollout_workers import Weights, evaluate_on
+from rlinf_vla.runtime.supervised import ImitationFlow
+
+
+class RayImitationFlow(ImitationFlow):
+    """Every rank gets the whole batch of a step, and computes its rows (``training/ranks.py``)."""
+
+    def __init__(self, workers: Workers, *arguments: Any) -> None:
+        """``arguments``: see ``ImitationFlow``."""
+        super().__init__(*arguments)
+        assert workers.trainers is not None
+        self.rollouts, self.trainers = workers.rollouts, workers.trainers
+        self._sent: tuple[int, tuple[Weights, Any]] | None = None
+
+    def collect_demonstrations(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
+        ((found, success),) = self.rollouts.call("demonstrate", config)
+        return found, success
+
+    def imitation_step(self, batch: Demonstrations, rate: float) -> dict[str, float]:
+        import ray
+
+        metrics: dict[str, float] = self.trainers.call("imitate", ray.put(batch), rate)[0][0]
+        return metrics
+
+    def evaluate(self, episodes: int, size: int, temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
+        """Evaluate the current policy on the first ``episodes``, ``size`` in a call of a worker."""
+        if self._sent is None or self._sent[0] != self.policy_version:
+            ((_, packed, _), *_) = self.trainers.call("weights", returns=3)
+            self._sent = self.policy_version, (Weights(self.policy_version, packed), packed)
+        return evaluate_on(self.rollouts, self._sent[1], size, episodes, temperature, filmed, progress)
+
+
+@contextmanager
+def open_imitation(recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
+    """Restore ``checkpoint`` and yield the runtime of imitation. Raises UserError."""
+    introduced = workers.rollouts.call("worker_info")[0]
+    flow = RayImitationFlow(workers, builders.actor_settings(recipe, recipe.rollout.temperature), say)
+    state = flow.trainers.call("restore", checkpoint)[0][0] if checkpoint is not None else {}
+    size = max(1, recipe.env.num_envs // recipe.cluster.rollout_workers)
+
+    def save(state: dict[str, Any]) -> None:
+        flow.trainers.call("save", directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep, {})
+
+    play = partial(flow.evaluate, recipe.episodes, size)
+    yield Runtime(flow, introduced.env, introduced.env.control_hz / introduced.policy.chunk, play, save, state)
