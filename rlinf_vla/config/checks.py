@@ -43,11 +43,13 @@ def check(recipe: Recipe) -> None:
     )
     one_learner = cluster.trainer_ranks == 1 and recipe.rollout.split == "none" and cluster.trainer_sharding == "none"
     require(algorithm.family != OFF_POLICY or one_learner, f"{family}: its learner is one process (trainer_ranks=1, no split or sharding)")
-    for name in ("rollout_workers", "trainer_ranks", "feature_workers"):
+    for name in ("rollout_workers", "shards_per_worker", "trainer_ranks", "feature_workers"):
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
         require(in_one, f"cluster.{name}={getattr(cluster, name)} needs cluster.runtime=ray")
     turns = getattr(recipe.algorithm, "staleness", 0) == 0 and cluster.trainer_sharding == "none"
     require(turns or not cluster.offload, "cluster.offload=true needs algorithm.staleness=0 and cluster.trainer_sharding=none")
+    unshared = cluster.plan == GIVEN or cluster.shards_per_worker == 1
+    require(unshared, f"cluster.shards_per_worker={cluster.shards_per_worker} needs cluster.plan=given: no plan is predicted for it")
     if cluster.plan == GIVEN or not on_policy:
         _check_groups(recipe, require)
     require(
@@ -58,10 +60,12 @@ def check(recipe: Recipe) -> None:
 
 def _check_groups(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     """Check that the environments divide into equal groups; a predicted plan divides them."""
-    num_envs, workers = recipe.env.num_envs, recipe.cluster.rollout_workers
-    depth, batch, per_worker = recipe.rollout.pipeline_depth, recipe.rollout.batch_size, num_envs // workers
-    require(num_envs % workers == 0, f"env.num_envs={num_envs} is not a multiple of cluster.rollout_workers={workers}")
-    each = f"env.num_envs={num_envs}" if workers == 1 else f"env.num_envs / cluster.rollout_workers = {per_worker}"
+    num_envs, shards, name = recipe.env.num_envs, recipe.cluster.shards, "cluster.rollout_workers"
+    if recipe.cluster.shards_per_worker > 1:
+        name += " x shards_per_worker"
+    depth, batch, per_worker = recipe.rollout.pipeline_depth, recipe.rollout.batch_size, num_envs // shards
+    require(num_envs % shards == 0, f"env.num_envs={num_envs} is not a multiple of {name}={shards}")
+    each = f"env.num_envs={num_envs}" if shards == 1 else f"env.num_envs / {name} = {per_worker}"
     require(per_worker % depth == 0, f"{each} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal")
     require(
         (per_worker // depth) % batch == 0 or batch >= per_worker // depth,

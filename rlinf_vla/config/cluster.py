@@ -137,6 +137,9 @@ class ClusterConfig:
     first on. disaggregated: each has its own. hybrid: rollouts use all GPUs, the trainer some."""
     rollout_workers: Size = 1
     """Each has env.num_envs / rollout_workers environments in rollout.pipeline_depth groups."""
+    shards_per_worker: Size = 1
+    """Shards of a rollout per rollout worker, which has that many times fewer environments. A free
+    worker takes the next shard, so with 2 or more, fast workers take more than slow ones."""
     reference_workers: SizeOrZero = 0
     """Workers that compute log-probabilities of the reference policy; 0: the trainer does."""
     reward_workers: SizeOrZero = 0
@@ -189,6 +192,11 @@ class ClusterConfig:
     def rows(self) -> int:
         """``micro_batch_size``, or its limit where it is null and not chosen yet."""
         return self.micro_batch_size or (GPU_ROWS if self.device == CUDA else CPU_ROWS)
+
+    @property
+    def shards(self) -> int:
+        """Equal parts of the environments, of which a rollout worker runs one at a time."""
+        return self.rollout_workers * self.shards_per_worker
 
     @property
     def on_gpus(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ PLANS = {
     "ray, 2 trainer ranks": (True, {"ranks": 2}),
     "ray, 4 rollout workers, 2 trainer ranks": (True, {"rollout_workers": 4, "ranks": 2}),
     "ray, 2 trainer ranks, sharded": (True, {"ranks": 2, "sharded": True}),
+    "ray, 2 rollout workers, 4 shards": (True, {"rollout_workers": 2, "shards_per_worker": 2}),
     "ray, reward worker": (True, {"reward_workers": 1}),
     "ray, collocated, taking turns": (True, {"placement": "collocated", "rollout_workers": 2, "ranks": 2, "offload": True}),
     "ray, disaggregated": (True, {"placement": "disaggregated", "rollout_workers": 4, "ranks": 2, "reference_workers": 2}),
@@ -55,6 +58,17 @@ AGAIN = [("ppo", f"ray, {plan}") for plan in ("1 rollout worker", "2 pipelined r
 AGAIN += [("ppo, its own reward", "ray, reward worker"), ("grpo", "ray, 2 pipelined rollout workers")]
 AGAIN += [("ppo", "ray, reference worker, taking turns")]
 """Rows that differ from others in one setting."""
+
+
+def test_a_slow_worker_takes_less(cluster: None, tmp_path: Path) -> None:
+    subject = replace(RECIPES["ppo"], rollout_workers=2, shards_per_worker=2, slow=str(tmp_path / "slow"))
+    with on_ray(subject) as flow:
+        iterate(flow, subject)
+        taken = Counter(span.track.partition(" policy")[0] for span in flow.timeline.spans() if span.track.endswith(" policy"))
+        found = trained(flow)
+    assert len(taken) == 2 and min(taken.values()) * 2 <= max(taken.values()), taken
+    for name, value in expected("ppo")[0].items():
+        assert torch.equal(found[name], value), name
 
 
 @pytest.mark.parametrize(("recipe", "plan"), [pytest.param(*each, marks=[pytest.mark.slow] * (each in AGAIN)) for each in TABLE])

@@ -57,6 +57,8 @@ class RayFlow(OnPolicyFlow):
         self.rollouts, self.rewards, self.references, self.features, trainers = workers
         cluster = self.rollouts.cluster
         self.workers, self.num_envs, self.offload = len(self.rollouts.actors), num_envs, cluster.offload
+        self.share = max(1, num_envs // (self.workers * cluster.shards_per_worker))
+        """Environments per shard."""
         self.streaming = cluster.streaming and not cluster.offload
         introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
         assert trainers is not None and introduced.env is not None and introduced.policy is not None
@@ -80,13 +82,13 @@ class RayFlow(OnPolicyFlow):
         """Shards that were finished in this iteration, until ``self._ended``."""
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
-        calls, each = rollout_calls(horizon, self.env.episode_limit, self.chunk), self.num_envs // self.workers
-        firsts = range(0, self.num_envs, each)
+        calls = rollout_calls(horizon, self.env.episode_limit, self.chunk)
+        firsts = range(0, self.num_envs, self.share)
         return self._start([Task("collect", iteration, version, (iteration, first, calls)) for first in firsts])
 
     def start_groups(self, iteration: int, version: int, groups: int, attempts: int, draw: int) -> Rollouts:
         episodes = drawn_episodes(self.settings.run_seed, iteration, groups, draw, len(self.env.tasks)).repeat(attempts)
-        each = attempts * max(1, -(-(self.num_envs // self.workers) // attempts))
+        each = attempts * max(1, -(-self.share // attempts))
         return self._start([Task("collect_episodes", iteration, version, (part,)) for part in parts(episodes, each)])
 
     def score(self, rollouts: Rollouts) -> Rollouts:
@@ -206,8 +208,7 @@ class RayFlow(OnPolicyFlow):
         """Evaluate the current policy on the first ``episodes``, split over the rollout workers."""
         if self.policy_version not in self._weights:
             self.send_weights()
-        weights, size = self._weights[self.policy_version], max(1, self.num_envs // self.workers)
-        return evaluate_on(self.rollouts, weights, size, episodes, temperature, filmed, progress)
+        return evaluate_on(self.rollouts, self._weights[self.policy_version], self.share, episodes, temperature, filmed, progress)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -30,12 +30,11 @@ from rlinf_vla.training.trainer import Trainer
 class RayCollector:
     """A ``TransitionCollector`` that runs episodes on the rollout workers of a cluster."""
 
-    def __init__(self, pool: Pool, policy: Policy, trainer: Trainer, settings: Settings, num_envs: int) -> None:
-        """``num_envs``: of all rollout workers."""
+    def __init__(self, pool: Pool, policy: Policy, trainer: Trainer, settings: Settings, share: int) -> None:
+        """``share``: episodes per call of a worker."""
         self.pool, self.policy, self.trainer, self.settings = pool, policy, trainer, settings
         self.env = pool.call("worker_info")[0].env
-        self.share = max(1, num_envs // len(pool.actors))
-        """Episodes per call of a worker."""
+        self.share = share
         self._version = 0
         self.publish()
 
@@ -76,7 +75,7 @@ def open_off_policy(recipe: Recipe, pool: Pool, directory: Path, checkpoint: Pat
     policy, trainer, state = builders.build_learner(recipe, checkpoint, say)
     assert isinstance(policy, Policy)
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
-    collector = RayCollector(pool, policy, trainer, settings, recipe.env.num_envs)
+    collector = RayCollector(pool, policy, trainer, settings, recipe.env.num_envs // recipe.cluster.shards)
     policy.fit_instructions(collector.env.instructions)
     threads = partial(builders.threads, recipe.cluster.update_threads)
     flow = OffPolicyFlow(collector, trainer, settings, recipe.algorithm, directory / run_directory.REPLAY, state, threads)

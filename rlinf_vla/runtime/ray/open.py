@@ -116,7 +116,7 @@ def _policy(recipe: Recipe) -> Policy:
 
 @contextmanager
 def _environments(recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
-    share = replace(recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // recipe.cluster.rollout_workers))
+    share = replace(recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // recipe.cluster.shards))
     with builders.open_envs(share, builders.outline(recipe), recipe.rollout.pipeline_depth) as groups:
         yield groups, builders.rewarded(share, groups)
 

@@ -53,7 +53,7 @@ def open_imitation(recipe: Recipe, workers: Workers, directory: Path, checkpoint
     introduced = workers.rollouts.call("worker_info")[0]
     flow = RayImitationFlow(workers, builders.actor_settings(recipe, recipe.rollout.temperature), say)
     state = flow.trainers.call("restore", checkpoint)[0][0] if checkpoint is not None else {}
-    size = max(1, recipe.env.num_envs // recipe.cluster.rollout_workers)
+    size = recipe.env.num_envs // recipe.cluster.shards
 
     def save(state: dict[str, Any]) -> None:
         flow.trainers.call("save", directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep, {})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -56,6 +58,9 @@ class Recipe:
     offload: bool = False
     ranks: int = 1
     sharded: bool = False
+    shards_per_worker: int = 1
+    slow: str | None = None
+    """File that does not exist yet: the worker that creates it is slow."""
     placement: str | None = None
     """On fake GPUs; None: without GPUs."""
     adapters: bool = False
@@ -98,7 +103,16 @@ def trainer(built: Policy) -> Trainer:
 @contextmanager
 def environments(count: int, recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
     found = groups(count, recipe.depth)
+    with suppress(FileExistsError, TypeError):
+        Path(recipe.slow).touch(exist_ok=False)  # type: ignore[arg-type]
+        for env in found:
+            env.step_async = partial(_slowly, env.step_async)  # type: ignore[method-assign]
     yield found, rewarded(found, recipe)
+
+
+def _slowly(step: Callable[[Tensor], None], actions: Tensor) -> None:
+    time.sleep(0.2)
+    step(actions)
 
 
 def rewarded(found: Sequence[VectorEnv], recipe: Recipe) -> Sequence[VectorEnv]:
@@ -109,7 +123,7 @@ def builders(recipe: Recipe) -> dict[str, Builders]:
     found = Builders(
         policy=partial(policy, recipe),
         head=partial(head, recipe),
-        environments=partial(environments, NUM_ENVS // recipe.rollout_workers, recipe),
+        environments=partial(environments, NUM_ENVS // (recipe.rollout_workers * recipe.shards_per_worker), recipe),
         trainer=trainer,
         algorithm=partial(algorithm, recipe.config),
         reward_shaper=reward_shaper,
@@ -141,7 +155,8 @@ def roles(recipe: Recipe, machines: Cluster | None = None) -> dict[str, Role]:
 @contextmanager
 def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, cluster: ClusterConfig = CLUSTER) -> Iterator[RayFlow]:
     """In the cluster that this process is connected to."""
-    cluster, ahead = replace(cluster, streaming=recipe.streaming, offload=recipe.offload), {"staleness": recipe.config.staleness}
+    cluster = replace(cluster, streaming=recipe.streaming, offload=recipe.offload, shards_per_worker=recipe.shards_per_worker)
+    ahead = {"staleness": recipe.config.staleness}
     machines = Cluster("toy", (NodeConfig(gpus=8),)) if recipe.placement else None
     with (
         launch_workers(builders(recipe), roles(recipe, machines), cluster, say, machines) as workers,
