@@ -140,6 +140,10 @@ class ClusterConfig:
     shards_per_worker: Size = 1
     """Shards of a rollout per rollout worker, which has that many times fewer environments. A free
     worker takes the next shard, so with 2 or more, fast workers take more than slow ones."""
+    most_rollout_workers: Size | None = None
+    """Between iterations, add rollout workers up to this number while the cluster has room, for
+    instance on nodes that join. They take shards of the others (shards_per_worker), and their loss
+    is no fault. null: rollout_workers."""
     reference_workers: SizeOrZero = 0
     """Workers that compute log-probabilities of the reference policy; 0: the trainer does."""
     reward_workers: SizeOrZero = 0

@@ -17,6 +17,7 @@ from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.rollout.episodes import drawn_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import OnPolicyFlow
+from rlinf_vla.runtime.ray.growth import Growth
 from rlinf_vla.runtime.ray.pool import Pool, ShardLost, parts
 from rlinf_vla.runtime.ray.rollout_workers import ShardDone, Weights, evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed, light_trajectory, serial_of
@@ -35,6 +36,8 @@ class Workers(NamedTuple):
     features: list[Any]
     """Actors with the backbone of a split policy; rollout workers then have only its head."""
     trainers: Trainers | None
+    growth: Growth | None = None
+    """Adds rollout workers."""
 
     def actors(self) -> dict[str, list[Any]]:
         """Return the actors of each role."""
@@ -54,7 +57,7 @@ class RayFlow(OnPolicyFlow):
     ) -> None:
         """``num_envs``: of all rollout workers. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, **options)
-        self.rollouts, self.rewards, self.references, self.features, trainers = workers
+        self.rollouts, self.rewards, self.references, self.features, trainers, self._growth = workers
         cluster = self.rollouts.cluster
         self.workers, self.num_envs, self.offload = len(self.rollouts.actors), num_envs, cluster.offload
         self.share = max(1, num_envs // (self.workers * cluster.shards_per_worker))
@@ -77,6 +80,8 @@ class RayFlow(OnPolicyFlow):
         super().begin(iteration)
         if self.policy_version not in self._weights:
             self.send_weights()
+        if self._growth is not None:
+            self._growth.look()
         self._began = self._ended = time.perf_counter()
         self._done: list[ShardDone] = []
         """Shards that were finished in this iteration, until ``self._ended``."""
@@ -148,7 +153,7 @@ class RayFlow(OnPolicyFlow):
             {
                 "rollout/bytes": float(sum(each.nbytes for each in self._done)),
                 "weights/load_s": max((each.load_s for each in self._done), default=0.0),
-                "utilisation/rollout": sum(each.seconds for each in self._done) / (self.workers * seconds),
+                "utilisation/rollout": sum(each.seconds for each in self._done) / (max(1, self.rollouts.size) * seconds),
                 "utilisation/trainer": self.metrics.get("timing_s/update", 0.0) / seconds,
             }
         )

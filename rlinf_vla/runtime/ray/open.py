@@ -20,6 +20,7 @@ from rlinf_vla.runtime.base import Runtime, Say
 from rlinf_vla.runtime.machines import Cluster, describe
 from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.flow import RayFlow, Workers
+from rlinf_vla.runtime.ray.growth import Growth
 from rlinf_vla.runtime.ray.off_policy import open_off_policy
 from rlinf_vla.runtime.ray.places import Role, ask_where, machines_for, require_room, reserve_places, roles_of
 from rlinf_vla.runtime.ray.pool import Pool
@@ -143,8 +144,8 @@ def launch_workers(
         for actor in features:
             stack.callback(ray.kill, actor)
 
-        def spawn(kind: type, role: str, place: int) -> Any:
-            actor = remote(max_restarts=0, concurrency_groups=groups, **places[role][place])(kind)
+        def spawn(kind: type, role: str, place: int, options: Mapping[str, Any] | None = None) -> Any:
+            actor = remote(max_restarts=0, concurrency_groups=groups, **options or places[role][place])(kind)
             backbone = [features[place % len(features)]] if features and kind is RolloutWorker else []
             return actor.remote(builders[role], place, *backbone)
 
@@ -161,4 +162,8 @@ def launch_workers(
         if ranks := roles["trainer"].count:
             trainers = Trainers([spawn(TrainerWorker, "trainer", rank) for rank in range(ranks)], cluster)
             stack.callback(trainers.close)
-        yield Workers(rollouts, rewards, references, features, trainers)
+        growth, most = None, cluster.most_rollout_workers or 0
+        if most > roles["rollout"].count:
+            growth = Growth(rollouts, roles["rollout"], most, partial(spawn, RolloutWorker, "rollout"))
+            stack.callback(growth.close)
+        yield Workers(rollouts, rewards, references, features, trainers, growth)

@@ -38,6 +38,11 @@ class Role(RoleConfig):
         return {name: amount for name, amount in wanted.items() if amount}
 
     @property
+    def alone(self) -> dict[str, float]:
+        """Resources of one worker that shares its GPU with no other."""
+        return {"GPU": 1.0} | self.bundle if self.slots else self.bundle
+
+    @property
     def options(self) -> dict[str, Any]:
         """The same resources as options of a Ray actor."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": dict(self.resources)}

@@ -90,6 +90,8 @@ class Pool:
         self._closing = False
         self.introduced: dict[int, Any] = {}
         """Result of ``ready`` of the current worker in each place."""
+        self._leave: dict[int, Callable[[], None]] = {}
+        """Place of each additional worker -> what to do when it has left."""
         self.actors = [spawn(place) for place in range(size)]
         for place, actor in enumerate(self.actors):
             self._start(place, actor, time.monotonic())
@@ -134,6 +136,23 @@ class Pool:
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
 
+    @property
+    def size(self) -> int:
+        """Number of workers, additional ones included."""
+        return len(self.introduced)
+
+    def add(self, spawn: Callable[[int], Any], leave: Callable[[], None]) -> None:
+        """Start an additional worker, which is not replaced if it is lost; ``leave`` is then called."""
+        place = len(self.actors)
+        self._leave[place] = leave
+        self.actors.append(spawn(place))
+        self._start(place, self.actors[place], time.monotonic())
+
+    @property
+    def additional(self) -> int:
+        """Number of additional workers, also those that start."""
+        return len(self._leave)
+
     def news(self) -> tuple[int, float]:
         """Workers lost since the last call, and the longest seconds from loss to replacement."""
         lost, longest = self.faults - self._told, self._recovery_s
@@ -146,6 +165,8 @@ class Pool:
         self._closing = True
         for actor in self.actors:
             ray.kill(actor)
+        for leave in self._leave.values():
+            leave()
 
     def _take(self) -> tuple[int, Any]:
         while True:
@@ -163,6 +184,11 @@ class Pool:
 
         began = time.monotonic()
         ray.kill(actor)
+        if leave := self._leave.pop(place, None):
+            self.introduced.pop(place, None)
+            self._say(f"{reason}: it leaves, its work is repeated")
+            leave()
+            return
         with self._lock:
             self.faults += 1
             if self.faults > self.cluster.max_restarts:
@@ -186,17 +212,27 @@ class Pool:
         try:
             worker_info = ray.get(actor.ready.remote(), timeout=self.cluster.start_timeout_s)
         except exceptions.RayTaskError as error:  # its construction fails: a replacement would fail, too
-            self.error = raised_there(error)
+            self._failed(place, actor, raised_there(error))
         except exceptions.GetTimeoutError:
             limit = f"{self.cluster.start_timeout_s:g} s"
-            self.error = RuntimeError(f"{what} did not start within {limit}: the cluster has no room for it, or its machine is too slow")
+            why = f"{what} did not start within {limit}: the cluster has no room for it, or its machine is too slow"
+            self._failed(place, actor, RuntimeError(why))
         except exceptions.RayError as error:
             self._replace(place, actor, f"{what} was lost while it started ({type(error).__name__})")
         else:
             self.introduced[place] = worker_info
-            if self.faults:
+            if place in self._leave:
+                self._say(f"{what} joins at {worker_info.node}")
+            elif self.faults:
                 self._recovery_s = max(self._recovery_s, time.monotonic() - began)
             self._free.put((place, actor))
+
+    def _failed(self, place: int, actor: Any, error: BaseException) -> None:
+        """Handle a worker that cannot start: an additional one leaves, any other ends the run."""
+        if place in self._leave:
+            self._replace(place, actor, f"{self.role} {place} cannot start ({error})")
+        else:
+            self.error = error
 
 
 def parts(items: Parts, size: int) -> list[Parts]:

@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -54,9 +54,10 @@ def feature_workers(flow: RayFlow) -> list[int]:
     return found
 
 
-def run_until(flow: RayFlow, recipe: Recipe, done: Callable[[], bool]) -> list[dict[str, float]]:
-    subject, found = algorithm(recipe.config), list[dict[str, float]]()
-    while len(found) < 2 or not done():
+def run_until(flow: RayFlow, recipe: Recipe, done: Callable[[], bool], before: Sequence[dict[str, float]] = ()) -> list[dict[str, float]]:
+    """Run at least two iterations after those of ``before``; return the metrics of all."""
+    subject, found = algorithm(recipe.config), list(before)
+    while len(found) < len(before) + 2 or not done():
         flow.begin(len(found))
         subject.iteration(flow)
         found.append(flow.metrics)
@@ -95,6 +96,32 @@ def test_a_worker_that_hangs_is_replaced(cluster: None) -> None:
         assert not Path(f"/proc/{stopped}").exists()
     undisturbed = in_process(recipe)
     iterate(undisturbed, recipe)
+    assert all(torch.equal(found[key], value) for key, value in trained(undisturbed).items())
+
+
+def test_workers_that_join_and_leave(cluster: None) -> None:
+    """While there is room, and without counting as faults."""
+    recipe, said = Recipe(PPO_CONFIG, rollout_workers=1, shards_per_worker=4), list[str]()
+    with on_ray(recipe, said.append, replace(CLUSTER, most_rollout_workers=3, max_restarts=0)) as flow:
+        pool, deadline = flow.rollouts, time.monotonic() + 120
+
+        def joined(workers: int) -> Callable[[], bool]:
+            def now() -> bool:
+                assert time.monotonic() < deadline, said
+                time.sleep(0.05)
+                return sum("joins" in line for line in said) >= workers
+
+            return now
+
+        metrics = run_until(flow, recipe, joined(2))
+        assert pool.size == 3
+        os.kill(pool.introduced[1].pid, signal.SIGKILL)
+        metrics = run_until(flow, recipe, joined(3), metrics)
+        found = trained(flow)
+    assert any("rollout 1" in line and "it leaves, its work is repeated" in line for line in said)
+    assert not any(each["faults/rollout"] for each in metrics)
+    undisturbed = in_process(recipe)
+    iterate(undisturbed, recipe, len(metrics))
     assert all(torch.equal(found[key], value) for key, value in trained(undisturbed).items())
 
 
