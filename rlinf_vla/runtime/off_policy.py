@@ -16,7 +16,7 @@ from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import EnvSpec, Policy, VectorEnv
-from rlinf_vla.core.types import EpisodeRecords, Episodes
+from rlinf_vla.core.types import EpisodeRecords, Episodes, Tensors
 from rlinf_vla.data.from_dataset import dataset_transitions, require_same_control_rate
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes, numbered_episodes
@@ -68,65 +68,93 @@ class LocalCollector:
         return {}
 
 
-class ReplayFlow(BaseFlow):
-    """Base of off-policy flows: learner, replay of online data, replay of demonstrations."""
+class Store(Protocol):
+    """A replay buffer, in this process or in another one."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        settings: Settings,
-        config: OffPolicyConfig,
-        directory: Path,
-        state: dict[str, Any],
-        update_threads: Threads = nullcontext,
-    ) -> None:
-        """directory: of the replay buffers. state: from ``save`` before a resume, else empty.
+    @property
+    def total(self) -> int: ...
+    def __len__(self) -> int: ...
+    def append(self, episode: Tensors) -> None: ...
+    def flush(self) -> None: ...
+    def forget(self, total: int) -> None: ...
 
-        ``update_threads``: context of updates, during which the simulators are idle.
-        """
+
+def open_replays(directory: Path, config: OffPolicyConfig, state: dict[str, Any]) -> tuple[Replay, Replay]:
+    """Open the replay buffers of online data and of demonstrations.
+
+    state: from ``StoringFlow.save`` before a resume, else empty.
+    """
+    online = Replay(directory / "online", config.replay_capacity, state.get("replay", 0))
+    return online, Replay(directory / "demonstrations", EVERYTHING, state.get("demonstrations", 0))
+
+
+def learn_from_replay(
+    trainer: Trainer,
+    algorithm: OffPolicy,
+    replays: tuple[Replay, Replay],
+    updates: int,
+    run_seed: int,
+    iteration: int,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> dict[str, float]:
+    """Make an iteration's ``updates`` on batches from ``replays``; return the mean metrics."""
+    sums, counts = defaultdict[str, float](float), defaultdict[str, int](int)
+    config, (online, shown) = algorithm.config, replays
+    size, share = config.batch_size, config.demonstration_share if len(shown) else 0.0
+    for index in range(updates):
+        # random numbers depend only on the update's index: a resumed run draws the same
+        seed = ((run_seed * 1_000_003 + iteration) << 20) + index
+        generator = torch.Generator().manual_seed(seed % (1 << 63))
+        batch = sample_mixed([online, shown], [1 - share, share], size, generator)
+        for name, value in algorithm.step(trainer, batch, generator, index, partial(shown.sample, size, generator)).items():
+            sums[name] += value
+            counts[name] += 1
+        progress((index + 1) / updates)
+    return {name: value / counts[name] for name, value in sums.items()}
+
+
+class StoringFlow(BaseFlow):
+    """Base of off-policy flows: replay of online data and of demonstrations."""
+
+    def __init__(self, settings: Settings, config: OffPolicyConfig, replay: Store, shown: Store) -> None:
         super().__init__(settings)
-        self.trainer, self.config, self.update_threads = trainer, config, update_threads
-        self.policy: Policy = trainer.policy  # type: ignore[assignment]
+        self.config, self.replay, self.shown = config, replay, shown
         self.chunk_rewards = partial(chunk_rewards, gamma=config.gamma, unit=config.gamma_unit)
-        self.replay = Replay(directory / "online", config.replay_capacity, state.get("replay", 0))
-        self.shown = Replay(directory / "demonstrations", EVERYTHING, state.get("demonstrations", 0))
         self._showing = False
         """Whether demonstrations are being collected; a run resumed then collects them anew."""
 
     def demonstrate(self, episodes: int) -> None:
         if self.shown.total:
             return
-        successes = []
         self._showing = True
-        for each in self._demonstrations(episodes):
-            self.shown.append(each.records)
-            successes.append(each.success)
+        successes = self.show(episodes)
         self._showing = False
         if not successes:
             raise UserError(f"algorithm.dataset={self.config.dataset}: none of its episodes has a usable transition")
         self.log({"demonstrations/success": sum(successes) / len(successes)})
 
+    def show(self, episodes: int) -> list[bool]:
+        """Add demonstrations to ``shown``; return which of them succeeded."""
+        found = []
+        for each in self._demonstrations(episodes):
+            self.shown.append(each.records)
+            found.append(each.success)
+        return found
+
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
         raise NotImplementedError
 
     def update_from_replay(self, updates: int, algorithm: OffPolicy) -> None:
-        started, sums, counts = time.perf_counter(), defaultdict[str, float](float), defaultdict[str, int](int)
-        size, share = self.config.batch_size, self.config.demonstration_share if len(self.shown) else 0.0
-        with self.timeline.span("update", "trainer"), self.update_threads():
-            for index in range(updates):
-                # random numbers depend only on the update's index: a resumed run draws the same
-                seed = ((self.settings.run_seed * 1_000_003 + self.iteration) << 20) + index
-                generator = torch.Generator().manual_seed(seed % (1 << 63))
-                batch = sample_mixed([self.replay, self.shown], [1 - share, share], size, generator)
-                shown = partial(self.shown.sample, size, generator)
-                for name, value in algorithm.step(self.trainer, batch, generator, index, shown).items():
-                    sums[name] += value
-                    counts[name] += 1
-                self.progress("update", (index + 1) / updates)
-        self.log({name: value / counts[name] for name, value in sums.items()})
+        started = time.perf_counter()
+        with self.timeline.span("update", "trainer"):
+            self.log(self.learn(updates, algorithm))
         self.log(
             {"timing_s/update": time.perf_counter() - started, "actor/updates": float(updates), "replay/size": float(len(self.replay))}
         )
+
+    def learn(self, updates: int, algorithm: OffPolicy) -> dict[str, float]:
+        """Make this iteration's updates; return their mean metrics."""
+        raise NotImplementedError
 
     def save(self) -> dict[str, Any]:
         for store in (self.replay, self.shown):
@@ -137,18 +165,43 @@ class ReplayFlow(BaseFlow):
         self.replay.forget(min(state["replay"] for state in states))
 
 
-class OffPolicyFlow(ReplayFlow):
-    """Flow of off-policy algorithms in simulators."""
+class ReplayFlow(StoringFlow):
+    """Off-policy flow whose learner and replay buffers are in this process."""
 
-    def __init__(self, collector: TransitionCollector, *arguments: Any, **options: Any) -> None:
-        """``arguments`` and ``options``: see ``ReplayFlow``."""
-        super().__init__(*arguments, **options)
-        self.collector = collector
+    replay: Replay
+    shown: Replay
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        settings: Settings,
+        config: OffPolicyConfig,
+        directory: Path,
+        state: dict[str, Any],
+        update_threads: Threads = nullcontext,
+    ) -> None:
+        """``directory``, ``state``: see ``open_replays``.
+
+        ``update_threads``: context of updates, during which the simulators are idle.
+        """
+        super().__init__(settings, config, *open_replays(directory, config, state))
+        self.trainer, self.update_threads = trainer, update_threads
+        self.policy: Policy = trainer.policy  # type: ignore[assignment]
+
+    def learn(self, updates: int, algorithm: OffPolicy) -> dict[str, float]:
+        progress = partial(self.progress, "update")
+        with self.update_threads():
+            return learn_from_replay(
+                self.trainer, algorithm, (self.replay, self.shown), updates, self.settings.run_seed, self.iteration, progress
+            )
+
+
+class SimulatorFlow(StoringFlow):
+    """Off-policy flow with simulators; a mix-in."""
+
+    collector: TransitionCollector
 
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
-        if self.config.dataset is not None:
-            require_same_control_rate(self.config.dataset, [self.collector.env])
-            return dataset_transitions(self.policy, self.config)
         listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, episodes, len(self.collector.env.tasks))
         return self.collector.collect(listed, self.chunk_rewards, True, self.timeline, lambda fraction: None)
 
@@ -170,3 +223,18 @@ class OffPolicyFlow(ReplayFlow):
         super().publish()
         self.collector.publish()
         self.log(self.collector.metrics())
+
+
+class OffPolicyFlow(SimulatorFlow, ReplayFlow):
+    """Flow of off-policy algorithms in simulators, in one process."""
+
+    def __init__(self, collector: TransitionCollector, *arguments: Any, **options: Any) -> None:
+        """``arguments`` and ``options``: see ``ReplayFlow``."""
+        super().__init__(*arguments, **options)
+        self.collector = collector
+
+    def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
+        if self.config.dataset is None:
+            return super()._demonstrations(episodes)
+        require_same_control_rate(self.config.dataset, [self.collector.env])
+        return dataset_transitions(self.policy, self.config)

@@ -35,14 +35,14 @@ class Workers(NamedTuple):
     references: Pool | None
     features: list[Any]
     """Actors with the backbone of a split policy; rollout workers then have only its head."""
-    trainers: Trainers | None
+    trainers: Trainers
     growth: Growth | None = None
     """Adds rollout workers."""
 
     def actors(self) -> dict[str, list[Any]]:
         """Return the actors of each role."""
         pools = {pool.role: pool.actors for pool in (self.rollouts, self.rewards, self.references) if pool is not None}
-        return {"trainer": list(self.trainers.actors) if self.trainers else [], **pools, "feature": self.features}
+        return {"trainer": list(self.trainers.actors), **pools, "feature": self.features}
 
 
 class RayFlow(OnPolicyFlow):
@@ -64,7 +64,7 @@ class RayFlow(OnPolicyFlow):
         """Environments per shard."""
         self.streaming = cluster.streaming and not cluster.offload
         introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
-        assert trainers is not None and introduced.env is not None and introduced.policy is not None
+        assert introduced.env is not None and introduced.policy is not None
         self.trainers, self.env, self.chunk = trainers, introduced.env, introduced.policy.chunk
         self._feature_pids: dict[int, int] = {}
         self._serial = itertools.count()

@@ -1,4 +1,4 @@
-"""Run off-policy algorithms on Ray: rollout workers fill the replay buffer of this process."""
+"""Run off-policy algorithms on Ray: rollout workers fill the replay buffers of a learner."""
 
 from __future__ import annotations
 
@@ -8,44 +8,103 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import EpisodeRecords, Episodes
+from rlinf_vla.core.types import EpisodeRecords, Episodes, Tensors
+from rlinf_vla.data.from_dataset import dataset_transitions, require_same_control_rate
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.transitions import ChunkRewards
 from rlinf_vla.runtime import builders, run_directory
-from rlinf_vla.runtime.base import Runtime, Say
-from rlinf_vla.runtime.off_policy import OffPolicyFlow
+from rlinf_vla.runtime.base import Runtime
+from rlinf_vla.runtime.off_policy import SimulatorFlow, learn_from_replay, open_replays
+from rlinf_vla.runtime.ray.flow import Workers
 from rlinf_vla.runtime.ray.pool import Pool, parts
 from rlinf_vla.runtime.ray.rollout_workers import Weights, evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed
+from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
 from rlinf_vla.runtime.ray.worker import clock_offset, shifted
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.checkpoint import save_checkpoint
 from rlinf_vla.training.lora import rounded_weights
-from rlinf_vla.training.trainer import Trainer
+
+
+class LearnerWorker(TrainerWorker):
+    """The learner of an off-policy algorithm, with its replay buffers."""
+
+    def open_replays(self, directory: Path, state: dict[str, Any], instructions: tuple[str, ...]) -> list[tuple[int, int]]:
+        """Open the buffers; return (records ever added, records to sample from) of each."""
+        self.policy.fit_instructions(instructions)
+        self.replays = open_replays(directory, self.algorithm.config, state)
+        return [(store.total, len(store)) for store in self.replays]
+
+    def append(self, number: int, episode: Packed) -> tuple[int, int]:
+        store = self.replays[number]
+        store.append(episode.tensors())
+        return store.total, len(store)
+
+    def append_dataset(self, config: OffPolicyConfig) -> tuple[tuple[int, int], list[bool]]:
+        """Add the episodes of ``config.dataset`` as demonstrations; return also which succeeded."""
+        store, successes = self.replays[1], []
+        for each in dataset_transitions(self.policy, config):
+            store.append(each.records)
+            successes.append(each.success)
+        return (store.total, len(store)), successes
+
+    def flush(self, number: int) -> None:
+        self.replays[number].flush()
+
+    def forget_records(self, number: int, total: int) -> None:
+        self.replays[number].forget(total)
+
+    def learn(self, updates: int, iteration: int) -> dict[str, float]:
+        with self.builders.update_threads():
+            return learn_from_replay(self.trainer, self.algorithm, self.replays, updates, self.builders.settings.run_seed, iteration)
+
+    def acting_weights(self) -> tuple[int, Packed]:
+        """Return the bytes of the weights that act, and these weights."""
+        acting = self.trainer.acting_weights()
+        packed = Packed.of(rounded_weights(self.policy, acting) if self.builders.settings.rounded else acting)
+        return packed.nbytes, packed
+
+
+class LearnersReplay:
+    """One of the replay buffers in the learner's process."""
+
+    def __init__(self, trainers: Trainers, number: int, size: tuple[int, int]) -> None:
+        self._trainers, self._number = trainers, number
+        self.total, self._length = size
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, episode: Tensors) -> None:
+        self.set_size(self._trainers.call("append", self._number, Packed.of(episode))[0][0])
+
+    def set_size(self, size: tuple[int, int]) -> None:
+        self.total, self._length = size
+
+    def flush(self) -> None:
+        self._trainers.call("flush", self._number)
+
+    def forget(self, total: int) -> None:
+        self._trainers.call("forget_records", self._number, total)
 
 
 class RayCollector:
     """A ``TransitionCollector`` that runs episodes on the rollout workers of a cluster."""
 
-    def __init__(self, pool: Pool, policy: Policy, trainer: Trainer, settings: Settings, share: int) -> None:
+    def __init__(self, pool: Pool, trainers: Trainers, share: int) -> None:
         """``share``: episodes per call of a worker."""
-        self.pool, self.policy, self.trainer, self.settings = pool, policy, trainer, settings
-        self.env = pool.call("worker_info")[0].env
+        self.pool, self._trainers = pool, trainers
+        introduced = pool.call("worker_info")[0]
+        self.env, self.chunk = introduced.env, introduced.policy.chunk
         self.share = share
         self._version = 0
         self.publish()
 
     def publish(self) -> None:
-        import ray
-
-        acting = self.trainer.acting_weights()
-        if self.settings.rounded:
-            acting = rounded_weights(self.policy, acting)
         self._version += 1
-        packed = ray.put(Packed.of(acting))
+        ((self._bytes, packed),) = self._trainers.call("acting_weights", returns=2)
         self.weights: tuple[Weights, Any] = (Weights(self._version, packed), packed)
         """The published weights: version, and reference to the tensors."""
 
@@ -66,23 +125,44 @@ class RayCollector:
 
     def metrics(self) -> dict[str, float]:
         lost, recovery_s = self.pool.news()
-        return {"faults/rollout": float(lost), "faults/recovery_s": recovery_s}
+        return {"faults/rollout": float(lost), "faults/recovery_s": recovery_s, "weights/bytes": float(self._bytes)}
+
+
+class RayOffPolicyFlow(SimulatorFlow):
+    """Off-policy flow whose learner is a worker."""
+
+    shown: LearnersReplay
+
+    def __init__(self, collector: RayCollector, trainers: Trainers, settings: Settings, config: OffPolicyConfig, stores: Any) -> None:
+        super().__init__(settings, config, *stores)
+        self.collector, self._trainers = collector, trainers
+
+    def show(self, episodes: int) -> list[bool]:
+        if self.config.dataset is None:
+            return super().show(episodes)
+        require_same_control_rate(self.config.dataset, [self.collector.env])
+        size, successes = self._trainers.call("append_dataset", self.config)[0][0]
+        self.shown.set_size(size)
+        return list(successes)
+
+    def learn(self, updates: int, algorithm: OffPolicy) -> dict[str, float]:
+        metrics: dict[str, float] = self._trainers.call("learn", updates, self.iteration)[0][0]
+        return metrics
 
 
 @contextmanager
-def open_off_policy(recipe: Recipe, pool: Pool, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
-    """Build the learner in this process and restore ``checkpoint``. Raises UserError."""
-    policy, trainer, state = builders.build_learner(recipe, checkpoint, say)
-    assert isinstance(policy, Policy)
-    settings = builders.actor_settings(recipe, recipe.rollout.temperature)
-    collector = RayCollector(pool, policy, trainer, settings, recipe.env.num_envs // recipe.cluster.shards)
-    policy.fit_instructions(collector.env.instructions)
-    threads = partial(builders.threads, recipe.cluster.update_threads)
-    flow = OffPolicyFlow(collector, trainer, settings, recipe.algorithm, directory / run_directory.REPLAY, state, threads)
+def open_off_policy(recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None) -> Iterator[Runtime]:
+    """Restore ``checkpoint`` and yield the runtime. Raises UserError."""
+    trainers = workers.trainers
+    state = trainers.call("restore", checkpoint)[0][0] if checkpoint is not None else {}
+    collector = RayCollector(workers.rollouts, trainers, recipe.env.num_envs // recipe.cluster.shards)
+    sizes = trainers.call("open_replays", directory / run_directory.REPLAY, state, collector.env.instructions)[0][0]
+    stores = [LearnersReplay(trainers, number, size) for number, size in enumerate(sizes)]
+    flow = RayOffPolicyFlow(collector, trainers, builders.actor_settings(recipe, recipe.rollout.temperature), recipe.algorithm, stores)
 
     def save(state: dict[str, Any]) -> None:
-        save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep)
+        trainers.call("save", directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep, {})
 
     yield Runtime(
-        flow, collector.env, collector.env.control_hz / policy.spec.chunk, partial(collector.evaluate, recipe.episodes), save, state
+        flow, collector.env, collector.env.control_hz / collector.chunk, partial(collector.evaluate, recipe.episodes), save, state
     )

@@ -21,7 +21,7 @@ from rlinf_vla.runtime.machines import Cluster, describe
 from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.flow import RayFlow, Workers
 from rlinf_vla.runtime.ray.growth import Growth
-from rlinf_vla.runtime.ray.off_policy import open_off_policy
+from rlinf_vla.runtime.ray.off_policy import LearnerWorker, open_off_policy
 from rlinf_vla.runtime.ray.places import Role, ask_where, machines_for, require_room, reserve_places, roles_of
 from rlinf_vla.runtime.ray.pool import Pool
 from rlinf_vla.runtime.ray.rollout_workers import FeatureWorker, RolloutWorker
@@ -44,7 +44,7 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
     if split:
         require_separable(plugins.choose("model", recipe.model.name, plugins.models()))
     counts = {
-        "trainer": 0 if family == OFF_POLICY else cluster.trainer_ranks,
+        "trainer": cluster.trainer_ranks,
         "rollout": cluster.rollout_workers,
         "reference": cluster.reference_workers if on_policy and recipe.algorithm.kl_coef else 0,
         "reward": _reward_workers(recipe),
@@ -54,18 +54,17 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
     if cluster.device == FAKE_GPU and cluster.address is None:
         fake_gpus = describe(cluster).gpus
     with connect_cluster(cluster.address, roles_of(cluster, counts), say, fake_gpus):
-        machines = machines_for(cluster)
+        machines, learner = machines_for(cluster), LearnerWorker if family == OFF_POLICY else TrainerWorker
         roles = roles_of(cluster, counts, machines)
         say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
-        with launch_workers(parts, roles, cluster, say, machines) as launched:
+        with launch_workers(parts, roles, cluster, say, machines, learner) as launched:
             write_json(directory / PLACEMENT, {"workers": ask_where(launched.actors(), cluster.start_timeout_s)})
-            if launched.trainers is not None:
-                trainer = launched.trainers.worker_info
-                say(f"policy {recipe.model.name}: {trainer.weights:,} weights, {trainer.trained:,} of them trained")
+            trainer = launched.trainers.worker_info
+            say(f"policy {recipe.model.name}: {trainer.weights:,} weights, {trainer.trained:,} of them trained")
             if on_policy:
                 opened = _open_on_policy(recipe, launched, directory, checkpoint)
             elif family == OFF_POLICY:
-                opened = open_off_policy(recipe, launched.rollouts, directory, checkpoint, say)
+                opened = open_off_policy(recipe, launched, directory, checkpoint)
             else:
                 opened = open_imitation(recipe, launched, directory, checkpoint, say)
             with opened as runtime:
@@ -124,11 +123,17 @@ def _environments(recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequenc
 
 @contextmanager
 def launch_workers(
-    builders: Mapping[str, Builders], roles: Mapping[str, Role], cluster: ClusterConfig, say: Say, machines: Cluster | None = None
+    builders: Mapping[str, Builders],
+    roles: Mapping[str, Role],
+    cluster: ClusterConfig,
+    say: Say,
+    machines: Cluster | None = None,
+    learner: type[TrainerWorker] = TrainerWorker,
 ) -> Iterator[Workers]:
     """Start workers in the connected cluster and stop them at the end. ``builders``: by role.
 
-    ``machines``: those of the roles' slots. Raises UserError if they have no room.
+    ``machines``: those of the roles' slots. ``learner``: of the trainer's workers. Raises UserError
+    if the cluster has no room.
     """
     import ray
 
@@ -158,10 +163,8 @@ def launch_workers(
         rewards, references = (
             pool(kind, role) if roles[role].count else None for kind, role in ((RewardWorker, "reward"), (ReferenceWorker, "reference"))
         )
-        trainers = None
-        if ranks := roles["trainer"].count:
-            trainers = Trainers([spawn(TrainerWorker, "trainer", rank) for rank in range(ranks)], cluster)
-            stack.callback(trainers.close)
+        trainers = Trainers([spawn(learner, "trainer", rank) for rank in range(roles["trainer"].count)], cluster)
+        stack.callback(trainers.close)
         growth, most = None, cluster.most_rollout_workers or 0
         if most > roles["rollout"].count:
             growth = Growth(rollouts, roles["rollout"], most, partial(spawn, RolloutWorker, "rollout"))

@@ -25,7 +25,6 @@ class RayImitationFlow(ImitationFlow):
     def __init__(self, workers: Workers, *arguments: Any) -> None:
         """``arguments``: see ``ImitationFlow``."""
         super().__init__(*arguments)
-        assert workers.trainers is not None
         self.rollouts, self.trainers = workers.rollouts, workers.trainers
         self._sent: tuple[int, tuple[Weights, Any]] | None = None
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, VectorEnv
 from rlinf_vla.rollout.actor import Settings
@@ -38,7 +37,7 @@ class Builders:
     environments: Callable[[], AbstractContextManager[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]]
     """A rollout worker's environment groups: unchanged, and with the recipe's reward."""
     trainer: Callable[[Policy], Any]
-    algorithm: Callable[[], OnPolicy]
+    algorithm: Callable[[], Any]
     reward_shaper: Callable[[EnvSpec], RewardShaper]
     """The recipe's reward, for reward workers."""
     rewards_apart: bool
