@@ -84,7 +84,8 @@ def test_the_same_bits_on_ray(strangers: Counting, tmp_path: Path, name: str) ->
     here = strangers.arguments("train", f"counting_{name}", *QUICK, "run_dir=shaped", "reward=success")
     command = [sys.executable, "-m", "rlinf_vla.cli.main"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    for arguments in (here, there):
+    resumed = [[*there, "iterations=2"], [*there, "resume=auto"]] if name in ("sac", "td3") else [there]
+    for arguments in (here, *resumed):
         done = subprocess.run([*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stdout + done.stderr
     assert_same_files(tmp_path / "shaped", tmp_path / "there", 3)
