@@ -21,6 +21,7 @@ from rlinf_vla.planner.cluster import describe, this_machine
 from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes
 from rlinf_vla.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
+from rlinf_vla.training.ranks import BUCKET
 
 ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP = "always", "rollout", "reference", "update", "optimiser step"
 
@@ -163,7 +164,7 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
         update["blocks gathered from all ranks"] = gathered_bytes(policy)
     parts += [Part(role, name, UPDATE, size) for name, size in update.items()]
     if cluster.trainer_ranks > 1 and not sharded:
-        parts.append(Part(role, "gradients packed to be summed", STEP, weights.gradients))
+        parts.append(Part(role, "gradients packed to be summed", STEP, min(weights.gradients, BUCKET)))
     if model.algorithm.keeps_reference and not cluster.reference_workers:
         parts.append(Part(role, "present weights, set aside", REFERENCE, weights.trained))
         parts.append(Part(role, "log-probabilities", REFERENCE, count(model.reference_bytes, rows) if rows else 0.0))

@@ -12,7 +12,6 @@ elementwise anyway.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -26,6 +25,10 @@ from rlinf_vla.core.types import Tensors
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtype by bytes per number. Sums of integers do not depend on the order, unlike floats."""
+
+BUCKET = 64 << 20
+"""Bytes of gradients that are packed to be summed in one collective: enough for the bandwidth of a
+link to count more than its delay, and little memory."""
 
 LEAST = 4
 """Minimum number of rows per pass: with fewer, some CPUs multiply matrices in another order, and
@@ -131,19 +134,35 @@ def require_alike(weights: Mapping[str, Tensor]) -> None:
         raise UserError(f"trainer ranks begin with different weights ({differ[0]}): give all the same recipe, seed and checkpoint")
 
 
-def sum_gradients(parameters: Iterable[Tensor]) -> None:
-    """Sum gradients over all ranks, in place: each rank gets those of the whole minibatch."""
+def sum_gradients(parameters: Iterable[Tensor], bucket: int = BUCKET) -> None:
+    """Sum gradients over all ranks, in place: each rank gets those of the whole minibatch.
+
+    Small gradients are packed into buckets of at most ``bucket`` bytes, one collective each. A
+    gradient that has a bucket to itself is summed where it is, without a copy.
+    """
     if world_size() == 1:
         return
-    kinds: dict[torch.dtype, list[Tensor]] = defaultdict(list)
-    for parameter in parameters:
-        if parameter.grad is not None:  # the same on all ranks, since they make the same passes
-            kinds[parameter.grad.dtype].append(parameter.grad)
-    for gradients in kinds.values():
+    # a gradient is None on all ranks or on none, since they make the same passes
+    for gradients in _buckets((parameter.grad for parameter in parameters if parameter.grad is not None), bucket):
+        if len(gradients) == 1 and gradients[0].is_contiguous():
+            dist.all_reduce(gradients[0])
+            continue
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)
         for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
+
+
+def _buckets(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Yield the tensors, in order, in groups of one dtype and at most ``size`` bytes, or of one."""
+    filling: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        group = filling.setdefault(tensor.dtype, [])
+        if group and sum(each.nbytes for each in group) + tensor.nbytes > size:
+            yield group
+            filling[tensor.dtype] = group = []
+        group.append(tensor)
+    yield from filling.values()
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.algorithms.on_policy import Batch
@@ -160,6 +161,37 @@ def critic_only(mode: str, folder: Path) -> list[Any]:
         return subject.state()
 
     return on_ranks(work, folder)
+
+
+class Collectives(TorchDispatchMode):
+    """Counts collectives by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operation.namespace == "c10d":
+            name = operation.overloadpacket.__name__
+            self.counts[name] = self.counts.get(name, 0) + 1
+        return operation(*args, **(kwargs or {}))
+
+
+def collectives(mode: str, micro: int) -> dict[str, int]:
+    """Of one step on 8 rows."""
+    subject = make(mode, micro, Toy())
+    with Collectives() as counter:
+        subject.step(rows(8, 0.0), loss)
+    return counter.counts
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_replicas_communicate_once_per_step_and_shards_in_every_pass(tmp_path: Path, passes: int) -> None:
+    """Two all-reduces, of a step's gradients and statistics; the sharded policy's is that of the norm, in place of the gradients'."""
+    replicated, sharded = (on_ranks(lambda rank, mode=mode: collectives(mode, 4 // passes), tmp_path)[0] for mode in MODES)
+    assert replicated == {"allreduce_": 2}
+    groups = 3  # two blocks, and the head
+    assert sharded == {"allreduce_": 2, "_reduce_scatter_base_": groups * passes, "_allgather_base_": 2 * groups * passes}
 
 
 # real policies
