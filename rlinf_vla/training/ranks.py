@@ -1,8 +1,9 @@
 """Trainer ranks: split minibatches, sum gradients and statistics, access pieces of sharded tensors.
 
-Every rank gets the whole batch and draws the same minibatches; of each it computes rows
-``rank, rank + W, rank + 2 W, ...``. So minibatches, the order of steps and all divisors are those
-of a single process, which is rank 0 of ``W = 1`` and communicates nothing.
+Every rank can read the whole batch and draws the same minibatches; of each it computes rows
+``rank, rank + W, rank + 2 W, ...``, which it copies one micro-batch at a time. So minibatches, the
+order of steps and all divisors are those of a single process, which is rank 0 of ``W = 1`` and
+communicates nothing.
 
 An unsharded tensor is its own piece. DTensor is imported on first use, because the import takes a
 second. Its arithmetic is not used: every operation on a DTensor has overhead, and the optimiser is
@@ -58,9 +59,9 @@ def world_size() -> int:
 
 
 class Rows:
-    """Rows ``index`` (int64 ``[n]``) of ``batch``, copied on access: a rank needs only its own."""
+    """Rows ``index`` (int64 ``[n]``) of a batch, copied on access: a rank needs only its own."""
 
-    def __init__(self, batch: Learnable, index: Tensor) -> None:
+    def __init__(self, batch: Any, index: Tensor) -> None:
         self.batch, self.index = batch, index
 
     @property
@@ -80,9 +81,10 @@ def micro_batches(batch: Sliceable, size: int, device: torch.device = CPU) -> It
     A rank with one micro-batch fewer than others gets a row that does not count: collectives need
     the same number of passes on all ranks.
     """
-    mine = batch[rank() :: world_size()]
+    mine = range(rank(), len(batch), world_size())
     for start in range(0, len(mine), size):
-        yield mine[start : start + size].to(device), True
+        part = mine[start : start + size]
+        yield batch[part.start : part.stop : part.step].to(device), True
     for _ in range(math.ceil(math.ceil(len(batch) / world_size()) / size) - math.ceil(len(mine) / size)):
         yield batch[:1].to(device), False
 

@@ -90,6 +90,8 @@ class RayFlow(OnPolicyFlow):
         return self._each(rollouts, self._referenced)
 
     def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> bool:
+        import ray
+
         config = algorithm.config
         if config.sft_coef and not value_only and not self._shown:
             ((demonstrations, expert),) = self.rollouts.call("demonstrate", config.demonstrations)
@@ -101,7 +103,7 @@ class RayFlow(OnPolicyFlow):
             self.trainers.call("wake")
         self.changed = True
         with self.timeline.span("update", "trainer"):
-            metrics, parity, seconds = self.trainers.call("update", batch, value_only, self.iteration, self.policy_version)[0][0]
+            metrics, parity, seconds = self.trainers.call("update", ray.put(batch), value_only, self.iteration, self.policy_version)[0][0]
         self.parity = self.parity if self.parity is not None else parity
         self.log_update(metrics)
         self.log({"timing_s/update": self.metrics.get("timing_s/update", 0.0) + seconds})

@@ -75,9 +75,12 @@ class TrainerWorker(Worker):
     def weights(self, earlier_weights: Packed | None = None) -> tuple[int, Packed, Packed]:
         """Return the bytes of all trained weights, these weights, and those of the action head.
 
-        The last is empty for a policy without split. ``earlier_weights`` replaces the current ones.
+        The last is empty for a policy without split, and on all ranks but the first everything is.
+        ``earlier_weights`` replaces the current ones.
         """
         everything = self.trainer.weights() if earlier_weights is None else earlier_weights.tensors()
+        if self.place:
+            return 0, Packed({}), Packed({})
         if self.builders.settings.rounded:
             everything = rounded_weights(self.policy, everything)
         packed = Packed.of(everything)
@@ -85,7 +88,7 @@ class TrainerWorker(Worker):
         return packed.nbytes, packed, head
 
     def accept(self, serial: int, heavy: Packed) -> None:
-        """Store a shard's heavy part, which then survives the loss of its rollout worker."""
+        """Keep a shard's heavy part in this machine's object store, whatever becomes of its worker."""
         self.heavy.add(serial, heavy)
 
     def forget(self, serials: Sequence[int]) -> None:
