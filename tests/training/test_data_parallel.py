@@ -18,8 +18,10 @@ from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import Inputs
 from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
@@ -118,6 +120,28 @@ def reference(mode: str) -> dict[str, Any]:
     return {"first": first, "now": seen(), "metrics": [subject.step(rows(SIZE), loss)], "weights": subject.weights()}
 
 
+class Exact(LinearPolicy):
+    """In float64."""
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        return super().encode(inputs).double()
+
+
+def ppo(mode: str, lora: int, kl_coef: float) -> dict[str, Any]:
+    """Three updates of two epochs as a trainer makes them; with ``kl_coef`` from the reference of the initial policy."""
+    policy, settings = with_critic(Exact(LinearOptions())), PPOConfig(kl_coef=kl_coef, epochs=2, minibatch_size=4, target_kl=None)
+    add_lora(policy, LoraOptions(rank=lora), 0)
+    policy.double()
+    algorithm, metrics = PPO(settings, 1.0), []
+    batch = ppo_batch(algorithm, policy)
+    subject = OnPolicyUpdater(make(mode, 1, policy, SETTINGS, keep_reference=algorithm.keeps_reference), 0, 1.0, reuse_frozen=True)
+    for iteration in range(3):
+        reference = subject.reference(batch.calls) if kl_coef else None
+        known = replace(batch, calls=replace(batch.calls, reference=reference))
+        metrics.append(subject.update(known, algorithm, False, iteration, iteration))
+    return {"metrics": metrics, "weights": subject.trainer.weights(), "state": subject.trainer.state()}
+
+
 def enough(metrics: dict[str, float]) -> bool:
     return metrics["loss"] < 1.0
 
@@ -132,6 +156,9 @@ SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {
     "only touched": only_touched,
     "not finite": not_finite,
     "reference": reference,
+    "LoRA": partial(ppo, lora=2, kl_coef=0.0),
+    "LoRA with KL": partial(ppo, lora=2, kl_coef=0.3),
+    "all weights with KL": partial(ppo, lora=0, kl_coef=0.3),
 }
 
 
@@ -140,13 +167,16 @@ def alone() -> dict[str, Any]:
     return {name: run("alone") for name, run in SCENARIOS.items()}
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
-def test_ranks_do_not_change_the_result(tmp_path: Path, alone: dict[str, Any], mode: str) -> None:
-    first, second = on_ranks(lambda rank: {name: run(mode) for name, run in SCENARIOS.items()}, tmp_path)
+def test_ranks_do_not_change_the_result(tmp_path: Path, alone: dict[str, Any], mode: str, count: int) -> None:
+    first, *others = on_ranks(lambda rank: {name: run(mode) for name, run in SCENARIOS.items()}, tmp_path, count)
     for name, expected in alone.items():
         torch.testing.assert_close(first[name], expected, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
-        assert second[name]["metrics"] == first[name]["metrics"], "bit-identical, otherwise ranks would diverge"
-        assert second[name]["weights"].keys() == (set() if mode == "sharded" else expected["weights"].keys())
+        for other in others:
+            assert other[name]["metrics"] == first[name]["metrics"], "bit-identical, otherwise ranks would diverge"
+            assert other[name]["weights"].keys() == (set() if mode == "sharded" else expected["weights"].keys())
+    assert all(alone[name]["metrics"][2]["actor/kl_loss"] > 1e-3 for name in ("LoRA with KL", "all weights with KL"))
     assert alone["enough"]["metrics"][2]["actor/updates"] < 4 == alone["odd minibatches"]["metrics"][2]["actor/updates"]
     assert alone["not finite"]["refused"] == 1
     assert not any(".exp_avg" in name and "blocks" in name for name in critic_only(mode, tmp_path)[0]), (
