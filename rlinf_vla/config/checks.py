@@ -44,8 +44,8 @@ def check(recipe: Recipe) -> None:
     for name in ("rollout_workers", "trainer_ranks", "feature_workers"):
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
         require(in_one, f"cluster.{name}={getattr(cluster, name)} needs cluster.runtime=ray")
-    turns = getattr(recipe.algorithm, "staleness", 0) == 0 and cluster.trainer_sharding == "none"
-    require(turns or not cluster.offload, "cluster.offload=true needs algorithm.staleness=0 and cluster.trainer_sharding=none")
+    turns = getattr(recipe.algorithm, "staleness", 0) == 0
+    require(turns or not cluster.offload, "cluster.offload=true needs algorithm.staleness=0")
     per_worker, workers = num_envs // cluster.rollout_workers, cluster.rollout_workers
     require(num_envs % workers == 0, f"env.num_envs={num_envs} is not a multiple of cluster.rollout_workers={workers}")
     each = f"env.num_envs={num_envs}" if workers == 1 else f"env.num_envs / cluster.rollout_workers = {per_worker}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -214,18 +215,19 @@ def shard_like(whole: Tensor, piece: Tensor) -> Tensor:
     return DTensor.from_local(piece, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
-def gather_full(tensors: Mapping[str, Tensor]) -> Tensors:
+def gather_full(tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor] = MappingProxyType({})) -> Tensors:
     """Return the tensors unchanged if none is sharded; else gather them on rank 0.
 
     Then rank 0 gets whole tensors on the CPU, other ranks an empty dict, and all ranks must call
-    it.
+    it. ``wholes``: for a tensor that is this rank's piece, a tensor that is sharded in the same way.
+    Pieces that were moved off the ranks' device are moved back one at a time.
     """
-    if not any(map(is_sharded, tensors.values())):
+    if not any(map(is_sharded, (*tensors.values(), *wholes.values()))):
         return dict(tensors)
     found: Tensors = {}
     for name, tensor in tensors.items():
-        sharded: Any = tensor
-        whole = sharded.full_tensor() if is_sharded(tensor) else tensor
+        sharded: Any = shard_like(wholes[name], tensor) if name in wholes else tensor
+        whole = sharded.to(sharded.device_mesh.device_type).full_tensor() if is_sharded(sharded) else tensor
         if rank() == 0:
             found[name] = whole.cpu()
     return found

@@ -23,7 +23,7 @@ from rlinf_vla.runtime.base import Restart
 from rlinf_vla.runtime.ray.pool import WorkerLost, wait
 from rlinf_vla.runtime.ray.scoring_workers import learning, whole
 from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed
-from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, node_address, off_the_gpu
+from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, free_gpu, node_address
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import rounded_weights
 from rlinf_vla.training.sharding import shard
@@ -56,13 +56,11 @@ class TrainerWorker(Worker):
 
     def rest(self) -> None:
         """Move the policy and the optimiser state off the GPU until there is work again."""
-        off_the_gpu(self.policy)
         self.trainer.move("cpu")
+        free_gpu()
 
     def wake(self) -> None:
-        device = self.builders.cluster.device
-        self.policy.to(device)
-        self.trainer.move(device)
+        self.trainer.move(self.builders.cluster.device)
 
     def restore(self, checkpoint: Path) -> dict[str, Any]:
         """Load a checkpoint; return its state. Raises UserError if damaged or of another model."""
