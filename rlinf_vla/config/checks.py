@@ -46,8 +46,8 @@ def check(recipe: Recipe) -> None:
     for name in ("rollout_workers", "shards_per_worker", "trainer_ranks", "feature_workers"):
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
         require(in_one, f"cluster.{name}={getattr(cluster, name)} needs cluster.runtime=ray")
-    turns = getattr(recipe.algorithm, "staleness", 0) == 0 and cluster.trainer_sharding == "none"
-    require(turns or not cluster.offload, "cluster.offload=true needs algorithm.staleness=0 and cluster.trainer_sharding=none")
+    turns = getattr(recipe.algorithm, "staleness", 0) == 0
+    require(turns or not cluster.offload, "cluster.offload=true needs algorithm.staleness=0")
     unshared = cluster.plan == GIVEN or cluster.shards_per_worker == 1
     require(unshared, f"cluster.shards_per_worker={cluster.shards_per_worker} needs cluster.plan=given: no plan is predicted for it")
     if cluster.plan == GIVEN or not on_policy:

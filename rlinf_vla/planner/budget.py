@@ -16,10 +16,11 @@ from rich.table import Table
 from rlinf_vla.config.cluster import CUDA, IN_PROCESS
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes
+from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes, packed_bytes
 from rlinf_vla.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.runtime.machines import describe, this_machine
+from rlinf_vla.training.ranks import BUCKET
 
 ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP = "always", "rollout", "reference", "update", "optimiser step"
 
@@ -159,10 +160,10 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
     count = exactly if exact else estimate
     update = {"micro-batch, activations": count(model.update, rows, setting.gradient_checkpointing) if rows else 0.0}
     if sharded:
-        update["blocks gathered from all ranks"] = gathered_bytes(policy)
+        update |= {"blocks gathered from all ranks": gathered_bytes(policy), "gradients packed to be summed": packed_bytes(policy)}
     parts += [Part(role, name, UPDATE, size) for name, size in update.items()]
     if cluster.trainer_ranks > 1 and not sharded:
-        parts.append(Part(role, "gradients packed to be summed", STEP, weights.gradients))
+        parts.append(Part(role, "gradients packed to be summed", STEP, min(weights.gradients, BUCKET)))
     if model.algorithm.keeps_reference and not cluster.reference_workers:
         parts.append(Part(role, "present weights, set aside", REFERENCE, weights.trained))
         parts.append(Part(role, "log-probabilities", REFERENCE, count(model.reference_bytes, rows) if rows else 0.0))

@@ -124,11 +124,22 @@ def weights_of(policy: Policy, pieces: int = 1) -> Weights:
 
 
 def gathered_bytes(policy: Policy) -> int:
-    """Return the weights that a sharded rank holds whole: two blocks, and all outside blocks."""
-    blocks = repeated_blocks(policy)
-    inside = {parameter for block in blocks for parameter in block.parameters()}
-    sizes = sorted(sum(parameter.nbytes for parameter in block.parameters()) for block in blocks)
-    return sum(parameter.nbytes for parameter in policy.parameters() if parameter not in inside) + sum(sizes[-2:])
+    """Return the bytes of weights that a sharded rank holds whole: two blocks, and all outside."""
+    outside, *blocks = (sum(parameter.nbytes for parameter in group) for group in _gathered_groups(policy))
+    return outside + sum(sorted(blocks)[-2:])
+
+
+def packed_bytes(policy: Policy) -> int:
+    """Return the bytes of gradients that a sharded rank packs to be summed, in float32: those of
+    one block, or of all weights outside blocks."""
+    return MASTER * max(sum(each.numel() for each in group if each.requires_grad) for group in _gathered_groups(policy))
+
+
+def _gathered_groups(policy: Policy) -> list[list[Tensor]]:
+    """Return the weights that are gathered together: those outside blocks, and those of each block."""
+    blocks: list[list[Tensor]] = [list(block.parameters()) for block in repeated_blocks(policy)]
+    inside = {parameter for block in blocks for parameter in block}
+    return [[parameter for parameter in policy.parameters() if parameter not in inside], *blocks]
 
 
 def is_counted(recipe: Recipe) -> bool:

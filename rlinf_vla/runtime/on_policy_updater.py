@@ -15,7 +15,7 @@ from rlinf_vla.algorithms.parity import FLOAT32, Parity, parity_errors, unit_of
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Trajectory, flattened
-from rlinf_vla.training.ranks import map_rows, rows_of_rank, world_size
+from rlinf_vla.training.ranks import Rows, map_rows, rows_of_rank, world_size
 from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class OnPolicyUpdater:
         """
         found, device = torch.empty_like(calls.log_prob), device_of(self.policy)
         for rows in minibatches(len(calls), 1, minibatch_size, seed):
-            found[rows] = map_rows(self._evaluated, calls[rows], self.trainer.micro_batch_size, device, least=1)
+            found[rows] = map_rows(self._evaluated, Rows(calls, rows), self.trainer.micro_batch_size, device, least=1)
         return found
 
     def _evaluated(self, part: Trajectory) -> Tensor:

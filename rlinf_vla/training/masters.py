@@ -65,7 +65,6 @@ class Masters:
 
     def move(self, device: torch.device | str) -> None:
         for name in self.low:
-            self.trained[name].grad = None
             self.trained[name].data = self.trained[name].data.to(device)
 
     def state(self) -> dict[str, Tensor]:

@@ -1,8 +1,9 @@
 """Trainer ranks: split minibatches, sum gradients and statistics, access pieces of sharded tensors.
 
-Every rank gets the whole batch and draws the same minibatches; of each it computes rows
-``rank, rank + W, rank + 2 W, ...``. So minibatches, the order of steps and all divisors are those
-of a single process, which is rank 0 of ``W = 1`` and communicates nothing.
+Every rank can read the whole batch and draws the same minibatches; of each it computes rows
+``rank, rank + W, rank + 2 W, ...``, which it copies one micro-batch at a time. So minibatches, the
+order of steps and all divisors are those of a single process, which is rank 0 of ``W = 1`` and
+communicates nothing.
 
 An unsharded tensor is its own piece. DTensor is imported on first use, because the import takes a
 second. Its arithmetic is not used: every operation on a DTensor has overhead, and the optimiser is
@@ -12,8 +13,8 @@ elementwise anyway.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,10 @@ from rlinf_vla.core.types import Tensors
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtype by bytes per number. Sums of integers do not depend on the order, unlike floats."""
+
+BUCKET = 64 << 20
+"""Bytes of gradients that are packed to be summed in one collective: enough for the bandwidth of a
+link to count more than its delay, and little memory."""
 
 LEAST = 4
 """Minimum number of rows per pass: with fewer, some CPUs multiply matrices in another order, and
@@ -55,9 +60,9 @@ def world_size() -> int:
 
 
 class Rows:
-    """Rows ``index`` (int64 ``[n]``) of ``batch``, copied on access: a rank needs only its own."""
+    """Rows ``index`` (int64 ``[n]``) of a batch, copied on access: a rank needs only its own."""
 
-    def __init__(self, batch: Learnable, index: Tensor) -> None:
+    def __init__(self, batch: Any, index: Tensor) -> None:
         self.batch, self.index = batch, index
 
     @property
@@ -77,9 +82,10 @@ def micro_batches(batch: Sliceable, size: int, device: torch.device = CPU) -> It
     A rank with one micro-batch fewer than others gets a row that does not count: collectives need
     the same number of passes on all ranks.
     """
-    mine = batch[rank() :: world_size()]
+    mine = range(rank(), len(batch), world_size())
     for start in range(0, len(mine), size):
-        yield mine[start : start + size].to(device), True
+        part = mine[start : start + size]
+        yield batch[part.start : part.stop : part.step].to(device), True
     for _ in range(math.ceil(math.ceil(len(batch) / world_size()) / size) - math.ceil(len(mine) / size)):
         yield batch[:1].to(device), False
 
@@ -131,19 +137,35 @@ def require_alike(weights: Mapping[str, Tensor]) -> None:
         raise UserError(f"trainer ranks begin with different weights ({differ[0]}): give all the same recipe, seed and checkpoint")
 
 
-def sum_gradients(parameters: Iterable[Tensor]) -> None:
-    """Sum gradients over all ranks, in place: each rank gets those of the whole minibatch."""
+def sum_gradients(parameters: Iterable[Tensor], bucket: int = BUCKET) -> None:
+    """Sum gradients over all ranks, in place: each rank gets those of the whole minibatch.
+
+    Small gradients are packed into buckets of at most ``bucket`` bytes, one collective each. A
+    gradient that has a bucket to itself is summed where it is, without a copy.
+    """
     if world_size() == 1:
         return
-    kinds: dict[torch.dtype, list[Tensor]] = defaultdict(list)
-    for parameter in parameters:
-        if parameter.grad is not None:  # the same on all ranks, since they make the same passes
-            kinds[parameter.grad.dtype].append(parameter.grad)
-    for gradients in kinds.values():
+    # a gradient is None on all ranks or on none, since they make the same passes
+    for gradients in _buckets((parameter.grad for parameter in parameters if parameter.grad is not None), bucket):
+        if len(gradients) == 1 and gradients[0].is_contiguous():
+            dist.all_reduce(gradients[0])
+            continue
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)
         for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
+
+
+def _buckets(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Yield the tensors, in order, in groups of one dtype and at most ``size`` bytes, or of one."""
+    filling: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        group = filling.setdefault(tensor.dtype, [])
+        if group and sum(each.nbytes for each in group) + tensor.nbytes > size:
+            yield group
+            filling[tensor.dtype] = group = []
+        group.append(tensor)
+    yield from filling.values()
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -193,18 +215,19 @@ def shard_like(whole: Tensor, piece: Tensor) -> Tensor:
     return DTensor.from_local(piece, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
-def gather_full(tensors: Mapping[str, Tensor]) -> Tensors:
+def gather_full(tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor] = MappingProxyType({})) -> Tensors:
     """Return the tensors unchanged if none is sharded; else gather them on rank 0.
 
     Then rank 0 gets whole tensors on the CPU, other ranks an empty dict, and all ranks must call
-    it.
+    it. ``wholes``: for a tensor that is this rank's piece, a tensor that is sharded in the same way.
+    Pieces that were moved off the ranks' device are moved back one at a time.
     """
-    if not any(map(is_sharded, tensors.values())):
+    if not any(map(is_sharded, (*tensors.values(), *wholes.values()))):
         return dict(tensors)
     found: Tensors = {}
     for name, tensor in tensors.items():
-        sharded: Any = tensor
-        whole = sharded.full_tensor() if is_sharded(tensor) else tensor
+        sharded: Any = shard_like(wholes[name], tensor) if name in wholes else tensor
+        whole = sharded.to(sharded.device_mesh.device_type).full_tensor() if is_sharded(sharded) else tensor
         if rank() == 0:
             found[name] = whole.cpu()
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ OLDEST_TORCH = "2.13"
 def shard(policy: Learner) -> None:
     """Shard ``policy`` over the ranks, in place; then all ranks must call its methods together.
 
-    Gradients are sums over ranks. Call it after LoRA and gradient checkpointing, before creating a
+    Gradients are sums over ranks, at least in float32. Call it after LoRA and gradient checkpointing, before creating a
     Trainer. Raises UserError if the policy cannot be sharded.
     """
     if not dist.is_initialized():
@@ -48,13 +48,15 @@ def shard(policy: Learner) -> None:
         raise UserError(f"cluster.trainer_sharding=full: {scalar} is a scalar, which cannot be sharded; set it to none")
     require_alike(dict(policy.named_parameters()))
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device_of(policy).type, (world_size(),))
     place = _by_dtype(policy, mesh)
+    # sums over ranks in bfloat16 would be rounded once per rank
+    precision = MixedPrecisionPolicy(reduce_dtype=reduce(torch.promote_types, _trained_dtypes(policy), torch.float32))
     for module in (*reversed(repeated_blocks(policy)), policy):  # from the inside out
         # reshard even the outermost module after a pass: weights may be replaced between passes
-        fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=place)
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=place, mp_policy=precision)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # losses are already divided by counts over all ranks
@@ -76,10 +78,14 @@ def _by_dtype(policy: nn.Module, mesh: DeviceMesh) -> Callable[[nn.Parameter], A
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
     from torch.distributed.tensor import Shard
 
-    dtypes = sorted({parameter.dtype for parameter in policy.parameters() if parameter.requires_grad}, key=str)
-    others = {dtype: DeviceMesh.from_group(dist.new_group(), mesh.device_type) for dtype in dtypes[1:]}
+    others = {dtype: DeviceMesh.from_group(dist.new_group(), mesh.device_type) for dtype in _trained_dtypes(policy)[1:]}
     places = {dtype: ShardPlacementResult(Shard(0), FSDPMeshInfo(other, shard_mesh_dim=0)) for dtype, other in others.items()}
     return (lambda parameter: places.get(parameter.dtype)) if places else None
+
+
+def _trained_dtypes(policy: nn.Module) -> list[torch.dtype]:
+    """Return the dtypes of trained weights, in the same order on all ranks."""
+    return sorted({parameter.dtype for parameter in policy.parameters() if parameter.requires_grad}, key=str)
 
 
 def _gathers(policy: nn.Module, name: str, entered: list[str]) -> None:

@@ -223,7 +223,16 @@ class Trainer:
                 parameter.requires_grad_(True)
 
     def move(self, device: torch.device | str) -> None:
-        """Move optimiser state, averages and reference weights to ``device``, after the policy."""
+        """Move the policy, optimiser state, averages and reference weights to ``device``.
+
+        Gradients are freed. A sharded policy cannot be called while it is not on its ranks' device,
+        but its weights and state can be read.
+        """
+        for parameter in (*self.parameters.values(), *self.trained.values()):
+            parameter.grad = None
+        self.policy.to(device)
+        for name, own in self._own.items():  # a sharded weight has moved to other memory than its piece
+            own.data = ranks.local_shard(self.parameters[name]).data
         self.target.to(device)
         self._masters.move(device)
         for optimizer in self.optimizers.values():
@@ -251,13 +260,14 @@ class Trainer:
         If sharded, see ``weights``.
         """
         slots = {
-            f"{name}.{slot}": value if slot == _STEP else ranks.shard_like(self.parameters[name], value)
+            f"{name}.{slot}": value
             for name, trained in self.trained.items()
             for optimizer in self.optimizers.values()
             for slot, value in optimizer.state.get(trained, {}).items()
         }
-        slots |= {f"{name}.{_MASTER}": ranks.shard_like(self.parameters[name], value) for name, value in self._masters.state().items()}
-        return ranks.gather_full(slots) | {_TARGET + name: value for name, value in self.target.state_dict().items()}
+        slots |= {f"{name}.{_MASTER}": value for name, value in self._masters.state().items()}
+        wholes = {key: self.parameters[key.rpartition(".")[0]] for key in slots if not key.endswith("." + _STEP)}
+        return ranks.gather_full(slots, wholes) | {_TARGET + name: value for name, value in self.target.state_dict().items()}
 
     def load_state(self, tensors: Tensors) -> None:
         """Restore what ``state`` returned on rank 0; every rank gets the whole of it.

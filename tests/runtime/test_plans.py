@@ -23,7 +23,7 @@ PLANS = {
     "ray, split policy": (True, {"feature_workers": 1}),
     "ray, 2 trainer ranks": (True, {"ranks": 2}),
     "ray, 4 rollout workers, 2 trainer ranks": (True, {"rollout_workers": 4, "ranks": 2}),
-    "ray, 2 trainer ranks, sharded": (True, {"ranks": 2, "sharded": True}),
+    "ray, 2 trainer ranks, sharded, taking turns": (True, {"ranks": 2, "sharded": True, "offload": True}),
     "ray, 2 rollout workers, 4 shards": (True, {"rollout_workers": 2, "shards_per_worker": 2}),
     "ray, reward worker": (True, {"reward_workers": 1}),
     "ray, collocated, taking turns": (True, {"placement": "collocated", "rollout_workers": 2, "ranks": 2, "offload": True}),

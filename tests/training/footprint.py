@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from rlinf_vla.training.gradient_checkpointing import repeated_blocks
+from rlinf_vla.training.ranks import BUCKET
 
 
 @dataclass(frozen=True)
@@ -15,8 +16,9 @@ class Footprint:
     """Memory of training on one rank in bytes, without activations.
 
     weights, gradients, optimizer: persistent. buffers: temporary. If sharded, these are the weights
-    outside blocks and two blocks (one runs, the next is prefetched); else the gradients while
-    summed.
+    outside blocks, two blocks (one runs, the next is prefetched), and the gradients of the largest
+    block, or of the weights outside blocks, packed to be summed; else the bucket of gradients
+    that are summed.
     """
 
     weights: int
@@ -48,7 +50,10 @@ def footprint(policy: nn.Module, ranks: int, sharded: bool) -> Footprint:
     if sharded:
         blocks = [sum(parameter.nbytes for parameter in block.parameters()) for block in repeated_blocks(policy)]
         inside = {parameter for block in repeated_blocks(policy) for parameter in block.parameters()}
-        buffers = sum(parameter.nbytes for parameter in parameters if parameter not in inside) + sum(sorted(blocks)[-2:])
+        outside = [parameter for parameter in parameters if parameter not in inside]
+        groups = [outside, *(list(block.parameters()) for block in repeated_blocks(policy))]
+        packed = max(sum(each.numel() * max(each.itemsize, 4) for each in group if each.requires_grad) for group in groups)
+        buffers = sum(parameter.nbytes for parameter in outside) + sum(sorted(blocks)[-2:]) + packed
     else:
-        buffers = gradients if ranks > 1 else 0
+        buffers = min(gradients, BUCKET) if ranks > 1 else 0
     return Footprint(sum(map(kept, parameters)), gradients, 2 * gradients + masters, buffers)

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import Inputs
 from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
@@ -117,6 +120,28 @@ def reference(mode: str) -> dict[str, Any]:
     return {"first": first, "now": seen(), "metrics": [subject.step(rows(SIZE), loss)], "weights": subject.weights()}
 
 
+class Exact(LinearPolicy):
+    """In float64."""
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        return super().encode(inputs).double()
+
+
+def ppo(mode: str, lora: int, kl_coef: float) -> dict[str, Any]:
+    """Three updates of two epochs as a trainer makes them; with ``kl_coef`` from the reference of the initial policy."""
+    policy, settings = with_critic(Exact(LinearOptions())), PPOConfig(kl_coef=kl_coef, epochs=2, minibatch_size=4, target_kl=None)
+    add_lora(policy, LoraOptions(rank=lora), 0)
+    policy.double()
+    algorithm, metrics = PPO(settings, 1.0), []
+    batch = ppo_batch(algorithm, policy)
+    subject = OnPolicyUpdater(make(mode, 1, policy, SETTINGS, keep_reference=algorithm.keeps_reference), 0, 1.0, reuse_frozen=True)
+    for iteration in range(3):
+        reference = subject.reference(batch.calls) if kl_coef else None
+        known = replace(batch, calls=replace(batch.calls, reference=reference))
+        metrics.append(subject.update(known, algorithm, False, iteration, iteration))
+    return {"metrics": metrics, "weights": subject.trainer.weights(), "state": subject.trainer.state()}
+
+
 def enough(metrics: dict[str, float]) -> bool:
     return metrics["loss"] < 1.0
 
@@ -131,6 +156,9 @@ SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {
     "only touched": only_touched,
     "not finite": not_finite,
     "reference": reference,
+    "LoRA": partial(ppo, lora=2, kl_coef=0.0),
+    "LoRA with KL": partial(ppo, lora=2, kl_coef=0.3),
+    "all weights with KL": partial(ppo, lora=0, kl_coef=0.3),
 }
 
 
@@ -139,13 +167,16 @@ def alone() -> dict[str, Any]:
     return {name: run("alone") for name, run in SCENARIOS.items()}
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
-def test_ranks_do_not_change_the_result(tmp_path: Path, alone: dict[str, Any], mode: str) -> None:
-    first, second = on_ranks(lambda rank: {name: run(mode) for name, run in SCENARIOS.items()}, tmp_path)
+def test_ranks_do_not_change_the_result(tmp_path: Path, alone: dict[str, Any], mode: str, count: int) -> None:
+    first, *others = on_ranks(lambda rank: {name: run(mode) for name, run in SCENARIOS.items()}, tmp_path, count)
     for name, expected in alone.items():
         torch.testing.assert_close(first[name], expected, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
-        assert second[name]["metrics"] == first[name]["metrics"], "bit-identical, otherwise ranks would diverge"
-        assert second[name]["weights"].keys() == (set() if mode == "sharded" else expected["weights"].keys())
+        for other in others:
+            assert other[name]["metrics"] == first[name]["metrics"], "bit-identical, otherwise ranks would diverge"
+            assert other[name]["weights"].keys() == (set() if mode == "sharded" else expected["weights"].keys())
+    assert all(alone[name]["metrics"][2]["actor/kl_loss"] > 1e-3 for name in ("LoRA with KL", "all weights with KL"))
     assert alone["enough"]["metrics"][2]["actor/updates"] < 4 == alone["odd minibatches"]["metrics"][2]["actor/updates"]
     assert alone["not finite"]["refused"] == 1
     assert not any(".exp_avg" in name and "blocks" in name for name in critic_only(mode, tmp_path)[0]), (
@@ -160,6 +191,37 @@ def critic_only(mode: str, folder: Path) -> list[Any]:
         return subject.state()
 
     return on_ranks(work, folder)
+
+
+class Collectives(TorchDispatchMode):
+    """Counts collectives by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operation.namespace == "c10d":
+            name = operation.overloadpacket.__name__
+            self.counts[name] = self.counts.get(name, 0) + 1
+        return operation(*args, **(kwargs or {}))
+
+
+def collectives(mode: str, micro: int) -> dict[str, int]:
+    """Of one step on 8 rows."""
+    subject = make(mode, micro, Toy())
+    with Collectives() as counter:
+        subject.step(rows(8, 0.0), loss)
+    return counter.counts
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_replicas_communicate_once_per_step_and_shards_in_every_pass(tmp_path: Path, passes: int) -> None:
+    """Two all-reduces, of a step's gradients and statistics; the sharded policy's is that of the norm, in place of the gradients'."""
+    replicated, sharded = (on_ranks(lambda rank, mode=mode: collectives(mode, 4 // passes), tmp_path)[0] for mode in MODES)
+    assert replicated == {"allreduce_": 2}
+    groups = 3  # two blocks, and the head
+    assert sharded == {"allreduce_": 2, "_reduce_scatter_base_": groups * passes, "_allgather_base_": 2 * groups * passes}
 
 
 # real policies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlinf_vla.training import ranks
-from rlinf_vla.training.ranks import LEAST, Rows, map_rows, micro_batches, rows_of_rank, sum_gradients, summed
+from rlinf_vla.training.ranks import LEAST, Rows, _buckets, map_rows, micro_batches, rows_of_rank, sum_gradients, summed
 from rlinf_vla.training.trainer import minibatches
 from tests.training.processes import on_ranks
 from tests.training.test_trainer import rows
@@ -69,18 +70,38 @@ def test_three_ranks_equal_one(tmp_path: Path, count: int) -> None:
         full, half, still = (nn.Parameter(torch.zeros(3, 2, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float32))
         for parameter in (full, half):
             parameter.grad = torch.full_like(parameter, rank + 1)
-        sum_gradients([full, half, still])
+        whole = nn.Parameter(torch.zeros(3, 2))
+        whole.grad = torch.full((2, 3), rank + 1.0).T  # not contiguous
+        sum_gradients([full, half, still, whole], bucket=0)
+        packed = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(2))
+        for parameter in packed:
+            parameter.grad = torch.full_like(parameter, 2.0 * rank)
+        sum_gradients(packed)
         found = {"rows": map_rows(square, numbers, 2), "calls": len(calls), "still": still.grad is None}
         found |= summed({"number": torch.tensor(1.5 + rank), "nothing": torch.tensor(0)})
-        return found | {"full": full.grad, "half": half.grad}
+        return found | {"full": full.grad, "half": half.grad, "whole": whole.grad, "packed": [each.grad for each in packed]}
 
     for found in on_ranks(work, tmp_path, 3):
         assert torch.equal(found["rows"], numbers**2)
         assert found["calls"] == math.ceil(math.ceil(count / 3) / 2) and found["still"]
         assert found["number"] == 7.5 and found["nothing"] == 0
-        for name, dtype in (("full", torch.float32), ("half", torch.bfloat16)):
+        assert all(torch.equal(each, torch.full_like(each, 6)) for each in found["packed"])
+        for name, dtype in (("full", torch.float32), ("half", torch.bfloat16), ("whole", torch.float32)):
             assert torch.equal(found[name], torch.full((3, 2), 6, dtype=dtype))
     assert torch.equal(map_rows(square, numbers, 2), numbers**2)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12), st.integers(0, 40))
+def test_buckets_of_gradients(sizes: list[tuple[int, bool]], limit: int) -> None:
+    """Every gradient is in one bucket, of its dtype; neighbours that fit together are in one collective."""
+    gradients = [torch.full((size,), number, dtype=torch.bfloat16 if half else torch.float32) for number, (size, half) in enumerate(sizes)]
+    found = list(_buckets(gradients, limit))
+    assert sorted(map(id, (each for bucket in found for each in bucket))) == sorted(map(id, gradients))
+    for dtype in (torch.float32, torch.bfloat16):
+        of = [bucket for bucket in found if bucket[0].dtype == dtype]
+        assert all({each.dtype for each in bucket} == {dtype} for bucket in of)
+        assert all(len(bucket) == 1 or sum(each.nbytes for each in bucket) <= limit for bucket in of)
+        assert all(sum(each.nbytes for each in first) + second[0].nbytes > limit for first, second in pairwise(of))
 
 
 @pytest.mark.parametrize(("count", "size"), [(13, 6), (2, 8), (3, 1), (8, 4)])

@@ -100,9 +100,16 @@ class RayFlow(OnPolicyFlow):
         return super().score(rollouts if self.rewards is None else self._each(rollouts, self._rewarded))
 
     def reference(self, rollouts: Rollouts) -> Rollouts:
+        if self.offload:
+            list(rollouts)  # until they are complete, the rollout workers have the GPUs
+            self._rest()
+            if self.references is None:
+                self.trainers.call("wake")
         return self._each(rollouts, self._referenced)
 
     def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> bool:
+        import ray
+
         config = algorithm.config
         if config.sft_coef and not value_only and not self._shown:
             ((demonstrations, expert),) = self.rollouts.call("demonstrate", config.demonstrations)
@@ -113,7 +120,7 @@ class RayFlow(OnPolicyFlow):
             self._rest()
             self.trainers.call("wake")
         self.changed = True
-        results = self.trainers.call("update", batch, value_only, self.iteration, self.policy_version)
+        results = self.trainers.call("update", ray.put(batch), value_only, self.iteration, self.policy_version)
         for span in shifted([span for ((*_, span),) in results], -clock_offset()):
             self.timeline.add(*span)
         metrics, parity, span = results[0][0]
@@ -136,8 +143,6 @@ class RayFlow(OnPolicyFlow):
         for serial in serials:
             self._heavy.pop(serial)
         self.send_weights()
-        if self.offload:
-            self.trainers.call("rest")
         present = self.policy_version
         self._weights = {
             version: weights for version, weights in self._weights.items() if version == present or self.is_pending_version(version)
@@ -206,6 +211,8 @@ class RayFlow(OnPolicyFlow):
             ((nbytes, packed, head), *_) = self.trainers.call("weights", earlier_weights, returns=3)
         self._weights[version] = (Weights(version, packed), head if self.features else packed)
         self.log({"weights/bytes": float(nbytes), "weights/publish_s": time.perf_counter() - started})
+        if self.offload:
+            self.trainers.call("rest")
 
     def evaluate(
         self, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None] = lambda fraction: None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlinf_vla.core.types import Tensors, Trajectory, flattened
 from rlinf_vla.rollout.reward_shaping import SEEN
@@ -72,8 +74,31 @@ def serial_of(shard: Trajectory) -> int:
     return int(shard.inputs[ROW].flatten()[0]) >> 32
 
 
+class StoredRows:
+    """Rows of several shards' tensors, read as one tensor is: an index copies what it selects.
+
+    The shards stay in the object store, which the processes of a machine share.
+    """
+
+    def __init__(self, shards: Mapping[int, Tensor], rows: Tensor) -> None:
+        """``shards``: by serial number. ``rows``: int64 ``[N]``, as in ``ROW``."""
+        self._shards, self._rows = shards, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        serial, row = self._rows[index] >> 32, self._rows[index] & 0xFFFFFFFF
+        like = next(iter(self._shards.values()))
+        found = like.new_empty(len(row), *like.shape[1:])
+        for number in serial.unique().tolist():
+            places = (serial == number).nonzero()[:, 0]
+            found[places] = self._shards[number][row[places]]
+        return found
+
+
 class HeavyParts:
-    """The heavy parts that a trainer holds, by serial number."""
+    """The heavy parts that a trainer has received, by serial number."""
 
     def __init__(self) -> None:
         self._parts: dict[int, Tensors] = {}
@@ -86,14 +111,11 @@ class HeavyParts:
             self._parts.pop(serial, None)
 
     def complete(self, calls: Trajectory) -> Trajectory:
-        """Return ``calls`` ``[N]`` with their inputs and latents."""
-        serial, row = calls.inputs[ROW] >> 32, calls.inputs[ROW] & 0xFFFFFFFF
-        result: Tensors = {}
-        for number in serial.unique().tolist():
-            places = (serial == number).nonzero()[:, 0]
-            for name, value in self._parts[number].items():
-                whole = result.setdefault(name, value.new_empty(len(serial), *value.shape[1:]))
-                whole[places] = value[row[places]]
-        inputs = {name.removeprefix(_INPUT): value for name, value in result.items() if name.startswith(_INPUT)}
-        latent = {name.removeprefix(_LATENT): value for name, value in result.items() if name.startswith(_LATENT)}
+        """Return ``calls`` ``[N]`` with their inputs and latents as ``StoredRows``, ``N`` > 0."""
+        rows = calls.inputs[ROW]
+        serials = (rows >> 32).unique().tolist()
+        names = self._parts[serials[0]]
+        found: dict[str, Any] = {name: StoredRows({number: self._parts[number][name] for number in serials}, rows) for name in names}
+        inputs = {name.removeprefix(_INPUT): value for name, value in found.items() if name.startswith(_INPUT)}
+        latent = {name.removeprefix(_LATENT): value for name, value in found.items() if name.startswith(_LATENT)}
         return replace(calls, inputs=inputs, latent=latent)

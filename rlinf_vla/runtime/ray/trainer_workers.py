@@ -23,7 +23,7 @@ from rlinf_vla.runtime.base import Restart
 from rlinf_vla.runtime.ray.pool import WorkerLost, wait
 from rlinf_vla.runtime.ray.scoring_workers import learning, whole
 from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed
-from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, node_address, off_the_gpu
+from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, free_gpu, node_address
 from rlinf_vla.runtime.supervised import imitation_step
 from rlinf_vla.telemetry.timeline import Span, trainer_track
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
@@ -58,13 +58,11 @@ class TrainerWorker(Worker):
 
     def rest(self) -> None:
         """Move the policy and the optimiser state off the GPU until there is work again."""
-        off_the_gpu(self.policy)
         self.trainer.move("cpu")
+        free_gpu()
 
     def wake(self) -> None:
-        device = self.builders.cluster.torch_device
-        self.policy.to(device)
-        self.trainer.move(device)
+        self.trainer.move(self.builders.cluster.torch_device)
 
     def restore(self, checkpoint: Path) -> dict[str, Any]:
         """Load a checkpoint; return its state. Raises UserError if damaged or of another model."""
@@ -77,9 +75,12 @@ class TrainerWorker(Worker):
     def weights(self, earlier_weights: Packed | None = None) -> tuple[int, Packed, Packed]:
         """Return the bytes of all trained weights, these weights, and those of the action head.
 
-        The last is empty for a policy without split. ``earlier_weights`` replaces the current ones.
+        The last is empty for a policy without split, and on all ranks but the first everything is.
+        ``earlier_weights`` replaces the current ones.
         """
         everything = self.trainer.weights() if earlier_weights is None else earlier_weights.tensors()
+        if self.place:
+            return 0, Packed({}), Packed({})
         if self.builders.settings.rounded:
             everything = rounded_weights(self.policy, everything)
         packed = Packed.of(everything)
@@ -87,7 +88,7 @@ class TrainerWorker(Worker):
         return packed.nbytes, packed, head
 
     def accept(self, serial: int, heavy: Packed) -> None:
-        """Store a shard's heavy part, which then survives the loss of its rollout worker."""
+        """Keep a shard's heavy part in this machine's object store, whatever becomes of its worker."""
         self.heavy.add(serial, heavy)
 
     def forget(self, serials: Sequence[int]) -> None:

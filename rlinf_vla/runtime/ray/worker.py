@@ -130,6 +130,11 @@ def put(policy: Policy, weights: Packed) -> None:
 
 def off_the_gpu(module: nn.Module) -> None:
     module.to("cpu")
+    free_gpu()
+
+
+def free_gpu() -> None:
+    """Give memory that no tensor uses any more back to the GPU."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
