@@ -114,9 +114,15 @@ class Profile:
     """Relative increase in core-seconds of the same work when all cores are busy instead of one."""
     inline: bool = False
     """The simulator runs in the policy's process, so that only one of the two works at a time."""
+    rounded: bool = False
+    """Products are less exact than in float32, for which updates compute the first log-probabilities
+    again (``algorithm.recompute_log_prob``)."""
+    bus: float = 0.0
+    """Bytes per second of the GPUs of one machine in an all-reduce; 0: as the node's gpu_link_gbps."""
     note: str = ""
     """Where and on what the profile was measured, or what was assumed."""
     assumed: bool = False
+    """Predicted from published numbers (``planner/published.py``)."""
 
     def cost(self, operation: str) -> Cost:
         return self.operations.get(operation, Cost())
@@ -124,17 +130,6 @@ class Profile:
     def crowded(self, busy: float, cores: float) -> float:
         """Slowdown factor of work on one core while ``busy`` of ``cores`` are busy."""
         return 1.0 + self.crowding * (min(busy, cores) - 1) / (cores - 1) if busy > 1 and cores > 1 else 1.0
-
-    def scaled(self, factor: float, device: str) -> Profile:
-        """Return the assumed profile of a ``device`` that runs the policy ``factor`` times as fast.
-
-        Costs of simulators are unchanged.
-        """
-        operations = {
-            name: replace(cost.times(1 / factor), on=GPU, cores=1.0) if name in POLICY else cost for name, cost in self.operations.items()
-        }
-        note = f"ASSUMED, not measured: the policy {factor:g} times as fast as {self.note}"
-        return replace(self, device=device, operations=operations, note=note, assumed=True)
 
     def write(self, path: Path) -> None:
         write_json(path, asdict(self))
@@ -147,7 +142,7 @@ class Profile:
             given = {**document, "operations": nodes, "bytes": Bytes(**document["bytes"])}
             profile = Profile(**{**given, "episodes": tuple((int(calls), bool(cut)) for calls, cut in document["episodes"])})
             numbers = [value for cost in nodes.values() for value in (cost.fixed, cost.per_item, cost.cores)]
-            numbers += [*asdict(profile.bytes).values(), profile.crowding, profile.cores, profile.chunk, profile.episode_limit]
+            numbers += [*asdict(profile.bytes).values(), profile.crowding, profile.bus, profile.cores, profile.chunk, profile.episode_limit]
             numbers += [calls for calls, _ in profile.episodes]
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise UserError(f"not a profile's document: {type(error).__name__}: {error}") from None

@@ -18,7 +18,7 @@ from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.profile import Bytes, Cost, Profile
 from rlinf_vla.planner.simulate import STORE, simulate
 from rlinf_vla.planner.workload import Workload
-from tests.planner.made_up import BYTES, COSTS, cluster, ppo, problem, profile, workload
+from tests.planner.made_up import BYTES, COSTS, cluster, on_gpu, ppo, problem, profile, workload
 
 RAY = Plan("ray")
 LIGHT = Bytes(weights=4e9, trained=0.0, call=0.0)
@@ -104,7 +104,7 @@ def test_smaller_micro_batches_cost_their_fixed_part_again() -> None:
 
 
 def test_an_idle_role_is_off_loaded_and_back() -> None:
-    gpus = profile().scaled(1, "fast")
+    gpus = on_gpu("fast")
     node = {"gpus": 1, "gpu_link_gbps": 80.0}
     stays, leaves = (played(replace(RAY, offload=offload), known=gpus, **node) for offload in (False, True))
     assert leaves.seconds > stays.seconds and leaves.critical["off-loading"] == pytest.approx(leaves.seconds - stays.seconds)
