@@ -183,13 +183,13 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 21_750,
+    "rlinf_vla": 22_100,
     "rlinf_vla/testing": 1_820,
     "models": 3_800,
     "envs": 5_130,
     "robots": 4_660,
     "rewards": 110,
-    "benchmarks": 2_530,
+    "benchmarks": 2_430,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 

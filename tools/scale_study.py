@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from rlinf_vla.cli import compose
 from rlinf_vla.config.cluster import NodeConfig
@@ -52,9 +53,15 @@ class Network:
     calls: tuple[tuple[str, str, str], ...]
 
 
-VLA = ("recipe=maniskill_ppo", "cluster=8gpu", "env.image_size=224", "env.control_mode=pd_ee_delta_pose", "env.backend=gpu")
-VLA = (*VLA, "model.options.dtype=bfloat16", "model.options.prompt_length=null", "env.episode_limit=80", "algorithm.horizon=80")
-VLA = (*VLA, "algorithm.epochs=1", "model.lora.rank=32", "model.lora.alpha=null")
+VLA: tuple[str, ...] = (
+    "recipe=maniskill_ppo",
+    "cluster=8gpu",
+    "env.image_size=224",
+    "env.control_mode=pd_ee_delta_pose",
+    "env.backend=gpu",
+)
+VLA += ("model.options.dtype=bfloat16", "model.options.prompt_length=null", "env.episode_limit=80", "algorithm.horizon=80")
+VLA += ("algorithm.epochs=1", "model.lora.rank=32", "model.lora.alpha=null")
 OPENVLA = ("model.checkpoint=hf://openvla/openvla-7b", "model.options.unnorm_key=bridge_orig")
 OFT = ("model=openvla_oft", "model.checkpoint=hf://Haozhan72/Openvla-oft-SFT-libero-spatial-traj1", "model.options.chunk=8")
 PI0 = ("recipe=libero_ppo_pi0", "cluster=8gpu", "model.checkpoint=/data/pi0_libero", "model.options.dtype=bfloat16")
@@ -68,22 +75,30 @@ NETWORKS = {
 @dataclass(frozen=True)
 class Settings:
     """What is varied: recipe keys, assumptions, keys of a node, minibatch relative to the network's;
-    ``merge``: adapters are merged into the weights for rollouts."""
+    ``merge``: adapters are merged into the weights for rollouts. ``kept``: a rank learns from the
+    same rows in each epoch, which is not built."""
 
     keys: tuple[str, ...] = ()
     assumed: Assumptions = ASSUMED
-    node: Mapping[str, float] = field(default_factory=dict)
+    node: Mapping[str, Any] = field(default_factory=dict)
     minibatch: int = 1
     merge: bool = True
+    kept: bool = False
 
 
-MENDS = {
+STALE = ("algorithm.staleness=1", "algorithm.decoupled=true")
+LORA = {
     "adapters not merged for rollouts (`model.lora.merge=false`)": Settings(merge=False),
     "minibatches twice as large": Settings(minibatch=2),
     "both": Settings(minibatch=2, merge=False),
-    "both, and rollouts one iteration behind (`algorithm.staleness=1`)": Settings(
-        ("algorithm.staleness=1", "algorithm.decoupled=true"), minibatch=2, merge=False
-    ),
+    "both, and rollouts one iteration behind (`algorithm.staleness=1`)": Settings(STALE, minibatch=2, merge=False),
+}
+EXPERT = {
+    "minibatches twice as large": Settings(minibatch=2),
+    "a rank learns from the same rows in each epoch (not built)": Settings(kept=True),
+    "rollouts one iteration behind (`algorithm.staleness=1`)": Settings(STALE),
+    "both": Settings(STALE, kept=True),
+    "both, minibatches twice as large": Settings(STALE, kept=True, minibatch=2),
 }
 
 
@@ -107,6 +122,10 @@ class Study:
         profile = published(self.work, GPU, node.cpus, settings.assumed)
         if not settings.merge:
             profile = replace(profile, operations=profile.operations | {"merge": Cost(on="gpu")})
+        if settings.kept:
+            mine = 1 - (1 - 1 / gpus) ** recipe.algorithm.epochs
+            cost = profile.cost("precompute").times(1 / gpus / mine)
+            profile = replace(profile, operations=profile.operations | {"precompute": cost})
         graph = trace(builders.build_algorithm(recipe))
         cluster = Cluster(f"{gpus}gpu", (node,))
         return choose(Problem(graph, workload(recipe, graph, profile), cluster, {GPU: profile}, recipe.cluster.rows)).best
@@ -148,12 +167,7 @@ def scaling(study: Study, settings: Settings) -> Iterator[str]:
 def mended(study: Study) -> Iterator[str]:
     yield f"| at {MOST} GPUs | constant work per GPU | constant total work | plan | waits for |"
     yield "|---|---|---|---|---|"
-    lora = study.recipe().model.lora.rank > 0
-    for name, settings in MENDS.items():
-        if not lora and not settings.merge:
-            if name == "both":
-                continue
-            settings = replace(settings, merge=True)
+    for name, settings in (LORA if study.recipe().model.lora.rank else EXPERT).items():
         try:
             *_, (_, weak, weak_share, strong, strong_share) = study.efficiencies(settings)
         except UserError as error:

@@ -178,8 +178,8 @@ class Recipe:
     episodes: Count = 200
     """Evaluation episodes; in a sweep, per task."""
     profile: Any = None
-    """For plan: file or list of files with operation costs of a device type. null: measure here; for
-    the GPUs of cluster.nodes, predict from published numbers (docs/plan.md)."""
+    """For plan: file or list of files with operation costs of a device type. null: measure here, or,
+    for machines in cluster.nodes, predict from published numbers (docs/plan.md)."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     env: Any = MISSING
     robot: Any = None

@@ -37,12 +37,14 @@ class Cost:
     cores: float = 1.0
     """Cores that one operation keeps busy if it runs on a CPU."""
     on: str = CPU
+    least: float = 0.0
+    """Cost of a call of any size at least."""
 
     def of(self, items: float) -> float:
-        return self.fixed + self.per_item * items if items else 0.0
+        return max(self.least, self.fixed + self.per_item * items) if items else 0.0
 
     def times(self, factor: float) -> Cost:
-        return replace(self, fixed=factor * self.fixed, per_item=factor * self.per_item)
+        return replace(self, fixed=factor * self.fixed, per_item=factor * self.per_item, least=factor * self.least)
 
 
 def fit(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
@@ -141,7 +143,7 @@ class Profile:
             nodes = {name: Cost(**cost) for name, cost in document["operations"].items()}
             given = {**document, "operations": nodes, "bytes": Bytes(**document["bytes"])}
             profile = Profile(**{**given, "episodes": tuple((int(calls), bool(cut)) for calls, cut in document["episodes"])})
-            numbers = [value for cost in nodes.values() for value in (cost.fixed, cost.per_item, cost.cores)]
+            numbers = [value for cost in nodes.values() for value in (cost.fixed, cost.per_item, cost.cores, cost.least)]
             numbers += [*asdict(profile.bytes).values(), profile.crowding, profile.bus, profile.cores, profile.chunk, profile.episode_limit]
             numbers += [calls for calls, _ in profile.episodes]
         except (TypeError, KeyError, AttributeError, ValueError) as error:

@@ -14,8 +14,8 @@ from rlinf_vla.planner.profile import GPU, Bytes, Cost, Profile, fit
 from rlinf_vla.planner.work import counted, counted_step
 from rlinf_vla.training.lora import network_dtype
 
-SIZES = (1, 4, 16, 64)
-"""Rows at which the duration of a call is computed; a profile's costs are linear between them."""
+SIZES = (1, 8, 64, 512)
+"""Rows at which the duration of a call is computed; a line is fitted through them."""
 OPTIMISER_PASSES = 4
 """Times that clipping and Adam read or write each gradient; twice each moment, master and weight."""
 
@@ -87,8 +87,8 @@ def _policy(work: CountedWork, device: Device, assumed: Assumptions) -> dict[str
     for name, call in work.calls.items():
         share = assumed.training if name == "update" else assumed.inference
         dispatch = 0.0 if name in ("act", "value") and cluster.cuda_graphs else assumed.dispatch * call.dispatched
-        seconds = [max(dispatch, call.seconds(rows, share * matrix, bandwidth)) for rows in SIZES]
-        found[name] = Cost(*fit(SIZES, seconds), on=GPU)
+        seconds = [call.seconds(rows, share * matrix, bandwidth) for rows in SIZES]
+        found[name] = Cost(*fit(SIZES, seconds), on=GPU, least=dispatch)
     steps = OPTIMISER_PASSES * stored.gradients + 2 * (stored.moments + stored.master + stored.trained)
     merging = 2 * stored.merged * (1 / bandwidth + 1 / host)  # to main memory and back
     fixed = {"optimise": steps / bandwidth, "merge": merging, "publish": stored.trained / host}

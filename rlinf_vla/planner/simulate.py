@@ -52,13 +52,12 @@ def update_seconds(profile: Profile, plan: Plan, workload: Workload, rows: float
 
     ``whole``: each optimiser step uses all rows.
     """
-    ranks, micro, optimise = plan.trainer_ranks, profile.cost("update"), profile.cost("optimise").fixed
+    ranks, optimise = plan.trainer_ranks, profile.cost("optimise").fixed
     size = rows if whole else workload.minibatch_size
     full, rest = divmod(rows, size)
     seconds = 0.0
     for count, minibatch in ((full, size), (1 if rest else 0, rest)):
-        own = -(-minibatch // ranks)
-        seconds += count * (-(-own // plan.micro_batch_size) * micro.fixed + own * micro.per_item + optimise)
+        seconds += count * (passes(profile, "update", plan, -(-minibatch // ranks)) + optimise)
     # a rank computes the frozen part of the rows that it learns from: each epoch draws them anew
     mine = rows * (1 - (1 - 1 / ranks) ** workload.epochs)
     once = passes(profile, "precompute", plan, mine) * workload.fixes + passes(profile, "reference", plan, rows / ranks) * workload.proximal
@@ -67,8 +66,8 @@ def update_seconds(profile: Profile, plan: Plan, workload: Workload, rows: float
 
 def passes(profile: Profile, operation: str, plan: Plan, rows: float) -> float:
     """Seconds of one rank to compute ``rows`` rows in micro-batches."""
-    cost = profile.cost(operation)
-    return -(-rows // plan.micro_batch_size) * cost.fixed + rows * cost.per_item
+    cost, (full, rest) = profile.cost(operation), divmod(rows, plan.micro_batch_size)
+    return full * cost.of(plan.micro_batch_size) + cost.of(rest)
 
 
 @dataclass(frozen=True)
