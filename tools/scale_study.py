@@ -68,15 +68,22 @@ PI0 = ("recipe=libero_ppo_pi0", "cluster=8gpu", "model.checkpoint=/data/pi0_libe
 NETWORKS = {
     "openvla-7b": Network((*VLA, *OPENVLA), 16, 40, (("nvidia-a100-sxm4-80gb", "240", "OFT, arXiv 2502.19645"),)),
     "oft-7b": Network((*VLA, *OFT), 16, 40, ((GPU, "46", "vla-eval"), ("nvidia-a100-sxm4-80gb", "74", "OFT, arXiv 2502.19645"))),
-    "pi0": Network((*PI0, "algorithm.epochs=4"), 8, 64, (("nvidia-geforce-rtx-4090", "40 to 50", "realtime-vla, with CUDA graphs"),)),
+    "pi0": Network(
+        (*PI0, "algorithm.epochs=4", "model.lora.rank=0"),
+        8,
+        64,
+        (("nvidia-geforce-rtx-4090", "40 to 50", "realtime-vla, with CUDA graphs"),),
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is varied: recipe keys, assumptions, keys of a node, minibatch relative to the network's;
+    """What is varied: recipe keys, assumptions, keys of a node, the minibatch as a multiple.
+
     ``merge``: adapters are merged into the weights for rollouts. ``kept``: a rank learns from the
-    same rows in each epoch, which is not built."""
+    same rows in each epoch, which is not built.
+    """
 
     keys: tuple[str, ...] = ()
     assumed: Assumptions = ASSUMED

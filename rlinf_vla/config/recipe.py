@@ -178,7 +178,7 @@ class Recipe:
     episodes: Count = 200
     """Evaluation episodes; in a sweep, per task."""
     profile: Any = None
-    """For plan: file or list of files with operation costs of a device type. null: measure here, or,
+    """For plan: file or list of files with operation costs of a device type. null: measure here;
     for machines in cluster.nodes, predict from published numbers (docs/plan.md)."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     env: Any = MISSING

@@ -36,8 +36,8 @@ class Device:
 #   4090  https://images.nvidia.com/aem-dam/Solutions/geforce/ada/
 #         nvidia-ada-gpu-architecture.pdf, appendix A
 # host: 16 lanes of PCIe 5.0 (64) or 4.0 (32), in the same datasheets.
-# bus: https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests (460 to 480, 230 to 250, and
-# 35 to 45 over PCIe 5.0, of which PCIe 4.0 is taken to reach half).
+# bus: https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests (460 to 480, 230 to 250,
+# and 35 to 45 over PCIe 5.0, of which PCIe 4.0 is taken to reach half).
 DEVICES = {
     "nvidia-h100-80gb-hbm3": Device(989.4, 494.7, 66.9, 3350, 80, 64, 460),
     "nvidia-h100-pcie": Device(756.0, 378.0, 51.0, 2000, 80, 64, 35),
@@ -74,18 +74,18 @@ class Simulator:
         return steps * self.batch, steps * self.step + images * (self.image + pixels * self.pixel)
 
 
-# ManiSkill on an RTX 4090: state of PickCube at 318,580 and 128x128 RGB at 18,549 frames/s with 4096
-# environments (https://maniskill.readthedocs.io, "Performance benchmarking"); FrankaBench, 640x480
-# RGB: 1331 frames/s with 4 environments, 3200 with 16, 5326 with 64, 6741 with 512 (maniskill.csv of
-# its repository, the source of arXiv 2410.00425's figures), which is 2.5 ms + 0.147 ms/environment within 5 %.
+# ManiSkill on an RTX 4090: state of PickCube at 318,580 and 128x128 RGB at 18,549 frames/s with
+# 4096 environments (https://maniskill.readthedocs.io, "Performance benchmarking"); FrankaBench with
+# 640x480 RGB: 1331 frames/s with 4 environments, 3200 with 16, 5326 with 64, 6741 with 512
+# (maniskill.csv of its repository, arXiv 2410.00425), which these numbers give within 5 %.
 # No rate of a partial reset is published: ten control steps are taken.
 _MANISKILL_GPU = Simulator("nvidia-geforce-rtx-4090", 2.5e-3, 3.1e-6, 4.9e-5, 3.1e-10, 2.5e-2)
-# On one core, measured by this project (AMD EPYC, loaded, meshes of few triangles): a control step 3
-# ms; with an image of 64x64 pixels 5.4 ms, of 224x224 14 ms. Resets: docs/plan.md.
+# On one core, measured by this project (AMD EPYC, loaded, meshes of few triangles): a control step
+# 3 ms; with an image of 64x64 pixels 5.4 ms, of 224x224 14 ms. A reset is assumed.
 _MANISKILL_CPU = Simulator("cpu", 0.0, 3.0e-3, 1.6e-3, 1.9e-7, 6.0e-2)
-# LIBERO: a process observes 7.3 times/s with two cameras, linear to 80 processes on one A100 machine
-# (https://github.com/allenai/vla-evaluation-harness, docs/reproductions). Without images a control
-# step takes 10 ms and a reset 0.25 s of a core, measured by this project.
+# LIBERO: a process observes 7.3 times/s with two cameras, linear to 80 processes on one A100
+# machine (https://github.com/allenai/vla-evaluation-harness, docs/reproductions). Without images a
+# control step takes 10 ms and a reset 0.25 s of a core, measured by this project.
 _LIBERO = Simulator("cpu", 0.0, 1.0e-2, 6.3e-2, 0.0, 0.25)
 SIMULATORS = {("maniskill", "gpu"): _MANISKILL_GPU, ("maniskill", "cpu"): _MANISKILL_CPU, ("libero", "cpu"): _LIBERO}
 """(environment plug-in, backend) to its published rates."""

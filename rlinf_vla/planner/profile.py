@@ -117,10 +117,10 @@ class Profile:
     inline: bool = False
     """The simulator runs in the policy's process, so that only one of the two works at a time."""
     rounded: bool = False
-    """Products are less exact than in float32, for which updates compute the first log-probabilities
-    again (``algorithm.recompute_log_prob``)."""
+    """Products are less exact than in float32, for which updates compute the first
+    log-probabilities again (``algorithm.recompute_log_prob``)."""
     bus: float = 0.0
-    """Bytes per second of the GPUs of one machine in an all-reduce; 0: as the node's gpu_link_gbps."""
+    """Bytes per second of an all-reduce in one machine; 0: as the node's ``gpu_link_gbps``."""
     note: str = ""
     """Where and on what the profile was measured, or what was assumed."""
     assumed: bool = False

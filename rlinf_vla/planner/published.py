@@ -17,7 +17,7 @@ from rlinf_vla.training.lora import network_dtype
 SIZES = (1, 8, 64, 512)
 """Rows at which the duration of a call is computed; a line is fitted through them."""
 OPTIMISER_PASSES = 4
-"""Times that clipping and Adam read or write each gradient; twice each moment, master and weight."""
+"""Times that clipping and Adam read or write a gradient; twice a moment, master and weight."""
 
 
 class CountedWork:

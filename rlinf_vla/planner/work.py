@@ -22,8 +22,8 @@ _GATHERS = ("embedding", "index_select", "index")
 
 
 class Operation(NamedTuple):
-    """FLOPs of an operation; bytes of the weights that it reads, and of tensors of their shapes, such
-    as their gradients; bytes of its other operands and of its results."""
+    """FLOPs of an operation; bytes of the weights that it reads, and of tensors of their shapes,
+    such as their gradients; bytes of its other operands and of its results."""
 
     flops: int
     weights: int
