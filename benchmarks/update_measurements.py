@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.benchmarks import roofline
+from rlinf_vla.planner import work as counting
 from rlinf_vla.telemetry.measurement import nbytes, peak_growth, time_interleaved
 
 
@@ -20,7 +21,7 @@ class Work:
     call: Callable[[], Any]
     amount: float
     unit: str
-    model: roofline.Work | None = None
+    model: counting.Work | None = None
     """None: not counted."""
 
 

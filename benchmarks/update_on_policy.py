@@ -17,6 +17,7 @@ from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.planner import work as counting
 from rlinf_vla.planner.accounting import fused_attention
 from rlinf_vla.planner.memory import MemoryModel
 from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
@@ -76,7 +77,7 @@ def _clusters(cluster: ClusterConfig, minibatch: int, again: bool) -> dict[str, 
     return plans
 
 
-def model_work(recipe: Recipe) -> roofline.Work | None:
+def model_work(recipe: Recipe) -> counting.Work | None:
     """Count an update on ``MINIBATCHES`` minibatches, on the meta device.
 
     Forward passes, and backward passes for what needs gradients. Leaves out what gradient
@@ -89,17 +90,17 @@ def model_work(recipe: Recipe) -> roofline.Work | None:
     config, rows = recipe.algorithm, recipe.cluster.rows
     weights = list(model.policy.parameters())
 
-    def step(size: int) -> roofline.Work:
+    def step(size: int) -> counting.Work:
         batch = model.batch(size)
-        return roofline.work(lambda: model.loss(model.policy, batch).backward(), weights)
+        return counting.work(lambda: model.loss(model.policy, batch).backward(), weights)
 
     @torch.no_grad()
-    def frozen(size: int) -> roofline.Work:
-        return roofline.work(lambda: model.policy.precompute(model.inputs(size)), weights)
+    def frozen(size: int) -> counting.Work:
+        return counting.work(lambda: model.policy.precompute(model.inputs(size)), weights)
 
-    def of_blocks(block: Callable[[int], roofline.Work], count: int) -> roofline.Work:
+    def of_blocks(block: Callable[[int], counting.Work], count: int) -> counting.Work:
         whole, rest = divmod(count, rows)
-        found = block(rows) * whole if whole else roofline.Work()
+        found = block(rows) * whole if whole else counting.Work()
         return found + block(rest) if rest else found
 
     with fused_attention(recipe.cluster.torch_device):

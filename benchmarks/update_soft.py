@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from rlinf_vla.algorithms.feature_policy import Critics
 from rlinf_vla.algorithms.off_policy import critic_loss
 from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
-from rlinf_vla.benchmarks.roofline import Limits, work
+from rlinf_vla.benchmarks.roofline import Limits
 from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements, Work, measured_memory
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.types import ACTION, Tensors, Transitions
 from rlinf_vla.planner import synthetic
+from rlinf_vla.planner.work import work
 from rlinf_vla.runtime import builders
 from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward
 from rlinf_vla.training.replay import Replay

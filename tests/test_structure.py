@@ -189,7 +189,7 @@ BUDGETS = {
     "envs": 5_130,
     "robots": 4_660,
     "rewards": 110,
-    "benchmarks": 2_530,
+    "benchmarks": 2_430,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 

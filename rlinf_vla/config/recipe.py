@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from omegaconf import MISSING
 
 from rlinf_vla.config.cluster import SPLITS, ClusterConfig
-from rlinf_vla.config.ranges import OUTSIDE, Count, CountOrZero, Matches, Name, NonNegative, OneOf, Positive, Range, Seed, Size, SizeOrZero
+from rlinf_vla.config.ranges import OUTSIDE, Count, CountOrZero, Matches, Name, NonNegative, OneOf, Range, Seed, Size, SizeOrZero
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
 
 MODES = ("sampled", "greedy")
@@ -178,9 +178,8 @@ class Recipe:
     episodes: Count = 200
     """Evaluation episodes; in a sweep, per task."""
     profile: Any = None
-    """For plan: file or list of files with operation costs of a device type; null: measure here."""
-    profile_scale: Positive | None = None
-    """For plan, on GPUs without a profile: assumed policy speed relative to the profiled device."""
+    """For plan: file or list of files with operation costs of a device type. null: measure here;
+    for machines in cluster.nodes, predict from published numbers (docs/plan.md)."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     env: Any = MISSING
     robot: Any = None

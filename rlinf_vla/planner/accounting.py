@@ -7,7 +7,7 @@ leave out what a kernel allocates within one operation, and what allocators wast
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,20 +39,9 @@ class Allocations(TorchDispatchMode):
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        key = (function, _description(args), _description((*kwargs, *kwargs.values())))
-        made = _NEW.get(key)
-        if made is not None:
-            result = torch.empty_strided(*made[0], dtype=made[1], device=META)
-            self._add(result.untyped_storage())
-            return result
-        before = {storage._cdata for storage in _storages((*args, *kwargs.values()))}
-        found = function(*args, **kwargs)
-        new = [storage for storage in _storages((found,)) if storage._cdata not in before]
+        found, new = computed(function, args, kwargs or {})
         for storage in new:
             self._add(storage)
-        if new and isinstance(found, Tensor) and found.is_meta and not found.storage_offset():
-            _NEW[key] = ((found.shape, found.stride()), found.dtype)
         return found
 
     def _add(self, storage: Any) -> None:
@@ -67,6 +56,21 @@ class Allocations(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, freed)
         self.now += size
         self.peak = max(self.peak, self.now)
+
+
+def computed(function: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """Return the result of an operation, and the storages that it allocated."""
+    key = (function, _description(args), _description((*kwargs, *kwargs.values())))
+    made = _NEW.get(key)
+    if made is not None:
+        result = torch.empty_strided(*made[0], dtype=made[1], device=META)
+        return result, [result.untyped_storage()]
+    before = {storage._cdata for storage in _storages((*args, *kwargs.values()))}
+    found = function(*args, **kwargs)
+    new = [storage for storage in _storages((found,)) if storage._cdata not in before]
+    if new and isinstance(found, Tensor) and found.is_meta and not found.storage_offset():
+        _NEW[key] = ((found.shape, found.stride()), found.dtype)
+    return found, new
 
 
 def _description(value: Any) -> Any:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
+from rlinf_vla.algorithms.parity import FLOAT32, unit_of
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core.protocols import Policy, prepared
@@ -59,6 +60,7 @@ def measure_profile(recipe: Recipe, policy: Policy, say: Callable[[str], None] =
         bytes=replace(stored, **_split(policy)),
         chunk=policy.spec.chunk,
         episode_limit=0,  # known to the simulators
+        rounded=unit_of(policy) > FLOAT32,
         note=f"measured on {node.gpu or 'a CPU'} with {node.cpus} cores: {recipe.name}, model {recipe.model.name}, {recipe.env.name}",
     )
     with builders.threads(recipe.cluster.rollout_threads):

@@ -87,7 +87,7 @@ class PlanMonitor:
 
 def planned(recipe: Recipe, say: Callable[[str], None]) -> tuple[Recipe, PlanMonitor]:
     """Return the recipe under its plan, and a monitor of its prediction. Raises UserError."""
-    if recipe.profile is None:
+    if recipe.profile is None and not recipe.cluster.nodes:
         say("measuring the cost of operations on this machine")
     problem, _ = plan_problem(recipe)
     if recipe.cluster.plan == AUTO:
@@ -97,7 +97,8 @@ def planned(recipe: Recipe, say: Callable[[str], None]) -> tuple[Recipe, PlanMon
         recipe = with_plan(recipe, prediction.plan)
     else:
         prediction = simulate(problem, plan_of(recipe))
-    say(f"predicted: {prediction.seconds:.1f} s per iteration; {prediction.bottleneck}")
+    kind = "PREDICTED from published numbers" if any(each.assumed for each in problem.profiles.values()) else "predicted"
+    say(f"{kind}: {prediction.seconds:.1f} s per iteration; {prediction.bottleneck}")
     return recipe, PlanMonitor(recipe, problem, prediction, say)
 
 

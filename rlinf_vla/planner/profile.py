@@ -37,12 +37,14 @@ class Cost:
     cores: float = 1.0
     """Cores that one operation keeps busy if it runs on a CPU."""
     on: str = CPU
+    least: float = 0.0
+    """Cost of a call of any size at least."""
 
     def of(self, items: float) -> float:
-        return self.fixed + self.per_item * items if items else 0.0
+        return max(self.least, self.fixed + self.per_item * items) if items else 0.0
 
     def times(self, factor: float) -> Cost:
-        return replace(self, fixed=factor * self.fixed, per_item=factor * self.per_item)
+        return replace(self, fixed=factor * self.fixed, per_item=factor * self.per_item, least=factor * self.least)
 
 
 def fit(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
@@ -114,9 +116,15 @@ class Profile:
     """Relative increase in core-seconds of the same work when all cores are busy instead of one."""
     inline: bool = False
     """The simulator runs in the policy's process, so that only one of the two works at a time."""
+    rounded: bool = False
+    """Products are less exact than in float32, for which updates compute the first
+    log-probabilities again (``algorithm.recompute_log_prob``)."""
+    bus: float = 0.0
+    """Bytes per second of an all-reduce in one machine; 0: as the node's ``gpu_link_gbps``."""
     note: str = ""
     """Where and on what the profile was measured, or what was assumed."""
     assumed: bool = False
+    """Predicted from published numbers (``planner/published.py``)."""
 
     def cost(self, operation: str) -> Cost:
         return self.operations.get(operation, Cost())
@@ -124,17 +132,6 @@ class Profile:
     def crowded(self, busy: float, cores: float) -> float:
         """Slowdown factor of work on one core while ``busy`` of ``cores`` are busy."""
         return 1.0 + self.crowding * (min(busy, cores) - 1) / (cores - 1) if busy > 1 and cores > 1 else 1.0
-
-    def scaled(self, factor: float, device: str) -> Profile:
-        """Return the assumed profile of a ``device`` that runs the policy ``factor`` times as fast.
-
-        Costs of simulators are unchanged.
-        """
-        operations = {
-            name: replace(cost.times(1 / factor), on=GPU, cores=1.0) if name in POLICY else cost for name, cost in self.operations.items()
-        }
-        note = f"ASSUMED, not measured: the policy {factor:g} times as fast as {self.note}"
-        return replace(self, device=device, operations=operations, note=note, assumed=True)
 
     def write(self, path: Path) -> None:
         write_json(path, asdict(self))
@@ -146,8 +143,8 @@ class Profile:
             nodes = {name: Cost(**cost) for name, cost in document["operations"].items()}
             given = {**document, "operations": nodes, "bytes": Bytes(**document["bytes"])}
             profile = Profile(**{**given, "episodes": tuple((int(calls), bool(cut)) for calls, cut in document["episodes"])})
-            numbers = [value for cost in nodes.values() for value in (cost.fixed, cost.per_item, cost.cores)]
-            numbers += [*asdict(profile.bytes).values(), profile.crowding, profile.cores, profile.chunk, profile.episode_limit]
+            numbers = [value for cost in nodes.values() for value in (cost.fixed, cost.per_item, cost.cores, cost.least)]
+            numbers += [*asdict(profile.bytes).values(), profile.crowding, profile.bus, profile.cores, profile.chunk, profile.episode_limit]
             numbers += [calls for calls, _ in profile.episodes]
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise UserError(f"not a profile's document: {type(error).__name__}: {error}") from None

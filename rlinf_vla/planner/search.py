@@ -15,28 +15,25 @@ from rlinf_vla.config.recipe import ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.planner.choice import Choice, choose
 from rlinf_vla.planner.graph import Graph, trace
-from rlinf_vla.planner.measure import measure_profile
+from rlinf_vla.planner.memory import MemoryModel
 from rlinf_vla.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan, Problem
 from rlinf_vla.planner.preview import Preview
-from rlinf_vla.planner.profile import Profile, read_profile
+from rlinf_vla.planner.profile import Profile
+from rlinf_vla.planner.profiles import profiles_for
 from rlinf_vla.planner.workload import Workload
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.runtime import builders, recipes, run_directory
-from rlinf_vla.runtime.machines import Cluster, describe
-from rlinf_vla.telemetry.console import stages
+from rlinf_vla.runtime.machines import describe
 from rlinf_vla.telemetry.environment import fingerprint
 
-MEASURED_GROUP = 8
-"""Environments per group when this machine is profiled to predict plans for other machines."""
 
-
-def plan_problem(recipe: Recipe) -> tuple[Problem, Profile | None]:
+def plan_problem(recipe: Recipe, model: MemoryModel | None = None) -> tuple[Problem, Profile | None]:
     """Return the problem of a recipe's plan, and the profile that was measured here, if one was.
 
-    Measures one if the recipe has none. Raises UserError.
+    ``model``: the recipe's, if it is there already. Raises UserError.
     """
     graph, cluster = trace(builders.build_algorithm(recipe)), describe(recipe.cluster)
-    profiles, measured = profiles_for(recipe, cluster)
+    profiles, measured = profiles_for(recipe, cluster, model)
     work = workload(recipe, graph, next(iter(profiles.values())))
     return Problem(graph, work, cluster, profiles, recipe.cluster.rows), measured
 
@@ -75,10 +72,12 @@ def run(config: DictConfig) -> None:
         return
     preview = _preview(recipe)
     print(f"\ncluster {recipe.cluster.name}: {describe(recipe.cluster)}")
-    problem, measured = plan_problem(recipe)
+    problem, measured = plan_problem(recipe, preview.model)
     choice = choose(problem)
     _show(choice, problem.profiles)
     preview.show(with_plan(recipe, choice.best.plan))
+    for each in preview.missing:
+        print(f"this plan cannot run here: {each}")
     directory = run_directory.for_evaluation(config, None)
     if measured is not None:
         measured.write(directory / "profile.json")
@@ -107,9 +106,10 @@ def _new_file(output: str) -> Path:
 
 
 def _preview(recipe: Recipe) -> Preview:
-    """Count the recipe's memory. If something is missing, print it, and raise UserError."""
+    """Count the recipe's memory. If what a measurement needs is missing, print it, and raise
+    UserError."""
     preview = Preview(recipe)
-    if preview.missing:
+    if preview.missing and not (recipe.cluster.nodes or recipe.profile):
         preview.show(replace(recipe, cluster=replace(recipe.cluster, micro_batch_size=preview.rows())))
         preview.require_nothing()
     return preview
@@ -141,48 +141,10 @@ def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
         attempts=getattr(config, "group_size", 1),
         rewarded="reward" in profile.operations,
         reference=config.kl_coef > 0,
-        proximal=config.decoupled,
+        proximal=config.decoupled or (profile.rounded if config.recompute_log_prob is None else config.recompute_log_prob),
         fixes=recipe.cluster.reuse_frozen and config.epochs > 1,
         critic=slots,
         processes=getattr(recipe.env, "processes", None),
-    )
-
-
-def profiles_for(recipe: Recipe, cluster: Cluster) -> tuple[dict[str, Profile], Profile | None]:
-    """Return the profile of each device type of the cluster, and the one measured here, if any.
-
-    A profile is given by ``profile``, measured on this machine now, or scaled by ``profile_scale``.
-    Raises UserError if a device type has none.
-    """
-    given = [recipe.profile] if isinstance(recipe.profile, str) else list(recipe.profile or ())
-    known = {profile.device: profile for profile in (read_profile(Path(str(each)).expanduser()) for each in given)}
-    wanted, scale = {node.device for node in cluster.nodes}, recipe.profile_scale
-    here, measured = not recipe.cluster.nodes, None
-    if not known and (here or scale is not None):
-        tried = recipe if here else _for_here(recipe)
-        with stages() as show:
-            measured = measure_profile(tried, builders.build_policy(tried), lambda text: show(text, 0.0))
-        known = {measured.device: measured}
-    for device in sorted(wanted - known.keys()):
-        if scale is None:
-            there = ", ".join(sorted(known)) or "none"
-            raise UserError(
-                f"cluster={cluster.name} has machines of type {device}, and no profile covers them (known: {there}): "
-                "measure one on such a machine (`rlinf-vla plan recipe=NAME cluster=1gpu` writes profile.json) and give profile=FILE, "
-                "or assume one with profile_scale=N"
-            )
-        known[device] = next(iter(known.values())).scaled(scale, device)
-    return {device: known[device] for device in sorted(wanted)}, measured
-
-
-def _for_here(recipe: Recipe) -> Recipe:
-    """Return the recipe for this machine's CPU, with ``MEASURED_GROUP`` environments per group."""
-    depth, batch = recipe.rollout.pipeline_depth, min(recipe.rollout.batch_size, MEASURED_GROUP)
-    return replace(
-        recipe,
-        cluster=replace(recipe.cluster, device="cpu"),
-        env=replace(recipe.env, num_envs=depth * MEASURED_GROUP),
-        rollout=replace(recipe.rollout, batch_size=batch),
     )
 
 
@@ -192,7 +154,7 @@ def _show(choice: Choice, profiles: Mapping[str, Profile]) -> None:
         print(f"costs: {profile.note}")
     print(f"\n{choice.explain()}\n")
     price = "" if best.price is None else f", {best.price:.4g} (in the currency of cluster.nodes) per iteration"
-    kind = "SIMULATED from an assumption" if any(profile.assumed for profile in profiles.values()) else "predicted"
+    kind = "PREDICTED from published numbers" if any(profile.assumed for profile in profiles.values()) else "predicted"
     print(f"{kind}: {best.seconds:.4g} s per iteration, {best.steps_per_s:,.0f} control steps/s at most{price}")
     print("busy: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in best.utilisation.items() if share >= 0.01))
     print(f"\n{best.picture()}\n")

@@ -53,17 +53,22 @@ def update_seconds(profile: Profile, plan: Plan, workload: Workload, rows: float
 
     ``whole``: each optimiser step uses all rows.
     """
-    ranks, micro, optimise = plan.trainer_ranks, profile.cost("update"), profile.cost("optimise").fixed
+    ranks, optimise = plan.trainer_ranks, profile.cost("optimise").fixed
     size = rows if whole else workload.minibatch_size
     full, rest = divmod(rows, size)
     seconds = 0.0
     for count, minibatch in ((full, size), (1 if rest else 0, rest)):
-        own = -(-minibatch // ranks)
-        seconds += count * (-(-own // plan.micro_batch_size) * micro.fixed + own * micro.per_item + optimise)
-    once = (
-        profile.cost("precompute").of(rows) * workload.fixes + profile.cost("reference").of(rows) * workload.proximal
-    )  # computed by every rank
+        seconds += count * (passes(profile, "update", plan, -(-minibatch // ranks)) + optimise)
+    # a rank computes the frozen part of the rows that it learns from: each epoch draws them anew
+    mine = rows * (1 - (1 - 1 / ranks) ** workload.epochs)
+    once = passes(profile, "precompute", plan, mine) * workload.fixes + passes(profile, "reference", plan, rows / ranks) * workload.proximal
     return workload.epochs * seconds + once
+
+
+def passes(profile: Profile, operation: str, plan: Plan, rows: float) -> float:
+    """Seconds of one rank to compute ``rows`` rows in micro-batches."""
+    cost, (full, rest) = profile.cost(operation), divmod(rows, plan.micro_batch_size)
+    return full * cost.of(plan.micro_batch_size) + cost.of(rest)
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,10 @@ class _Simulation:
         return found if self.single else [self._delivered(host, shard) for shard in found]
 
     def _delivered(self, host: Host, shard: _Shard) -> _Shard:
-        """Add the transfer of a shard to the trainer's first machine."""
+        """Add the transfer of a shard to the trainer's first machine.
+
+        The other machines with ranks read it at the same time, over their own links.
+        """
         size, head = shard.rows * host.profile.bytes.call, self.head
         ready = self.tasks.wait([shard.ready], host.latency + size / host.copies / STORE, "trajectories", "network")
         away = size * (1 - (host.index == head.index) / host.copies)
@@ -161,7 +169,7 @@ class _Simulation:
     def _stage(self, operation: str, shards: list[_Shard], workers: int) -> list[_Shard]:
         """Add ``operation`` for each shard, by one of ``workers`` placed next to the trainers.
 
-        Without workers, every trainer rank takes part.
+        Without workers, the trainer ranks share the rows of each shard.
         """
         everything = [] if self.plan.streaming else [self.tasks.wait([shard.ready for shard in shards])]
         found = []
@@ -172,8 +180,8 @@ class _Simulation:
             ends = []
             for track, (host, device) in places:
                 before = [shard.ready, *everything, self.free.get(track, -1), self.thread]
-                rows = shard.rows / parts
-                ends.append(self.tasks.run(host, operation, track, device, host.profile.cost(operation).of(rows), before))
+                seconds = passes(host.profile, operation, self.plan, shard.rows / (parts if workers else self.plan.trainer_ranks))
+                ends.append(self.tasks.run(host, operation, track, device, seconds, before))
                 self.free[track] = ends[-1]
             ready = self.tasks.wait(ends)
             self.thread = ready if self.single else -1
@@ -183,10 +191,6 @@ class _Simulation:
     def _update(self, shards: Sequence[_Shard], whole: bool) -> int:
         rows, plan, tasks = sum(shard.rows for shard in shards), self.plan, self.tasks
         ready = tasks.wait([self.thread, *(shard.ready for shard in shards)])
-        if len(self.hosts) > 1 and self.plan.trainer_ranks > 1 and self._trainers_apart:
-            ready = tasks.wait(
-                [ready], self.head.latency + self.head.transfer(rows * self.head.profile.bytes.call), "trajectories", "network"
-            )
         ends = []
         for track, (host, device) in self._tracks():
             begin = self._switched(host, [ready, self.free.get(track, -1)], track)
@@ -214,10 +218,11 @@ class _Simulation:
         if ranks == 1:
             return 0.0
         rate = STORE
+        if head.node.gpus:
+            rate = head.profile.bus or 1e9 * head.node.gpu_link_gbps / 8
         if self._trainers_apart:
-            rate = 1e9 * head.node.network_gbps / 8
-        elif head.node.gpus:
-            rate = 1e9 * head.node.gpu_link_gbps / 8
+            network = 1e9 * head.node.network_gbps / 8
+            rate = min(rate, network) if head.node.gpus else network
         steps = self.workload.epochs * (1 if whole else -(-rows // self.workload.minibatch_size))
         return steps * 2 * ((ranks - 1) / ranks * head.profile.bytes.gradients / rate + (ranks - 1) * head.latency / ranks)
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.feature_policy import Critics
-from rlinf_vla.benchmarks import roofline, update_on_policy, update_soft
+from rlinf_vla.benchmarks import update_on_policy, update_soft
 from rlinf_vla.cli import compose
 from rlinf_vla.core.types import Inputs
 from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
+from rlinf_vla.planner.work import work
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.testing.toy_policy import LinearPolicy
@@ -86,7 +87,7 @@ def test_the_work_of_an_update_is_that_of_its_passes_without_recomputation(model
     trainer, settings = builders.build_trainer(recipe, policy), builders.actor_settings(recipe, recipe.rollout.temperature)
     flow = InProcessFlow(policy, [], trainer, settings, reuse_frozen=recipe.cluster.reuse_frozen)
     flow.update(batch, algorithm)  # the first one also checks the log-probabilities
-    real = roofline.work(lambda: flow.update(batch, algorithm), policy.parameters())
+    real = work(lambda: flow.update(batch, algorithm), policy.parameters())
     found = update_on_policy.model_work(recipe)
     assert found is not None and found.flops == real.flops
     again = update_on_policy.model_work(replace(recipe, cluster=replace(recipe.cluster, gradient_checkpointing=True)))

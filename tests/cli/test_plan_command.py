@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from rlinf_vla.cli import compose
-from rlinf_vla.planner import search as command
+from rlinf_vla.planner import profiles as command
+from rlinf_vla.planner import search
 from rlinf_vla.planner.plan import Plan
 from rlinf_vla.planner.profile import Profile, read_profile
 from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.machines import this_machine
 from tests.cli.conftest import CommandLine, Counting
-from tests.planner.made_up import profile
+from tests.planner.made_up import on_gpu, profile
 
 COUNTED = {"chunk": 2, "episode_limit": 6}
 """What the profile of counter world must contain."""
@@ -103,7 +104,7 @@ def test_a_plan_in_a_file_is_the_run(rlinf_vla: CommandLine, counting: Counting,
     assert found.code == 0 and "to run it: rlinf-vla train plan=plan.yaml" in found.out, found.err
     chosen = read(tmp_path / "plan" / "plan.json")["chosen"]["plan"]
     recipe = recipes.read(compose.load("train", ["plan=plan.yaml", "iterations=1"]))
-    assert command.plan_of(recipe) == Plan(**chosen) and recipe.cluster.plan == "given" and recipe.output is None
+    assert search.plan_of(recipe) == Plan(**chosen) and recipe.cluster.plan == "given" and recipe.output is None
     assert (recipe.name, recipe.env.num_envs, recipe.rollout.batch_size, recipe.iterations) == ("counting_ppo", 8, 2, 1)
     again = rlinf_vla(*counting.arguments("plan", "counting_ppo", known, *more))
     assert "output=plan.yaml exists already" in again.complaint
@@ -141,7 +142,7 @@ TWO = """nodes:
 def test_a_users_cluster(rlinf_vla: CommandLine, counting: Counting, unmeasured: None, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("fast.json", "slow.json")]
     for path, factor in zip(files, (10, 5), strict=True):
-        profile(path.stem, **COUNTED).scaled(factor, path.stem).write(path)
+        on_gpu(path.stem, factor, **COUNTED).write(path)
     given = f"profile=[{files[0]},{files[1]}]"
     more = ("env.num_envs=32", "rollout.batch_size=2", "run_dir=plan")
     found = rlinf_vla(*counting.arguments("plan", "counting_ppo", cluster_file(counting, TWO), given, *more))
@@ -153,14 +154,19 @@ def test_a_users_cluster(rlinf_vla: CommandLine, counting: Counting, unmeasured:
 
 
 def test_a_device_without_a_profile(rlinf_vla: CommandLine, counting: Counting, known: str, unmeasured: None, tmp_path: Path) -> None:
-    for more in ([], [known]):
-        found = rlinf_vla(*counting.arguments("plan", "counting_ppo", "cluster=8gpu", *more))
-        assert "no profile covers them" in found.complaint and "profile_scale=N" in found.complaint
-    assert not (tmp_path / "runs").exists()
+    found = rlinf_vla(*counting.arguments("plan", "counting_ppo", "cluster=8gpu", known))
+    assert "no rates are published for env=" in found.complaint and "profile=FILE" in found.complaint
     mine = cluster_file(counting, "nodes:\n  - {name: big, gpus: 2, gpu: fast}\n")
-    found = rlinf_vla(*counting.arguments("plan", "counting_ppo", mine, known, "profile_scale=50", "run_dir=plan"))
-    assert found.code == 0 and "SIMULATED from an assumption" in found.out and "ASSUMED, not measured: the policy 50 times" in found.out
-    assert "predicted:" not in found.out and read(tmp_path / "plan" / "plan.json")["assumed"]
+    assert "no rates are published for fast" in rlinf_vla(*counting.arguments("plan", "counting_ppo", mine)).complaint
+    assert not (tmp_path / "runs").exists()
+
+
+def test_plan_predicts_without_a_gpu_or_a_measurement(rlinf_vla: CommandLine, tmp_path: Path) -> None:
+    found = rlinf_vla("plan", "recipe=maniskill_ppo", "cluster=8gpu", "env.backend=gpu", f"run_dir={tmp_path / 'plan'}")
+    assert found.code == 0, found.err
+    assert found.out.count("PREDICTED from published numbers") == 2 and "to run it: " in found.out and "memory per device" in found.out
+    document = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert document["assumed"] and document["chosen"]["seconds"] > 0 and not (tmp_path / "plan" / "profile.json").exists()
 
 
 @pytest.mark.parametrize("name", ["8gpu", "32gpu", "256gpu"])
@@ -187,7 +193,6 @@ def test_an_invalid_cluster(rlinf_vla: CommandLine, counting: Counting, unmeasur
     ("arguments", "word"),
     [
         (["profile=nowhere.json"], "nowhere.json cannot be read"),
-        (["profile_scale=-1", "cluster=8gpu"], "profile_scale=-1"),
         (["env.episode_limit=12", "algorithm.horizon=12"], "measure again"),
         (["algorithm.horizon=8"], "algorithm.horizon=8 is not a multiple"),
     ],

@@ -9,7 +9,7 @@ from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.planner.graph import Graph, trace
 from rlinf_vla.planner.plan import Problem
-from rlinf_vla.planner.profile import Bytes, Cost, Profile
+from rlinf_vla.planner.profile import GPU, POLICY, Bytes, Cost, Profile
 from rlinf_vla.planner.workload import Workload
 from rlinf_vla.runtime.machines import Cluster
 
@@ -30,6 +30,13 @@ BYTES = Bytes(weights=4e9, trained=1e9, activations=1e6, call=1e4, inputs=1e4, p
 
 def profile(device: str = "cpu", **changes: Any) -> Profile:
     return replace(Profile(device, 2, dict(COSTS), BYTES, chunk=2, episode_limit=8, note="made up"), **changes)
+
+
+def on_gpu(device: str, factor: float = 1.0, **changes: Any) -> Profile:
+    """A GPU that runs the policy ``factor`` times as fast as the CPU."""
+    made = profile(device, **changes)
+    policy = {name: replace(cost.times(1 / factor), on=GPU, cores=1.0) for name, cost in made.operations.items() if name in POLICY}
+    return replace(made, operations=made.operations | policy)
 
 
 def cluster(count: int = 1, **node: Any) -> Cluster:

@@ -11,9 +11,9 @@ from rlinf_vla.planner.plan import Plan
 from rlinf_vla.planner.profile import Bytes, Cost
 from rlinf_vla.planner.simulate import simulate
 from rlinf_vla.runtime.machines import Cluster
-from tests.planner.made_up import BYTES, COSTS, cluster, problem, profile, workload
+from tests.planner.made_up import BYTES, COSTS, cluster, on_gpu, problem, profile, workload
 
-KNOWN = {"cpu": profile(), "fast": profile("fast").scaled(1, "fast")}
+KNOWN = {"cpu": profile(), "fast": on_gpu("fast")}
 SMALL = cluster(cpus=2)
 GPUS = {"gpus": 4, "gpu": "fast", "gpu_memory_gb": 80.0}
 LOAD = workload(envs=16, processes=2)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.profile import GPU, Profile, fit, read_profile
+from rlinf_vla.planner.profile import Profile, fit, read_profile
 from tests.planner.made_up import profile
 
 POSITIVE = st.floats(1e-4, 10.0)
@@ -83,13 +83,6 @@ def test_an_invalid_profile(tmp_path: Path, text: str | None) -> None:
 def test_any_other_document_is_refused(document: object) -> None:
     with pytest.raises(UserError):
         Profile.of(document)
-
-
-def test_an_assumed_device_is_marked_as_such() -> None:
-    supposed = profile().scaled(10, "fast")
-    assert supposed.assumed and supposed.device == "fast" and "ASSUMED" in supposed.note and "10 times" in supposed.note
-    assert supposed.cost("act").of(8) == pytest.approx(profile().cost("act").of(8) / 10) and supposed.cost("act").on == GPU
-    assert supposed.cost("simulate") == profile().cost("simulate"), "simulators run on the machine's cores"
 
 
 def test_crowding_increases_costs() -> None:

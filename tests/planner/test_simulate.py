@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from rlinf_vla.planner.graph import trace
 from rlinf_vla.planner.plan import Plan
 from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.profile import Bytes, Cost, Profile
-from rlinf_vla.planner.simulate import STORE, simulate
+from rlinf_vla.planner.simulate import STORE, simulate, update_seconds
 from rlinf_vla.planner.workload import Workload
-from tests.planner.made_up import BYTES, COSTS, cluster, ppo, problem, profile, workload
+from tests.planner.made_up import BYTES, COSTS, cluster, on_gpu, ppo, problem, profile, workload
 
 RAY = Plan("ray")
 LIGHT = Bytes(weights=4e9, trained=0.0, call=0.0)
@@ -104,7 +105,7 @@ def test_smaller_micro_batches_cost_their_fixed_part_again() -> None:
 
 
 def test_an_idle_role_is_off_loaded_and_back() -> None:
-    gpus = profile().scaled(1, "fast")
+    gpus = on_gpu("fast")
     node = {"gpus": 1, "gpu_link_gbps": 80.0}
     stays, leaves = (played(replace(RAY, offload=offload), known=gpus, **node) for offload in (False, True))
     assert leaves.seconds > stays.seconds and leaves.critical["off-loading"] == pytest.approx(leaves.seconds - stays.seconds)
@@ -240,3 +241,33 @@ def test_timelines_and_traces(tmp_path: Path) -> None:
 def test_a_price() -> None:
     found = played(Plan(), price_per_hour=36.0)
     assert found.price == pytest.approx(0.01 * found.seconds) and played(Plan()).price is None
+
+
+def test_ranks_share_what_an_update_computes_once() -> None:
+    """Reference and first log-probabilities of every row; the frozen part of the rows of all epochs."""
+    known = profile(operations=COSTS | {"precompute": Cost(0.5, 0.02), "reference": Cost(0.25, 0.01), "update": Cost(), "optimise": Cost()})
+    load = workload(proximal=True, fixes=True, epochs=2)
+    for ranks in (1, 4):
+        plan = Plan("ray", trainer_ranks=ranks, micro_batch_size=16)
+        mine = 64 * (1 - (1 - 1 / ranks) ** 2)
+        first = 0.25 * (64 / ranks / 16) + 0.01 * 64 / ranks
+        assert update_seconds(known, plan, load, 64, False) == pytest.approx(0.5 * ceil(mine / 16) + 0.02 * mine + first)
+    graph = trace(GRPO(GRPOConfig(kl_coef=0.1), 1.0))
+    known = replace(known, operations=known.operations | {"reference": Cost(per_item=0.2)}, bytes=LIGHT)
+    load = workload(reference=True, processes=1, calls=None, listed=16, critic=False)
+    one, four = (
+        played(Plan("ray", trainer_ranks=ranks, streaming=False), load, known, graph).critical["the reference policy"] for ranks in (1, 4)
+    )
+    assert one == pytest.approx(64 * 0.2) and four == pytest.approx(one / 4)
+
+
+def test_gpus_of_one_machine_sum_gradients_over_their_own_link() -> None:
+    node = {"gpus": 2, "gpu_link_gbps": 8.0, "network_gbps": 80.0}
+    plan = Plan("ray", rollout_workers=4, trainer_ranks=4)
+    found = [
+        played(replace(plan, rollout_workers=2 * count, trainer_ranks=2 * count), known=on_gpu("fast", bus=bus), count=count, **node)
+        for count, bus in ((1, 0.0), (1, 4e9), (2, 4e9), (2, 40e9))
+    ]
+    seconds = [each.critical["summing gradients over trainer ranks"] for each in found]
+    shares = [2 * (1 - 1 / ranks) * 2 * 1e9 for ranks in (2, 2, 4, 4)]
+    assert seconds == pytest.approx([share / rate for share, rate in zip(shares, (1e9, 4e9, 4e9, 10e9), strict=True)])

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.benchmarks import roofline
-from rlinf_vla.benchmarks.roofline import Limits, Work, limits_of, measured_limits, work
+from rlinf_vla.benchmarks.roofline import Limits, limits_of, measured_limits
 from rlinf_vla.planner.accounting import fused_attention
+from rlinf_vla.planner.work import Work, counted, work
 
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 3, 10, 32, 4, 2
 
@@ -109,3 +110,18 @@ def test_a_known_gpu_has_the_limits_of_its_datasheet(monkeypatch: pytest.MonkeyP
     assert limits_of(gpu, torch.float32).flops_per_s == pytest.approx(66.9e12)
     name[0] = "a GPU of tomorrow"
     assert limits_of(gpu, torch.bfloat16) == limits_of(torch.device("cpu"), torch.float32) == Limits(1.0, 2.0)
+
+
+def test_a_count_of_one_row_gives_the_time_of_many() -> None:
+    """Weights and their gradients count once, whatever the rows."""
+    layer = nn.Linear(16, 32, bias=False, device="meta")
+
+    def one(rows: int) -> None:
+        layer(torch.randn(rows, 5, 16, device="meta", requires_grad=True)).sum().backward()
+
+    single, many = (counted(lambda rows=rows: one(rows), layer.parameters(), rows) for rows in (1, 8))
+    for rates in ((1.0, 1e9), (1e9, 1.0), (3.0, 7.0)):
+        assert single.seconds(8, *rates) == pytest.approx(many.seconds(8, *rates))
+    assert single.dispatched > 3, "the products, and what is between them"
+    assert single.seconds(8, 1.0, float("inf")) == 3 * 2 * 8 * 5 * 16 * 32
+    assert single.seconds(8, float("inf"), 1.0) == 4 * 3 * (16 * 32 + 8 * 5 * (16 + 32))
