@@ -136,7 +136,7 @@ def packed_bytes(policy: Policy) -> int:
 
 
 def _gathered_groups(policy: Policy) -> list[list[Tensor]]:
-    """Return the weights that are gathered together: those outside blocks, and those of each block."""
+    """Return the weights that are gathered together: all outside blocks, and those of each block."""
     blocks: list[list[Tensor]] = [list(block.parameters()) for block in repeated_blocks(policy)]
     inside = {parameter for block in blocks for parameter in block}
     return [[parameter for parameter in policy.parameters() if parameter not in inside], *blocks]
