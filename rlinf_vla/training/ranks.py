@@ -29,7 +29,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtype by bytes per number. Sums of integers do not depend on the order, unlike floats."""
 
 BUCKET = 64 << 20
-"""Bytes of gradients packed for one collective: long enough for a link's bandwidth, small memory."""
+"""Bytes of gradients packed for one collective: enough for a link's bandwidth, little memory."""
 
 LEAST = 4
 """Minimum number of rows per pass: with fewer, some CPUs multiply matrices in another order, and
