@@ -4,8 +4,8 @@
 
 Real trainer workers on a Ray cluster of this machine train a toy policy on stored calls that have
 two camera images beside. ``shared``: pages of the object store that a rank has read, which exist
-once per machine. ``private``: pages that only this rank has. Both are the maximum during the update,
-in MB above what the rank had before its first call arrived. Takes two minutes.
+once per machine. ``private``: pages that only this rank has. Both are the maximum during the
+update, in MB above what the rank had before its first call arrived. Takes two minutes.
 """
 
 from __future__ import annotations

@@ -130,13 +130,12 @@ def gathered_bytes(policy: Policy) -> int:
 
 
 def packed_bytes(policy: Policy) -> int:
-    """Return the bytes of gradients that a sharded rank packs to be summed, in float32: those of
-    one block, or of all weights outside blocks."""
+    """Return the bytes of the largest group of gradients that a sharded rank sums, in float32."""
     return MASTER * max(sum(each.numel() for each in group if each.requires_grad) for group in _gathered_groups(policy))
 
 
 def _gathered_groups(policy: Policy) -> list[list[Tensor]]:
-    """Return the weights that are gathered together: those outside blocks, and those of each block."""
+    """Return the weights that are gathered together: all outside blocks; those of each block."""
     blocks: list[list[Tensor]] = [list(block.parameters()) for block in repeated_blocks(policy)]
     inside = {parameter for block in blocks for parameter in block}
     return [[parameter for parameter in policy.parameters() if parameter not in inside], *blocks]

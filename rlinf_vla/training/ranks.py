@@ -29,8 +29,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtype by bytes per number. Sums of integers do not depend on the order, unlike floats."""
 
 BUCKET = 64 << 20
-"""Bytes of gradients that are packed to be summed in one collective: enough for the bandwidth of a
-link to count more than its delay, and little memory."""
+"""Bytes of gradients packed for one collective: enough for a link's bandwidth, little memory."""
 
 LEAST = 4
 """Minimum number of rows per pass: with fewer, some CPUs multiply matrices in another order, and
@@ -146,7 +145,7 @@ def sum_gradients(parameters: Iterable[Tensor], bucket: int = BUCKET) -> None:
     if world_size() == 1:
         return
     # a gradient is None on all ranks or on none, since they make the same passes
-    for gradients in _buckets((parameter.grad for parameter in parameters if parameter.grad is not None), bucket):
+    for gradients in buckets((parameter.grad for parameter in parameters if parameter.grad is not None), bucket):
         if len(gradients) == 1 and gradients[0].is_contiguous():
             dist.all_reduce(gradients[0])
             continue
@@ -156,7 +155,7 @@ def sum_gradients(parameters: Iterable[Tensor], bucket: int = BUCKET) -> None:
             gradient.copy_(total.view_as(gradient))
 
 
-def _buckets(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
+def buckets(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
     """Yield the tensors, in order, in groups of one dtype and at most ``size`` bytes, or of one."""
     filling: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
@@ -219,8 +218,8 @@ def gather_full(tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor] = Ma
     """Return the tensors unchanged if none is sharded; else gather them on rank 0.
 
     Then rank 0 gets whole tensors on the CPU, other ranks an empty dict, and all ranks must call
-    it. ``wholes``: for a tensor that is this rank's piece, a tensor that is sharded in the same way.
-    Pieces that were moved off the ranks' device are moved back one at a time.
+    it. ``wholes``: for a tensor that is this rank's piece, a tensor sharded in the same way. Pieces
+    that were moved off the ranks' device are moved back one at a time.
     """
     if not any(map(is_sharded, (*tensors.values(), *wholes.values()))):
         return dict(tensors)

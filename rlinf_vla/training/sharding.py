@@ -36,8 +36,8 @@ OLDEST_TORCH = "2.13"
 def shard(policy: Learner) -> None:
     """Shard ``policy`` over the ranks, in place; then all ranks must call its methods together.
 
-    Gradients are sums over ranks, at least in float32. Call it after LoRA and gradient checkpointing, before creating a
-    Trainer. Raises UserError if the policy cannot be sharded.
+    Gradients are sums over ranks, at least in float32. Call it after LoRA and gradient
+    checkpointing, before creating a Trainer. Raises UserError if the policy cannot be sharded.
     """
     if not dist.is_initialized():
         raise UserError("cluster.trainer_sharding=full: there are no trainer ranks to shard the policy over; set it to none")

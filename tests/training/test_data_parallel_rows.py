@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlinf_vla.training import ranks
-from rlinf_vla.training.ranks import LEAST, Rows, _buckets, map_rows, micro_batches, rows_of_rank, sum_gradients, summed
+from rlinf_vla.training.ranks import LEAST, Rows, buckets, map_rows, micro_batches, rows_of_rank, sum_gradients, summed
 from rlinf_vla.training.trainer import minibatches
 from tests.training.processes import on_ranks
 from tests.training.test_trainer import rows
@@ -95,7 +95,7 @@ def test_three_ranks_equal_one(tmp_path: Path, count: int) -> None:
 def test_buckets_of_gradients(sizes: list[tuple[int, bool]], limit: int) -> None:
     """Every gradient is in one bucket, of its dtype; neighbours that fit together are in one collective."""
     gradients = [torch.full((size,), number, dtype=torch.bfloat16 if half else torch.float32) for number, (size, half) in enumerate(sizes)]
-    found = list(_buckets(gradients, limit))
+    found = list(buckets(gradients, limit))
     assert sorted(map(id, (each for bucket in found for each in bucket))) == sorted(map(id, gradients))
     for dtype in (torch.float32, torch.bfloat16):
         of = [bucket for bucket in found if bucket[0].dtype == dtype]

@@ -75,10 +75,7 @@ def serial_of(shard: Trajectory) -> int:
 
 
 class StoredRows:
-    """Rows of several shards' tensors, read as one tensor is: an index copies what it selects.
-
-    The shards stay in the object store, which the processes of a machine share.
-    """
+    """Rows of shards in the object store, read as one tensor is: an index copies its rows."""
 
     def __init__(self, shards: Mapping[int, Tensor], rows: Tensor) -> None:
         """``shards``: by serial number. ``rows``: int64 ``[N]``, as in ``ROW``."""

@@ -88,7 +88,7 @@ class TrainerWorker(Worker):
         return packed.nbytes, packed, head
 
     def accept(self, serial: int, heavy: Packed) -> None:
-        """Keep a shard's heavy part in this machine's object store, whatever becomes of its worker."""
+        """Keep a shard's heavy part on this machine, which then survives its rollout worker."""
         self.heavy.add(serial, heavy)
 
     def forget(self, serials: Sequence[int]) -> None:
