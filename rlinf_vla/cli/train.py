@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlinf_vla.algorithms.base import Algorithm
 from rlinf_vla.config.cluster import CPU, CUDA, GIVEN
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, ON_POLICY, SUPERVISED, Recipe
+from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, Recipe
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.core.interrupt import Interrupt, Interrupted, deferred_signals
 from rlinf_vla.core.io import write_json
@@ -89,11 +89,6 @@ def _planned(recipe: Recipe, say: Say) -> tuple[Recipe, PlanMonitor | None]:
     """Return the recipe under its plan, and a monitor if the recipe asks for a prediction."""
     if recipe.cluster.plan == GIVEN and recipe.profile is None:
         return recipe, None
-    if recipe.algorithm.family != ON_POLICY:
-        from rlinf_vla.planner.search import only_plan, with_plan
-
-        say(f"the plan of algorithm={recipe.algorithm.name}: {(plan := only_plan(recipe))}")
-        return with_plan(recipe, plan), None
     from rlinf_vla.planner.monitor import planned
 
     return planned(recipe, say)

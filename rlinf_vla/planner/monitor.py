@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import median
 
 from rlinf_vla.config.cluster import AUTO
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.planner.choice import choose
 from rlinf_vla.planner.plan import Plan, Problem
 from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.profile import Profile
-from rlinf_vla.planner.search import plan_of, plan_problem, with_plan
+from rlinf_vla.planner.search import only_plan, plan_of, plan_problem, with_plan
 from rlinf_vla.planner.simulate import simulate
 from rlinf_vla.runtime.base import Restart
 from rlinf_vla.telemetry.timeline import PREDICTED
@@ -85,8 +85,11 @@ class PlanMonitor:
         return median(each.get(name, 0.0) for each in self._measured)
 
 
-def planned(recipe: Recipe, say: Callable[[str], None]) -> tuple[Recipe, PlanMonitor]:
-    """Return the recipe under its plan, and a monitor of its prediction. Raises UserError."""
+def planned(recipe: Recipe, say: Callable[[str], None]) -> tuple[Recipe, PlanMonitor | None]:
+    """Return the recipe under its plan, and a monitor if a plan was predicted. Raises UserError."""
+    if recipe.algorithm.family != ON_POLICY:
+        say(f"the plan of algorithm={recipe.algorithm.name}: {(plan := only_plan(recipe))}")
+        return with_plan(recipe, plan), None
     if recipe.profile is None and not recipe.cluster.nodes:
         say("measuring the cost of operations on this machine")
     problem, _ = plan_problem(recipe)

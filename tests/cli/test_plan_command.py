@@ -164,7 +164,7 @@ def test_a_device_without_a_profile(rlinf_vla: CommandLine, counting: Counting, 
 def test_plan_predicts_without_a_gpu_or_a_measurement(rlinf_vla: CommandLine, tmp_path: Path) -> None:
     found = rlinf_vla("plan", "recipe=maniskill_ppo", "cluster=8gpu", "env.backend=gpu", f"run_dir={tmp_path / 'plan'}")
     assert found.code == 0, found.err
-    assert found.out.count("PREDICTED from published numbers") == 2 and "to run it: " in found.out and "memory per device" in found.out
+    assert found.out.count("PREDICTED from published numbers") == 2 and "its keys: " in found.out and "memory per device" in found.out
     document = json.loads((tmp_path / "plan" / "plan.json").read_text())
     assert document["assumed"] and document["chosen"]["seconds"] > 0 and not (tmp_path / "plan" / "profile.json").exists()
 

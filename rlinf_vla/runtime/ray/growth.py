@@ -14,7 +14,7 @@ class Growth:
     """A standing request for the place of one more worker, which Ray's autoscaler sees, too."""
 
     def __init__(self, pool: Pool, role: Role, most: int, spawn: Callable[..., Any]) -> None:
-        """``most``: workers in all. ``spawn(place, options=...)``: new actor with these Ray options."""
+        """``most``: workers in all. ``spawn(place, options=...)``: new actor with these options."""
         self._pool, self._role, self._spawn = pool, role, spawn
         self._additional = most - role.count
         self._request: Any = None
