@@ -142,7 +142,7 @@ class Pool:
         return len(self.introduced)
 
     def add(self, spawn: Callable[[int], Any], leave: Callable[[], None]) -> None:
-        """Start an additional worker. If it is lost, it is not replaced, and ``leave`` is called."""
+        """Start an additional worker, whose loss is no fault: ``leave`` is called then."""
         place = len(self.actors)
         self._leave[place] = leave
         self.actors.append(spawn(place))
