@@ -19,7 +19,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes, packed_bytes
 from rlinf_vla.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
-from rlinf_vla.runtime.machines import describe, this_machine
+from rlinf_vla.runtime.machines import assign, describe, this_machine
 from rlinf_vla.training.ranks import BUCKET
 
 ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP = "always", "rollout", "reference", "update", "optimiser step"
@@ -135,10 +135,10 @@ def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = Tr
 
 
 def share_a_device(recipe: Recipe) -> bool:
-    """Return whether trainer and rollout worker have to share a device."""
+    """Return whether a trainer rank and a rollout worker share a device."""
     cluster = recipe.cluster
-    devices = describe(cluster).devices
-    return cluster.trainer_ranks + cluster.rollout_workers > devices
+    rollouts, trainers = assign(cluster.placement, cluster.rollout_workers, cluster.trainer_ranks, describe(cluster))
+    return not set(rollouts).isdisjoint(trainers)
 
 
 def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> list[Part]:

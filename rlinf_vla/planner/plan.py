@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,8 @@ class Problem:
     profiles: Mapping[str, Profile]
     micro_batch_size: int
     """The largest to try."""
+    refuse: Callable[[Plan], None] = lambda plan: None
+    """Raises UserError if a plan needs more memory, counted in more detail than in a profile."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ def check_memory(problem: Problem, plan: Plan) -> None:
                 raise UserError(
                     f"{wanted / 1e9:.1f} GB wanted in {what}, which has {node.memory / 1e9:.1f} GB ({100 * SLACK:.0f} % may be filled)"
                 )
+    problem.refuse(plan)
 
 
 def processes(plan: Plan, workload: Workload, node: NodeConfig) -> int:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlinf_vla.config.cluster import AUTO, RAY
+from rlinf_vla.config.cluster import AUTO, CUDA, RAY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core.io import write_json
+from rlinf_vla.planner.budget import budget, room_in, setting_of
 from rlinf_vla.planner.choice import Choice, choose
 from rlinf_vla.planner.graph import Graph, trace
 from rlinf_vla.planner.memory import MemoryModel
-from rlinf_vla.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan, Problem
+from rlinf_vla.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan, Problem, place
 from rlinf_vla.planner.preview import Preview
 from rlinf_vla.planner.profile import Profile
 from rlinf_vla.planner.profiles import profiles_for
 from rlinf_vla.planner.workload import Workload
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.runtime import builders, recipes, run_directory
-from rlinf_vla.runtime.machines import describe
+from rlinf_vla.runtime.machines import Cluster, describe
 from rlinf_vla.telemetry.environment import fingerprint
 
 
@@ -33,9 +35,25 @@ def plan_problem(recipe: Recipe, model: MemoryModel | None = None) -> tuple[Prob
     ``model``: the recipe's, if it is there already. Raises UserError.
     """
     graph, cluster = trace(builders.build_algorithm(recipe)), describe(recipe.cluster)
+    if model is None and recipe.cluster.device == CUDA:
+        model = MemoryModel(recipe)
     profiles, measured = profiles_for(recipe, cluster, model)
     work = workload(recipe, graph, next(iter(profiles.values())))
-    return Problem(graph, work, cluster, profiles, recipe.cluster.rows), measured
+    problem = Problem(graph, work, cluster, profiles, recipe.cluster.rows)
+    return problem if model is None else replace(problem, refuse=partial(_refuse, recipe, model, cluster)), measured
+
+
+def _refuse(recipe: Recipe, model: MemoryModel, cluster: Cluster, plan: Plan) -> None:
+    """Raise UserError if the counted memory of a trainer's device does not suffice for ``plan``."""
+    if recipe.cluster.device != CUDA:
+        return
+    model.recipe = with_plan(recipe, plan)
+    try:
+        count = budget(model, setting_of(model.recipe), place(plan, cluster)[0].node.memory, exact=False)
+    finally:
+        model.recipe = recipe
+    if not count.fits:
+        raise UserError(f"{count.peak / 1e9:.1f} GB wanted in a device with a trainer, {room_in(count.memory)}")
 
 
 def only_plan(recipe: Recipe) -> Plan:
