@@ -239,8 +239,8 @@ for the slowest of many.
 Sought at 256 GPUs: 92 % with constant work per GPU, 80 % with constant total work.
 
 * **openvla-7b**: reached (98 and 88 %). The rest is the copy of merged weights and their return.
-* **oft-7b**: reached (96 and 87 %) with adapters that are not merged: to copy 14.6 GB to main memory
-  and back takes 2.4 s of each iteration, whatever its size. With merged ones 72 %.
+* **oft-7b**: reached (96 and 87 %) with adapters that are not merged: to copy 14.6 GB to main
+  memory and back takes 2.3 s of each iteration, whatever its size. With merged ones 72 %.
 * **pi0** (LIBERO, four epochs, the expert trained in full): not reached (79 and 55 %). Three things
   limit it. An epoch assigns rows to ranks anew, so that each of many ranks computes the frozen
   prefix of nearly four times its share of rows. A simulator's chunk takes 176 ms on a core, however
