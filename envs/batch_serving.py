@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class BatchServer:
     """Server of a :class:`Batch` on the CPU: ``serve(create, BatchServer)``.
 
-    An episode that ends within a chunk keeps stepping, unrecorded.
+    An episode that ends within a chunk keeps stepping, unrecorded. Rows of the batch beyond the
+    slots of the process get zero actions.
     """
 
     def __init__(self, batch: Batch, arrays: SharedArrays, first: int) -> None:

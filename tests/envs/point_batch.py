@@ -46,4 +46,4 @@ class PointBatch:
 
 
 if __name__ == "__main__":
-    serve(lambda options, slots: PointBatch(slots), BatchServer)
+    serve(lambda options, slots: PointBatch(slots + options.get("spare", 0)), BatchServer)

@@ -17,15 +17,16 @@ from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance,
 PROGRAM = [str(Path(__file__).with_name("point_batch.py"))]
 
 
-def make_env(slots: int = NUM_ENVS, processes: int = 1) -> ProcessVectorEnv:
-    pool = SimulatorPool(PROGRAM, {}, slots=slots, processes=processes, episode_limit=EPISODE_LIMIT)
+def make_env(slots: int = NUM_ENVS, processes: int = 1, spare: int = 0) -> ProcessVectorEnv:
+    """spare: environments of each process's batch beyond its slots."""
+    pool = SimulatorPool(PROGRAM, {"spare": spare}, slots=slots, processes=processes, episode_limit=EPISODE_LIMIT)
     return ProcessVectorEnv(pool, ("walk",))
 
 
 class TestConformance(VectorEnvConformance):
     @classmethod
     def make(cls) -> list[VectorEnv]:
-        return [make_env(), make_env(processes=2)]
+        return [make_env(), make_env(processes=2, spare=1)]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
