@@ -56,7 +56,7 @@ class ProcessVectorEnv(VectorEnv):
         self._no_expert = no_expert
         self._instruction = [""] * pool.slots
         self._ended = [False] * pool.slots
-        self.spec = spec_of(pool.spec, pool.slots, pool.episode_limit, tasks, torch.device("cpu"))
+        self.spec = spec_of(pool.spec, pool.slots, pool.episode_limit, tasks, pool.frames.device)
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         rows = checked_episodes(self.spec, episodes, mask)
@@ -126,7 +126,9 @@ class ProcessVectorEnv(VectorEnv):
         self.pool.close()
 
     def _observation(self) -> Observation:
-        arrays = self.pool.arrays
-        images = {name: torch.from_numpy(image.copy()) for name, image in arrays.images.items()}
-        jpeg = {name: torch.from_numpy(arrays.jpeg[name].copy()) for name, chosen in zip(images, arrays.as_jpeg, strict=True) if chosen}
-        return Observation(images, torch.from_numpy(arrays.state.copy()), list(self._instruction), jpeg)
+        shown = self.pool.frames
+        images = {name: image.clone() for name, image in shown.images.items()}
+        jpeg = {name: shown.jpeg[name].clone() for name, chosen in zip(images, self.pool.arrays.as_jpeg, strict=True) if chosen}
+        seen = Observation(images, shown.state.clone(), list(self._instruction), jpeg)
+        shown.settle()
+        return seen

@@ -1,7 +1,7 @@
 """Simulator process of Genesis: a batch of environments of one scene.
 
-Actions, proprioception, images, rewards and the expert are those of ``GenesisBatch``, which the gpu
-backend runs in the trainer's process.
+Actions, proprioception, images, rewards and the expert are those of ``GenesisBatch``, on the CPU or
+a GPU.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def create(options: dict[str, Any], slots: int) -> GenesisBatch:
     So no later command waits for a kernel to load.
     """
     torch.set_num_threads(1)
-    batch = GenesisBatch(options, max(slots, SMALLEST_BATCH), "cpu")
+    batch = GenesisBatch(options, max(slots, SMALLEST_BATCH), options["backend"])
     rows = list(range(batch.num_envs))
     for _ in range(2):
         batch.reset(rows, rows)
