@@ -47,6 +47,7 @@ class ProcessVectorEnv(VectorEnv):
     """All slots of one :class:`SimulatorPool`.
 
     ``reset_async`` and ``step_async`` return at once, while the processes work in the background.
+    Tensors are on the device of the pool's frames, except ``render``'s.
 
     no_expert: error message of ``expert_actions``; None if the task has an expert.
     """
@@ -100,7 +101,7 @@ class ProcessVectorEnv(VectorEnv):
             truncated[index, count - 1] = over and not fell
             self._ended[index] = fell or over
         told = (torch.from_numpy(each) for each in (reward, terminated, truncated, success, valid))
-        return StepResult(self._observation(), *told)
+        return StepResult(self._observation(), *told).outcome_to(self.spec.device)
 
     def add_jpeg(self, cameras: Sequence[str]) -> None:
         self.pool.arrays.as_jpeg[:] = [name in cameras for name in self.spec.images]
@@ -117,7 +118,7 @@ class ProcessVectorEnv(VectorEnv):
             raise UserError(self._no_expert)
         self.pool.begin("expert", [[index] for index in range(self.spec.num_envs)])
         self.pool.finish()
-        return torch.from_numpy(self.pool.arrays.expert.copy())
+        return torch.from_numpy(self.pool.arrays.expert.copy()).to(self.spec.device)
 
     def losses(self) -> int:
         return self.pool.restarts

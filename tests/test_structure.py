@@ -186,7 +186,7 @@ BUDGETS = {
     "rlinf_vla": 21_750,
     "rlinf_vla/testing": 1_820,
     "models": 3_800,
-    "envs": 5_130,
+    "envs": 5_220,
     "robots": 4_660,
     "rewards": 110,
     "benchmarks": 2_530,
