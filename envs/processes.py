@@ -248,6 +248,7 @@ class SimulatorPool:
 
     def _share(self, process: _Process) -> None:
         """Let the process show its frames in memory of the GPU; in host memory if it cannot."""
+        refusal: str | None
         try:
             handle = frame_memory.exported(self._on_device)
         except RuntimeError as error:

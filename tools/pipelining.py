@@ -51,8 +51,11 @@ def play(groups: Sequence[VectorEnv], actor: Waiting, calls: int) -> tuple[float
         slots = torch.arange(offset, offset + env.spec.num_envs)
         offset += env.spec.num_envs
         first = training_episodes(0, 0, slots, torch.zeros_like(slots), 1)
-        track = f"simulator {number}"
-        players.append(rollout_generator(actor, env, first, lambda done, first=first: first, lambda call: False, timeline, track, calls))
+
+        def following(done: Tensor, first: Episodes = first) -> Episodes:
+            return first
+
+        players.append(rollout_generator(actor, env, first, following, lambda call: False, timeline, f"simulator {number}", calls))
     started = time.perf_counter()
     interleave(players)
     simulators = max(timeline.busy(f"simulator {number}") for number in range(len(groups)))
