@@ -155,10 +155,8 @@ def state(call: Call) -> Tensors:
 
 
 def assert_equal(a: Trajectory, b: Trajectory) -> None:
-    for name, value in vars(a).items():
-        other = getattr(b, name)
-        for key, tensor in value.items() if isinstance(value, dict) else [(name, value)]:
-            assert torch.equal(tensor, other[key] if isinstance(value, dict) else other), f"{name} {key} differs"
+    for one, other in zip(a.tensors(), b.tensors(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_importing_the_plugin_imports_no_simulator() -> None:
