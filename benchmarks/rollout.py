@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -49,7 +50,7 @@ def run(config: DictConfig) -> None:
     report = harness.Report(config, "bench_rollout")
     console = report.console
     with builders.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
-        serial, pipelined = (_rollout(recipe, policy, each, status.update) for each in (1, depth))
+        serial, pipelined = _rollouts(recipe, policy, (1, depth), status.update)
         frames = _frames(recipe, status.update)
     ratio = pipelined.steps_per_s / serial.steps_per_s
     bound = serial.seconds / max(serial.policy_seconds, serial.simulator_seconds)
@@ -58,29 +59,37 @@ def run(config: DictConfig) -> None:
         for name, each in (("serial", serial), (f"pipelined, depth {depth}", pipelined))
     ]
     report.show(("rollout", "steps/s", "policy s", "simulator s", "wall s"), rows, f"{recipe.env.num_envs} environments")
-    console.print(f"pipelined / serial: {ratio:.2f}; the bound (time of the slower stage alone): {bound:.2f}")
+    share = f"{100 * ratio / bound:.0f} % of the bound {bound:.2f} (time of the slower stage alone)"
+    console.print(f"pipelined / serial: {ratio:.2f}, {share}")
     for name, rate in frames.items():
         console.print(f"frames/s in one simulator process, {name}: {rate:.1f}")
     document = {"serial": asdict(serial), "pipelined": asdict(pipelined), "ratio": ratio, "bound": bound, "frames_per_s": frames}
     report.write(document)
 
 
-def _rollout(recipe: Recipe, policy: Policy, depth: int, say: Callable[[str], None]) -> Rollout:
-    timeline, found = Timeline(), list[Rollout]()
-    with builders.open_envs(recipe, policy, depth) as groups:
-        limit = groups[0].spec.episode_limit
-        calls = rollout_calls(getattr(recipe.algorithm, "horizon", limit), limit, policy.spec.chunk)
+def _rollouts(recipe: Recipe, policy: Policy, depths: Sequence[int], say: Callable[[str], None]) -> list[Rollout]:
+    """The fastest rollout at each depth; they take turns, so that all meet the same load."""
+    found: dict[int, list[Rollout]] = {depth: [] for depth in depths}
+    with ExitStack() as stack:
+        opened = {depth: stack.enter_context(builders.open_envs(recipe, policy, depth)) for depth in depths}
         actor = Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature))
         for repeat in range(REPEATS):
-            say(f"rollout at pipeline depth {depth}, {repeat + 1} of {REPEATS}")
-            timeline.begin_iteration(repeat)
-            started = time.perf_counter()
-            with merged_lora(policy):
-                rollouts = collect(actor, groups, 0, 0, calls, timeline)
-            seconds = time.perf_counter() - started
-            simulators = [timeline.busy(f"simulator {index}") for index in range(depth)]
-            found.append(Rollout(depth, int(rollouts.valid.sum()), seconds, timeline.busy("policy"), max(simulators)))
-    return min(found, key=lambda each: each.seconds)
+            for depth, groups in opened.items():
+                say(f"rollout at pipeline depth {depth}, {repeat + 1} of {REPEATS}")
+                found[depth].append(_rollout(recipe, actor, groups))
+    return [min(each, key=lambda rollout: rollout.seconds) for each in found.values()]
+
+
+def _rollout(recipe: Recipe, actor: Actor, groups: Sequence[VectorEnv]) -> Rollout:
+    timeline, limit = Timeline(), groups[0].spec.episode_limit
+    calls = rollout_calls(getattr(recipe.algorithm, "horizon", limit), limit, actor.policy.spec.chunk)
+    timeline.begin_iteration(0)
+    started = time.perf_counter()
+    with merged_lora(actor.policy):
+        rollouts = collect(actor, groups, 0, 0, calls, timeline)
+    seconds = time.perf_counter() - started
+    simulators = max(timeline.busy(f"simulator {index}") for index in range(len(groups)))
+    return Rollout(len(groups), int(rollouts.valid.sum()), seconds, timeline.busy("policy"), simulators)
 
 
 def _frames(recipe: Recipe, say: Callable[[str], None]) -> dict[str, float]:

@@ -1,35 +1,40 @@
 """Serve a simulator whose environments form one batch: reset one by one, stepped together.
 
-The counterpart of ``serving`` for single environments; the parent sees no difference. Needs numpy
-and the batch only.
+The counterpart of ``serving`` for single environments; the parent sees no difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from .shared_arrays import SharedArrays
+from rlinf_vla.core.images import through_jpeg
 
-if TYPE_CHECKING:
-    from .batched import Batch
+from . import frame_memory
+from .batched import Batch
+from .shared_arrays import SharedArrays
 
 
 class BatchServer:
-    """Server of a :class:`Batch` on the CPU: ``serve(create, BatchServer)``.
+    """Server of a :class:`Batch`: ``serve(create, BatchServer)``.
 
-    An episode that ends within a chunk keeps stepping, unrecorded.
+    An episode that ends within a chunk keeps stepping, unrecorded. Rows of the batch beyond the
+    slots of the process get zero actions.
     """
 
     def __init__(self, batch: Batch, arrays: SharedArrays, first: int) -> None:
         self.batch, self.arrays, self.first = batch, arrays, first
+        self._frames = frame_memory.of_arrays(arrays)
         self._seeds = [0] * self.batch.num_envs
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         """Execute a verb on rows ``[slot, *arguments]``; answer with one entry per row."""
+        if "memory" in command:
+            return self._move_to(command["memory"])
         verb: Callable[..., Any] = getattr(self, command["verb"])
         return {"rows": verb(*zip(*command["rows"], strict=True))}
 
@@ -65,14 +70,14 @@ class BatchServer:
         return [None] * len(slots)
 
     def expert(self, slots: tuple[int, ...]) -> list[None]:
-        advice = np.asarray(self.batch.expert())
+        advice = self.batch.expert().cpu().numpy()
         for slot in slots:
             self.arrays.expert[slot] = advice[slot - self.first]
         return [None] * len(slots)
 
     def render(self, slots: tuple[int, ...]) -> list[None]:
         for slot in slots:
-            self.arrays.picture[:] = np.asarray(self.batch.render(slot - self.first))
+            self.arrays.picture[:] = self.batch.render(slot - self.first).cpu().numpy()
         return [None] * len(slots)
 
     def _reset(self, slots: tuple[int, ...] | list[int], seeds: tuple[int, ...] | list[int]) -> list[str]:
@@ -84,21 +89,32 @@ class BatchServer:
         return [instructions[row] for row in rows]
 
     def _step(self, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-        """Step the batch once and return what ``Batch.step`` returns.
+        """Step the batch once; return reward, terminated and success of all its rows.
 
         Each of ``slots`` gets its recorded action of that number; the other slots get zeros.
         """
-        import torch  # installed with the batch
-
         actions = np.zeros((self.batch.num_envs, self.batch.spec.action_dim), np.float32)
         actions[slots - self.first] = self.arrays.actions[slots, numbers]
-        result = tuple(np.asarray(each) for each in self.batch.step(torch.from_numpy(actions)))
+        told = self.batch.step(torch.from_numpy(actions).to(self.batch.device))
+        reward, *flags = torch.stack([each.float() for each in told]).cpu().numpy()  # one wait for the device, not three
         self.arrays.reached[slots] += 1
-        return result
+        return reward, *(each > 0 for each in flags)
 
     def _observe(self, slots: tuple[int, ...]) -> None:
         state, images = self.batch.observe([slot - self.first for slot in slots])
-        self.arrays.state[list(slots)] = np.asarray(state)
-        shown = {name: np.asarray(image) for name, image in images.items()}
-        for row, slot in enumerate(slots):
-            self.arrays.show(slot, {name: image[row] for name, image in shown.items()})
+        shown, rows = self._frames, torch.tensor(slots, device=self._frames.device)
+        shown.state[rows] = state.to(shown.device)
+        for (name, image), as_jpeg in zip(shown.images.items(), self.arrays.as_jpeg, strict=True):
+            image[rows] = images[name].to(shown.device)
+            if as_jpeg:
+                shown.jpeg[name][rows] = through_jpeg(images[name]).to(shown.device)
+        shown.settle()
+
+    def _move_to(self, handle: dict[str, Any]) -> dict[str, Any]:
+        """Show frames in the parent's memory of the GPU from now on, if it can be mapped here."""
+        try:
+            memory = frame_memory.opened(handle)
+        except RuntimeError as error:
+            return {"refused": str(error)}
+        self._frames = frame_memory.within(memory, self.batch.spec, len(self.arrays.reached))
+        return {}

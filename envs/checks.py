@@ -47,7 +47,7 @@ def checked_episodes(spec: EnvSpec, episodes: Episodes, mask: Tensor | None) -> 
 
 
 def checked_actions(spec: EnvSpec, actions: Tensor) -> Tensor:
-    """Return ``actions`` as float32 ``[B, C, D]`` on the environments' device.
+    """Return ``actions`` as float32 ``[B, C, D]`` on the CPU.
 
     Raises ValueError for another shape and for NaN or infinity.
     """
@@ -57,7 +57,7 @@ def checked_actions(spec: EnvSpec, actions: Tensor) -> Tensor:
     if not actions.isfinite().all():
         row = int((~actions.isfinite()).nonzero()[0, 0])
         raise ValueError(f"actions[{row}] are not finite")
-    return actions.detach().to(spec.device, torch.float32)
+    return actions.detach().to("cpu", torch.float32)
 
 
 def _check_shape(tensor: Tensor, shape: tuple[int, ...], name: str) -> None:

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.core.channel import ChannelClosed
 from rlinf_vla.core.child_process import ATTEMPTS, Child, Losses
 
+from . import frame_memory
 from .shared_arrays import SharedArrays, SimulatorSpec
 
 Row = list[Any]
@@ -87,6 +91,7 @@ class SimulatorPool:
     options: JSON values for the simulator's constructor.
     environment: added to this process's environment variables.
     python: interpreter of another Python environment for the processes; None takes this one.
+    device: GPU on which the one process of this pool shows its frames; None: host memory.
     step_timeout, start_timeout: seconds per command and per start before a process counts as hung.
     """
 
@@ -100,9 +105,12 @@ class SimulatorPool:
         episode_limit: int,
         environment: Mapping[str, str] | None = None,
         python: str | None = None,
+        device: torch.device | None = None,
         step_timeout: float = 120.0,
         start_timeout: float = 300.0,
     ) -> None:
+        if device is not None and processes != 1:
+            raise ValueError(f"{processes} processes share a GPU's memory: only one can")
         self.episode_limit = episode_limit
         self.restarts = 0
         """Number of lost processes that were replaced so far."""
@@ -112,6 +120,7 @@ class SimulatorPool:
         self._slots = [_Slot() for _ in range(slots)]
         self._memory = os.fdopen(os.memfd_create("rlinf-vla-simulators"), "w+b")
         self._arrays: SharedArrays | None = None
+        self._device = device
         self._closed = False
         memory, variables = self._memory.fileno(), {"OMP_NUM_THREADS": "1", **(environment or {})}
         start = partial(Child, [*program, str(memory)], python=python, variables=variables, files=[memory])
@@ -137,6 +146,12 @@ class SimulatorPool:
         self._wait_ready()
         assert self._arrays is not None
         return self._arrays
+
+    @property
+    def frames(self) -> frame_memory.Frames:
+        """What the slots show; later commands overwrite it, so copy what is kept."""
+        self._wait_ready()
+        return self._frames
 
     def executed(self, slot: int) -> int | None:
         """Control steps of the present episode of the slot; None before its first episode."""
@@ -215,6 +230,11 @@ class SimulatorPool:
                 process.started = True
                 if self._arrays is None:
                     self._arrays = SharedArrays(self._memory.fileno(), self._spec, self.slots, self.episode_limit)
+                    self._frames = frame_memory.of_arrays(self._arrays)
+                    if self._device is not None:
+                        self._on_device = frame_memory.allocated(frame_memory.size(self._spec, self.slots), self._device)
+                if self._device is not None:
+                    self._share(process)
                 under_way = [(slot, self._slots[slot]) for slot in process.slots]
                 replay = [[slot, *state.episode, state.executed] for slot, state in under_way if state.episode is not None]
                 if replay:
@@ -225,6 +245,24 @@ class SimulatorPool:
                     process.send(process.command, self.step_timeout)
             except (ChannelClosed, TimeoutError) as loss:
                 self._replace(process, loss)
+
+    def _share(self, process: _Process) -> None:
+        """Let the process show its frames in memory of the GPU; in host memory if it cannot."""
+        refusal: str | None
+        try:
+            handle = frame_memory.exported(self._on_device)
+        except RuntimeError as error:
+            refusal = str(error)
+        else:
+            process.send({"memory": handle}, self._start_timeout)
+            refusal = process.receive().get("refused")
+        if refusal is None:
+            self._frames = frame_memory.within(self._on_device, self._spec, self.slots)
+        else:
+            print(f"images cross host memory, because CUDA IPC is not possible: {refusal}", file=sys.stderr, flush=True)
+            self._device = None
+            assert self._arrays is not None
+            self._frames = frame_memory.of_arrays(self._arrays)
 
     def _replace(self, process: _Process, loss: Exception) -> None:
         exit_code = process.child.end()

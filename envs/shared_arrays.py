@@ -35,6 +35,26 @@ class SimulatorSpec:
     """Software and hardware stack: versions, physics, renderer."""
 
 
+Shapes = dict[str, tuple[Any, tuple[int, ...]]]
+"""name -> (numpy dtype, shape)."""
+
+
+def observation_shapes(spec: SimulatorSpec, slots: int) -> Shapes:
+    """Shapes of ``state``, ``images/NAME`` and ``jpeg/NAME``, for all slots."""
+    images: Shapes = {f"{kind}/{name}": (np.uint8, (slots, *size, 3)) for kind in ("images", "jpeg") for name, size in spec.images.items()}
+    return {"state": (np.float32, (slots, spec.state_dim)), **images}
+
+
+def placed(shapes: Shapes) -> tuple[dict[str, int], int]:
+    """Return where in a memory each array begins, aligned, and the bytes of all."""
+    offsets, end = {}, 0
+    for name, (dtype, shape) in shapes.items():
+        offsets[name] = end
+        size = np.dtype(dtype).itemsize * int(np.prod(shape))
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end
+
+
 class SharedArrays:
     """Arrays that the parent and the simulators share, for ``N`` slots and ``L`` control steps.
 
@@ -51,23 +71,18 @@ class SharedArrays:
     def __init__(self, file: int, spec: SimulatorSpec, slots: int, episode_limit: int) -> None:
         """Map the open file ``file``, growing it to the size needed."""
         n, limit, dim = slots, episode_limit, spec.action_dim
-        shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+        shapes: Shapes = {
             "actions": (np.float32, (n, limit, dim)),
             "reached": (np.int64, (n,)),
             "reward": (np.float32, (n, limit)),
             "terminated": (np.bool_, (n, limit)),
             "success": (np.bool_, (n, limit)),
-            "state": (np.float32, (n, spec.state_dim)),
             "expert": (np.float32, (n, dim)),
             "picture": (np.uint8, (*spec.picture, 3)),
             "as_jpeg": (np.bool_, (len(spec.images),)),
-            **{f"{kind}/{name}": (np.uint8, (n, *size, 3)) for kind in ("images", "jpeg") for name, size in spec.images.items()},
+            **observation_shapes(spec, n),
         }
-        offsets, end = {}, 0
-        for name, (dtype, shape) in shapes.items():
-            offsets[name] = end
-            size = np.dtype(dtype).itemsize * int(np.prod(shape))
-            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        offsets, end = placed(shapes)
         if os.fstat(file).st_size < end:
             os.ftruncate(file, end)
         memory = mmap.mmap(file, end)

@@ -47,6 +47,7 @@ class ProcessVectorEnv(VectorEnv):
     """All slots of one :class:`SimulatorPool`.
 
     ``reset_async`` and ``step_async`` return at once, while the processes work in the background.
+    Tensors are on the device of the pool's frames, except ``render``'s.
 
     no_expert: error message of ``expert_actions``; None if the task has an expert.
     """
@@ -56,7 +57,7 @@ class ProcessVectorEnv(VectorEnv):
         self._no_expert = no_expert
         self._instruction = [""] * pool.slots
         self._ended = [False] * pool.slots
-        self.spec = spec_of(pool.spec, pool.slots, pool.episode_limit, tasks, torch.device("cpu"))
+        self.spec = spec_of(pool.spec, pool.slots, pool.episode_limit, tasks, pool.frames.device)
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         rows = checked_episodes(self.spec, episodes, mask)
@@ -100,7 +101,7 @@ class ProcessVectorEnv(VectorEnv):
             truncated[index, count - 1] = over and not fell
             self._ended[index] = fell or over
         told = (torch.from_numpy(each) for each in (reward, terminated, truncated, success, valid))
-        return StepResult(self._observation(), *told)
+        return StepResult(self._observation(), *told).outcome_to(self.spec.device)
 
     def add_jpeg(self, cameras: Sequence[str]) -> None:
         self.pool.arrays.as_jpeg[:] = [name in cameras for name in self.spec.images]
@@ -117,7 +118,7 @@ class ProcessVectorEnv(VectorEnv):
             raise UserError(self._no_expert)
         self.pool.begin("expert", [[index] for index in range(self.spec.num_envs)])
         self.pool.finish()
-        return torch.from_numpy(self.pool.arrays.expert.copy())
+        return torch.from_numpy(self.pool.arrays.expert.copy()).to(self.spec.device)
 
     def losses(self) -> int:
         return self.pool.restarts
@@ -126,7 +127,9 @@ class ProcessVectorEnv(VectorEnv):
         self.pool.close()
 
     def _observation(self) -> Observation:
-        arrays = self.pool.arrays
-        images = {name: torch.from_numpy(image.copy()) for name, image in arrays.images.items()}
-        jpeg = {name: torch.from_numpy(arrays.jpeg[name].copy()) for name, chosen in zip(images, arrays.as_jpeg, strict=True) if chosen}
-        return Observation(images, torch.from_numpy(arrays.state.copy()), list(self._instruction), jpeg)
+        shown = self.pool.frames
+        images = {name: image.clone() for name, image in shown.images.items()}
+        jpeg = {name: shown.jpeg[name].clone() for name, chosen in zip(images, self.pool.arrays.as_jpeg, strict=True) if chosen}
+        seen = Observation(images, shown.state.clone(), list(self._instruction), jpeg)
+        shown.settle()
+        return seen

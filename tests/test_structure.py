@@ -186,10 +186,10 @@ BUDGETS = {
     "rlinf_vla": 22_900,
     "rlinf_vla/testing": 1_820,
     "models": 3_800,
-    "envs": 5_130,
+    "envs": 5_220,
     "robots": 4_660,
     "rewards": 110,
-    "benchmarks": 2_430,
+    "benchmarks": 2_440,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 

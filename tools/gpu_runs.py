@@ -66,13 +66,16 @@ def rehearsal(kit: Kit) -> None:
 
 
 def maniskill(kit: Kit) -> None:
-    """The main job, with the simulator on the GPU."""
-    on_gpu = ["cluster=1gpu", "env.backend=gpu", "env.num_envs=64", "rollout.batch_size=64", "rollout.pipeline_depth=1"]
+    """The main job, with the simulator on the GPU: one group, and two that take turns."""
     few = ["cluster=laptop", "env.num_envs=2", "rollout.batch_size=1", "env.episode_limit=4", "algorithm.horizon=8"]
     few += ["algorithm.minibatch_size=4", "algorithm.epochs=1"]
-    words = ["train", "recipe=maniskill_ppo", "iterations=2", "evaluation.before_and_after=false", f"run_dir={kit.folder / 'run'}"]
-    code = cli.run([*words, *(few if kit.tiny else on_gpu)])
-    assert code == 0, f"exit code {code}"
-    for row in read_metrics(kit.folder / "run"):
-        shown = {name: value for name, value in row.items() if "steps_per_s" in name or "grad_norm" in name or "return" in name}
-        kit.add(f"iteration {row['step']}", ", ".join(f"{name} {value:.4g}" for name, value in shown.items()))
+    for depth in (1, 2):
+        on_gpu = ["cluster=1gpu", "env.backend=gpu", "env.num_envs=64", f"rollout.batch_size={64 // depth}"]
+        run = kit.folder / f"depth_{depth}"
+        words = ["train", "recipe=maniskill_ppo", "iterations=2", "evaluation.before_and_after=false", f"run_dir={run}"]
+        code = cli.run([*words, *(few if kit.tiny else on_gpu), f"rollout.pipeline_depth={depth}"])
+        assert code == 0, f"exit code {code}"
+        for row in read_metrics(run):
+            shown = {name: value for name, value in row.items() if "steps_per_s" in name or "grad_norm" in name or "return" in name}
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
+            kit.add(f"pipeline depth {depth}, iteration {row['step']}", numbers)

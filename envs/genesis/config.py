@@ -22,9 +22,9 @@ class GenesisConfig:
     scene: path of a scene file (YAML, docs/genesis.md), used instead of ``task``.
     num_envs: total number of environments over all groups; those of one process step together.
     episode_limit: control steps after which an episode is truncated; null: the limit of the scene.
-    backend: ``cpu`` simulates in separate processes, bit-reproducibly; ``gpu`` steps all
-        environments as one batch on this process's GPU; ``auto`` chooses ``gpu`` if PyTorch finds
-        one and ``num_envs`` >= 64.
+    backend: ``cpu`` simulates in separate processes, bit-reproducibly; ``gpu`` steps each group as
+        one batch on this process's GPU, in a process of its own; ``auto`` chooses ``gpu`` if
+        PyTorch finds one and ``num_envs`` >= 64.
     control_mode: ``ee_delta_pos`` is (dx, dy, dz, gripper), ``ee_delta_pose`` (dx, dy, dz, rx, ry,
         rz, gripper); 1 moves the tool's target by 0.05 m or 0.25 rad; gripper 1 opens and -1
         closes.

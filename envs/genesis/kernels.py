@@ -86,5 +86,5 @@ def _fingerprint(options: dict[str, Any]) -> str:
     """
     things = options["scene"]["objects"].values()
     shapes = sorted(f"{thing['shape']} {thing.get('fixed', False)} {thing.get('collision', True)}" for thing in things)
-    facts = [version("genesis-world"), version("quadrants"), sys.version, *shapes]
+    facts = [options["backend"], version("genesis-world"), version("quadrants"), sys.version, *shapes]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

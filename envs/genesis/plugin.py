@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
-from ..options import one_each, one_of, processes_per_group, refuse_several
+from ..options import divide, one_each, one_of, processes_per_group, refuse_several
 from .config import GenesisConfig
 from .kernels import cache_dir, compile_once, environment
 from .loading import read_scene
@@ -38,23 +38,25 @@ class Genesis:
     Config = GenesisConfig
 
     def create(self, config: GenesisConfig, groups: int) -> list[VectorEnv]:
-        from ..batched import BatchedVectorEnv, use_gpu, why_not_on_gpu
+        from ..batched import current_gpu, use_gpu, why_not_on_gpu
         from ..vector_env import environments
 
         refuse_several(config.tasks)
         scene, options = simulator_options(config)
-        processes = processes_per_group(config, groups, batches=True)
+        per_group = divide(config.num_envs, groups, "env.num_envs")
         if find_spec("genesis") is None:
             raise UserError(f"Genesis is not installed: {INSTALL}")
         if gl() is None:
             raise UserError(NO_GL)
         limit, tasks, no_expert = episode_limit(config, scene), (scene.name,), why_no_expert(scene)
-        if use_gpu(config.backend, config.num_envs, why_not_on_gpu(groups)):
-            from .simulator import GenesisBatch  # imports Genesis only when it is constructed
-
-            return [BatchedVectorEnv(GenesisBatch(options, config.num_envs, "gpu"), limit, tasks, no_expert)]
+        device, variables, processes = None, dict[str, str](), 1
+        if use_gpu(config.backend, config.num_envs, why_not_on_gpu()):
+            options["backend"] = "gpu"
+            device, variables = current_gpu()
+        else:
+            processes = processes_per_group(config, groups, batches=True)
         folder = cache_dir(config.cache_dir)
-        compile_once(options, config.num_envs // groups // processes, folder)
+        compile_once(options, per_group // processes, folder)
         return environments(
             config,
             groups,
@@ -64,7 +66,8 @@ class Genesis:
             tasks=tasks,
             no_expert=no_expert,
             episode_limit=limit,
-            environment=environment(folder),
+            environment=environment(folder) | variables,
+            device=device,
             start_timeout=START_TIMEOUT_S,
         )
 
@@ -98,6 +101,7 @@ def simulator_options(config: GenesisConfig) -> tuple[Scene, dict[str, Any]]:
     return scene, {
         "scene": document,
         "path": str(path),
+        "backend": "cpu",
         "rotations": config.control_mode == "ee_delta_pose",
         "image_size": config.image_size,
         "cameras": cameras,

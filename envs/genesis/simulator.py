@@ -1,7 +1,7 @@
 """Simulator process of Genesis: a batch of environments of one scene.
 
-Actions, proprioception, images, rewards and the expert are those of ``GenesisBatch``, which the gpu
-backend runs in the trainer's process.
+Actions, proprioception, images, rewards and the expert are those of ``GenesisBatch``, on the CPU or
+a GPU.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ LEASH_M, LEASH_RAD = 0.08, 0.5
 """Largest lead of the target over the tool, so that a blocked arm does not wind up."""
 FINGER_OPEN_M, FINGER_CLOSED_M = 0.04, -0.01
 """Finger targets for actions +1 and -1; the latter is beyond closed, so that it presses."""
+SMALLEST_BATCH = 2
+"""The environment is the last dimension of Genesis' tensors. With a single one the other dimensions
+lie contiguous in memory, for which the same kernels give other last bits; all sizes from two on
+agree. A single environment is therefore simulated beside one that nobody uses."""
 
 
 class GenesisBatch:
@@ -122,10 +126,13 @@ class GenesisBatch:
 
 
 def create(options: dict[str, Any], slots: int) -> GenesisBatch:
-    """Make a batch and warm it up, so that no later command waits for a kernel to load."""
+    """Make a batch of at least ``slots`` environments and warm it up.
+
+    So no later command waits for a kernel to load.
+    """
     torch.set_num_threads(1)
-    batch = GenesisBatch(options, slots, "cpu")
-    rows = list(range(slots))
+    batch = GenesisBatch(options, max(slots, SMALLEST_BATCH), options["backend"])
+    rows = list(range(batch.num_envs))
     for _ in range(2):
         batch.reset(rows, rows)
         batch.step(batch.expert())

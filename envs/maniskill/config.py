@@ -23,8 +23,8 @@ class ManiSkillConfig:
     num_envs: total number of environments over all groups.
     episode_limit: control steps after which an episode is truncated; null: the limit of the task.
     backend: ``cpu`` simulates and renders in separate processes, bit-reproducibly; ``gpu`` steps
-        all environments as one batch on this process's GPU; ``auto`` chooses ``gpu`` if PyTorch
-        finds one and ``num_envs`` >= 64.
+        each group as one batch on this process's GPU, in a process of its own; ``auto`` chooses
+        ``gpu`` if PyTorch finds one and ``num_envs`` >= 64.
     control_mode: ManiSkill control mode. ``pd_ee_delta_pos`` is (dx, dy, dz, gripper),
         ``pd_ee_delta_pose`` (dx, dy, dz, rx, ry, rz, gripper); 1 is 0.1 m or +0.1 rad about that
         axis of the robot's base; gripper 1 opens and -1 closes.

@@ -31,7 +31,7 @@ class ManiSkill:
     Config = ManiSkillConfig
 
     def create(self, config: ManiSkillConfig, groups: int) -> list[VectorEnv]:
-        from ..batched import BatchedVectorEnv, use_gpu
+        from ..batched import current_gpu, use_gpu
         from ..vector_env import environments
 
         refuse_several(config.tasks)
@@ -40,22 +40,26 @@ class ManiSkill:
         if find_spec("mani_skill") is None:
             raise UserError(f"ManiSkill is not installed: {INSTALL}")
         limit, tasks, no_expert = episode_limit(config), (config.task,), why_no_expert(config)
-        if use_gpu(config.backend, config.num_envs, why_not_on_gpu(config, groups)):
-            from .simulator import ManiSkillBatch
-
-            return [BatchedVectorEnv(ManiSkillBatch(options, config.num_envs, "physx_cuda", "gpu"), limit, tasks, no_expert)]
-        processes = processes_per_group(config, groups, batches=False)
-        render_backend, environment = cpu_driver(config)
+        program, device = ["-m", "rlinf_vla.envs.maniskill.simulator"], None
+        if use_gpu(config.backend, config.num_envs, why_not_on_gpu(config)):
+            program, processes = [*program, "batch"], 1
+            device, environment = current_gpu()
+            environment["MS_ASSET_DIR"] = str(asset_dir(config.asset_dir))
+            options |= {"sim_backend": "physx_cuda", "render_backend": "gpu"}
+        else:
+            processes = processes_per_group(config, groups, batches=False)
+            options["render_backend"], environment = cpu_driver(config)
         return environments(
             config,
             groups,
-            ["-m", "rlinf_vla.envs.maniskill.simulator"],
-            {**options, "render_backend": render_backend},
+            program,
+            options,
             processes,
             tasks=tasks,
             no_expert=no_expert,
             episode_limit=limit,
             environment=environment,
+            device=device,
         )
 
     def suites(self, config: ManiSkillConfig) -> list[Suite]:
@@ -106,11 +110,11 @@ def why_no_expert(config: ManiSkillConfig) -> str | None:
     return None
 
 
-def why_not_on_gpu(config: ManiSkillConfig, groups: int) -> str | None:
+def why_not_on_gpu(config: ManiSkillConfig) -> str | None:
     """Return why the gpu backend cannot run this configuration; None if it can."""
     from .. import batched
 
-    if (reason := batched.why_not_on_gpu(groups)) is not None:
+    if (reason := batched.why_not_on_gpu()) is not None:
         return reason
     if TASKS[config.task].bridge:
         return f"env.task={config.task} cannot reset single environments of a batch: use env.backend=cpu"

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 
+from ..batch_serving import BatchServer
 from ..serving import PICTURE_SIZE, Seen, Step, serve
 from ..shared_arrays import SimulatorSpec
 from .experts import expert_actions
@@ -185,7 +186,7 @@ class ManiSkillEnv:
 
 
 class ManiSkillBatch(ManiSkillEnv):
-    """The gpu backend: implements ``Batch``, in the trainer's process; tensors stay on the device.
+    """The gpu backend: implements ``Batch``; each process makes its own scene on the GPU.
 
     Tested without a GPU, as a batch of one on the CPU, where it is bit-identical to the cpu
     backend. Untested: ``physx_cuda`` itself, its speed and its memory. GPU trajectories differ from
@@ -263,6 +264,13 @@ class ManiSkillSimulator:
         return self.slots[slot].render(0).numpy()
 
 
+def create_batch(options: dict[str, Any], slots: int) -> ManiSkillBatch:
+    return ManiSkillBatch(options, slots, options["sim_backend"], options["render_backend"])
+
+
 if __name__ == "__main__":
     os.environ["MS_SKIP_ASSET_DOWNLOAD_PROMPT"] = "1"
-    serve(ManiSkillSimulator)
+    if sys.argv[1] == "batch":
+        serve(create_batch, BatchServer)
+    else:
+        serve(ManiSkillSimulator)

@@ -148,14 +148,14 @@ def measure_rollout(recipe: Recipe, policy: Policy, outside: Profile, say: Calla
         pairs = [pair for both in zip(outer, watched, strict=True) for pair in zip(*(each.commands for each in both), strict=True)]
         say("measuring the policy beside busy simulators")
         crowding = _crowding(recipe, actor, policy, groups, processes) if processes else 0.0
-    if not processes:
+    on_gpu = outer[0].spec.device.type == "cuda"
+    if on_gpu or not processes:
         # a batched step may cost as much for many environments as for one: measure one alone, too
         with builders.open_envs(replace(recipe, env=replace(recipe.env, num_envs=1)), policy, 1) as groups:
             say("measuring a single environment")
             single = InstrumentedEnv(groups[0])
             _few_steps(single, policy.spec.chunk)
             samples += single.commands
-    on_gpu = outer[0].spec.device.type == "cuda"
     operations = {name: _fitted([each for each in samples if each.name == name], on_gpu) for name in ("simulate", "reset")}
     if recipe.reward != RewardConfig():
         steps = [(rewarded, plain) for rewarded, plain in pairs if plain.name == "simulate"]

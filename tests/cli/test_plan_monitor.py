@@ -61,5 +61,5 @@ def test_a_change_of_plan_within_a_run_does_not_change_the_result(
 
 
 def test_a_profile_is_refused_for_an_algorithm_with_one_plan(rlinf_vla: CommandLine, counting: Counting) -> None:
-    found = rlinf_vla(*counting.arguments("train", "counting_sac", "cluster.plan=auto", "run_dir=run"))
-    assert "cluster.plan and profile are for on-policy algorithms: algorithm=sac is off-policy" in found.complaint
+    found = rlinf_vla(*counting.arguments("train", "counting_sac", "profile=known.json", "run_dir=run"))
+    assert "profile is for on-policy algorithms: algorithm=sac is off-policy" in found.complaint

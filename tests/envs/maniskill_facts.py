@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from rlinf_vla.core.types import Episodes
-from rlinf_vla.envs.batched import BatchedVectorEnv
 from rlinf_vla.envs.maniskill import put_on_plate
 from rlinf_vla.envs.maniskill.config import ManiSkillConfig
 from rlinf_vla.envs.maniskill.plugin import simulator_options
-from rlinf_vla.envs.maniskill.simulator import ManiSkillBatch, ManiSkillSimulator
+from rlinf_vla.envs.maniskill.simulator import ManiSkillSimulator
+from rlinf_vla.envs.processes import SimulatorPool
+from rlinf_vla.envs.vector_env import ProcessVectorEnv
 
 
 def simulator(**config: Any) -> ManiSkillSimulator:
@@ -81,15 +82,16 @@ def low_poly_is_the_same_physics() -> bool:
 def a_batch_of_one_is_the_cpu_backend() -> bool:
     config = {"task": "PushCube", "reward": "progress"}
     actions = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0)) * 0.5
-    batch = ManiSkillBatch(simulator_options(ManiSkillConfig(**config)), 1, "physx_cpu", "cpu")
-    env = BatchedVectorEnv(batch, episode_limit=8, tasks=("PushCube",))
+    options = {**simulator_options(ManiSkillConfig(**config)), "sim_backend": "physx_cpu", "render_backend": "cpu"}
+    program = ["-m", "rlinf_vla.envs.maniskill.simulator", "batch"]
+    env = ProcessVectorEnv(SimulatorPool(program, options, slots=1, processes=1, episode_limit=8), ("PushCube",))
     result = [env.reset(Episodes.first_attempts(torch.zeros(1).long(), torch.tensor([seed]))) for seed in (3, 4)] and env.step(actions)
     seen = result.observation
     sim = simulator(**config)
     instruction = sim.reset(0, 4, 0)
     rewards = [sim.step(0, action.numpy()).reward for action in actions[0, :8]]
     state, images = sim.observe(0)
-    return (
+    same = (
         torch.equal(seen.state[0], torch.from_numpy(state))
         and torch.equal(seen.images["base"][0], torch.from_numpy(images["base"]))
         and seen.instruction == [instruction]
@@ -100,6 +102,8 @@ def a_batch_of_one_is_the_cpu_backend() -> bool:
         and env.expert_actions().shape == (1, 4)
         and env.render(0).shape == (256, 256, 3)
     )
+    env.close()
+    return same
 
 
 def layouts() -> dict[str, Any]:

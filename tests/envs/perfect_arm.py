@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf_vla.envs.batched import BatchedVectorEnv
+from rlinf_vla.envs.batch_serving import BatchServer
 from rlinf_vla.envs.genesis import rotations
+from rlinf_vla.envs.processes import SimulatorPool
+from rlinf_vla.envs.serving import serve
 from rlinf_vla.envs.shared_arrays import SimulatorSpec
+from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS
 
 MISTAKES = (
@@ -72,5 +75,10 @@ class PerfectArm:
         return torch.cat([self.position, quaternion, self.finger[:, None]], dim=1)
 
 
-def perfect_arm(mistake: str = "") -> BatchedVectorEnv:
-    return BatchedVectorEnv(PerfectArm(mistake), EPISODE_LIMIT, ("Reach",))
+def perfect_arm(mistake: str = "") -> ProcessVectorEnv:
+    pool = SimulatorPool([__file__], {"mistake": mistake}, slots=NUM_ENVS, processes=1, episode_limit=EPISODE_LIMIT)
+    return ProcessVectorEnv(pool, ("Reach",))
+
+
+if __name__ == "__main__":
+    serve(lambda options, slots: PerfectArm(options["mistake"]), BatchServer)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
 import torch
 from torch import Tensor
 
+from rlinf_vla.envs import frame_memory
 from rlinf_vla.envs.batch_serving import BatchServer
 from rlinf_vla.envs.serving import serve
 from rlinf_vla.envs.shared_arrays import SimulatorSpec
@@ -45,5 +52,27 @@ class PointBatch:
         pass
 
 
+def mapped(handle: dict[str, Any]) -> Tensor:
+    if handle["refused"]:
+        raise RuntimeError("no IPC today")
+    return torch.from_file(handle["file"], shared=True, size=handle["count"], dtype=torch.uint8)
+
+
+@contextmanager
+def memory_of_a_gpu(file: Path, refused: bool = False) -> Iterator[None]:
+    """A file stands for memory of a GPU, and its name for the handle."""
+
+    def allocated(count: int, device: torch.device) -> Tensor:
+        file.write_bytes(bytes(count))
+        return mapped({"file": str(file), "count": count, "refused": False})
+
+    def exported(memory: Tensor) -> dict[str, Any]:
+        return {"file": str(file), "count": len(memory), "refused": refused}
+
+    with patch.multiple(frame_memory, allocated=allocated, exported=exported):
+        yield
+
+
 if __name__ == "__main__":
-    serve(lambda options, slots: PointBatch(slots), BatchServer)
+    frame_memory.opened = mapped
+    serve(lambda options, slots: PointBatch(slots + options.get("spare", 0)), BatchServer)

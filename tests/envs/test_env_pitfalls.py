@@ -39,12 +39,13 @@ PHYSICAL = (VectorEnvConformance.test_the_tool_moves_the_way_it_is_told, VectorE
 
 def caught(mistake: str) -> list[str]:
     """The names of the physical tests that fail."""
-    failed = []
+    failed, arm = [], perfect_arm(mistake)
     for check in PHYSICAL:
         try:
-            check(VectorEnvConformance(), perfect_arm(mistake))
+            check(VectorEnvConformance(), arm)
         except AssertionError:
             failed.append(check.__name__)
+    arm.close()
     return failed
 
 

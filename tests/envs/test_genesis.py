@@ -15,10 +15,17 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.types import Tensors, Trajectory
 from rlinf_vla.envs.genesis.config import GenesisConfig
 from rlinf_vla.envs.genesis.plugin import plugin
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
+from rlinf_vla.rollout.actor import Actor, Settings
+from rlinf_vla.rollout.collector import collect
+from rlinf_vla.rollout.player import Call
+from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from rlinf_vla.testing.policy_calls import with_critic
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.skips import needs
 
 SCENE = Path(__file__).with_name("fixtures") / "everything.yaml"
@@ -120,6 +127,36 @@ class TestPutOnPlate:
         told = set(plates.reset(episodes(*range(10))).instruction)
         assert told <= {f"put the {colour} cube on the plate" for colour in ("red", "green", "blue")}
         assert len(told) > 1
+
+
+class TestBatchSizes:
+    pytestmark = real
+
+    def test_a_rollout_does_not_depend_on_the_size_of_the_batches(self) -> None:
+        """Observations, rewards and all else: in a batch of 4, in two of 2, and of one environment alone."""
+        actor = Actor(with_critic(LinearPolicy(LinearOptions())), Settings(run_seed=3, temperature=1.0, batch_size=1))
+
+        def rollout(num_envs: int, groups: int, first: int = 0) -> Trajectory:
+            envs = plugin.create(GenesisConfig(num_envs=num_envs, backend="cpu", episode_limit=10, reward="progress"), groups)
+            try:
+                return collect(actor, envs, 0, 0, 8, Timeline(), first=first, beside=state)
+            finally:
+                for env in envs:
+                    env.close()
+
+        whole, halves, alone = rollout(4, 1), rollout(4, 2), rollout(1, 1, first=2)
+        assert whole.reward.abs().sum() > 0 and whole.truncated.any()
+        assert_equal(halves, whole)
+        assert_equal(alone, whole[:, 2:3])
+
+
+def state(call: Call) -> Tensors:
+    return {"state": call.observation.state, "next_state": call.result.observation.state}
+
+
+def assert_equal(a: Trajectory, b: Trajectory) -> None:
+    for one, other in zip(a.tensors(), b.tensors(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_importing_the_plugin_imports_no_simulator() -> None:
