@@ -9,9 +9,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from rlinf_vla.config.cluster import AUTO, GIVEN
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe
+from rlinf_vla.config.recipe import NO_ALGORITHM, ON_POLICY, Recipe
 from rlinf_vla.core import plugins
+from rlinf_vla.planner.monitor import planned
 from rlinf_vla.planner.preview import Preview
 from rlinf_vla.planner.search import plan_of
 from rlinf_vla.runtime import recipes, run_directory
@@ -25,6 +27,10 @@ def run(config: DictConfig) -> None:
         raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
     print(f"recipe {recipe.name}: {recipe.algorithm.name}, model {recipe.model.name} of {recipe.model.checkpoint}, {recipe.env.name}")
     recipe, preview = choose_rows(config)
+    if recipe.cluster.plan == AUTO and (recipe.cluster.nodes or recipe.profile):
+        recipe, _ = planned(recipe, print, preview.model)
+    elif recipe.cluster.plan == AUTO:
+        print("cluster.plan=auto: the plan will be chosen from measurements of this machine; without it:")
     print(f"cluster {recipe.cluster.name} ({recipe.cluster.device}): {plan_of(recipe)}")
     preview.show(recipe)
     _look_for_weights(recipe, preview)
@@ -57,10 +63,11 @@ def choose_rows(config: DictConfig, resumed: Path | None = None) -> tuple[Recipe
 
     Returns the recipe and its counted memory, whose ``missing`` says, with the fix, if nothing fits
     under the recipe's other keys. ``resumed``: run directory of a run that continues, and so keeps
-    its micro-batches.
+    its micro-batches. With ``cluster.plan=auto`` the plan has them.
     """
     if resumed is not None and config.cluster.micro_batch_size is None:
         config.cluster.micro_batch_size = run_directory.saved_recipe(resumed).get("cluster", {}).get("micro_batch_size")
     preview = Preview(recipes.read(config))
-    config.cluster.micro_batch_size = preview.rows()
+    if preview.recipe.cluster.plan == GIVEN or preview.recipe.algorithm.family != ON_POLICY:
+        config.cluster.micro_batch_size = preview.rows()
     return recipes.read(config), preview

@@ -32,6 +32,7 @@ from rlinf_vla.telemetry.timeline import PREDICTED, RECORDED
 from rlinf_vla.training.checkpoint import ADAPTER, STATE, complete_checkpoints, load_checkpoint
 
 if TYPE_CHECKING:
+    from rlinf_vla.planner.memory import MemoryModel
     from rlinf_vla.planner.monitor import PlanMonitor
 
 
@@ -46,7 +47,7 @@ def run(config: DictConfig) -> None:
         from rlinf_vla.cli.dry_run import choose_rows
 
         recipe, preview = choose_rows(config, directory if checkpoint else None)
-    recipe, monitor = _planned(recipe, print)
+    recipe, monitor = _planned(recipe, preview and preview.model)
     if preview is not None:
         preview.show(recipe)
         preview.require_nothing()
@@ -85,13 +86,13 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: Pl
     print(f"report: {builders.relative(directory / 'report.html')}")
 
 
-def _planned(recipe: Recipe, say: Say) -> tuple[Recipe, PlanMonitor | None]:
+def _planned(recipe: Recipe, model: MemoryModel | None) -> tuple[Recipe, PlanMonitor | None]:
     """Return the recipe under its plan, and a monitor if the recipe asks for a prediction."""
     if recipe.cluster.plan == GIVEN and recipe.profile is None:
         return recipe, None
     from rlinf_vla.planner.monitor import planned
 
-    return planned(recipe, say)
+    return planned(recipe, print, model)
 
 
 def _open_runtime(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> AbstractContextManager[Runtime]:

@@ -10,6 +10,7 @@ from statistics import median
 from rlinf_vla.config.cluster import AUTO
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.planner.choice import choose
+from rlinf_vla.planner.memory import MemoryModel
 from rlinf_vla.planner.plan import Plan, Problem
 from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.profile import Profile
@@ -85,14 +86,17 @@ class PlanMonitor:
         return median(each.get(name, 0.0) for each in self._measured)
 
 
-def planned(recipe: Recipe, say: Callable[[str], None]) -> tuple[Recipe, PlanMonitor | None]:
-    """Return the recipe under its plan, and a monitor if a plan was predicted. Raises UserError."""
+def planned(recipe: Recipe, say: Callable[[str], None], model: MemoryModel | None = None) -> tuple[Recipe, PlanMonitor | None]:
+    """Return the recipe under its plan, and a monitor if a plan was predicted.
+
+    ``model``: the recipe's, if it is there already. Raises UserError.
+    """
     if recipe.algorithm.family != ON_POLICY:
         say(f"the plan of algorithm={recipe.algorithm.name}: {(plan := only_plan(recipe))}")
         return with_plan(recipe, plan), None
     if recipe.profile is None and not recipe.cluster.nodes:
         say("measuring the cost of operations on this machine")
-    problem, _ = plan_problem(recipe)
+    problem, _ = plan_problem(recipe, model)
     if recipe.cluster.plan == AUTO:
         choice = choose(problem)
         say(choice.explain())
