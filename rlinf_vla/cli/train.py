@@ -47,7 +47,7 @@ def run(config: DictConfig) -> None:
         from rlinf_vla.cli.dry_run import choose_rows
 
         recipe, preview = choose_rows(config, directory if checkpoint else None)
-    recipe, monitor = _planned(recipe, preview and preview.model)
+    recipe, monitor = _planned(recipe, preview.model if preview else None)
     if preview is not None:
         preview.show(recipe)
         preview.require_nothing()
