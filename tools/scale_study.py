@@ -234,7 +234,8 @@ simulates the plan that is predicted to be fastest ([plan.md](../plan.md)). Mach
 128 cores and one link of 400 Gbit/s. *Plan* has rollout workers + trainer ranks, and is the one for
 constant total work. *Waits for*: the longest parts of the critical path. Efficiencies are relative
 to 8 GPUs under the same settings. Machines with the same use are simulated once, so nothing waits
-for the slowest of many.
+for the slowest of many. A plan fits by the count of memory in its profile, which leaves out recorded
+policy calls; `rlinf-vla plan` counts them, and then off-loads openvla-7b on GPUs of 80 GB.
 
 Sought at 256 GPUs: 92 % with constant work per GPU, 80 % with constant total work.
 

@@ -1,6 +1,7 @@
 """Published rates of GPUs and simulators, and the shares of them that are assumed to be reached.
 
-Nothing here was measured on a GPU by this project. A measured profile replaces all of it.
+Nothing here was measured on a GPU by this project, and the sources were out of reach when it was
+written: the numbers are as we know them. A measured profile replaces all of it.
 """
 
 from __future__ import annotations
