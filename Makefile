@@ -74,9 +74,9 @@ prove-grpo: RECIPE = maniskill_grpo
 prove-ppo prove-ppo-putonplate prove-grpo: install
 	for seed in 0 1; do $(BIN)/rlinf-vla train recipe=$(RECIPE) seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto || exit; done
 
-# Kills workers (all roles but the trainer) 100 times.
+# Kills workers (all roles but the trainer) or tells them to leave, 200 times, while others join.
 chaos: install
-	CHAOS_KILLS=100 $(BIN)/python -m pytest -n 0 -m '' --timeout 3600 tests/runtime/ray/test_chaos.py
+	CHAOS_EVENTS=200 $(BIN)/python -m pytest -n 0 -m '' --timeout 3600 tests/runtime/ray/test_chaos.py
 
 # Two Ray nodes in network namespaces whose link is cut; with EXTRAS=ray,franka,dev also a simulated Franka on one of them. Needs root.
 cluster-test: install
