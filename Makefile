@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac prove-gpu gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
 
 install: $(INSTALLED)
 
@@ -77,6 +77,10 @@ prove-ppo prove-ppo-putonplate prove-grpo: install
 # Kills workers (all roles but the trainer) or tells them to leave, 200 times, while others join.
 chaos: install
 	CHAOS_EVENTS=200 $(BIN)/python -m pytest -n 0 -m '' --timeout 3600 tests/runtime/ray/test_chaos.py
+
+# Sixteen plans on eight fake GPUs: do they run as printed, and with the same result? About half an hour on two cores.
+prove-plans: install
+	$(BIN)/python tools/prove_plans.py --page docs/results/plans.md
 
 # Two Ray nodes in network namespaces whose link is cut; with EXTRAS=ray,franka,dev also a simulated Franka on one of them. Needs root.
 cluster-test: install
