@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
-from ..options import divide, one_each, one_of, processes_per_group, refuse_several
+from ..options import one_each, one_of, processes_per_group, refuse_several
 from .config import GenesisConfig
 from .kernels import cache_dir, compile_once, environment
 from .loading import read_scene
@@ -43,20 +43,19 @@ class Genesis:
 
         refuse_several(config.tasks)
         scene, options = simulator_options(config)
-        per_group = divide(config.num_envs, groups, "env.num_envs")
+        processes = processes_per_group(config, groups, batches=True)
         if find_spec("genesis") is None:
             raise UserError(f"Genesis is not installed: {INSTALL}")
         if gl() is None:
             raise UserError(NO_GL)
         limit, tasks, no_expert = episode_limit(config, scene), (scene.name,), why_no_expert(scene)
-        device, variables, processes = None, dict[str, str](), 1
+        device, variables = None, dict[str, str]()
         if use_gpu(config.backend, config.num_envs, why_not_on_gpu()):
             options["backend"] = "gpu"
             device, variables = current_gpu()
-        else:
-            processes = processes_per_group(config, groups, batches=True)
+            processes = 1
         folder = cache_dir(config.cache_dir)
-        compile_once(options, per_group // processes, folder)
+        compile_once(options, config.num_envs // groups // processes, folder)
         return environments(
             config,
             groups,

@@ -179,7 +179,7 @@ def test_a_wrong_key(rlinf_vla: CommandLine, trained: list[DictConfig], argument
         ("rollout.temperature=0", ["rollout.temperature=0"]),
         ("iterations=-1", ["iterations=-1"]),
         ("episodes=0", ["episodes=0"]),
-        ("cluster.device=tpu", ["cluster.device=tpu", "cpu or cuda"]),
+        ("cluster.device=tpu", ["cluster.device=tpu", "cpu, cuda or fake_gpu"]),
         ("evaluation.modes=[sampled,dreaming]", ["evaluation.modes", "dreaming"]),
         ("checkpoints.every=0", ["checkpoints.every"]),
         ("checkpoints.keep=0", ["checkpoints.keep"]),

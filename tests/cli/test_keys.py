@@ -178,7 +178,7 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     # the run on Ray ended before it started a worker
     workers = ROOT / "rlinf_vla" / "runtime" / "ray"
     seen |= {(ClusterConfig, name) for name in said(workers.glob("*.py"), {"cluster"})}
-    of_role = said(iter([workers / "cluster.py"]), {"self", "role"})
+    of_role = said(iter([workers / "places.py"]), {"self", "role"})
     seen |= {(node, name) for node in (RoleConfig, RobotRoleConfig) for name in of_role}
     on_ray = ROOT / "rlinf_vla" / "realworld" / "ray_link.py"
     seen |= {(RolesConfig, name) for name in said(iter([on_ray]), {"roles"})}
