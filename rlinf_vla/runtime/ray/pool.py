@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from rlinf_vla.config.cluster import ClusterConfig
@@ -165,8 +166,9 @@ class Pool:
         self._closing = True
         for actor in self.actors:
             ray.kill(actor)
-        for leave in self._leave.values():
-            leave()
+        while self._leave:  # threads remove workers that leave now
+            with suppress(KeyError):
+                self._leave.popitem()[1]()
 
     def _take(self) -> tuple[int, Any]:
         while True:
