@@ -59,9 +59,9 @@ EVERYWHERE = {
 }
 """Plans that are run for each recipe."""
 ONCE = {
-    "2 groups taking turns": (Plan(pipeline_depth=2, micro_batch_size=20), ()),
+    "2 groups taking turns": (Plan(pipeline_depth=2, micro_batch_size=20), ("env.processes=2",)),
     "1 rollout worker": (ray("collocated", 1, 1), ()),
-    "2 rollout workers of 2 groups": (ray("collocated", 2, 1, pipeline_depth=2), ()),
+    "2 rollout workers of 2 groups": (ray("collocated", 2, 1, pipeline_depth=2), ("env.processes=2",)),
     "without streaming": (ray("disaggregated", 2, 1, streaming=False), ()),
     "reference workers": (ray("disaggregated", 2, 1, reference_workers=1), ()),
     "split policy": (ray("collocated", 1, 1, split="head"), ()),
