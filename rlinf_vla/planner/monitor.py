@@ -104,8 +104,7 @@ def planned(recipe: Recipe, say: Callable[[str], None], model: MemoryModel | Non
         recipe = with_plan(recipe, prediction.plan)
     else:
         prediction = simulate(problem, plan_of(recipe))
-    kind = "PREDICTED from published numbers" if any(each.assumed for each in problem.profiles.values()) else "predicted"
-    say(f"{kind}: {prediction.seconds:.1f} s per iteration; {prediction.bottleneck}")
+    say(f"{problem.kind}: {prediction.seconds:.1f} s per iteration; {prediction.bottleneck}")
     return recipe, PlanMonitor(recipe, problem, prediction, say)
 
 

@@ -89,6 +89,16 @@ class Problem:
     refuse: Callable[[Plan], None] = lambda plan: None
     """Raises UserError if a plan needs more memory, counted in more detail than in a profile."""
 
+    @property
+    def assumed(self) -> bool:
+        """Whether a profile is predicted from published numbers."""
+        return any(profile.assumed for profile in self.profiles.values())
+
+    @property
+    def kind(self) -> str:
+        """What to call its predictions."""
+        return "PREDICTED from published numbers" if self.assumed else "predicted"
+
 
 @dataclass(frozen=True)
 class Machine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -35,18 +34,19 @@ def plan_problem(recipe: Recipe, model: MemoryModel | None = None) -> tuple[Prob
     ``model``: the recipe's, if it is there already. Raises UserError.
     """
     graph, cluster = trace(builders.build_algorithm(recipe)), describe(recipe.cluster)
-    if model is None and recipe.cluster.device == CUDA:
+    counts_memory = recipe.cluster.device == CUDA
+    if model is None and counts_memory:
         model = MemoryModel(recipe)
     profiles, measured = profiles_for(recipe, cluster, model)
     work = workload(recipe, graph, next(iter(profiles.values())))
     problem = Problem(graph, work, cluster, profiles, recipe.cluster.rows)
-    return problem if model is None else replace(problem, refuse=partial(_refuse, recipe, model, cluster)), measured
+    if model is not None and counts_memory:
+        problem = replace(problem, refuse=partial(_refuse, recipe, model, cluster))
+    return problem, measured
 
 
 def _refuse(recipe: Recipe, model: MemoryModel, cluster: Cluster, plan: Plan) -> None:
     """Raise UserError if the counted memory of a trainer's device does not suffice for ``plan``."""
-    if recipe.cluster.device != CUDA:
-        return
     model.recipe = with_plan(recipe, plan)
     try:
         count = budget(model, setting_of(model.recipe), place(plan, cluster)[0].node.memory, exact=False)
@@ -92,7 +92,7 @@ def run(config: DictConfig) -> None:
     print(f"\ncluster {recipe.cluster.name}: {describe(recipe.cluster)}")
     problem, measured = plan_problem(recipe, preview.model)
     choice = choose(problem)
-    _show(choice, problem.profiles)
+    _show(choice, problem)
     preview.show(with_plan(recipe, choice.best.plan))
     for each in preview.missing:
         print(f"this plan cannot run here: {each}")
@@ -166,14 +166,13 @@ def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
     )
 
 
-def _show(choice: Choice, profiles: Mapping[str, Profile]) -> None:
+def _show(choice: Choice, problem: Problem) -> None:
     best = choice.best
-    for profile in profiles.values():
+    for profile in problem.profiles.values():
         print(f"costs: {profile.note}")
     print(f"\n{choice.explain()}\n")
     price = "" if best.price is None else f", {best.price:.4g} (in the currency of cluster.nodes) per iteration"
-    kind = "PREDICTED from published numbers" if any(profile.assumed for profile in profiles.values()) else "predicted"
-    print(f"{kind}: {best.seconds:.4g} s per iteration, {best.steps_per_s:,.0f} control steps/s at most{price}")
+    print(f"{problem.kind}: {best.seconds:.4g} s per iteration, {best.steps_per_s:,.0f} control steps/s at most{price}")
     print("busy: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in best.utilisation.items() if share >= 0.01))
     print(f"\n{best.picture()}\n")
     print(f"its keys: {' '.join(best.plan.overrides())}")
@@ -186,7 +185,7 @@ def _write(directory: Path, recipe: Recipe, problem: Problem, choice: Choice) ->
         "cluster": asdict(problem.cluster),
         "operations": [asdict(each) for each in problem.graph.operations],
         "edges": [asdict(each) for each in problem.graph.edges],
-        "assumed": any(profile.assumed for profile in problem.profiles.values()),
+        "assumed": problem.assumed,
         "profiles": {device: asdict(profile) for device, profile in problem.profiles.items()},
         "chosen": choice.best.document(),
         "overrides": choice.best.plan.overrides(),

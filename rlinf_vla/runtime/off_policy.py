@@ -88,6 +88,15 @@ def open_replays(directory: Path, config: OffPolicyConfig, state: dict[str, Any]
     return online, Replay(directory / "demonstrations", EVERYTHING, state.get("demonstrations", 0))
 
 
+def append_all(store: Store, episodes: Iterable[EpisodeRecords]) -> list[bool]:
+    """Add ``episodes`` to ``store`` one by one; return which of them succeeded."""
+    found = []
+    for each in episodes:
+        store.append(each.records)
+        found.append(each.success)
+    return found
+
+
 def learn_from_replay(
     trainer: Trainer,
     algorithm: OffPolicy,
@@ -135,11 +144,7 @@ class StoringFlow(BaseFlow):
 
     def show(self, episodes: int) -> list[bool]:
         """Add demonstrations to ``shown``; return which of them succeeded."""
-        found = []
-        for each in self._demonstrations(episodes):
-            self.shown.append(each.records)
-            found.append(each.success)
-        return found
+        return append_all(self.shown, self._demonstrations(episodes))
 
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
         raise NotImplementedError

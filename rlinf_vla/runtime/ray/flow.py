@@ -193,7 +193,7 @@ class RayFlow(OnPolicyFlow):
 
     def write_checkpoint(self, directory: Path, state: dict[str, Any], keep: int) -> None:
         """Write a checkpoint in the trainer's process, on its machine."""
-        self.trainers.call("save", directory, state, keep, self._packed_earlier())
+        self.trainers.save(directory, state, keep, self._packed_earlier())
 
     def _packed_earlier(self) -> dict[int, Packed]:
         return {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rlinf_vla.runtime.ray.places import Role
+from rlinf_vla.runtime.ray.places import Role, bundles_of, request
 from rlinf_vla.runtime.ray.pool import Pool
 
 
@@ -15,29 +15,26 @@ class Growth:
 
     def __init__(self, pool: Pool, role: Role, most: int, spawn: Callable[..., Any]) -> None:
         """``most``: workers in all. ``spawn(place, options=...)``: new actor with these options."""
-        self._pool, self._role, self._spawn = pool, role, spawn
+        self._pool, self._roles, self._spawn = pool, {pool.role: role.one_more()}, spawn
         self._additional = most - role.count
         self._request: Any = None
 
     def look(self) -> None:
         """Start workers for which there is room now; their start is not waited for."""
         import ray
-        from ray.util.placement_group import placement_group, remove_placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        from ray.util.placement_group import remove_placement_group
 
         while self._pool.additional < self._additional:
             if self._request is None:
-                labels = {"bundle_label_selector": [dict(self._role.labels)]} if self._role.labels else {}
-                self._request = placement_group([self._role.alone], **labels)
-            if not ray.wait([self._request.ready()], timeout=0)[0]:
+                self._request = request(bundles_of(self._roles), self._roles, "PACK")
+            group, places = self._request
+            if not ray.wait([group.ready()], timeout=0)[0]:
                 return
-            group, self._request = self._request, None
-            place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
-            options = self._role.options | {"num_gpus": self._role.alone.get("GPU", 0.0), "scheduling_strategy": place}
+            self._request, (options,) = None, places.values()
             self._pool.add(partial(self._spawn, options=options), partial(remove_placement_group, group))
 
     def close(self) -> None:
         from ray.util.placement_group import remove_placement_group
 
         if self._request is not None:
-            remove_placement_group(self._request)
+            remove_placement_group(self._request[0])

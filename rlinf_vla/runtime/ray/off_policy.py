@@ -17,7 +17,7 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.transitions import ChunkRewards
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Runtime
-from rlinf_vla.runtime.off_policy import SimulatorFlow, learn_from_replay, open_replays
+from rlinf_vla.runtime.off_policy import SimulatorFlow, append_all, learn_from_replay, open_replays
 from rlinf_vla.runtime.ray.flow import Workers
 from rlinf_vla.runtime.ray.pool import Pool, parts
 from rlinf_vla.runtime.ray.rollout_workers import Weights, evaluate_on
@@ -44,10 +44,8 @@ class LearnerWorker(TrainerWorker):
 
     def append_dataset(self, config: OffPolicyConfig) -> tuple[tuple[int, int], list[bool]]:
         """Add the episodes of ``config.dataset`` as demonstrations; return also which succeeded."""
-        store, successes = self.replays[1], []
-        for each in dataset_transitions(self.policy, config):
-            store.append(each.records)
-            successes.append(each.success)
+        store = self.replays[1]
+        successes = append_all(store, dataset_transitions(self.policy, config))
         return (store.total, len(store)), successes
 
     def flush(self, number: int) -> None:
@@ -154,14 +152,14 @@ class RayOffPolicyFlow(SimulatorFlow):
 def open_off_policy(recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None) -> Iterator[Runtime]:
     """Restore ``checkpoint`` and yield the runtime. Raises UserError."""
     trainers = workers.trainers
-    state = trainers.call("restore", checkpoint)[0][0] if checkpoint is not None else {}
+    state = trainers.restore(checkpoint)
     collector = RayCollector(workers.rollouts, trainers, recipe.env.num_envs // recipe.cluster.shards)
     sizes = trainers.call("open_replays", directory / run_directory.REPLAY, state, collector.env.instructions)[0][0]
     stores = [LearnersReplay(trainers, number, size) for number, size in enumerate(sizes)]
     flow = RayOffPolicyFlow(collector, trainers, builders.actor_settings(recipe, recipe.rollout.temperature), recipe.algorithm, stores)
 
     def save(state: dict[str, Any]) -> None:
-        trainers.call("save", directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep, {})
+        trainers.save(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
 
     yield Runtime(
         flow, collector.env, collector.env.control_hz / collector.chunk, partial(collector.evaluate, recipe.episodes), save, state

@@ -75,9 +75,8 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
 def _open_on_policy(recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None) -> Iterator[Runtime]:
     ahead = {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
     with closing(RayFlow(workers, recipe.env.num_envs, builders.actor_settings(recipe, recipe.rollout.temperature), **ahead)) as flow:
-        state = {}
+        state = flow.trainers.restore(checkpoint)
         if checkpoint is not None:
-            state = flow.trainers.call("restore", checkpoint)[0][0]
             flow.restore_earlier_weights(load_earlier(checkpoint))
 
         def save(state: dict[str, Any]) -> None:

@@ -37,10 +37,10 @@ class Role(RoleConfig):
         wanted = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
         return {name: amount for name, amount in wanted.items() if amount}
 
-    @property
-    def alone(self) -> dict[str, float]:
-        """Resources of one worker that shares its GPU with no other."""
-        return {"GPU": 1.0} | self.bundle if self.slots else self.bundle
+    def one_more(self) -> Role:
+        """Return the role of an additional worker: on any machine, with a GPU of its own if the
+        others have one."""
+        return replace(self, count=1, slots=(), gpus=1.0 if self.slots else self.gpus)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -118,8 +118,7 @@ def reserve_places(
     within ``patience_s``.
     """
     import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    from ray.util.placement_group import remove_placement_group
 
     bundles = bundles_of(roles, cluster)
     found: dict[str, list[dict[str, Any]]] = {name: [{} for _ in range(role.count)] for name, role in roles.items()}
@@ -128,21 +127,33 @@ def reserve_places(
         for machine in dict.fromkeys(bundle.slot.machine if bundle.slot else None for bundle in bundles):
             here = [bundle for bundle in bundles if (bundle.slot.machine if bundle.slot else None) == machine]
             strategy = ("SPREAD" if spread else "PACK") if machine is None else "STRICT_PACK"
-            labels = [dict(bundle.labels) for bundle in here]
-            selectors = {"bundle_label_selector": labels} if any(labels) else {}
-            group = placement_group([bundle.resources or {"CPU": 0.001} for bundle in here], strategy=strategy, **selectors)
+            group, options = request(here, roles, strategy)
             stack.callback(remove_placement_group, group)
             groups.append(group)
-            for index, bundle in enumerate(here):
-                place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
-                for name, number in bundle.workers:
-                    shared = {"num_gpus": bundle.share} if bundle.slot else {}
-                    found[name][number] = roles[name].options | shared | {"scheduling_strategy": place}
+            for (name, number), each in options.items():
+                found[name][number] = each
         try:
             ray.get([group.ready() for group in groups], timeout=patience_s)
         except ray.exceptions.GetTimeoutError:
             raise UserError(f"the cluster had no room within {patience_s:g} s for {_wanted(roles)}: lower cluster.*_workers") from None
         yield found
+
+
+def request(bundles: Sequence[Bundle], roles: Mapping[str, Role], strategy: str) -> tuple[Any, dict[tuple[str, int], dict[str, Any]]]:
+    """Ask Ray for a placement group; return it, and each worker's options as an actor in it."""
+    from ray.util.placement_group import placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    labels = [dict(bundle.labels) for bundle in bundles]
+    selectors = {"bundle_label_selector": labels} if any(labels) else {}
+    group = placement_group([bundle.resources or {"CPU": 0.001} for bundle in bundles], strategy=strategy, **selectors)
+    found = {}
+    for index, bundle in enumerate(bundles):
+        place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
+        for name, number in bundle.workers:
+            shared = {"num_gpus": bundle.share} if bundle.slot else {}
+            found[name, number] = roles[name].options | shared | {"scheduling_strategy": place}
+    return group, found
 
 
 def machines_for(config: ClusterConfig) -> Cluster | None:

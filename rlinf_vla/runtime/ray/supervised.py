@@ -51,11 +51,11 @@ def open_imitation(recipe: Recipe, workers: Workers, directory: Path, checkpoint
     """Restore ``checkpoint`` and yield the runtime of imitation. Raises UserError."""
     introduced = workers.rollouts.call("worker_info")[0]
     flow = RayImitationFlow(workers, builders.actor_settings(recipe, recipe.rollout.temperature), say)
-    state = flow.trainers.call("restore", checkpoint)[0][0] if checkpoint is not None else {}
+    state = flow.trainers.restore(checkpoint)
     size = recipe.env.num_envs // recipe.cluster.shards
 
     def save(state: dict[str, Any]) -> None:
-        flow.trainers.call("save", directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep, {})
+        flow.trainers.save(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
 
     play = partial(flow.evaluate, recipe.episodes, size)
     yield Runtime(flow, introduced.env, introduced.env.control_hz / introduced.policy.chunk, play, save, state)

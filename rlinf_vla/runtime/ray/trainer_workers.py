@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
@@ -152,6 +153,15 @@ class Trainers:
             if lost is None:
                 raise
             raise TrainerLost(lost) from error  # the other ranks only failed to reach it
+
+    def restore(self, checkpoint: Path | None) -> dict[str, Any]:
+        """Load a checkpoint, if there is one; return its state. Raises UserError, TrainerLost."""
+        state: dict[str, Any] = self.call("restore", checkpoint)[0][0] if checkpoint is not None else {}
+        return state
+
+    def save(self, directory: Path, state: dict[str, Any], keep: int, earlier_weights: Mapping[int, Packed] = MappingProxyType({})) -> None:
+        """Write a checkpoint on the first rank's machine. Raises TrainerLost."""
+        self.call("save", directory, state, keep, dict(earlier_weights))
 
     def _lost(self) -> str | None:
         if len(self.actors) == 1:
