@@ -158,7 +158,7 @@ def test_the_published_sizes_are_known_without_the_checkpoint() -> None:
 
 
 GIGABYTE = 1e9
-MODEL = ["recipe=maniskill_ppo", "cluster=8gpu"]
+MODEL = ["recipe=maniskill_ppo", "cluster=8gpu", "cluster.plan=given"]
 
 
 def test_the_largest_micro_batch_that_fits_is_chosen() -> None:
@@ -193,14 +193,13 @@ def test_roles_on_one_device_add_up_unless_they_take_turns() -> None:
 
 
 def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path) -> None:
-    keys = [*MODEL, "cluster.plan=given"]
-    config = compose.load("train", keys)
+    config = compose.load("train", MODEL)
     assert config.cluster.micro_batch_size is None
     choose_rows(config)
     assert config.cluster.micro_batch_size == 160
     config.cluster.micro_batch_size = 40
     save_recipe(tmp_path / "recipe.yaml", config)
-    again = compose.load("train", keys)
+    again = compose.load("train", MODEL)
     choose_rows(again, tmp_path)
     assert again.cluster.micro_batch_size == 40
 
@@ -218,7 +217,7 @@ def test_too_little_main_memory_beside_a_gpu_is_refused_with_the_key_that_saves_
 
 
 def test_a_full_device_is_refused_after_the_table_with_the_number_that_would_do(capsys: pytest.CaptureFixture[str]) -> None:
-    keys = [*MODEL, "cluster.plan=given", "model.options.dtype=bfloat16", "model.lora.rank=0"]
+    keys = [*MODEL, "model.options.dtype=bfloat16", "model.lora.rank=0"]
     needed = budget(MemoryModel(recipe(*keys)), Setting(1, 1, True), GIGABYTE).peak
     node = f"{{gpus: 1, gpu: small, gpu_memory_gb: {needed / 1e9}, memory_gb: 32}}"
     with pytest.raises(UserError, match=r"needs at least .*, or use 2 such GPUs \(.*cluster\.trainer_sharding=full\)$"):
