@@ -203,7 +203,7 @@ class TrainingRun:
                 every = self.recipe.evaluation.every
                 if every and done % every == 0 and done < self.recipe.iterations:
                     self.evaluate(f"step_{done:06d}", done)
-                if done % self.recipe.checkpoints.every == 0 or done == self.recipe.iterations:
+                if done % self.recipe.checkpoints.every == 0 or done == self.recipe.iterations or flow.will_leave():
                     self.save(done)
                     saved = done
                 if self.monitor is not None and done < self.recipe.iterations:

@@ -32,6 +32,9 @@ class RayImitationFlow(ImitationFlow):
         ((found, success),) = self.rollouts.call("demonstrate", config)
         return found, success
 
+    def will_leave(self) -> bool:
+        return self.trainers.will_leave()
+
     def imitation_step(self, batch: Demonstrations, rate: float) -> dict[str, float]:
         import ray
 

@@ -21,6 +21,7 @@ from rlinf_vla.config.cluster import CUDA, ClusterConfig
 from rlinf_vla.core.types import Trajectory
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime.base import Restart
+from rlinf_vla.runtime.ray.notices import leaving_nodes
 from rlinf_vla.runtime.ray.pool import WorkerLost, wait
 from rlinf_vla.runtime.ray.scoring_workers import learning, whole
 from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed
@@ -130,8 +131,14 @@ class Trainers:
         patience = cluster.start_timeout_s
         self.actors, self._patience = actors, replace(cluster, heartbeat_s=patience, call_timeout_s=patience)
         meeting_point = wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0") if len(actors) > 1 else []
-        self.worker_info: WorkerInfo = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))[0][0]
+        introduced = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))
+        self.worker_info: WorkerInfo = introduced[0][0]
+        self._nodes = {each.node_id for (each,) in introduced}
         self._patience = cluster
+
+    def will_leave(self) -> bool:
+        """Return whether the machine of a rank was told to leave the cluster."""
+        return not self._nodes.isdisjoint(leaving_nodes())
 
     def call(self, method: str, *arguments: Any, returns: int = 1) -> list[list[Any]]:
         """Call ``method`` on all ranks; return each rank's references, the first as a value.

@@ -59,6 +59,7 @@ class WorkerInfo:
     pid: int
     node: str
     """Address of its machine in the cluster."""
+    node_id: str
     policy: PolicySpec | None
     weights: int = 0
     trained: int = 0
@@ -87,7 +88,9 @@ class Worker:
 
     def info(self, spec: PolicySpec | None = None, **known: Any) -> WorkerInfo:
         """Return what this worker reports; ``known``: further fields."""
-        return WorkerInfo(self.pid(), node_address(), spec, **known)
+        import ray
+
+        return WorkerInfo(self.pid(), node_address(), ray.get_runtime_context().get_node_id(), spec, **known)
 
 
 def call_with_restart(actor: Any, method: str, arguments: tuple[Any, ...], heartbeat_s: float) -> Any:
