@@ -30,13 +30,13 @@ START_S = 60.0
 class Builders:
     """Functions that build a worker's parts; importable, so that other machines find them."""
 
-    policy: Callable[[], Policy]
-    """Policy with the initial weights of the run."""
+    learner: Callable[[], Any]
+    """The network that the run trains, a policy or a reward model, with its initial weights."""
     head: Callable[[], Policy]
     """Policy reduced by ``rollout.split.strip_to_head``, its weights still to be filled in."""
     environments: Callable[[], AbstractContextManager[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]]
     """A rollout worker's environment groups: unchanged, and with the recipe's reward."""
-    trainer: Callable[[Policy], Any]
+    trainer: Callable[[Any], Any]
     algorithm: Callable[[], Any]
     reward_shaper: Callable[[EnvSpec], RewardShaper]
     """The recipe's reward, for reward workers."""
