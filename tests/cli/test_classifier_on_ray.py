@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CLASSIFIER, SFT
 from tests.cli.counting_plugins import announce
 from tests.cli.test_train import trainer_of
@@ -25,7 +26,8 @@ LAST = 24
 STEPS = (f"iterations={LAST}", "checkpoints.every=1", f"checkpoints.keep={LAST}", "cluster.update_threads=1")
 ON_RAY = "cluster.runtime=ray"
 
-Start = Callable[..., "subprocess.Popen[bytes]"]
+Start = Callable[..., subprocess.Popen[bytes]]
+Train = Callable[..., str]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,8 +35,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the runs of this module are, with their recipes and plug-ins, which are installed for their processes only."""
-    from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
-
     found = tmp_path_factory.mktemp("runs")
     announce(found / "package")
     (found / "recipe").mkdir()
@@ -59,7 +59,7 @@ def start(folder: Path) -> Start:
 
 
 @pytest.fixture(scope="module")
-def train(folder: Path, start: Start) -> Callable[..., str]:
+def train(folder: Path, start: Start) -> Train:
     """Trains to the end; returns what the command said."""
 
     def trained(run: str, *overrides: str, recipe: str = "counting_classifier") -> str:
@@ -76,7 +76,7 @@ def train(folder: Path, start: Start) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="module")
-def here(folder: Path, train: Callable[..., str]) -> Path:
+def here(folder: Path, train: Train) -> Path:
     """The run in one process."""
     train("here", *STEPS)
     return folder / "here"
@@ -86,7 +86,7 @@ def evaluation(run: Path) -> object:
     return json.loads((run / "evaluation" / "after.json").read_text())
 
 
-def test_the_same_bits_although_the_trainer_is_killed(here: Path, folder: Path, start: Start, train: Callable[..., str]) -> None:
+def test_the_same_bits_although_the_trainer_is_killed(here: Path, folder: Path, start: Start, train: Train) -> None:
     there, arguments = folder / "there", (*STEPS, ON_RAY, "cluster.rollout_workers=2")
     driver = start("train", "there", "--config-dir", str(folder), "recipe=counting_classifier", "run_dir=there", *arguments)
     try:
@@ -111,7 +111,7 @@ def test_the_same_bits_although_the_trainer_is_killed(here: Path, folder: Path, 
 
 
 @pytest.mark.parametrize("sharding", ["none", "full"])
-def test_two_ranks_divide_the_batches(folder: Path, train: Callable[..., str], sharding: str) -> None:
+def test_two_ranks_divide_the_batches(folder: Path, train: Train, sharding: str) -> None:
     """Adam multiplies the rounding of a gradient near zero by up to the learning rate, so that this is low."""
     for run, cluster in (("one", ()), (sharding, (ON_RAY, "cluster.trainer_ranks=2", f"cluster.trainer_sharding={sharding}"))):
         if not (folder / run).exists():
@@ -126,7 +126,7 @@ def test_two_ranks_divide_the_batches(folder: Path, train: Callable[..., str], s
     assert [worker["role"] for worker in workers].count("trainer") == 2
 
 
-def test_a_dataset_needs_no_simulator(folder: Path, start: Start, train: Callable[..., str]) -> None:
+def test_a_dataset_needs_no_simulator(folder: Path, start: Start, train: Train) -> None:
     """As in one process: neither frames nor demonstrations of a dataset, whose path is relative."""
     record = ["record.failures=true", "record.video=false", "algorithm.demonstrations.noise=[0.0,1.0]"]
     found = start(
