@@ -35,12 +35,12 @@ class RaySupervisedFlow(SupervisedFlow):
         ((found, success),) = self.rollouts.call("demonstrate", config)
         return found, success
 
-    def will_leave(self) -> bool:
-        return self.trainers.will_leave()
-
     def collect_frames(self, config: DemonstrationConfig) -> Frames:
         frames: Frames = self.rollouts.call("label", config)[0]
         return frames
+
+    def will_leave(self) -> bool:
+        return self.trainers.will_leave()
 
     def step(self, batch: Demonstrations | Frames, rate: float) -> dict[str, float]:
         import ray
