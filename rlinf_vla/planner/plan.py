@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_vla.config.cluster import COLLOCATED, GIVEN, IN_PROCESS, NodeConfig
@@ -105,12 +105,14 @@ class Machine:
     """``copies`` machines with the same use.
 
     ``rollout``, ``trainers``: device of each worker, a GPU index, or 0 for the cores without GPUs.
+    ``numbers``: of the rollout workers on the first of the machines, among all of the plan.
     """
 
     node: NodeConfig
     copies: int
     rollout: tuple[int, ...]
     trainers: tuple[int, ...]
+    numbers: tuple[int, ...]
 
 
 def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
@@ -122,9 +124,9 @@ def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
         if not any(used):
             continue
         if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (node, *used):
-            found[-1] = Machine(node, found[-1].copies + 1, *used)
+            found[-1] = replace(found[-1], copies=found[-1].copies + 1)
         else:
-            found.append(Machine(node, 1, *used))
+            found.append(Machine(node, 1, *used, tuple(number for number, slot in enumerate(roles[0]) if slot.machine == index)))
     return tuple(found)
 
 

@@ -106,14 +106,8 @@ class _Simulation:
         plan, found = self.plan, list[Worker]()
         size = self.workload.envs // (plan.rollout_workers * plan.pipeline_depth)
         for host, machine in zip(self.hosts, self.machines, strict=True):
-            for number, device in enumerate(machine.rollout):
-                name = (
-                    ""
-                    if self.single
-                    else f"rollout {len(found)} "
-                    if len(self.hosts) == 1
-                    else f"{host.node.name} {host.index} rollout {number} "
-                )
+            for number, device in zip(machine.numbers, machine.rollout, strict=True):
+                name = "" if self.single else f"rollout {number} "
                 count = processes(plan, self.workload, host.node)
                 backbone = self.trainers[0] if plan.split == "head" else None
                 rewards = self.workload.rewarded and not plan.reward_workers

@@ -8,6 +8,7 @@ from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.planner.plan import Plan, check_memory, place, processes
 from rlinf_vla.planner.profile import Bytes
+from rlinf_vla.planner.simulate import simulate
 from rlinf_vla.runtime.machines import Cluster
 from tests.planner.made_up import cluster, problem, profile, workload
 
@@ -27,6 +28,15 @@ def test_placement_of_roles_on_gpus() -> None:
     assert used(ray("hybrid", 4, 1), 2, **GPUS) == [(1, (0, 1), (0,)), (1, (0, 1), ())]
     assert used(ray("disaggregated", 2, 2), 2, **GPUS) == [(1, (), (0, 1)), (1, (0, 1), ())]
     assert used(ray("disaggregated", 2, 1), 4, **GPUS) == [(1, (1,), (0,)), (1, (0,), ())]
+
+
+def test_workers_have_the_numbers_that_the_runtime_gives_them() -> None:
+    machines = place(ray("hybrid", 6, 1), cluster(3, **GPUS))
+    assert [(machine.copies, machine.numbers) for machine in machines] == [(1, (0, 1)), (2, (2, 3))]
+    mixed = Cluster("mixed", (NodeConfig("some", gpus=2, gpu="fast"), NodeConfig("others", gpus=2, gpu="other")))
+    known = {"fast": profile("fast"), "other": profile("other")}
+    spans = simulate(problem(workload(), mixed, known), ray("hybrid", 4, 1)).spans
+    assert {span.track for span in spans if "policy" in span.track} == {f"rollout {number} policy" for number in range(4)}
 
 
 def test_a_machine_without_gpus_takes_several_workers() -> None:

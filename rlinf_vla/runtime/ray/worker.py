@@ -83,8 +83,9 @@ class Worker:
         """Return this worker's machine, process, GPUs that Ray gave it, and device of tensors."""
         import ray
 
-        gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-        return {"node": node_address(), "pid": self.pid(), "gpus": gpus, "device": self.builders.cluster.torch_device}
+        context = ray.get_runtime_context()
+        machine, gpus = {"node": node_address(), "node_id": context.get_node_id()}, context.get_accelerator_ids()["GPU"]
+        return machine | {"pid": self.pid(), "gpus": gpus, "device": self.builders.cluster.torch_device}
 
     def info(self, spec: PolicySpec | None = None, **known: Any) -> WorkerInfo:
         """Return what this worker reports; ``known``: further fields."""
