@@ -5,15 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import Inputs
 
 
-def shift_images(inputs: Inputs, pad: int, generator: torch.Generator) -> Inputs:
-    """Shift all images of ``image.*`` at random (DrQ, Kostrikov et al. 2021); ``pad=0``: off."""
+def shift_images(inputs: Inputs, pad: int, generator: torch.Generator, batch: Transitions | None = None) -> Inputs:
+    """Shift all images of ``image.*`` at random (DrQ, Kostrikov et al. 2021); ``pad=0``: off.
+
+    ``batch``: to which ``inputs`` belong, and for all rows of which shifts are drawn.
+    """
     moved = dict(inputs)
     for name in inputs if pad else ():
         if name.startswith("image."):
-            shifts = torch.randint(0, 2 * pad + 1, (len(inputs[name]), 2), generator=generator)
+            rows = len(inputs[name]) if batch is None else len(batch)
+            shifts = torch.randint(0, 2 * pad + 1, (rows, 2), generator=generator)
+            shifts = shifts if batch is None else batch.own(shifts)
             moved[name] = random_shift(inputs[name], shifts.to(inputs[name].device), pad)
     return moved
 

@@ -113,7 +113,9 @@ class Trainable(Protocol):
     """Moving averages of the modules that ``Algorithm.averaged`` names, as attributes."""
 
     def descend(self, name: str, loss: Tensor) -> None:
-        """Take a step of the optimiser ``name``. Raises FloatingPointError, without a step."""
+        """Take a step of the optimiser ``name`` down the sum of all ranks' ``loss``.
+
+        Raises FloatingPointError, without a step."""
 
     def average(self, rate: float) -> None:
         """Move the moving averages towards the current weights by ``rate``."""

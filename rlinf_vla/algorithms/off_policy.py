@@ -15,7 +15,8 @@ from rlinf_vla.algorithms.base import Algorithm, Trainable
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, CountOrZero, Label, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
 from rlinf_vla.config.recipe import OFF_POLICY, AlgorithmConfig
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Episodes, Tensors, Transitions
+from rlinf_vla.core.transitions import Transitions
+from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Episodes, Tensors
 
 
 @dataclass
@@ -122,15 +123,18 @@ class OffPolicy(Algorithm):
     ) -> dict[str, float]:
         """Take the gradient steps of the iteration's update number ``index``; return statistics.
 
-        ``generator`` (on the CPU) is the only source of randomness. ``shown`` draws a batch of
+        ``batch`` may be one trainer rank's rows of the drawn batch. So losses and statistics are
+        this rank's part of it (``Transitions.part``); the caller and ``trainer`` sum over ranks.
+        ``generator`` (on the CPU) is the only source of randomness, the same on all ranks: random
+        numbers are drawn for ``len(batch)`` rows (``Transitions.own``). ``shown`` draws a batch of
         demonstrations, for ``sft_coef``. Raises FloatingPointError if a gradient is not finite.
         """
         raise NotImplementedError
 
-    def inputs(self, records: Tensors, generator: torch.Generator, device: torch.device) -> Tensors:
-        """Return the inputs in ``records`` on ``device``, with images shifted at random."""
+    def inputs(self, batch: Transitions, records: Tensors, generator: torch.Generator, device: torch.device) -> Tensors:
+        """Return the inputs in ``records`` of ``batch`` on ``device``, images shifted at random."""
         found = {name: value.to(device) for name, value in records.items() if name not in (ACTION, REWARD, DISCOUNT, ACTED)}
-        return shift_images(found, self.config.shift, generator)
+        return shift_images(found, self.config.shift, generator, batch)
 
 
 def critic_loss(values: Tensor, target: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig, critic_l
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, Name, OneOf, Range
 from rlinf_vla.core.protocols import Noise, Policy
-from rlinf_vla.core.types import ACTION, DISCOUNT, REWARD, ActionEval, ActionSample, Inputs, Transitions
+from rlinf_vla.core.transitions import Transitions
+from rlinf_vla.core.types import ACTION, DISCOUNT, REWARD, ActionEval, ActionSample, Inputs
 
 AGGREGATES = ("mean", "min")
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -85,36 +86,40 @@ class SAC(OffPolicy):
         policy, config = trainer.policy, self.config
         device, with_actor = policy.log_alpha.device, index % config.actor_every == 0
         imitated = shown() if config.sft_coef and with_actor else None
-        now, following = (self.inputs(records, generator, device) for records in (batch.now, batch.following))
+        now, following = (self.inputs(batch, records, generator, device) for records in (batch.now, batch.following))
         action, reward, discount = (batch.now[name].to(device) for name in (ACTION, REWARD, DISCOUNT))
-        size = (len(reward), *policy.size)
+        size = (len(batch), *policy.size)
         chosen = torch.randperm(config.critics, generator=generator)[: config.critic_subset].to(device)
         alpha = policy.log_alpha.exp().detach()
         with torch.no_grad():
             next_features = policy.encode(following).pooled
-            next_action, next_log_prob = policy.draw(next_features, torch.randn(size, generator=generator).to(device))
+            next_action, next_log_prob = policy.draw(next_features, batch.own(torch.randn(size, generator=generator)).to(device))
             values = trainer.target.critics(next_features, next_action, chosen)
             target = soft_target(reward, discount, values, next_log_prob, alpha, config.backup_entropy)
         features = policy.encode(now).pooled
         found = policy.critics(features, action)
-        loss = critic_loss(found, target)
+        loss = batch.part(critic_loss(found, target))
         trainer.descend("critic", loss)
         trainer.average(config.target_rate)
-        metrics = {"critic/vf_loss": loss, "critic/value_mean": found.mean(), "critic/target_mean": target.mean()}
+        metrics = {
+            "critic/vf_loss": loss,
+            "critic/value_mean": batch.part(found.mean()),
+            "critic/target_mean": batch.part(target.mean()),
+        }
         if with_actor:
-            drawn, log_prob = policy.draw(features.detach(), torch.randn(size, generator=generator).to(device))
+            drawn, log_prob = policy.draw(features.detach(), batch.own(torch.randn(size, generator=generator)).to(device))
             policy.critics.requires_grad_(False)  # the actor's loss does not train them, and their gradient would double its cost
-            climbing = actor_loss(policy.critics(features.detach(), drawn), log_prob, alpha, config.actor_aggregate)
+            climbing = batch.part(actor_loss(policy.critics(features.detach(), drawn), log_prob, alpha, config.actor_aggregate))
             total = climbing
             if imitated is not None:
                 with torch.no_grad():
-                    features = policy.encode(self.inputs(imitated.now, generator, device)).pooled
-                metrics["sft/loss"] = policy.imitation(features, imitated.now[ACTION].to(device)).mean()
+                    features = policy.encode(self.inputs(imitated, imitated.now, generator, device)).pooled
+                metrics["sft/loss"] = imitated.part(policy.imitation(features, imitated.now[ACTION].to(device)).mean())
                 total = total + config.sft_coef * metrics["sft/loss"]
             trainer.descend("actor", total)
             policy.critics.requires_grad_(True)
-            trainer.descend("alpha", alpha_loss(policy.log_alpha, log_prob.detach(), self.target_entropy(policy)))
-            metrics |= {"actor/pg_loss": climbing, "actor/entropy": -log_prob.mean(), "actor/alpha": alpha}
+            trainer.descend("alpha", batch.part(alpha_loss(policy.log_alpha, log_prob.detach(), self.target_entropy(policy))))
+            metrics |= {"actor/pg_loss": climbing, "actor/entropy": batch.part(-log_prob.mean()), "actor/alpha": batch.part(alpha)}
         return {name: float(value.detach()) for name, value in metrics.items()}
 
 

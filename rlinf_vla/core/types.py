@@ -286,14 +286,3 @@ class EpisodeRecords:
     records: Tensors
     success: bool
     steps: int
-
-
-@dataclass(frozen=True)
-class Transitions(Batched):
-    """``B`` sampled transitions: fields ``[B, ...]`` of the records, and of the following records.
-
-    Where an episode terminated, ``following`` is arbitrary; the discount there is 0.
-    """
-
-    now: Tensors
-    following: Tensors

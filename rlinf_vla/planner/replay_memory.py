@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT
 from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, ActionSample, Inputs, Transitions
+from rlinf_vla.core.transitions import Transitions
+from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, ActionSample, Inputs
 from rlinf_vla.planner.accounting import META, repeated, unknown_numbers
 
 

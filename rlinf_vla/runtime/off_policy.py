@@ -15,6 +15,7 @@ import torch
 from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.protocols import EnvSpec, Policy, VectorEnv
 from rlinf_vla.core.types import EpisodeRecords, Episodes, Tensors
 from rlinf_vla.data.from_dataset import dataset_transitions, require_same_control_rate
@@ -24,10 +25,13 @@ from rlinf_vla.rollout.transitions import ChunkRewards, record_transitions, tran
 from rlinf_vla.runtime.base import BaseFlow, Threads
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import acting
-from rlinf_vla.training.replay import Replay, sample_mixed
+from rlinf_vla.training.ranks import rank, summed, world_size
+from rlinf_vla.training.replay import AnyReplay, Replay, ShardedReplay, sample_mixed
 from rlinf_vla.training.trainer import Trainer
 
 EVERYTHING = 1 << 40
+RANKS = "replay_ranks"
+"""Key of a checkpoint's state: the number of trainer ranks that divide the replay, if several."""
 
 
 class TransitionCollector(Protocol):
@@ -79,13 +83,26 @@ class Store(Protocol):
     def forget(self, total: int) -> None: ...
 
 
-def open_replays(directory: Path, config: OffPolicyConfig, state: dict[str, Any]) -> tuple[Replay, Replay]:
-    """Open the replay buffers of online data and of demonstrations.
+def open_replays(directory: Path, config: OffPolicyConfig, state: dict[str, Any]) -> tuple[AnyReplay, AnyReplay]:
+    """Open the replay buffers of online data and of demonstrations, or this rank's part of them.
 
-    state: from ``StoringFlow.save`` before a resume, else empty.
+    state: from ``StoringFlow.save`` before a resume, else empty. Raises UserError if it is of
+    another number of trainer ranks.
     """
-    online = Replay(directory / "online", config.replay_capacity, state.get("replay", 0))
-    return online, Replay(directory / "demonstrations", EVERYTHING, state.get("demonstrations", 0))
+    ranks, before = world_size(), state.get(RANKS, 1)
+    if state and ranks != before:
+        raise UserError(
+            f"the replay buffers of the checkpoint are divided among {before} trainer rank{'s' * (before > 1)}, not {ranks}: "
+            f"resume with cluster.trainer_ranks={before}, or start again with resume=never"
+        )
+
+    def opened(name: str, capacity: int, total: int) -> AnyReplay:
+        if ranks == 1:
+            return Replay(directory / name, capacity, total)
+        return ShardedReplay(directory / name, rank(), ranks, capacity, total)
+
+    online = opened("online", config.replay_capacity, state.get("replay", 0))
+    return online, opened("demonstrations", EVERYTHING, state.get("demonstrations", 0))
 
 
 def append_all(store: Store, episodes: Iterable[EpisodeRecords]) -> list[bool]:
@@ -100,26 +117,32 @@ def append_all(store: Store, episodes: Iterable[EpisodeRecords]) -> list[bool]:
 def learn_from_replay(
     trainer: Trainer,
     algorithm: OffPolicy,
-    replays: tuple[Replay, Replay],
+    replays: tuple[AnyReplay, AnyReplay],
     updates: int,
     run_seed: int,
     iteration: int,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> dict[str, float]:
-    """Make an iteration's ``updates`` on batches from ``replays``; return the mean metrics."""
+    """Make an iteration's ``updates`` on batches from ``replays``; return the mean metrics.
+
+    All trainer ranks must call it.
+    """
     sums, counts = defaultdict[str, float](float), defaultdict[str, int](int)
-    config, (online, shown) = algorithm.config, replays
+    config, shown = algorithm.config, replays[1]
     size, share = config.batch_size, config.demonstration_share if len(shown) else 0.0
     for index in range(updates):
         # random numbers depend only on the update's index: a resumed run draws the same
         seed = ((run_seed * 1_000_003 + iteration) << 20) + index
         generator = torch.Generator().manual_seed(seed % (1 << 63))
-        batch = sample_mixed([online, shown], [1 - share, share], size, generator)
-        for name, value in algorithm.step(trainer, batch, generator, index, partial(shown.sample, size, generator)).items():
+        batch = sample_mixed(replays, [1 - share, share], size, generator)
+        imitated = partial(sample_mixed, replays, [0.0, 1.0], size, generator)
+        for name, value in algorithm.step(trainer, batch, generator, index, imitated).items():
             sums[name] += value
             counts[name] += 1
         progress((index + 1) / updates)
-    return {name: value / counts[name] for name, value in sums.items()}
+    device = device_of(trainer.policy)
+    totals = summed({name: torch.tensor(value, dtype=torch.float64).to(device) for name, value in sums.items()})
+    return {name: value / counts[name] for name, value in totals.items()}
 
 
 class StoringFlow(BaseFlow):
@@ -173,8 +196,8 @@ class StoringFlow(BaseFlow):
 class ReplayFlow(StoringFlow):
     """Off-policy flow whose learner and replay buffers are in this process."""
 
-    replay: Replay
-    shown: Replay
+    replay: AnyReplay
+    shown: AnyReplay
 
     def __init__(
         self,

@@ -140,7 +140,7 @@ class Trainer:
         return metrics | {"actor/grad_norm": float(norm)}
 
     def descend(self, name: str, loss: Tensor) -> None:
-        """Take a step of the optimiser ``name`` down the gradient of ``loss``, in one process.
+        """Take a step of optimiser ``name`` down the sum of all ranks' ``loss``. Not if sharded.
 
         Raises FloatingPointError, with unchanged weights, if the gradient is not finite.
         """
@@ -148,6 +148,7 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         with self._masters.gathering():
             loss.backward()
+        ranks.sum_gradients(optimizer.param_groups[0]["params"])
         norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.settings.max_grad_norm)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"the gradient of the {name} is not finite: the step was not taken; lower algorithm.learning_rate")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlinf_vla.algorithms.sac import SAC
-from rlinf_vla.core.types import Transitions
+from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.training.trainer import Trainer
 
 

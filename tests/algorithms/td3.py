@@ -16,7 +16,8 @@ from rlinf_vla.algorithms.feature_policy import Critics, FeaturePolicy, Features
 from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig, critic_loss
 from rlinf_vla.config.ranges import Count, Name, NonNegative, Range
 from rlinf_vla.core.protocols import Noise, Policy
-from rlinf_vla.core.types import ACTION, DISCOUNT, REWARD, ActionEval, ActionSample, Inputs, Transitions
+from rlinf_vla.core.transitions import Transitions
+from rlinf_vla.core.types import ACTION, DISCOUNT, REWARD, ActionEval, ActionSample, Inputs
 
 
 @dataclass
@@ -82,20 +83,20 @@ class TD3(OffPolicy):
     ) -> dict[str, float]:
         policy, target, config = trainer.policy, trainer.target, self.config
         device = next(policy.parameters()).device
-        now, following = (self.inputs(records, generator, device) for records in (batch.now, batch.following))
+        now, following = (self.inputs(batch, records, generator, device) for records in (batch.now, batch.following))
         action, reward, discount = (batch.now[name].to(device) for name in (ACTION, REWARD, DISCOUNT))
         with torch.no_grad():
             after = policy.encode(following).pooled
-            noise = torch.randn(len(reward), *policy.size, generator=generator).clamp(-2, 2).to(device)
+            noise = batch.own(torch.randn(len(batch), *policy.size, generator=generator)).clamp(-2, 2).to(device)
             chosen = (target.actor(after)[:, 0].tanh() + config.smoothing * noise).clamp(-1, 1)
             goal = reward + discount * target.critics(after, chosen).min(dim=0).values
         features = policy.encode(now).pooled
-        loss = critic_loss(policy.critics(features, action), goal)
+        loss = batch.part(critic_loss(policy.critics(features, action), goal))
         trainer.descend("critic", loss)
-        metrics = {"critic/vf_loss": loss, "critic/target_mean": goal.mean()}
+        metrics = {"critic/vf_loss": loss, "critic/target_mean": batch.part(goal.mean())}
         if index % config.actor_every == 0:
             policy.critics.requires_grad_(False)
-            climbing = -policy.critics(features.detach(), policy.mode(features.detach()))[0].mean()
+            climbing = batch.part(-policy.critics(features.detach(), policy.mode(features.detach()))[0].mean())
             trainer.descend("actor", climbing)
             policy.critics.requires_grad_(True)
             trainer.average(config.target_rate)

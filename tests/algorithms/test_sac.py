@@ -20,7 +20,7 @@ from rlinf_vla.algorithms.off_policy import critic_loss
 from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy, actor_loss, alpha_loss, soft_target, squash
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
-from rlinf_vla.core.types import Transitions
+from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 from rlinf_vla.testing.policy_calls import noise, observations

@@ -9,7 +9,8 @@ from rlinf_vla.algorithms.sac import SAC
 from rlinf_vla.cli import compose, dry_run
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.types import Tensors, Transitions
+from rlinf_vla.core.transitions import Transitions
+from rlinf_vla.core.types import Tensors
 from rlinf_vla.planner.accounting import Allocations, fused_attention
 from rlinf_vla.planner.budget import ALWAYS, ROLLOUT, UPDATE, budget, setting_of
 from rlinf_vla.planner.memory import MemoryModel

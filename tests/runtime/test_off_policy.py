@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rlinf_vla.algorithms.sac import SAC, SACConfig
-from rlinf_vla.core.types import Episodes, Transitions
+from rlinf_vla.core.transitions import Transitions
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 from rlinf_vla.training.trainer import Trainer

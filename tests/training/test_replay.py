@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.training import replay as module
-from rlinf_vla.training.replay import Replay, sample_mixed
+from rlinf_vla.training.replay import Replay, ShardedReplay, sample_mixed
 
 
 @pytest.fixture(autouse=True)
@@ -170,3 +172,84 @@ def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
     fill(store, [3])
     with pytest.raises(ValueError, match="earlier ones have"):
         store.append({"acted": torch.ones(2, dtype=torch.bool)})
+
+
+def together(parts: list[Transitions], size: int) -> dict[str, Tensor]:
+    """The rows of all ranks in the order of the batch; with the following records as ``next.*``."""
+    found: dict[str, Tensor] = {}
+    seen = torch.zeros(size)
+    for part in parts:
+        assert part.of_rank is not None and len(part) == size
+        if not part.of_rank.counts:
+            continue
+        seen[part.of_rank.rows] += 1
+        for name, value in (part.now | {f"next.{name}": value for name, value in part.following.items()}).items():
+            whole = found.setdefault(name, torch.zeros(size, *value.shape[1:], dtype=value.dtype))
+            whole[part.of_rank.rows] = value
+    assert (seen == 1).all(), "every row belongs to one rank"
+    return found
+
+
+def test_parts_of_means_and_rows_of_random_numbers(tmp_path: Path) -> None:
+    stores = [ShardedReplay(tmp_path, rank, 3, 100) for rank in range(3)]
+    for number in range(4):
+        for store in stores:
+            store.append(episode(10 * number, 5, True))
+    parts = [store.sample(20, generator()) for store in stores]
+    numbers = together(parts, 20)["number"]
+    draws = torch.rand(20, 2, generator=generator(1))
+    mean = sum(part.part((part.now["number"][:, None] * part.own(draws)).mean(0)) for part in parts)
+    torch.testing.assert_close(mean, (numbers[:, None] * draws).mean(0))
+
+
+lengths_of_episodes = st.lists(st.integers(1, 12), min_size=1, max_size=8)
+
+
+@given(lengths_of_episodes, lengths_of_episodes, st.integers(3, 40), st.integers(1, 4), st.booleans())
+def test_ranks_draw_the_batches_of_one_replay(
+    tmp_path_factory: pytest.TempPathFactory, first: list[int], later: list[int], capacity: int, ranks: int, fetched: bool
+) -> None:
+    """Each rank its own rows, also after a resume from the files that a checkpoint keeps, without what was stored after it."""
+    folder = tmp_path_factory.mktemp("replay")
+    alone, parts = Replay(folder / "one", capacity), [ShardedReplay(folder / "many", rank, ranks, capacity) for rank in range(ranks)]
+
+    def add(stores: list[Any], lengths: list[int], first: int) -> None:
+        for i, length in enumerate(lengths):
+            new = episode(first + 20 * i, length, terminated=i % 2 == 0)
+            for store in stores:
+                store.append(new if store.stores_next else {"acted": new["acted"]})
+
+    def check() -> None:
+        assert {len(alone)} == {len(store) for store in parts} and {alone.total} == {store.total for store in parts}
+        if not len(alone):
+            return
+        whole, found = alone.sample(30, generator()), together([store.sample(30, generator()) for store in parts], 30)
+        goes_on = whole.now["discount"] > 0
+        for name, value in whole.now.items():
+            assert torch.equal(found[name], value)
+            assert torch.equal(found[f"next.{name}"][goes_on], whole.following[name][goes_on])
+
+    add([alone, *parts], first, 0)
+    check()
+    if fetched:
+        for store in parts:
+            store.flush()
+            store.forget(alone.total)
+        add(parts, [7, 9], 5000)  # lost with the processes
+        parts[:] = [ShardedReplay(folder / "many", rank, ranks, capacity, alone.total) for rank in range(ranks)]
+        check()
+    add([alone, *parts], later, 1000)
+    check()
+
+
+def test_a_rank_without_rows_gets_its_newest_record_which_does_not_count(tmp_path: Path) -> None:
+    """Even if it is too old to be drawn, and its file the only one left."""
+    stores = [ShardedReplay(tmp_path, rank, 2, 10) for rank in range(2)]
+    for number, length in enumerate([3, 4, 30]):
+        for store in stores:
+            store.append(episode(100 * number, length, True))
+            store.forget(store.total)
+    full, empty = (sample_mixed([store, store], [1.0, 0.0], 6, generator()) for store in stores)
+    assert len(together([full, empty], 6)["number"]) == 6
+    assert empty.now["number"].tolist() == [103] and len(empty) == 6
+    assert float(empty.part(torch.tensor(5.0))) == 0 and float(full.part(torch.tensor(5.0))) == 5

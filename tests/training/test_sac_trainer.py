@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
-from rlinf_vla.core.types import Episodes, Transitions
+from rlinf_vla.core.transitions import Transitions
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 from rlinf_vla.training.trainer import Trainer

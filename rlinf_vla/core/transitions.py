@@ -1,0 +1,72 @@
+"""A batch drawn from a replay buffer: all of it, or the rows that one trainer rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlinf_vla.core.types import Tensors, mapped
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """Which rows of a batch of ``size`` rows a trainer rank has: ``rows``, int64 ``[n]``.
+
+    ``counts``: false if the rank has none. It then computes another record, which must not change
+    the result, because collectives need all ranks.
+    """
+
+    rows: Tensor
+    size: int
+    counts: bool = True
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Sampled transitions: fields ``[n, ...]`` of the records, and of the following records.
+
+    Where an episode terminated, ``following`` is arbitrary; the discount there is 0. ``of_rank``:
+    None if these are all rows of the batch. An algorithm that draws random numbers with ``own``,
+    and takes every mean over the rows as a ``part``, learns the same on any number of ranks.
+    """
+
+    now: Tensors
+    following: Tensors
+    of_rank: RankRows | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rows of the whole batch, on all ranks."""
+        return len(next(iter(self.now.values()))) if self.of_rank is None else self.of_rank.size
+
+    def own(self, values: Tensor) -> Tensor:
+        """Return the rows of ``values``, ``[len(self), ...]``, that belong to these transitions."""
+        return values if self.of_rank is None else values[self.of_rank.rows]
+
+    def part(self, mean: Tensor) -> Tensor:
+        """Return what ``mean``, a mean over these rows, contributes to that over the whole batch.
+
+        The sum over all ranks is the mean over the whole batch.
+        """
+        if self.of_rank is None:
+            return mean
+        return mean * (len(self.of_rank.rows) / self.of_rank.size if self.of_rank.counts else 0.0)
+
+    @staticmethod
+    def cat(parts: Sequence[Transitions]) -> Transitions:
+        """Join batches, either all whole or all of a rank; leave out those without rows here."""
+        filled = [each for each in parts if each.of_rank is None or len(each.of_rank.rows)]
+        now, following = (
+            mapped(lambda *xs: torch.cat(xs), *fields) if fields else {}
+            for fields in ([each.now for each in filled], [each.following for each in filled])
+        )
+        if all(each.of_rank is None for each in parts):
+            return Transitions(now, following)
+        rows, size = list[Tensor](), 0
+        for each in parts:
+            assert each.of_rank is not None
+            rows.append(each.of_rank.rows + size)
+            size += each.of_rank.size
+        return Transitions(now, following, RankRows(torch.cat(rows), size))

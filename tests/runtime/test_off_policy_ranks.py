@@ -1,0 +1,110 @@
+"""Off-policy algorithms learn the same on several trainer ranks, each with a shard of the replay buffers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from rlinf_vla.algorithms.sac import SAC, SACConfig
+from rlinf_vla.core.types import Inputs
+from rlinf_vla.runtime.off_policy import learn_from_replay, open_replays
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
+from rlinf_vla.training.trainer import Trainer
+from tests.algorithms.td3 import TD3, TD3Config
+from tests.training.processes import on_ranks
+
+COMMON: dict[str, Any] = {"batch_size": 7, "hidden": 8, "shift": 2, "replay_capacity": 30, "max_grad_norm": 0.5}
+SOFT = SACConfig(critics=3, backup_entropy=True, **COMMON)
+SHOWN = {"demonstrations": 3, "sft_coef": 0.3, "demonstration_share": 0.5}
+RECIPES: dict[str, tuple[type[OffPolicy], OffPolicyConfig]] = {
+    "sac": (SAC, SOFT),
+    "rlpd": (SAC, replace(SOFT, **SHOWN)),
+    "dsrl": (SAC, replace(SOFT, frozen_backbone=True, noise_bound=1.5)),
+    "td3": (TD3, TD3Config(**COMMON)),
+}
+
+
+class Seeing(LinearPolicy):
+    """With an encoder that learns, in float64, so that rounding hides no error."""
+
+    noise_dim = 4
+
+    def __init__(self) -> None:
+        super().__init__(LinearOptions(chunk=1))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.backbone["seen"] = nn.Linear(8 * 8 * 3, 6)
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        seen: Tensor = self.backbone["seen"](super().encode({"image": inputs["image.base"]}).to(self.value_head.weight.dtype))
+        return seen.tanh()
+
+    def prepare(self, obs: Any) -> Inputs:
+        return {"image.base": super().prepare(obs)["image"]}
+
+
+def episode(number: int, features: bool = False) -> dict[str, Tensor]:
+    """Of one to six transitions; every third one is truncated. With ``features`` in place of images."""
+    generator = torch.Generator().manual_seed(number)
+    length, cut = 1 + number * 5 % 6, number % 3 == 0
+    rows = length + cut
+    acted, discount = torch.ones(rows, dtype=torch.bool), torch.full((rows,), 0.9)
+    if cut:
+        acted[-1] = False
+    else:
+        discount[-1] = 0.0
+    image = torch.randint(0, 256, (rows, 8, 8, 3), generator=generator, dtype=torch.uint8)
+    seen = {"features": torch.randn(rows, 6, generator=generator).double()} if features else {"image.base": image}
+    action = torch.rand(rows, *((4,) if features else (1, 4)), generator=generator) * 2 - 1
+    return seen | {"action": action, "reward": torch.randn(rows, generator=generator), "discount": discount, "acted": acted}
+
+
+def make(name: str) -> tuple[Trainer, OffPolicy]:
+    kind, config = RECIPES[name]
+    algorithm = kind(config)
+    policy = algorithm.wrap(Seeing(), 0).double()
+    return Trainer(policy, algorithm, 64), algorithm
+
+
+def learnt(name: str, folder: Path, iterations: int = 3) -> dict[str, Any]:
+    """Metrics of each iteration, and weights and state after the last one."""
+    trainer, algorithm = make(name)
+    config = algorithm.config
+    stores = open_replays(folder, config, {})
+    for number in range(config.demonstrations):
+        stores[1].append(episode(100 + number))
+    metrics = []
+    for iteration in range(iterations):
+        for number in range(4):
+            stores[0].append(episode(4 * iteration + number, config.frozen_backbone))
+        metrics.append(learn_from_replay(trainer, algorithm, stores, 5, 0, iteration))
+    return {"metrics": metrics, "weights": trainer.weights(), "state": trainer.state()}
+
+
+def assert_close(found: Any, expected: Any, path: str = "") -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), path
+        for name, value in expected.items():
+            assert_close(found[name], value, f"{path}/{name}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for number, (first, second) in enumerate(zip(found, expected, strict=True)):
+            assert_close(first, second, f"{path}/{number}")
+    else:
+        torch.testing.assert_close(
+            torch.as_tensor(found), torch.as_tensor(expected), rtol=1e-9, atol=1e-10, msg=lambda said: f"{path}: {said}"
+        )
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_ranks_learn_what_one_process_learns(name: str, count: int, tmp_path: Path) -> None:
+    alone = learnt(name, tmp_path / "one")
+    for found in on_ranks(lambda rank: learnt(name, tmp_path / "many"), tmp_path, count):
+        assert_close(found, alone)
