@@ -41,8 +41,14 @@ def check(recipe: Recipe) -> None:
         not algorithm.trains_reward or recipe.rollout.split == "none",
         f"rollout.split=head is for policies: algorithm={algorithm.name} trains a reward, leave rollout.split out",
     )
-    one_learner = cluster.trainer_ranks == 1 and recipe.rollout.split == "none" and cluster.trainer_sharding == "none"
-    require(algorithm.family != OFF_POLICY or one_learner, f"{family}: its learner is one process (trainer_ranks=1, no split or sharding)")
+    if algorithm.family == OFF_POLICY:
+        whole = recipe.rollout.split == "none" and cluster.trainer_sharding == "none"
+        require(whole, f"{family}: use rollout.split=none and cluster.trainer_sharding=none")
+        require(
+            cluster.trainer_ranks <= algorithm.episodes,
+            f"cluster.trainer_ranks={cluster.trainer_ranks} is more than algorithm.episodes={algorithm.episodes}: "
+            "each rank stores episodes of its own, use fewer ranks or more episodes per iteration",
+        )
     for name in ("rollout_workers", "shards_per_worker", "trainer_ranks", "feature_workers"):
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
         require(in_one, f"cluster.{name}={getattr(cluster, name)} needs cluster.runtime=ray")

@@ -151,7 +151,8 @@ class ClusterConfig:
     feature_workers: Size = 1
     """With rollout.split=head: workers on the trainer's machine that run the policy's backbone."""
     trainer_ranks: Size = 1
-    """Trainer processes; they split the rows of each minibatch (data parallel)."""
+    """Trainer processes; they split the rows of each minibatch (data parallel). For off-policy
+    algorithms each has a part of the replay buffers, and computes the rows that it stores."""
     trainer_sharding: Annotated[str, OneOf(*SHARDINGS)] = "none"
     """full: also shard the policy's weights and the optimiser state across the ranks (FSDP2)."""
     streaming: bool = True

@@ -1,8 +1,8 @@
-"""Run off-policy algorithms on Ray: rollout workers fill the replay buffers of a learner."""
+"""Run off-policy algorithms on Ray: rollout workers fill the trainer ranks' replay buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -10,14 +10,14 @@ from typing import Any
 
 from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.types import EpisodeRecords, Episodes, Tensors
+from rlinf_vla.core.types import ACTED, EpisodeRecords, Episodes, Tensors
 from rlinf_vla.data.from_dataset import dataset_transitions, require_same_control_rate
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.transitions import ChunkRewards
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Runtime
-from rlinf_vla.runtime.off_policy import SimulatorFlow, append_all, learn_from_replay, open_replays
+from rlinf_vla.runtime.off_policy import RANKS, SimulatorFlow, append_all, learn_from_replay, open_replays
 from rlinf_vla.runtime.ray.flow import Workers
 from rlinf_vla.runtime.ray.pool import Pool, parts
 from rlinf_vla.runtime.ray.rollout_workers import Weights, evaluate_on
@@ -29,7 +29,7 @@ from rlinf_vla.training.lora import rounded_weights
 
 
 class LearnerWorker(TrainerWorker):
-    """The learner of an off-policy algorithm, with its replay buffers."""
+    """A trainer rank of an off-policy algorithm, with its part of the replay buffers."""
 
     def open_replays(self, directory: Path, state: dict[str, Any], instructions: tuple[str, ...]) -> list[tuple[int, int]]:
         """Open the buffers; return (records ever added, records to sample from) of each."""
@@ -37,13 +37,20 @@ class LearnerWorker(TrainerWorker):
         self.replays = open_replays(directory, self.algorithm.config, state)
         return [(store.total, len(store)) for store in self.replays]
 
-    def append(self, number: int, episode: Packed) -> tuple[int, int]:
+    def append(self, number: int, acted: Packed, episode: Sequence[Any]) -> tuple[int, int]:
+        """Add an episode. ``episode``: the reference to its records, which only one rank stores;
+        the others need ``acted``."""
+        import ray
+
         store = self.replays[number]
-        store.append(episode.tensors())
+        store.append((ray.get(episode[0]) if store.stores_next else acted).tensors())
         return store.total, len(store)
 
     def append_dataset(self, config: OffPolicyConfig) -> tuple[tuple[int, int], list[bool]]:
-        """Add the episodes of ``config.dataset`` as demonstrations; return also which succeeded."""
+        """Add the episodes of ``config.dataset`` as demonstrations; return also which succeeded.
+
+        Every rank reads the whole dataset.
+        """
         store = self.replays[1]
         successes = append_all(store, dataset_transitions(self.policy, config))
         return (store.total, len(store)), successes
@@ -59,14 +66,17 @@ class LearnerWorker(TrainerWorker):
             return learn_from_replay(self.trainer, self.algorithm, self.replays, updates, self.builders.settings.run_seed, iteration)
 
     def acting_weights(self) -> tuple[int, Packed]:
-        """Return the bytes of the weights that act, and these weights."""
+        """Return the bytes of the weights that act, and these weights; on all ranks but the first
+        nothing."""
+        if self.place:
+            return 0, Packed({})
         acting = self.trainer.acting_weights()
         packed = Packed.of(rounded_weights(self.policy, acting) if self.builders.settings.rounded else acting)
         return packed.nbytes, packed
 
 
 class LearnersReplay:
-    """One of the replay buffers in the learner's process."""
+    """One of the replay buffers of the trainer ranks."""
 
     def __init__(self, trainers: Trainers, number: int, size: tuple[int, int]) -> None:
         self._trainers, self._number = trainers, number
@@ -76,7 +86,11 @@ class LearnersReplay:
         return self._length
 
     def append(self, episode: Tensors) -> None:
-        self.set_size(self._trainers.call("append", self._number, Packed.of(episode))[0][0])
+        import ray
+
+        stored = ray.put(Packed.of(episode))
+        # a reference within a list is not fetched until it is asked for
+        self.set_size(self._trainers.call("append", self._number, Packed.of({ACTED: episode[ACTED]}), [stored])[0][0])
 
     def set_size(self, size: tuple[int, int]) -> None:
         self.total, self._length = size
@@ -102,7 +116,7 @@ class RayCollector:
 
     def publish(self) -> None:
         self._version += 1
-        ((self._bytes, packed),) = self._trainers.call("acting_weights", returns=2)
+        self._bytes, packed = self._trainers.call("acting_weights", returns=2)[0]
         self.weights: tuple[Weights, Any] = (Weights(self._version, packed), packed)
         """The published weights: version, and reference to the tensors."""
 
@@ -127,7 +141,7 @@ class RayCollector:
 
 
 class RayOffPolicyFlow(SimulatorFlow):
-    """Off-policy flow whose learner is a worker."""
+    """Off-policy flow whose learners are the trainer ranks."""
 
     shown: LearnersReplay
 
@@ -145,6 +159,10 @@ class RayOffPolicyFlow(SimulatorFlow):
 
     def will_leave(self) -> bool:
         return self._trainers.will_leave()
+
+    def save(self) -> dict[str, Any]:
+        ranks = len(self._trainers.actors)
+        return super().save() | ({RANKS: ranks} if ranks > 1 else {})
 
     def learn(self, updates: int, algorithm: OffPolicy) -> dict[str, float]:
         metrics: dict[str, float] = self._trainers.call("learn", updates, self.iteration)[0][0]
