@@ -6,6 +6,7 @@ roles of a device add up, unless they take turns (``cluster.offload``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -229,6 +230,12 @@ def main_memory(recipe: Recipe) -> float:
 
 
 def most_rows_of(recipe: Recipe) -> int:
-    """Return the rows of a minibatch that a trainer rank computes."""
+    """Return the most rows of a minibatch that a trainer rank computes.
+
+    Of an off-policy batch, whose rows are drawn at random: the mean of a rank and six standard
+    deviations.
+    """
     minibatch = getattr(recipe.algorithm, "minibatch_size", None) or recipe.algorithm.batch_size
-    return -(-minibatch // recipe.cluster.trainer_ranks)
+    share = minibatch / recipe.cluster.trainer_ranks
+    drawn = recipe.algorithm.family == OFF_POLICY
+    return min(minibatch, math.ceil(share + 6 * math.sqrt(share) * drawn))

@@ -12,7 +12,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.planner.accounting import Allocations, fused_attention
-from rlinf_vla.planner.budget import ALWAYS, ROLLOUT, UPDATE, budget, setting_of
+from rlinf_vla.planner.budget import ALWAYS, ROLLOUT, UPDATE, budget, most_rows_of, setting_of
 from rlinf_vla.planner.memory import MemoryModel
 from rlinf_vla.planner.micro_batches import choose
 from rlinf_vla.planner.synthetic import records
@@ -73,6 +73,12 @@ def test_a_rollout_is_counted_without_a_critic() -> None:
     model = MemoryModel(recipe("recipe=maniskill_sac"))
     parts = budget(model, setting_of(model.recipe), LARGE).parts
     assert [part.size for part in parts if part.phase == ROLLOUT] == [model.rollout(model.recipe.rollout.batch_size)]
+
+
+def test_a_trainer_rank_has_room_for_more_rows_than_its_share() -> None:
+    """Rows are drawn at random: with 256 on 4 ranks, more than 112 on any are 7 standard deviations away."""
+    keys = ["recipe=maniskill_sac", "cluster.runtime=ray", "algorithm.batch_size=256"]
+    assert [most_rows_of(recipe(*keys, f"cluster.trainer_ranks={ranks}")) for ranks in (1, 2, 4)] == [256, 196, 112]
 
 
 def test_a_batch_that_does_not_fit_is_refused_with_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
