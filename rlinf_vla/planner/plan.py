@@ -120,13 +120,14 @@ def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
     roles = assign(plan.placement, plan.rollout_workers, plan.trainer_ranks, cluster)
     found: list[Machine] = []
     for index, node in enumerate(cluster.each):
-        used = [tuple(slot.device for slot in role if slot.machine == index) for role in roles]
-        if not any(used):
+        rollout, trainers = (tuple(slot.device for slot in role if slot.machine == index) for role in roles)
+        if not rollout and not trainers:
             continue
-        if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (node, *used):
+        if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (node, rollout, trainers):
             found[-1] = replace(found[-1], copies=found[-1].copies + 1)
         else:
-            found.append(Machine(node, 1, *used, tuple(number for number, slot in enumerate(roles[0]) if slot.machine == index)))
+            numbers = tuple(number for number, slot in enumerate(roles[0]) if slot.machine == index)
+            found.append(Machine(node, 1, rollout, trainers, numbers))
     return tuple(found)
 
 
