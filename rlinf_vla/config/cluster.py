@@ -28,6 +28,7 @@ SPLITS = ("none", "head")
 SHARDINGS = ("none", "full")
 PLANS = GIVEN, AUTO = ("given", "auto")
 PLACEMENTS = COLLOCATED, DISAGGREGATED, HYBRID = ("collocated", "disaggregated", "hybrid")
+BROADCAST, STORE = ("broadcast", "store")
 DEVICES = CPU, CUDA, FAKE_GPU = ("cpu", "cuda", "fake_gpu")
 CPU_ROWS, GPU_ROWS = 320, 2048
 """Default micro-batches of a CPU; on a GPU only where memory is not counted in advance."""
@@ -154,6 +155,10 @@ class ClusterConfig:
     """Trainer processes; they split the rows of each minibatch (data parallel)."""
     trainer_sharding: Annotated[str, OneOf(*SHARDINGS)] = "none"
     """full: also shard the policy's weights and the optimiser state across the ranks (FSDP2)."""
+    weights: Annotated[str, OneOf(AUTO, BROADCAST, STORE)] = AUTO
+    """How trained weights reach rollout workers. broadcast: from GPU to GPU (NCCL; gloo on CPUs),
+    while rollouts go on. store: through Ray's object store, as whoever missed a broadcast gets
+    them. auto: broadcast on GPUs, store on CPUs (docs/cluster.md)."""
     streaming: bool = True
     """Process each shard of a rollout as it arrives; false: wait until all have arrived."""
     offload: bool = False
@@ -201,6 +206,11 @@ class ClusterConfig:
     def shards(self) -> int:
         """Equal parts of the environments, of which a rollout worker runs one at a time."""
         return self.rollout_workers * self.shards_per_worker
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether trained weights are broadcast to rollout workers."""
+        return self.weights == BROADCAST or (self.weights == AUTO and self.device == CUDA)
 
     @property
     def on_gpus(self) -> bool:

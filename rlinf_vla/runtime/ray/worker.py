@@ -14,14 +14,15 @@ from torch import nn
 
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, VectorEnv
+from rlinf_vla.core.types import Tensors
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardShaper
 from rlinf_vla.runtime.builders import threads
 from rlinf_vla.runtime.ray.serialization import Packed
 from rlinf_vla.telemetry.timeline import Span
 
-HEALTH = "health"
-"""Concurrency group in which a worker answers ``ping`` while it works."""
+HEALTH, WEIGHTS = "health", "weights"
+"""Concurrency groups in which a worker answers ``ping`` and moves weights while it works."""
 START_S = 60.0
 """Seconds for a process to start before it must answer."""
 
@@ -60,6 +61,8 @@ class WorkerInfo:
     node: str
     """Address of its machine in the cluster."""
     policy: PolicySpec | None
+    gpus: tuple[str, ...] = ()
+    """Numbers of its GPUs on that machine."""
     weights: int = 0
     trained: int = 0
     env: EnvSpec | None = None
@@ -80,14 +83,11 @@ class Worker:
 
     def where(self) -> dict[str, Any]:
         """Return this worker's machine, process, GPUs that Ray gave it, and device of tensors."""
-        import ray
-
-        gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-        return {"node": node_address(), "pid": self.pid(), "gpus": gpus, "device": self.builders.cluster.torch_device}
+        return {"node": node_address(), "pid": self.pid(), "gpus": list(gpus()), "device": self.builders.cluster.torch_device}
 
     def info(self, spec: PolicySpec | None = None, **known: Any) -> WorkerInfo:
         """Return what this worker reports; ``known``: further fields."""
-        return WorkerInfo(self.pid(), node_address(), spec, **known)
+        return WorkerInfo(self.pid(), node_address(), spec, gpus=gpus(), **known)
 
 
 def call_with_restart(actor: Any, method: str, arguments: tuple[Any, ...], heartbeat_s: float) -> Any:
@@ -113,6 +113,13 @@ def node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
+def gpus() -> tuple[str, ...]:
+    """Return the numbers of the GPUs that Ray gave this process."""
+    import ray
+
+    return tuple(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+
+
 def followed(reference: Any) -> Packed:
     """Fetch the value of an object reference."""
     import ray
@@ -121,10 +128,10 @@ def followed(reference: Any) -> Packed:
 
 
 @torch.no_grad()
-def put(policy: Policy, weights: Packed) -> None:
+def put(policy: Policy, weights: Tensors) -> None:
     """Copy ``weights`` into the policy's parameters of the same names."""
     own = dict(policy.named_parameters())
-    for name, value in weights.tensors().items():
+    for name, value in weights.items():
         own[name].copy_(value)
 
 
