@@ -156,9 +156,9 @@ class ClusterConfig:
     trainer_sharding: Annotated[str, OneOf(*SHARDINGS)] = "none"
     """full: also shard the policy's weights and the optimiser state across the ranks (FSDP2)."""
     weights: Annotated[str, OneOf(AUTO, BROADCAST, STORE)] = AUTO
-    """How trained weights reach rollout workers. broadcast: from GPU to GPU (NCCL; gloo on CPUs),
-    while rollouts go on. store: through Ray's object store, as whoever missed a broadcast gets
-    them. auto: broadcast on GPUs, store on CPUs (docs/cluster.md)."""
+    """How trained weights reach rollout workers. broadcast: from device to device (NCCL or gloo)
+    while rollouts go on, which takes memory for a second copy of them. store: through Ray's object
+    store. auto: broadcast on GPUs, but not with ``offload``; store on CPUs (docs/cluster.md)."""
     streaming: bool = True
     """Process each shard of a rollout as it arrives; false: wait until all have arrived."""
     offload: bool = False
@@ -206,11 +206,6 @@ class ClusterConfig:
     def shards(self) -> int:
         """Equal parts of the environments, of which a rollout worker runs one at a time."""
         return self.rollout_workers * self.shards_per_worker
-
-    @property
-    def broadcasts(self) -> bool:
-        """Whether trained weights are broadcast to rollout workers."""
-        return self.weights == BROADCAST or (self.weights == AUTO and self.device == CUDA)
 
     @property
     def on_gpus(self) -> bool:

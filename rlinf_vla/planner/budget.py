@@ -7,7 +7,7 @@ roles of a device add up, unless they take turns (``cluster.offload``).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
@@ -19,10 +19,10 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes, packed_bytes
 from rlinf_vla.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
-from rlinf_vla.runtime.machines import assign, describe, this_machine
+from rlinf_vla.runtime.machines import assign, broadcasts, describe, this_machine
 from rlinf_vla.training.ranks import BUCKET
 
-ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP = "always", "rollout", "reference", "update", "optimiser step"
+ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP, PUBLISH = "always", "rollout", "reference", "update", "optimiser step", "publishing weights"
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,7 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
     }
     rows = min(setting.micro_batch_size, most_rows_of(model.recipe))
     parts = [Part(role, name, ALWAYS, size) for name, size in always.items()]
+    parts += _broadcast(model, setting, role, "trained weights to broadcast")
     count = exactly if exact else estimate
     update = {"micro-batch, activations": count(model.update, rows, setting.gradient_checkpointing) if rows else 0.0}
     if sharded:
@@ -182,8 +183,18 @@ def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> lis
         # a recorded call keeps its memory: one of act, one of value
         Part(role, "recorded policy calls", ALWAYS, (call + count(model.value_bytes, rows)) * graphs if graphs else 0.0),
         Part(role, "policy call", ROLLOUT, call * (not graphs)),
+        *_broadcast(model, setting, role, "broadcast weights that arrive"),
     ]
     return [part for part in parts if part.size]
+
+
+def _broadcast(model: MemoryModel, setting: Setting, role: str, name: str) -> list[Part]:
+    """Return the second copy of trained weights at an end of a broadcast, which stays during
+    updates and rollouts only with staleness."""
+    cluster, staleness = model.recipe.cluster, getattr(model.recipe.algorithm, "staleness", 0)
+    if cluster.runtime == IN_PROCESS or not broadcasts(replace(cluster, offload=setting.offload)):
+        return []
+    return [Part(role, name, ALWAYS if staleness else PUBLISH, model.weights().trained * max(1, staleness))]
 
 
 def _host(model: MemoryModel) -> Iterator[Part]:

@@ -192,6 +192,17 @@ def test_roles_on_one_device_add_up_unless_they_take_turns() -> None:
     assert both.peak == sum(roles) and turns.peak == max(roles)
 
 
+@pytest.mark.parametrize(("keys", "phase"), [((), "publishing weights"), (("algorithm.staleness=1", "algorithm.decoupled=true"), "always")])
+def test_a_broadcast_takes_a_second_copy_of_the_trained_weights_at_both_ends(keys: tuple[str, ...], phase: str) -> None:
+    ray = recipe(*MODEL, "cluster.runtime=ray", "cluster.rollout_workers=8", "cluster.trainer_ranks=8", *keys)
+    by_store = replace(ray, cluster=replace(ray.cluster, weights="store"))
+    with_copies, without = (budget(model := MemoryModel(each), setting_of(each), GIGABYTE) for each in (ray, by_store))
+    added = [part for part in with_copies.parts if part not in without.parts]
+    assert [(part.role, part.phase, part.size) for part in added] == [
+        (role, phase, model.weights().trained) for role in ("trainer", "rollout worker")
+    ]
+
+
 def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path) -> None:
     config = compose.load("train", MODEL)
     assert config.cluster.micro_batch_size is None

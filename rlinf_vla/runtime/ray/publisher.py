@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rlinf_vla.runtime.machines import broadcasts
 from rlinf_vla.runtime.ray.broadcast import TIMEOUT_S, Held, Order, Received, WeightsBuffer
 from rlinf_vla.runtime.ray.pool import Pool
 from rlinf_vla.runtime.ray.rollout_workers import Member, Weights
@@ -65,7 +66,7 @@ class Publisher:
         """
         import ray
 
-        if not self._pool.cluster.broadcasts or (self._source is not None and not ray.wait([self._source], timeout=0)[0]):
+        if not broadcasts(self._pool.cluster) or (self._source is not None and not ray.wait([self._source], timeout=0)[0]):
             return {}
         source, found = self._trainers.worker_info, {}
         for place, info in sorted(self._pool.introduced.items()):
