@@ -8,6 +8,7 @@ gloo over loopback, and the object store is shared memory (docs/cluster.md). Tak
 
 from __future__ import annotations
 
+import logging
 import time
 from statistics import median
 from typing import Any
@@ -60,7 +61,7 @@ class Worker:
 
 
 def main() -> None:
-    ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR")
+    ray.init(num_cpus=8, include_dashboard=False, logging_level=logging.ERROR)
     remote: Any = ray.remote
     for megabytes, count in SIZES:
         source = remote(num_cpus=1)(Source).remote(megabytes)

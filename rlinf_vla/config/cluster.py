@@ -157,7 +157,7 @@ class ClusterConfig:
     """full: also shard the policy's weights and the optimiser state across the ranks (FSDP2)."""
     weights: Annotated[str, OneOf(AUTO, BROADCAST, STORE)] = AUTO
     """How trained weights reach rollout workers. broadcast: from device to device (NCCL or gloo)
-    while rollouts go on, which takes memory for a second copy of them. store: through Ray's object
+    while rollouts go on; a worker then has a second copy of them. store: through Ray's object
     store. auto: broadcast on GPUs, but not with ``offload``; store on CPUs (docs/cluster.md)."""
     streaming: bool = True
     """Process each shard of a rollout as it arrives; false: wait until all have arrived."""

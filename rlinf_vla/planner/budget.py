@@ -157,7 +157,7 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
     }
     rows = min(setting.micro_batch_size, most_rows_of(model.recipe))
     parts = [Part(role, name, ALWAYS, size) for name, size in always.items()]
-    parts += _broadcast(model, setting, role, "trained weights to broadcast")
+    parts += [replace(part, size=min(part.size, BUCKET)) for part in _broadcast(model, setting, role, "bucket of weights to broadcast")]
     count = exactly if exact else estimate
     update = {"micro-batch, activations": count(model.update, rows, setting.gradient_checkpointing) if rows else 0.0}
     if sharded:
@@ -189,8 +189,8 @@ def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> lis
 
 
 def _broadcast(model: MemoryModel, setting: Setting, role: str, name: str) -> list[Part]:
-    """Return the second copy of trained weights at an end of a broadcast, which stays during
-    updates and rollouts only with staleness."""
+    """Return the second copy of trained weights that a broadcast takes; only with staleness is it
+    there during updates and rollouts."""
     cluster, staleness = model.recipe.cluster, getattr(model.recipe.algorithm, "staleness", 0)
     if cluster.runtime == IN_PROCESS or not broadcasts(replace(cluster, offload=setting.offload)):
         return []

@@ -28,7 +28,6 @@ PLANS = {
     "ray, reward worker": (True, {"reward_workers": 1}),
     "ray, collocated, taking turns": (True, {"placement": "collocated", "rollout_workers": 2, "ranks": 2, "offload": True}),
     "ray, disaggregated": (True, {"placement": "disaggregated", "rollout_workers": 4, "ranks": 2, "reference_workers": 2}),
-    "ray, broadcast": (True, {"rollout_workers": 2, "weights": "broadcast"}),
     "ray, broadcast, sharded, split": (
         True,
         {"rollout_workers": 2, "feature_workers": 1, "ranks": 2, "sharded": True, "weights": "broadcast"},
@@ -58,7 +57,6 @@ TABLE += [("ppo, adapters", "ray, split policy")]
 TABLE += [("ppo, its own reward", "ray, reward worker"), ("grpo, its own reward", "ray, reward worker")]
 TABLE += [("grpo", plan) for plan in ("in process, pipelined", "ray, 2 pipelined rollout workers")]
 TABLE += [("ppo, stale by one", "ray, 2 pipelined rollout workers"), ("grpo, stale by two", "ray, 2 rollout workers, no streaming")]
-TABLE += [("ppo, stale by one", "ray, broadcast")]
 """Each line starts processes, so no line repeats what another one tests."""
 AGAIN = [("ppo", f"ray, {plan}") for plan in ("1 rollout worker", "2 pipelined rollout workers", "split policy", "2 trainer ranks")]
 AGAIN += [("ppo, its own reward", "ray, reward worker"), ("grpo", "ray, 2 pipelined rollout workers")]

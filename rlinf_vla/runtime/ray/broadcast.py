@@ -6,7 +6,8 @@ worker is lost or joins, the next *generation* of the group is formed, under ano
 source's TCPStore. Whatever fails in a group fails within its timeout on every member.
 
 Both ends hold a version in a :class:`WeightsBuffer` beside the weights in use: the trainer goes on
-learning while it sends, and a worker goes on acting while it receives.
+learning while it sends, and a worker goes on acting while it receives. The trainer's is in main
+memory, and its GPU holds one bucket at a time.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Membership:
                 self._group, self._generation = self._form(order, rank), order.generation
             with _own_stream(self._device):
                 for bucket in buffer.buckets:
-                    self._group.broadcast(bucket, 0).wait()
+                    self._group.broadcast(bucket.to(self._device), 0).wait()
         except RuntimeError:
             self.leave()
             raise
@@ -158,8 +159,7 @@ class Outbox:
     """The source's end: one version of the weights, copied so that they may change meanwhile."""
 
     def __init__(self, device: str, host: str) -> None:
-        self._device, self._host = device, host
-        self._membership = Membership(device, host)
+        self._host, self._membership = host, Membership(device, host)
         self._store: Any = None
         self._held: tuple[int, WeightsBuffer] | None = None
 
@@ -172,10 +172,8 @@ class Outbox:
     def hold(self, version: int, tensors: Tensors) -> Layout:
         """Copy a version, in place of the one held before; return its layout."""
         layout = layout_of(tensors)
-        buffer = WeightsBuffer(layout, self._device)
+        buffer = WeightsBuffer(layout, "cpu")
         buffer.fill(tensors)
-        if self._device != "cpu":
-            torch.cuda.current_stream().synchronize()  # the broadcast reads it on another stream
         self._held = version, buffer
         return layout
 

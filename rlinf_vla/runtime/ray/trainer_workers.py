@@ -89,12 +89,12 @@ class TrainerWorker(Worker):
             return Held(), Packed({}), Packed({})
         if self.builders.settings.rounded:
             everything = rounded_weights(self.policy, everything)
-        head = head_weights(self.policy, everything) if split else {}
-        packed = Packed.of(everything)
+        packed, head = Packed.of(everything), Packed.of(head_weights(self.policy, everything) if split else {})
         held = Held(packed.nbytes)
         if broadcast is not None:
-            held = Held(packed.nbytes, self.outbox.hold(broadcast, head if split else everything), self.outbox.address())
-        return held, packed, Packed.of(head)
+            own = head if split else packed
+            held = Held(packed.nbytes, self.outbox.hold(broadcast, own.tensors()), self.outbox.address())
+        return held, packed, head
 
     def acting_weights(self) -> Tensors:
         """Return the trained weights that rollout workers load; all ranks must call it."""

@@ -57,9 +57,15 @@ def test_a_worker_loads_what_was_broadcast_to_it(cluster: None) -> None:
     assert loaded(worker, published(2, 3)) == 103.0
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_each_broadcast_arrives_and_is_measured(staleness: int, cluster: None) -> None:
-    recipe = with_staleness(BROADCAST, staleness) if staleness else BROADCAST
+@pytest.mark.parametrize(
+    ("recipe", "receivers"),
+    [
+        pytest.param(BROADCAST, 2, id="between rollouts"),
+        pytest.param(with_staleness(BROADCAST, 1), 2, id="while rollouts go on"),
+        pytest.param(replace(BROADCAST, placement="collocated"), 1, id="not to the worker on the trainer's GPU"),
+    ],
+)
+def test_each_broadcast_arrives_and_is_measured(recipe: Recipe, receivers: int, cluster: None) -> None:
     with on_ray(recipe) as flow:
         while flow.rollouts.size < 2:
             time.sleep(0.05)
@@ -68,5 +74,5 @@ def test_each_broadcast_arrives_and_is_measured(staleness: int, cluster: None) -
     iterate(undisturbed, recipe)
     assert all(torch.equal(found[key], value) for key, value in trained(undisturbed).items())
     for each in metrics:
-        assert (each["weights/received"], each["weights/missed"]) == (2, 0)
+        assert (each["weights/received"], each["weights/missed"]) == (receivers, 0)
         assert each["weights/broadcast_s"] > 0 and 0 <= each["weights/overlap"] <= 1

@@ -24,7 +24,7 @@ from rlinf_vla.runtime.ray.places import Role
 from tests.runtime.ray.counting import CLUSTER, NUM_ENVS, PPO_CONFIG, SETTINGS, Recipe, algorithm, builders, roles, trained
 
 RECIPE = Recipe(PPO_CONFIG, rollout_workers=2)
-QUICK = replace(CLUSTER, heartbeat_s=5.0, start_timeout_s=90.0, spread=True)
+QUICK = replace(CLUSTER, heartbeat_s=5.0, start_timeout_s=90.0, spread=True, weights="broadcast")
 
 
 def tell(**event: Any) -> None:
@@ -56,7 +56,8 @@ def main(address: str, iterations: int, resource: str) -> None:
             flow.begin(iteration)
             subject.iteration(flow)
             nodes = sorted({each.node for each in flow.rollouts.introduced.values()})
-            tell(kind="iteration", number=iteration, seconds=time.monotonic() - started, nodes=nodes)
+            sent = {name.partition("/")[2]: flow.metrics[name] for name in ("weights/received", "weights/missed")}
+            tell(kind="iteration", number=iteration, seconds=time.monotonic() - started, nodes=nodes, **sent)
         tell(kind="weights", digest=digest(trained(flow)))
 
 
