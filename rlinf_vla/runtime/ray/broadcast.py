@@ -78,8 +78,15 @@ class Membership:
     """This process's place in the newest generation of the group that it was asked to join."""
 
     def __init__(self, device: str, host: str) -> None:
-        """``device``: of the tensors; it selects gloo or NCCL. ``host``: this machine's address."""
+        """``device``: of the tensors; it selects gloo or NCCL. ``host``: this machine's address.
+
+        A process that has other groups of NCCL must form them before.
+        """
         self._device, self._host = device, host
+        if device != "cpu":
+            # A group formed from now on has no watchdog, which would end the process when an
+            # operation is late. Instead, wait() raises.
+            os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
         self._generation: int | None = None
         self._group: Any = None
 
@@ -116,19 +123,9 @@ class Membership:
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
             options._timeout = patience
             return dist.ProcessGroupGloo(store, rank, order.size, options)
-        # Without this, NCCL's watchdog ends the process when an operation is late. With it, wait()
-        # raises. It is read when a group is formed, so other groups of this process keep theirs.
-        before = os.environ.get(_BLOCKING_WAIT)
-        os.environ[_BLOCKING_WAIT] = "1"
-        try:
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = patience
-            return dist.ProcessGroupNCCL(store, rank, order.size, options)
-        finally:
-            os.environ.pop(_BLOCKING_WAIT) if before is None else os.environ.update({_BLOCKING_WAIT: before})
-
-
-_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = patience
+        return dist.ProcessGroupNCCL(store, rank, order.size, options)
 
 
 @contextmanager

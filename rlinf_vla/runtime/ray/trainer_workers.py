@@ -25,7 +25,7 @@ from rlinf_vla.runtime.ray.broadcast import Held, Order, Outbox
 from rlinf_vla.runtime.ray.pool import WorkerLost, wait
 from rlinf_vla.runtime.ray.scoring_workers import learning, whole
 from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed
-from rlinf_vla.runtime.ray.worker import HEALTH, Builders, Worker, WorkerInfo, free_gpu, node_address
+from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, free_gpu, node_address
 from rlinf_vla.runtime.supervised import imitation_step
 from rlinf_vla.telemetry.timeline import Span, trainer_track
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
@@ -35,10 +35,6 @@ from rlinf_vla.training.sharding import shard
 
 class TrainerWorker(Worker):
     """Trainer rank. Only a checkpoint can restore its trained weights and optimiser state."""
-
-    def __init__(self, builders: Builders, place: int) -> None:
-        super().__init__(builders, place)
-        self.outbox = Outbox(builders.cluster.torch_device, node_address())
 
     def meeting_point(self) -> str:
         """Return a free address on this rank's machine, where the ranks form a process group."""
@@ -59,6 +55,7 @@ class TrainerWorker(Worker):
             self.trainer = builders.trainer(self.policy)
         self.learning = learning(builders, self.trainer)
         self.algorithm, self.heavy = builders.algorithm(), HeavyParts()
+        self.outbox = Outbox(cluster.torch_device, node_address())  # after the groups of the ranks
         weights, trained = (sum(each.numel() for each in group) for group in (self.policy.parameters(), self.trainer.parameters.values()))
         return self.info(self.policy.spec, weights=weights, trained=trained)
 

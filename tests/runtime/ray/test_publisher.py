@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import ray
@@ -61,7 +62,7 @@ def test_a_worker_loads_what_was_broadcast_to_it(cluster: None) -> None:
     ("recipe", "receivers"),
     [
         pytest.param(BROADCAST, 2, id="between rollouts"),
-        pytest.param(with_staleness(BROADCAST, 1), 2, id="while rollouts go on"),
+        pytest.param(with_staleness(BROADCAST, 1), 2, id="with staleness"),
         pytest.param(replace(BROADCAST, placement="collocated"), 1, id="not to the worker on the trainer's GPU"),
     ],
 )
@@ -76,3 +77,13 @@ def test_each_broadcast_arrives_and_is_measured(recipe: Recipe, receivers: int, 
     for each in metrics:
         assert (each["weights/received"], each["weights/missed"]) == (receivers, 0)
         assert each["weights/broadcast_s"] > 0 and 0 <= each["weights/overlap"] <= 1
+
+
+def test_weights_arrive_while_rollouts_go_on(cluster: None, tmp_path: Path) -> None:
+    """A slow rollout of a stale version lasts longer than the update that makes the next one."""
+    recipe = replace(with_staleness(BROADCAST, 1), slow=str(tmp_path / "slow"))
+    with on_ray(recipe) as flow:
+        while flow.rollouts.size < 2:
+            time.sleep(0.05)
+        metrics = iterate(flow, recipe)
+    assert any(each["weights/overlap"] > 0 for each in metrics)
