@@ -73,6 +73,10 @@ class Order:
     version: int
     timeout_s: float = TIMEOUT_S
 
+    def limit_s(self, layout: Layout) -> float:
+        """Seconds after which the broadcast has failed, even if the backend does not say so."""
+        return self.timeout_s * (2 + len(WeightsBuffer(layout, "meta").buckets))
+
 
 class Membership:
     """This process's place in the newest generation of the group that it was asked to join."""
@@ -226,6 +230,8 @@ class Inbox:
         self._changed = threading.Condition()
         self._arrived: dict[int, WeightsBuffer] = {}
         self._receiving: int | None = None
+        self._deadline = 0.0
+        """Until when to wait for what is being received; of ``time.monotonic``."""
         self._settled = -1
         """Newest version whose broadcast has ended, for better or worse."""
         self.busy = Busy()
@@ -235,7 +241,7 @@ class Inbox:
         """Receive a version beside the one in use. ``oldest``: earlier ones are needed no more."""
         started, busy = time.perf_counter(), self.busy.seconds()
         with self._changed:
-            self._receiving = order.version
+            self._receiving, self._deadline = order.version, time.monotonic() + order.limit_s(layout)
             self._arrived = {version: buffer for version, buffer in self._arrived.items() if version >= oldest}
             self._changed.notify_all()
         buffer = None
@@ -260,6 +266,6 @@ class Inbox:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._settled >= version or self._receiving == version, patience_s)
-            self._changed.wait_for(lambda: self._receiving != version)  # the group's timeout bounds this
+            self._changed.wait_for(lambda: self._receiving != version, max(0.0, self._deadline - time.monotonic()))
             buffer = self._arrived.pop(version, None)
         return None if buffer is None else buffer.tensors

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlinf_vla.runtime.machines import broadcasts
-from rlinf_vla.runtime.ray.broadcast import TIMEOUT_S, Held, Order, Received, WeightsBuffer
+from rlinf_vla.runtime.ray.broadcast import TIMEOUT_S, Held, Order, Received
 from rlinf_vla.runtime.ray.pool import Pool
 from rlinf_vla.runtime.ray.rollout_workers import Member, Weights
 from rlinf_vla.runtime.ray.serialization import Packed
@@ -86,7 +86,7 @@ class Publisher:
             for rank, (member, actor) in enumerate(members.items(), 1)
         }
         self._source = self._trainers.actors[0].send.options(concurrency_group=WEIGHTS).remote(order)
-        self._sent = _Sent(receivers, (len(WeightsBuffer(held.layout, "meta").buckets) + 2) * TIMEOUT_S)
+        self._sent = _Sent(receivers, order.limit_s(held.layout))
 
     def _finished(self) -> dict[str, float]:
         """Wait for the broadcast before, if it still runs; return its metrics."""
