@@ -76,7 +76,8 @@ prove-ppo prove-ppo-putonplate prove-grpo: install
 
 # Kills workers (all roles but the trainer) or tells them to leave, 200 times, while others join.
 chaos: install
-	CHAOS_EVENTS=200 $(BIN)/python -m pytest -n 0 -m '' --timeout 3600 tests/runtime/ray/test_chaos.py
+	RLINF_VLA_CLUSTER_TEST=1 CHAOS_EVENTS=200 $(BIN)/python -m pytest -n 0 -rs -m '' --timeout 3600 \
+	    tests/runtime/ray/test_chaos.py tests/runtime/ray/test_two_nodes.py::test_a_machine_that_comes_and_goes
 
 # Sixteen plans on eight fake GPUs: do they run as printed, and with the same result? About half an hour on two cores.
 prove-plans: install

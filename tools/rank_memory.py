@@ -87,7 +87,7 @@ def main(ranks: int, count: int) -> None:
     settings: Any = SETTINGS
     policy = lambda: LinearPolicy(LinearOptions())  # noqa: E731
     builders = Builders(
-        policy=policy,
+        learner=policy,
         head=policy,
         environments=lambda: None,  # type: ignore[arg-type,return-value]
         trainer=lambda built: Trainer(built, OptimizerConfig(1e-3, 1e-3, 1.0), 16),

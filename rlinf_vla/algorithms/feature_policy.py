@@ -129,15 +129,10 @@ class FeaturePolicy(Policy):
 
 def with_fresh_heads(policy: Policy, frozen_backbone: bool, seed: int, wrapped: Callable[[int], FeaturePolicy]) -> FeaturePolicy:
     """Return ``wrapped(features per row)``, whose random weights depend only on ``seed``."""
-    nothing = Observation(
-        {name: torch.zeros(1, *size, 3, dtype=torch.uint8) for name, size in policy.spec.images.items()},
-        torch.zeros(1, policy.spec.state_dim),
-        ["nothing"],
-    )
     if frozen_backbone:
         policy.backbone.requires_grad_(False)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        features = policy.pooled(policy.encode(policy.prepare(nothing))).shape[1]
+    with torch.random.fork_rng(devices=[]):
+        features = policy.pooled_width
         torch.manual_seed(seed)
         return wrapped(features)
 

@@ -203,7 +203,7 @@ class TrainingRun:
                 every = self.recipe.evaluation.every
                 if every and done % every == 0 and done < self.recipe.iterations:
                     self.evaluate(f"step_{done:06d}", done)
-                if done % self.recipe.checkpoints.every == 0 or done == self.recipe.iterations:
+                if done % self.recipe.checkpoints.every == 0 or done == self.recipe.iterations or flow.will_leave():
                     self.save(done)
                     saved = done
                 if self.monitor is not None and done < self.recipe.iterations:
@@ -246,9 +246,9 @@ class TrainingRun:
         """Evaluate a reward classifier on the frames that its training did not use."""
         from rlinf_vla.evaluation.classification import accuracy_headline, classification_accuracy
 
-        flow, algorithm = self.flow, self.algorithm
-        frames = flow.label(algorithm.config.demonstrations)
-        document = classification_accuracy(flow.learner, frames[algorithm.split(frames)[1]], self.recipe.cluster.rows)
+        frames = self.flow.label(self.algorithm.config.demonstrations)
+        held_out = frames[self.algorithm.split(frames)[1]]
+        document = classification_accuracy(self.flow.success_logits(held_out), held_out.success)
         write_json(self._evaluation(name), document)
         self.console.say(f"{name}: {accuracy_headline(document)}")
 
@@ -261,7 +261,7 @@ class TrainingRun:
             return
         learner = getattr(self.flow, "learner", None)
         if learner is None:  # it is in the trainer's processes
-            learner = builders.build_policy(replace(self.recipe, cluster=replace(self.recipe.cluster, device=CPU)))
+            learner = builders.build_initial(replace(self.recipe, cluster=replace(self.recipe.cluster, device=CPU)))
             load_checkpoint(checkpoints[-1], learner)
         of_policy = isinstance(learner, Policy)
         use, name = ("model.checkpoint", "policy") if of_policy else ("reward=classifier reward.options.checkpoint", "classifier")

@@ -38,8 +38,8 @@ def check(recipe: Recipe) -> None:
     require(on_policy or recipe.profile is None, f"profile is for on-policy algorithms: {family}")
     require(recipe.rollout.split == "none" or cluster.runtime == "ray", "rollout.split=head needs cluster.runtime=ray")
     require(
-        not algorithm.trains_reward or cluster.runtime != "ray",
-        f"algorithm={algorithm.name} trains a small network in one process: use cluster.runtime=in_process",
+        not algorithm.trains_reward or recipe.rollout.split == "none",
+        f"rollout.split=head is for policies: algorithm={algorithm.name} trains a reward, leave rollout.split out",
     )
     one_learner = cluster.trainer_ranks == 1 and recipe.rollout.split == "none" and cluster.trainer_sharding == "none"
     require(algorithm.family != OFF_POLICY or one_learner, f"{family}: its learner is one process (trainer_ranks=1, no split or sharding)")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.evaluation.statistics import wilson_interval
 
 
-@torch.no_grad()
-def classification_accuracy(model: torch.nn.Module, frames: Frames, rows: int) -> dict[str, Any]:
-    """Return the classification accuracy on success frames and on other frames, with intervals."""
-    parts = [frames[start : start + rows] for start in range(0, len(frames), rows)]
-    right = (torch.cat([model(part.inputs) for part in parts]) > 0) == frames.success
+def classification_accuracy(logits: Tensor, success: Tensor) -> dict[str, Any]:
+    """Return the accuracy on frames of success and on other frames, with intervals.
+
+    logits: of success, float32 ``[N]``. success: labels bool ``[N]``.
+    """
+    right = (logits > 0) == success
     found = {}
-    for name, kind in (("frames of success", frames.success), ("other frames", ~frames.success)):
+    for name, kind in (("frames of success", success), ("other frames", ~success)):
         n, good = int(kind.sum()), int((right & kind).sum())
         found[name] = {"n": n, "pc": 100 * good / n, "pc_ci95": [100 * each for each in wilson_interval(good, n)]}
     return found

@@ -17,8 +17,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlinf_vla.config.cluster import CUDA
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import mapped
 
 META = torch.device("meta")
+
+
+class Uncounted(UserError):
+    """The sizes in a loss of an algorithm plug-in depend on values, which meta tensors lack."""
 
 
 _NEW: dict[Any, Any] = {}
@@ -115,11 +121,28 @@ def fused_attention(device: str) -> Iterator[None]:
         F.scaled_dot_product_attention = plain
 
 
+class _UnknownNumbers(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return 0.0
+        return function(*args, **(kwargs or {}))
+
+
+def unknown_numbers() -> TorchDispatchMode:
+    """Return a context in which the number in a meta tensor is 0, as for metrics to report."""
+    return _UnknownNumbers()
+
+
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
     """Return the most bytes that ``call``, on meta tensors, holds at any time, as on ``device``."""
     with fused_attention(device), Allocations() as found:
         call()
     return found.peak
+
+
+def repeated(one: Any, rows: int) -> Any:
+    """Return tensors of ``rows`` rows, each like the one of ``one``, allocated now."""
+    return mapped(lambda row: torch.empty(rows, *row.shape[1:], dtype=row.dtype, device=META), one)
 
 
 @contextmanager

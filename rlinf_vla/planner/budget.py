@@ -15,7 +15,7 @@ from rich.table import Table
 
 from rlinf_vla.config.cluster import CUDA, IN_PROCESS
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import OFF_POLICY, Recipe
 from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes, packed_bytes
 from rlinf_vla.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
@@ -33,9 +33,11 @@ class Setting:
     batch_size: int
     gradient_checkpointing: bool
     offload: bool = False
+    whole: bool = False
+    """The trainer computes whole batches, without micro-batches."""
 
     def overrides(self) -> str:
-        keys = f"cluster.micro_batch_size={self.micro_batch_size} rollout.batch_size={self.batch_size}"
+        keys = f"cluster.micro_batch_size={self.micro_batch_size} " * (not self.whole) + f"rollout.batch_size={self.batch_size}"
         keys += f" cluster.gradient_checkpointing={str(self.gradient_checkpointing).lower()}"
         return keys + " cluster.offload=true" * self.offload
 
@@ -111,7 +113,8 @@ def room_in(memory: float) -> str:
 
 def setting_of(recipe: Recipe) -> Setting:
     cluster = recipe.cluster
-    return Setting(cluster.rows, recipe.rollout.batch_size, cluster.gradient_checkpointing, cluster.offload)
+    whole = recipe.algorithm.family == OFF_POLICY
+    return Setting(cluster.rows, recipe.rollout.batch_size, cluster.gradient_checkpointing, cluster.offload, whole)
 
 
 def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = True) -> Budget:
@@ -154,12 +157,16 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
         "Adam's moments": weights.moments,
         "float32 copies of trained weights": weights.master,
         "reference copy of trained weights": weights.trained * model.algorithm.keeps_reference,
+        "moving averages": 0 if model.replay is None else model.replay.average_bytes,
     }
-    rows = min(setting.micro_batch_size, most_rows_of(model.recipe))
+    rows = most_rows_of(model.recipe)
+    if model.replay is None or not setting.micro_batch_size:
+        rows = min(setting.micro_batch_size, rows)
     parts = [Part(role, name, ALWAYS, size) for name, size in always.items()]
     parts += [replace(part, size=min(part.size, BUCKET)) for part in _broadcast(model, setting, role, "bucket of weights to broadcast")]
     count = exactly if exact else estimate
-    update = {"micro-batch, activations": count(model.update, rows, setting.gradient_checkpointing) if rows else 0.0}
+    what = "micro-batch" if model.replay is None else "batch"
+    update = {f"{what}, activations": count(model.update, rows, setting.gradient_checkpointing) if rows else 0.0}
     if sharded:
         update |= {"blocks gathered from all ranks": gathered_bytes(policy), "gradients packed to be summed": packed_bytes(policy)}
     parts += [Part(role, name, UPDATE, size) for name, size in update.items()]
@@ -180,8 +187,8 @@ def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> lis
     parts = [
         Part(role, "weights before merging", ROLLOUT, weights.merged * (recipe.cluster.device != CUDA)),
         Part(role, "exact copy of rounded weights", ROLLOUT, weights.trained * recipe.rollout.rounded_weights),
-        # a recorded call keeps its memory: one of act, one of value
-        Part(role, "recorded policy calls", ALWAYS, (call + count(model.value_bytes, rows)) * graphs if graphs else 0.0),
+        # a recorded call keeps its memory: one of act and, for a critic, one of value
+        Part(role, "recorded policy calls", ALWAYS, call + (count(model.value_bytes, rows) if model.on_policy else 0.0) if graphs else 0.0),
         Part(role, "policy call", ROLLOUT, call * (not graphs)),
         *_broadcast(model, setting, role, "broadcast weights that arrive"),
     ]

@@ -17,16 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.base import CRITIC
+from rlinf_vla.algorithms.base import CRITIC, Algorithm
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import ON_POLICY, Recipe
+from rlinf_vla.config.recipe import OFF_POLICY, ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors, Trajectory, mapped
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors, Trajectory
 from rlinf_vla.planner import synthetic
-from rlinf_vla.planner.accounting import META, allocated_gradients, peak_bytes
+from rlinf_vla.planner.accounting import META, Uncounted, allocated_gradients, peak_bytes, repeated
+from rlinf_vla.planner.replay_memory import ReplayUpdate
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.recipes import asset_path
@@ -58,14 +59,17 @@ def described(recipe: Recipe) -> tuple[Path, Any, str | None]:
     return directory, options, None
 
 
-def meta_policy(recipe: Recipe, directory: Path, options: Any) -> tuple[Policy, Inputs]:
-    """Return the recipe's policy on the meta device, and the prepared inputs of one row (CPU)."""
+def meta_policy(recipe: Recipe, directory: Path, options: Any, algorithm: Algorithm) -> tuple[Policy, Inputs]:
+    """Return the recipe's policy, with the networks of ``algorithm``, on the meta device, and the
+    prepared inputs of one row (CPU)."""
     policy: Policy = plugins.choose("model", recipe.model.name, plugins.models()).without_weights(directory, options)
     inputs = policy.prepare(synthetic.observation(policy.spec, 1))
     policy.to(META)
     with torch.device(META):
         add_lora(policy, recipe.model.lora, recipe.seed)
-    return policy, inputs
+    with torch.no_grad():
+        policy.pooled_width = policy.pooled(policy.encode(repeated(inputs, 1))).shape[1]
+    return algorithm.wrap(policy, recipe.seed).to(META), inputs
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def _gathered_groups(policy: Policy) -> list[list[Tensor]]:
 
 def is_counted(recipe: Recipe) -> bool:
     """Return whether the memory of the recipe's algorithm is counted."""
-    return recipe.algorithm.family == ON_POLICY or recipe.algorithm.name == "sft"
+    return recipe.algorithm.family != SUPERVISED or recipe.algorithm.name == "sft"
 
 
 class MemoryModel:
@@ -154,11 +158,13 @@ class MemoryModel:
         self.recipe, self.device = recipe, recipe.cluster.device
         algorithm = recipe.algorithm
         if not is_counted(recipe):
-            raise UserError(f"algorithm={algorithm.name}: memory is counted for on-policy algorithms and sft only")
+            raise UserError(f"algorithm={algorithm.name}: memory is not counted for supervised algorithms other than sft")
         directory, options, self.missing = described(recipe)
-        self.policy, self._row = meta_policy(recipe, directory, options)
         self.algorithm = builders.build_algorithm(recipe)
+        self.policy, self._row = meta_policy(recipe, directory, options, self.algorithm)
         self.on_policy = algorithm.family == ON_POLICY
+        self.replay = self._replay() if algorithm.family == OFF_POLICY else None
+        """The updates of an off-policy algorithm, which have no micro-batches; None: of others."""
         self.kept = self.on_policy and recipe.cluster.reuse_frozen and algorithm.epochs > 1 and recipe.cluster.trainer_sharding == "none"
         self.weights = cache(partial(weights_of, self.policy))
         self.rollout, self.update = cache(self._rollout), cache(self._update)
@@ -170,7 +176,7 @@ class MemoryModel:
         return hasattr(self.recipe.model.options, "dtype") and network_dtype(self.policy) == torch.float32
 
     def inputs(self, rows: int) -> Inputs:
-        return _repeated(self._row, rows)
+        return repeated(self._row, rows)
 
     def act(self, policy: Policy, inputs: Inputs) -> ActionSample:
         """Act as ``rollout/actor.py`` does."""
@@ -194,7 +200,7 @@ class MemoryModel:
             return self.policy.evaluate(inputs, latent, self.recipe.rollout.temperature)
 
         with torch.no_grad():
-            return peak_bytes(lambda: evaluate(self.inputs(rows), _repeated(self.call.latent, rows)), self.device)
+            return peak_bytes(lambda: evaluate(self.inputs(rows), repeated(self.call.latent, rows)), self.device)
 
     @cached_property
     @torch.no_grad()
@@ -210,12 +216,19 @@ class MemoryModel:
         """The inputs of one call as updates keep them: with prefixes, if they are reused."""
         return self.policy.precompute(self.call.inputs) if self.kept else self.call.inputs
 
+    @torch.no_grad()
+    def _replay(self) -> ReplayUpdate:
+        inputs = self.inputs(1)
+        return ReplayUpdate(self.algorithm, self.policy, self.policy.precompute(inputs), self.act(self.policy, inputs))
+
     def batch(self, rows: int) -> Any:
         """Return a micro-batch as an update reads it."""
+        if self.replay is not None:
+            return self.replay.batch(rows)
         if not self.on_policy:
             spec, draws = self.policy.spec, torch.empty(rows, dtype=torch.int64, device=META)
             return Demonstrations(self.inputs(rows), torch.empty(rows, spec.chunk, spec.action_dim, device=META), draws)
-        calls = _repeated(replace(self.call, inputs=self.learnt_inputs), rows)
+        calls = repeated(replace(self.call, inputs=self.learnt_inputs), rows)
         number = torch.empty(rows, device=META)
         proximal = calls.log_prob if self.recipe.algorithm.decoupled else None
         return Batch(calls, number, number, number, proximal)
@@ -228,15 +241,18 @@ class MemoryModel:
     def step(self, rows: int, checkpointing: bool = False) -> None:
         """Run forward and backward pass of a micro-batch.
 
-        Raises UserError if the loss, of an algorithm plug-in, has sizes that depend on values.
+        Of an off-policy algorithm: the passes of one update. Raises Uncounted.
         """
         policy, batch = self.learner(checkpointing), self.batch(rows)
         try:
+            if self.replay is not None:
+                return self.replay.step(policy, batch)
             loss = self.loss(policy, batch)
         except NotImplementedError:
-            name = self.recipe.algorithm.name
-            raise UserError(f"the loss of algorithm={name} has sizes that depend on values: set cluster.micro_batch_size") from None
-        loss.backward()
+            fix = "" if self.replay is not None else ": set cluster.micro_batch_size"
+            what = f"the loss of algorithm={self.recipe.algorithm.name} has sizes that depend on values"
+            raise Uncounted(f"{what}, and its memory is not counted{fix}") from None
+        return loss.backward()
 
     def learner(self, checkpointing: bool) -> Policy:
         return self._checkpointed if checkpointing else self.policy
@@ -274,11 +290,6 @@ def estimate(count: Callable[..., int], rows: int, *options: Any) -> float:
 
 def exactly(count: Callable[..., int], rows: int, *options: Any) -> float:
     return count(rows, *options)
-
-
-def _repeated(one: Any, rows: int) -> Any:
-    """Return tensors of ``rows`` rows, each like the one of ``one``, allocated now."""
-    return mapped(lambda row: torch.empty(rows, *row.shape[1:], dtype=row.dtype, device=META), one)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

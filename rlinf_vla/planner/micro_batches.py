@@ -29,7 +29,7 @@ def choose(model: MemoryModel, memory: float, given: Setting | None = None, exac
     size = recipe.rollout.batch_size
     for offload in (False, True)[: 1 + _takes_turns(recipe)] if given is None else (given.offload,):
         for batch in [size >> shift for shift in range(size.bit_length())] if given is None else (size,):
-            best = Setting(0, batch, False, offload)
+            best = Setting(0, batch, False, offload, model.replay is not None)
             for checkpointing in (False, True) if given is None else (given.gradient_checkpointing,):
                 trial = replace(best, gradient_checkpointing=checkpointing)
                 if best.micro_batch_size < min(ENOUGH_ROWS, most) and (rows := _most_rows(model, trial, memory, most, exact)):
@@ -57,6 +57,8 @@ def _fix(model: MemoryModel, memory: float, exact: bool) -> str:
     recipe = model.recipe
     if model.takes_bfloat16:
         return "set model.options.dtype=bfloat16"
+    if model.replay is not None:
+        return "lower algorithm.batch_size, or set algorithm.frozen_backbone=true"
     if recipe.model.lora.rank or recipe.model.lora.adapter:
         return "use a device with more memory"
     many = _devices_for(model, memory, exact)
@@ -80,11 +82,13 @@ def _devices_for(model: MemoryModel, memory: float, exact: bool) -> str | None:
 
 
 def _most_rows(model: MemoryModel, setting: Setting, memory: float, most: int, exact: bool) -> int:
-    """Return the largest power of two of rows that fits, or ``most``; 0 if one row does not."""
+    """Return the largest power of two of rows that fits, or ``most``; 0 if one row does not.
+
+    Whole batches are of ``most`` rows."""
 
     def fits(rows: int, exact: bool) -> bool:
         return budget(model, replace(setting, micro_batch_size=rows), memory, exact).fits
 
-    sizes = [most, *(1 << shift for shift in reversed(range(most.bit_length())) if 1 << shift < most)]
-    likely = [rows for rows in sizes if fits(rows, exact=False)]
+    smaller = () if setting.whole else (1 << shift for shift in reversed(range(most.bit_length())) if 1 << shift < most)
+    likely = [rows for rows in (most, *smaller) if fits(rows, exact=False)]
     return next((rows for rows in likely if not exact or fits(rows, exact=True)), 0)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.planner.accounting import Uncounted
 from rlinf_vla.planner.budget import budget, device_memory, main_memory, setting_of
 from rlinf_vla.planner.memory import MemoryModel, is_counted
 from rlinf_vla.planner.micro_batches import choose, least
@@ -49,6 +50,8 @@ class Preview:
             try:
                 return choose(model, self._memory, setting_of(self.recipe)).micro_batch_size
             except UserError as error:
+                if isinstance(error, Uncounted) and model.replay is not None:
+                    return cluster.rows
                 self.missing.append(str(error))
                 return 1
         for memory in GPUS:
@@ -58,15 +61,16 @@ class Preview:
 
     def show(self, recipe: Recipe) -> None:
         """Print the memory of a device under ``recipe``, which may differ in ``cluster`` and
-        ``rollout``. If the loss is refused, it is ``missing``, and the micro-batch not counted."""
+        ``rollout``. If the loss is refused, which is ``missing``, or if an algorithm plug-in's
+        cannot be counted, the update is left out."""
         if self.model is None:
-            print(f"memory: not counted (algorithm={recipe.algorithm.name}: it is for on-policy algorithms and sft)")
+            print(f"memory: not counted (algorithm={recipe.algorithm.name}: a reward model is small beside a policy)")
             return
         self.model.recipe, setting, sizes = recipe, setting_of(recipe), () if self._memory else GPUS
         try:
             count = budget(self.model, setting, self._memory or GPUS[-1])
         except UserError as error:
-            self.missing.append(str(error))
+            print(error) if isinstance(error, Uncounted) else self.missing.append(str(error))
             count, sizes = budget(self.model, replace(setting, micro_batch_size=0), self._memory or GPUS[-1]), ()
         if self._memory is None:
             count = replace(count, memory=next((memory for memory in GPUS if replace(count, memory=memory).fits), GPUS[-1]))

@@ -58,7 +58,8 @@ def _refuse(recipe: Recipe, model: MemoryModel, cluster: Cluster, plan: Plan) ->
 
 def only_plan(recipe: Recipe) -> Plan:
     """Return the plan of a recipe whose algorithm has one: imitation divides its batches among all
-    GPUs, for other algorithms it is what the recipe's own keys describe."""
+    GPUs, for other algorithms it is what the recipe's own keys describe. A reward's network is
+    small, so it is not divided unless the recipe says so."""
     shares = recipe.algorithm.family == SUPERVISED and not recipe.algorithm.trains_reward and recipe.cluster.on_gpus
     ranks = min(describe(recipe.cluster).gpus, recipe.algorithm.batch_size) if shares else 1
     return replace(plan_of(recipe), runtime=RAY, trainer_ranks=ranks) if ranks > 1 else plan_of(recipe)

@@ -55,6 +55,10 @@ class BaseFlow:
         """Whether the run must end before the next iteration, whatever ``iterations`` says."""
         return False
 
+    def will_leave(self) -> bool:
+        """Whether a machine that holds what only a checkpoint preserves was told to leave."""
+        return False
+
     def log(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
 

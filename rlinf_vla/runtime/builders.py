@@ -12,7 +12,7 @@ import torch
 
 from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe, RewardConfig
+from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.devices import set_tf32
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
@@ -108,20 +108,37 @@ def build_trainer(recipe: Recipe, network: Learner) -> Trainer:
     return Trainer(network, algorithm, recipe.cluster.rows, algorithm.keeps_reference)
 
 
+def build_initial(recipe: Recipe) -> Learner:
+    """Return the network that the recipe trains, as at the beginning of a run. Raises UserError."""
+    network: Learner = build_reward_model(recipe) if recipe.algorithm.trains_reward else build_policy(recipe)
+    if recipe.checkpoint is not None:
+        load_checkpoint(Path(recipe.checkpoint).expanduser(), network)
+    return network
+
+
 def build_learner(recipe: Recipe, checkpoint: Path | None, say: Callable[[str], None]) -> tuple[Learner, Trainer, dict[str, Any]]:
     """Return the network, its trainer, and the state of ``checkpoint``, from which both resume.
 
     Raises UserError.
     """
-    network: Learner = build_reward_model(recipe) if recipe.algorithm.trains_reward else build_policy(recipe)
-    if recipe.checkpoint is not None:
-        load_checkpoint(Path(recipe.checkpoint).expanduser(), network)
+    network = build_initial(recipe)
     trainer = build_trainer(recipe, network)
     state = load_checkpoint(checkpoint, network, trainer) if checkpoint is not None else {}
-    trained = sum(parameter.numel() for parameter in trainer.parameters.values())
-    name = f"policy {recipe.model.name}" if isinstance(network, Policy) else f"reward {recipe.reward.name}"
-    say(f"{name}: {sum(p.numel() for p in network.parameters()):,} weights, {trained:,} of them trained")
+    say(size_of(recipe, sum(p.numel() for p in network.parameters()), sum(p.numel() for p in trainer.parameters.values())))
     return network, trainer, state
+
+
+def size_of(recipe: Recipe, weights: int, trained: int) -> str:
+    """Return a line on the network that the recipe trains."""
+    name = f"reward {recipe.reward.name}" if recipe.algorithm.trains_reward else f"policy {recipe.model.name}"
+    return f"{name}: {weights:,} weights, {trained:,} of them trained"
+
+
+def needs_environments(recipe: Recipe) -> bool:
+    """Return false for supervised training on a dataset, unless its policy is evaluated."""
+    config = recipe.algorithm
+    evaluates = not config.trains_reward and recipe.evaluation.before_and_after
+    return config.family != SUPERVISED or config.demonstrations.dataset is None or evaluates
 
 
 @contextmanager

@@ -37,8 +37,7 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
     threads = partial(builders.threads, recipe.cluster.update_threads)
     with ExitStack() as stack:
         groups: Sequence[VectorEnv] = ()
-        evaluates = not config.trains_reward and recipe.evaluation.before_and_after
-        if family != SUPERVISED or config.demonstrations.dataset is None or evaluates:
+        if builders.needs_environments(recipe):
             say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
             outline = None if config.trains_reward else builders.outline(recipe)
             groups = stack.enter_context(builders.open_envs(recipe, outline, recipe.rollout.pipeline_depth))
@@ -51,9 +50,9 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
         stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
         flow: BaseFlow
         if policy is None or family == SUPERVISED:
-            from rlinf_vla.runtime.supervised import SupervisedFlow
+            from rlinf_vla.runtime.supervised import LocalSupervisedFlow
 
-            flow = SupervisedFlow(network, groups, trainer, settings, threads, say)
+            flow = LocalSupervisedFlow(network, groups, trainer, settings, threads, say)
         elif family == OFF_POLICY:
             from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 

@@ -205,6 +205,8 @@ def test_a_classifier_is_no_policy(rlinf_vla: CommandLine) -> None:
     assert "model=none" in rlinf_vla("train", "recipe=maniskill_sft", "cluster=laptop", "model.name=none").complaint
     assert "set reward=classifier" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "reward.name=null").complaint
     assert "no model to train" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "reward=success").complaint
+    split = ["cluster.runtime=ray", "rollout.split=head"]
+    assert "trains a reward" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", *split).complaint
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlinf_vla.core.devices import CPU
-from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.protocols import Learner
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.rollout import actor
 from rlinf_vla.runtime import builders
 from rlinf_vla.testing.simulated_gpu import GPU, paused, recorder, simulated_gpu
 from rlinf_vla.testing.toy_env import CounterWorld
 from rlinf_vla.training.lora import read_tensors
-from tests.cli.conftest import CommandLine
+from tests.cli.conftest import CLASSIFIER, CommandLine
 from tests.cli.counting_plugins import announce
 from tests.cli.test_verbs import assert_same_files
 
@@ -108,15 +109,15 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The policies of recipes are on the simulated GPU."""
-    build = builders.build_policy
+    """The policies and reward models of recipes are on the simulated GPU."""
 
-    def on_the_gpu(*arguments: Any, **options: Any) -> Policy:
+    def on_the_gpu(build: Callable[..., Learner], *arguments: Any, **options: Any) -> Learner:
         with paused():
-            policy = build(*arguments, **options)
-        return policy.to(GPU)
+            learner = build(*arguments, **options)
+        return learner.to(GPU)
 
-    monkeypatch.setattr(builders, "build_policy", on_the_gpu)
+    for name in ("build_policy", "build_reward_model"):
+        monkeypatch.setattr(builders, name, partial(on_the_gpu, getattr(builders, name)))
     monkeypatch.setitem(actor.RECORDERS, GPU.type, recorder)
     with simulated_gpu():
         yield
@@ -173,3 +174,15 @@ def test_a_simulator_on_the_gpu(rlinf_vla: CommandLine, package: Path, gpu: None
     monkeypatch.setattr("rlinf_vla.testing.toy_env.CounterWorld", GpuWorld)
     train(rlinf_vla, arguments(package, run, "gpu"))
     assert_same_files(package / "cpu", package / "gpu", 2)
+
+
+def test_a_reward_classifier(rlinf_vla: CommandLine, package: Path, request: pytest.FixtureRequest) -> None:
+    """Its evaluation, too."""
+    (package / "recipe" / "rehearsal.yaml").write_text(CLASSIFIER)
+    words = ["train", "--config-dir", str(package), "recipe=rehearsal", "iterations=2", "algorithm.shift=1"]
+    train(rlinf_vla, [*words, "run_dir=cpu"])
+    request.getfixturevalue("gpu")
+    train(rlinf_vla, [*words, "run_dir=gpu"])
+    assert_same_files(package / "cpu", package / "gpu", 2)
+    cpu, gpu = (json.loads((package / run / "evaluation" / "after.json").read_text()) for run in ("cpu", "gpu"))
+    assert cpu == gpu

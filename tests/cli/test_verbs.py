@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlinf_vla.core.types import ActionEval, StepResult
+from rlinf_vla.runtime.base import BaseFlow
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.metrics import read_metrics
 from rlinf_vla.testing.toy_env import CounterWorld
@@ -226,6 +227,12 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(train: Any, mo
     train("run", *late, "resume=auto")
     assert_same_files(run_dir, whole, 3)
     assert metrics(run_dir) == metrics(whole), "no iteration appears twice"
+
+
+def test_a_run_saves_after_every_iteration_once_its_machine_will_leave(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BaseFlow, "will_leave", lambda flow: flow.iteration >= 1)
+    run_dir = train("run", *QUICK, "iterations=4", "checkpoints.every=4", "checkpoints.keep=9")
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == [f"step_{step:06d}" for step in (2, 3, 4)]
 
 
 def test_the_critic_may_warm_up_first(train: Any) -> None:

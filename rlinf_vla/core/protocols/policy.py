@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -133,6 +134,17 @@ class Policy(nn.Module):
     @abstractmethod
     def pooled(self, features: Any) -> Tensor:
         """Pool the features to one vector per row, float32 ``[B, F]``, as input of a critic."""
+
+    @cached_property
+    def pooled_width(self) -> int:
+        """``F`` of ``pooled``, found by encoding an empty observation."""
+        empty = Observation(
+            {name: torch.zeros(1, *size, 3, dtype=torch.uint8) for name, size in self.spec.images.items()},
+            torch.zeros(1, self.spec.state_dim),
+            ["nothing"],
+        )
+        with torch.no_grad():
+            return self.pooled(self.encode(self.prepare(empty))).shape[1]
 
     def value(self, features: Any) -> Tensor:
         """Return the critic's value estimate, float32 ``[B]``."""

@@ -216,6 +216,9 @@ class RayFlow(OnPolicyFlow):
             self.send_weights()
         return evaluate_on(self.rollouts, self._weights[self.policy_version], self.share, episodes, temperature, filmed, progress)
 
+    def will_leave(self) -> bool:
+        return self.trainers.will_leave()
+
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 

@@ -138,6 +138,9 @@ class RayOffPolicyFlow(SimulatorFlow):
         self.shown.set_size(size)
         return list(successes)
 
+    def will_leave(self) -> bool:
+        return self._trainers.will_leave()
+
     def learn(self, updates: int, algorithm: OffPolicy) -> dict[str, float]:
         metrics: dict[str, float] = self._trainers.call("learn", updates, self.iteration)[0][0]
         return metrics

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.cluster import FAKE_GPU, ClusterConfig
-from rlinf_vla.config.recipe import OFF_POLICY, ON_POLICY, Recipe, RewardConfig
+from rlinf_vla.config.recipe import OFF_POLICY, ON_POLICY, SUPERVISED, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.io import write_json
-from rlinf_vla.core.protocols import Policy, VectorEnv
+from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.rollout.split import require_separable
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Runtime, Say
@@ -26,10 +26,10 @@ from rlinf_vla.runtime.ray.places import Role, ask_where, machines_for, require_
 from rlinf_vla.runtime.ray.pool import Pool
 from rlinf_vla.runtime.ray.rollout_workers import FeatureWorker, RolloutWorker
 from rlinf_vla.runtime.ray.scoring_workers import ReferenceWorker, RewardWorker
-from rlinf_vla.runtime.ray.supervised import open_imitation
+from rlinf_vla.runtime.ray.supervised import open_supervised
 from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
 from rlinf_vla.runtime.ray.worker import HEALTH, WEIGHTS, Builders
-from rlinf_vla.training.checkpoint import load_checkpoint, load_earlier
+from rlinf_vla.training.checkpoint import load_earlier
 
 PLACEMENT = "placement.json"
 """File of a run with the machine, process and GPUs of each worker."""
@@ -56,17 +56,18 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
     with connect_cluster(cluster.address, roles_of(cluster, counts), say, fake_gpus):
         machines, learner = machines_for(cluster), LearnerWorker if family == OFF_POLICY else TrainerWorker
         roles = roles_of(cluster, counts, machines)
-        say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
+        if builders.needs_environments(recipe):
+            say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
         with launch_workers(parts, roles, cluster, say, machines, learner) as launched:
             write_json(directory / PLACEMENT, {"workers": ask_where(launched.actors(), cluster.start_timeout_s)})
             trainer = launched.trainers.worker_info
-            say(f"policy {recipe.model.name}: {trainer.weights:,} weights, {trainer.trained:,} of them trained")
+            say(builders.size_of(recipe, trainer.weights, trainer.trained))
             if on_policy:
                 opened = _open_on_policy(recipe, launched, directory, checkpoint)
             elif family == OFF_POLICY:
                 opened = open_off_policy(recipe, launched, directory, checkpoint)
             else:
-                opened = open_imitation(recipe, launched, directory, checkpoint, say)
+                opened = open_supervised(recipe, launched, directory, checkpoint, say)
             with opened as runtime:
                 yield runtime
 
@@ -94,7 +95,7 @@ def _reward_workers(recipe: Recipe) -> int:
 def _builders(recipe: Recipe) -> Builders:
     """Return the builder functions for the recipe's workers."""
     return Builders(
-        policy=partial(_policy, recipe),
+        learner=partial(builders.build_initial, recipe),
         head=partial(builders.build_head, recipe),
         environments=partial(_environments, recipe),
         trainer=partial(builders.build_trainer, recipe),
@@ -106,18 +107,16 @@ def _builders(recipe: Recipe) -> Builders:
     )
 
 
-def _policy(recipe: Recipe) -> Policy:
-    policy = builders.build_policy(recipe)
-    if recipe.checkpoint is not None:
-        load_checkpoint(Path(recipe.checkpoint).expanduser(), policy)
-    return policy
-
-
 @contextmanager
 def _environments(recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
+    if not builders.needs_environments(recipe):
+        yield (), ()
+        return
     share = replace(recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // recipe.cluster.shards))
-    with builders.open_envs(share, builders.outline(recipe), recipe.rollout.pipeline_depth) as groups:
-        yield groups, builders.rewarded(share, groups)
+    outline = None if recipe.algorithm.trains_reward else builders.outline(recipe)
+    with builders.open_envs(share, outline, recipe.rollout.pipeline_depth) as groups:
+        # supervised training reads no reward, and one that it trains cannot be built yet
+        yield groups, groups if recipe.algorithm.family == SUPERVISED else builders.rewarded(share, groups)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Episodes
+from rlinf_vla.runtime.ray.notices import leaving_nodes
 from rlinf_vla.runtime.ray.worker import HEALTH
 
 _LOOK = 0.2
@@ -91,6 +92,10 @@ class Pool:
         self._closing = False
         self.introduced: dict[int, Any] = {}
         """Result of ``ready`` of the current worker in each place."""
+        self._started: set[int] = set()
+        """Places in which a worker was ready once."""
+        self._leaving: set[str] = set()
+        """Ids of machines that were told to leave, of which some have left."""
         self._leave: dict[int, Callable[[], None]] = {}
         """Place of each additional worker -> what to do when it has left."""
         self.actors = [spawn(place) for place in range(size)]
@@ -111,7 +116,7 @@ class Pool:
                 refs = refs if returns > 1 else [refs]
                 found = [*wait(actor, refs[:1], self.cluster, what), *refs[1:]]
             except WorkerLost as loss:
-                self._replace(place, actor, str(loss))
+                self._replace(place, actor, str(loss), ", its work is repeated")
                 continue
             except BaseException:
                 self._free.put((place, actor))
@@ -177,28 +182,40 @@ class Pool:
             if self._closing:
                 raise RuntimeError("the run is ending")
             try:
-                return self._free.get(timeout=_LOOK)
+                place, actor = self._free.get(timeout=_LOOK)
             except queue.Empty:
                 continue
+            if not self._should_leave(place):
+                return place, actor
+            self._replace(place, actor, f"{self.role} {place} is on a machine that will leave")
 
-    def _replace(self, place: int, actor: Any, reason: str) -> None:
+    def _should_leave(self, place: int) -> bool:
+        """Whether the worker's machine was told to leave, and that of another worker was not."""
+        leaving = leaving_nodes()
+        self._leaving.update(leaving)
+        present = self.introduced.copy()
+        return bool(leaving) and present[place].node_id in leaving and any(each.node_id not in leaving for each in present.values())
+
+    def _replace(self, place: int, actor: Any, reason: str, then: str = "") -> None:
+        """Start another worker in ``place``; an additional one, or one that was told to leave, is
+        no fault."""
         import ray
 
         began = time.monotonic()
         ray.kill(actor)
+        before = self.introduced.pop(place, None)
         if leave := self._leave.pop(place, None):
-            self.introduced.pop(place, None)
-            self._say(f"{reason}: it leaves, its work is repeated")
+            self._say(f"{reason}: it leaves{then}")
             leave()
             return
-        with self._lock:
-            self.faults += 1
-            if self.faults > self.cluster.max_restarts:
-                self.error = RuntimeError(f"{self.role} workers were lost {self.faults} times, the last time because {reason}")
+        if before is None or before.node_id not in self._leaving:
+            with self._lock:
+                self.faults += 1
+                if self.faults > self.cluster.max_restarts:
+                    self.error = RuntimeError(f"{self.role} workers were lost {self.faults} times, the last time because {reason}")
         if self._closing or self.error is not None:
             return
-        self._say(f"{reason}: replaced, its work is repeated")
-        self.introduced.pop(place, None)
+        self._say(f"{reason}: replaced{then}")
         self.actors[place] = self._spawn(place)
         self._start(place, self.actors[place], began)
 
@@ -206,13 +223,29 @@ class Pool:
         """Initialise a worker in a thread; it is free once it is ready."""
         threading.Thread(target=self._until_ready, args=(place, actor, began), daemon=True).start()
 
-    def _until_ready(self, place: int, actor: Any, began: float) -> None:
+    def _ready(self, place: int, actor: Any) -> Any:
+        """Return what a worker says when it is ready. A replacement may take as long as there are
+        others: its machine may have left, and another one may join. Raises Ray's errors."""
         import ray
+        from ray import exceptions
+
+        answer, waits = actor.ready.remote(), False
+        while True:
+            try:
+                return ray.get(answer, timeout=self.cluster.start_timeout_s)
+            except exceptions.GetTimeoutError:
+                if place not in self._started or not self.introduced:
+                    raise
+                if not waits:
+                    self._say(f"{self.role} {place} has no place in the cluster yet: the others do its work")
+                waits = True
+
+    def _until_ready(self, place: int, actor: Any, began: float) -> None:
         from ray import exceptions
 
         what = f"{self.role} {place}"
         try:
-            worker_info = ray.get(actor.ready.remote(), timeout=self.cluster.start_timeout_s)
+            worker_info = self._ready(place, actor)
         except exceptions.RayTaskError as error:  # its construction fails: a replacement would fail, too
             self._failed(place, actor, raised_there(error))
         except exceptions.GetTimeoutError:
@@ -223,6 +256,7 @@ class Pool:
             self._replace(place, actor, f"{what} was lost while it started ({type(error).__name__})")
         else:
             self.introduced[place] = worker_info
+            self._started.add(place)
             if place in self._leave:
                 self._say(f"{what} joins at {worker_info.node}")
             elif self.faults:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_vla.algorithms.base import DemonstrationConfig
+from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.sft import Demonstrations
-from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.protocols import Policy, RewardModel
 from rlinf_vla.core.types import Episodes, Inputs, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, collect_episodes
-from rlinf_vla.rollout.demonstrations import collect_demonstrations
+from rlinf_vla.rollout.demonstrations import collect_demonstrations, labelled_frames
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.rollout.reward_shaping import seen
 from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head
@@ -127,7 +128,7 @@ class FeatureWorker(PolicyWorker):
     def ready(self) -> WorkerInfo:
         """Load the policy. After a restart by Ray, the first call of another method does this."""
         with self.builders.rollout_threads():
-            self.policy = self.builders.policy()
+            self.policy = self.builders.learner()
         self.wake()
         return self.info(self.policy.spec)
 
@@ -156,9 +157,13 @@ class FeatureWorker(PolicyWorker):
 
 
 class RolloutWorker(PolicyWorker):
-    """Worker with a policy and simulators. It is stateless: every rollout resets simulators."""
+    """Worker with a policy and simulators. It is stateless: every rollout resets simulators.
+
+    If a reward model is trained, the worker has this instead of a policy, and only labels frames.
+    """
 
     weights: Weights
+    model: RewardModel
 
     def __init__(self, builders: Builders, place: int, features: Any = None) -> None:
         """``features``: feature worker with this worker's backbone; None: the policy is whole."""
@@ -172,12 +177,18 @@ class RolloutWorker(PolicyWorker):
             self._environments = builders.environments()
             self.groups, self.rewarded = self._environments.__enter__()
             if self.features is None:
-                self.policy = builders.policy()
+                learner = builders.learner()
             else:
-                self.policy = builders.head()
+                learner = builders.head()
                 head = call_with_restart(self.features, "head", (), builders.cluster.heartbeat_s).tensors()
-                load_head(self.policy, head, builders.cluster.torch_device)
-            self.policy.fit_instructions(self.groups[0].spec.instructions)
+                load_head(learner, head, builders.cluster.torch_device)
+            self._spec = learner.spec
+            if isinstance(learner, RewardModel):
+                self.model = learner
+                return self.worker_info()
+            self.policy = learner
+            if self.groups:
+                self.policy.fit_instructions(self.groups[0].spec.instructions)
         self.wake()
         return self.worker_info()
 
@@ -188,7 +199,7 @@ class RolloutWorker(PolicyWorker):
         self.actor = self.actor_at(self.builders.settings.temperature)
 
     def worker_info(self) -> WorkerInfo:
-        return self.info(self.policy.spec, env=self.groups[0].spec)
+        return self.info(self._spec, env=self.groups[0].spec if self.groups else None)
 
     def actor_at(self, temperature: float) -> Actor:
         settings = replace(self.builders.settings, temperature=temperature)
@@ -262,6 +273,10 @@ class RolloutWorker(PolicyWorker):
     def demonstrate(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
         with self.builders.rollout_threads():
             return collect_demonstrations(self.policy, self.groups, config, self.builders.settings.run_seed)
+
+    def label(self, config: DemonstrationConfig) -> Frames:
+        with self.builders.rollout_threads():
+            return labelled_frames(self.model, self.groups, config, self.builders.settings.run_seed)
 
 
 def evaluate_on(

@@ -42,7 +42,7 @@ class ReferenceWorker(Worker):
 
     def ready(self) -> WorkerInfo:
         with self.builders.update_threads():
-            self.policy = self.builders.policy()
+            self.policy = self.builders.learner()
             self.learning = learning(self.builders, self.builders.trainer(self.policy))
         return self.info(self.policy.spec)
 

@@ -8,12 +8,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
+from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.parity import Parity
 from rlinf_vla.algorithms.sft import Demonstrations
@@ -21,12 +24,14 @@ from rlinf_vla.config.cluster import CUDA, ClusterConfig
 from rlinf_vla.core.types import Tensors, Trajectory
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime.base import Restart
+from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.runtime.ray.broadcast import Held, Order, Outbox
+from rlinf_vla.runtime.ray.notices import leaving_nodes
 from rlinf_vla.runtime.ray.pool import WorkerLost, wait
 from rlinf_vla.runtime.ray.scoring_workers import learning, whole
 from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed
 from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, free_gpu, node_address
-from rlinf_vla.runtime.supervised import imitation_step
+from rlinf_vla.runtime.supervised import success_logits, supervised_step
 from rlinf_vla.telemetry.timeline import Span, trainer_track
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import rounded_weights
@@ -49,15 +54,18 @@ class TrainerWorker(Worker):
             backend, timeout = "nccl" if cluster.device == CUDA else "gloo", timedelta(seconds=cluster.call_timeout_s)
             dist.init_process_group(backend, init_method=meeting_point, rank=self.place, world_size=ranks, timeout=timeout)
         with builders.update_threads():
-            self.policy = builders.policy()
+            self.policy = builders.learner()
             if cluster.trainer_sharding == "full":
                 shard(self.policy)
             self.trainer = builders.trainer(self.policy)
-        self.learning = learning(builders, self.trainer)
         self.algorithm, self.heavy = builders.algorithm(), HeavyParts()
         self.outbox = Outbox(cluster.torch_device, node_address())  # after the groups of the ranks
         weights, trained = (sum(each.numel() for each in group) for group in (self.policy.parameters(), self.trainer.parameters.values()))
         return self.info(self.policy.spec, weights=weights, trained=trained)
+
+    @cached_property
+    def learning(self) -> OnPolicyUpdater:
+        return learning(self.builders, self.trainer)
 
     def rest(self) -> None:
         """Move the policy and the optimiser state off the GPU until there is work again."""
@@ -117,10 +125,14 @@ class TrainerWorker(Worker):
         """Set the demonstrations for the imitation loss of updates."""
         self.learning.shown = demonstrations
 
-    def imitate(self, batch: Demonstrations, rate: float) -> dict[str, float]:
-        """Take one optimiser step on the imitation loss of ``batch``; return its metrics."""
+    def step(self, batch: Demonstrations | Frames, rate: float) -> dict[str, float]:
+        """Take one optimiser step on ``batch``; return its metrics."""
         with self.builders.update_threads():
-            return imitation_step(self.trainer, self.builders.settings.run_seed, batch, rate)
+            return supervised_step(self.trainer, self.builders.settings.run_seed, batch, rate)
+
+    def success_logits(self, frames: Frames) -> Tensor:
+        with self.builders.update_threads():
+            return success_logits(self.trainer, frames)
 
     def update(self, batch: Batch, value_only: bool, iteration: int, version: int) -> tuple[dict[str, float], Parity | None, Span]:
         """Return metrics, ``Learning.parity``, and the span of the work, in ``time.time``."""
@@ -143,8 +155,14 @@ class Trainers:
         patience = cluster.start_timeout_s
         self.actors, self._patience = actors, replace(cluster, heartbeat_s=patience, call_timeout_s=patience)
         meeting_point = wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0") if len(actors) > 1 else []
-        self.worker_info: WorkerInfo = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))[0][0]
+        introduced = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))
+        self.worker_info: WorkerInfo = introduced[0][0]
+        self._nodes = {each.node_id for (each,) in introduced}
         self._patience = cluster
+
+    def will_leave(self) -> bool:
+        """Return whether the machine of a rank was told to leave the cluster."""
+        return not self._nodes.isdisjoint(leaving_nodes())
 
     def call(self, method: str, *arguments: Any, returns: int = 1) -> list[list[Any]]:
         """Call ``method`` on all ranks; return each rank's references, the first as a value.

@@ -31,13 +31,13 @@ START_S = 60.0
 class Builders:
     """Functions that build a worker's parts; importable, so that other machines find them."""
 
-    policy: Callable[[], Policy]
-    """Policy with the initial weights of the run."""
+    learner: Callable[[], Any]
+    """The network that the run trains, a policy or a reward model, with its initial weights."""
     head: Callable[[], Policy]
     """Policy reduced by ``rollout.split.strip_to_head``, its weights still to be filled in."""
     environments: Callable[[], AbstractContextManager[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]]
     """A rollout worker's environment groups: unchanged, and with the recipe's reward."""
-    trainer: Callable[[Policy], Any]
+    trainer: Callable[[Any], Any]
     algorithm: Callable[[], Any]
     reward_shaper: Callable[[EnvSpec], RewardShaper]
     """The recipe's reward, for reward workers."""
@@ -60,6 +60,7 @@ class WorkerInfo:
     pid: int
     node: str
     """Address of its machine in the cluster."""
+    node_id: str
     policy: PolicySpec | None
     gpus: tuple[str, ...] = ()
     """Numbers of its GPUs on that machine."""
@@ -87,7 +88,9 @@ class Worker:
 
     def info(self, spec: PolicySpec | None = None, **known: Any) -> WorkerInfo:
         """Return what this worker reports; ``known``: further fields."""
-        return WorkerInfo(self.pid(), node_address(), spec, gpus=gpus(), **known)
+        import ray
+
+        return WorkerInfo(self.pid(), node_address(), ray.get_runtime_context().get_node_id(), spec, gpus=gpus(), **known)
 
 
 def call_with_restart(actor: Any, method: str, arguments: tuple[Any, ...], heartbeat_s: float) -> Any:

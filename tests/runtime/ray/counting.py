@@ -122,7 +122,7 @@ def rewarded(found: Sequence[VectorEnv], recipe: Recipe) -> Sequence[VectorEnv]:
 
 def builders(recipe: Recipe) -> dict[str, Builders]:
     found = Builders(
-        policy=partial(policy, recipe),
+        learner=partial(policy, recipe),
         head=partial(head, recipe),
         environments=partial(environments, NUM_ENVS // (recipe.rollout_workers * recipe.shards_per_worker), recipe),
         trainer=trainer,

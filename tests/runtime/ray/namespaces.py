@@ -53,6 +53,11 @@ class Nodes:
         there = (f"--address={self.address}", f"--node-ip-address={FAR}", '--resources={"far": 8, "robot": 1}')
         self._ray("rlinf_far", "start", *there, "--labels=market-type=spot", *COMMON)
 
+    def tell_to_leave(self, node_id: str) -> None:
+        """Send the notice that comes before a preemption."""
+        why = ("--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=preempted", "--deadline-remaining-seconds=120")
+        self._ray("rlinf_near", "drain-node", f"--address={self.address}", f"--node-id={node_id}", *why)
+
     def cut(self) -> None:
         ip("-n", "rlinf_far", "link", "set", "rlinf1", "down")
 

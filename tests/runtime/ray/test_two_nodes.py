@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,9 +29,9 @@ def events(driver: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def run(nodes: Nodes, iterations: int, resource: str) -> subprocess.Popen[str]:
-    command = (sys.executable, "-m", "tests.runtime.ray.two_nodes", nodes.address, str(iterations), resource)
-    return nodes.inside("rlinf_near", *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def run(nodes: Nodes, iterations: int, resource: str, cpus: float = 0.0) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "tests.runtime.ray.two_nodes", nodes.address, str(iterations), resource, str(cpus))
+    return nodes.inside("rlinf_near", *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def expected(iterations: int) -> str:
@@ -72,3 +76,49 @@ def test_a_cut_link(nodes: Nodes, resource: str) -> None:
         assert code == 0, complaint
         assert seen[-1] == {"kind": "weights", "digest": expected(iterations)}
         assert max(each["seconds"] for each in seen if each["kind"] == "iteration") < 120
+
+
+NODE_EVENTS = int(os.environ.get("CHAOS_EVENTS", "30")) // 10
+
+
+@pytest.mark.timeout(3600)
+def test_a_machine_that_comes_and_goes(nodes: Nodes) -> None:
+    """It is told to leave, killed or cut off, and joins again, while workers are killed: the weights stay those of a quiet run."""
+    driver, chance = run(nodes, 0, "", 1.0), random.Random(2)  # each machine has room for one rollout worker
+    seen, happened = [], Counter[str]()
+
+    def until(wanted: list[str]) -> dict[str, Any]:
+        """Read events until rollout workers are on the ``wanted`` machines, and no others."""
+        for event in stream:
+            seen.append(event)
+            if event["kind"] == "iteration" and event["nodes"] == wanted:
+                return event
+        raise AssertionError(driver.stderr.read() if driver.stderr else seen[-5:])
+
+    stream = events(driver)
+    latest = until([NEAR, FAR])
+    for number in range(max(3, NODE_EVENTS)):
+        kind = ("notice", "cut", "kill")[number % 3]
+        if kind == "notice":
+            nodes.tell_to_leave(latest["ids"][FAR])
+        elif kind == "cut":
+            nodes.cut()
+        if kind != "kill":
+            until([NEAR])
+        nodes.kill("rlinf_far")
+        nodes.fix()
+        until([NEAR])
+        nodes.start_far()
+        happened.update([kind, "join"])
+        latest = until([NEAR, FAR])
+        for _ in range(chance.randrange(3)):
+            os.kill(chance.choice(latest["pids"]), signal.SIGKILL)
+            happened.update(["worker killed"])
+            latest = until([NEAR, FAR])
+    assert driver.stdin is not None
+    driver.stdin.close()
+    seen += stream
+    assert driver.wait(timeout=60) == 0, driver.stderr.read() if driver.stderr else ""
+    print(dict(happened))
+    iterations = sum(each["kind"] == "iteration" for each in seen)
+    assert seen[-1] == {"kind": "weights", "digest": expected(iterations)}
