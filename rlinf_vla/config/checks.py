@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlinf_vla.config.cluster import GIVEN
+from rlinf_vla.config.cluster import BROADCAST, GIVEN
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, OFF_POLICY, ON_POLICY
 from rlinf_vla.config.robot import ROBOT
@@ -54,6 +54,8 @@ def check(recipe: Recipe) -> None:
         require(in_one, f"cluster.{name}={getattr(cluster, name)} needs cluster.runtime=ray")
     turns = getattr(recipe.algorithm, "staleness", 0) == 0
     require(turns or not cluster.offload, "cluster.offload=true needs algorithm.staleness=0")
+    apart = cluster.weights != BROADCAST or not cluster.offload
+    require(apart, "cluster.weights=broadcast takes the memory that cluster.offload=true frees: use cluster.weights=auto")
     unshared = cluster.plan == GIVEN or cluster.shards_per_worker == 1
     require(unshared, f"cluster.shards_per_worker={cluster.shards_per_worker} needs cluster.plan=given: no plan is predicted for it")
     if cluster.plan == GIVEN or not on_policy:

@@ -28,6 +28,7 @@ SPLITS = ("none", "head")
 SHARDINGS = ("none", "full")
 PLANS = GIVEN, AUTO = ("given", "auto")
 PLACEMENTS = COLLOCATED, DISAGGREGATED, HYBRID = ("collocated", "disaggregated", "hybrid")
+BROADCAST, STORE = ("broadcast", "store")
 DEVICES = CPU, CUDA, FAKE_GPU = ("cpu", "cuda", "fake_gpu")
 CPU_ROWS, GPU_ROWS = 320, 2048
 """Default micro-batches of a CPU; on a GPU only where memory is not counted in advance."""
@@ -155,6 +156,10 @@ class ClusterConfig:
     algorithms each has a part of the replay buffers, and computes the rows that it stores."""
     trainer_sharding: Annotated[str, OneOf(*SHARDINGS)] = "none"
     """full: also shard the policy's weights and the optimiser state across the ranks (FSDP2)."""
+    weights: Annotated[str, OneOf(AUTO, BROADCAST, STORE)] = AUTO
+    """How trained weights reach rollout workers. broadcast: from device to device (NCCL or gloo)
+    while rollouts go on; a worker then has a second copy of them. store: through Ray's object
+    store. auto: broadcast on GPUs, but not with ``offload``; store on CPUs (docs/cluster.md)."""
     streaming: bool = True
     """Process each shard of a rollout as it arrives; false: wait until all have arrived."""
     offload: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
@@ -20,10 +20,10 @@ from rlinf_vla.config.recipe import OFF_POLICY, Recipe
 from rlinf_vla.planner.memory import MemoryModel, estimate, exactly, gathered_bytes, packed_bytes
 from rlinf_vla.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
-from rlinf_vla.runtime.machines import assign, describe, this_machine
+from rlinf_vla.runtime.machines import assign, broadcasts, describe, this_machine
 from rlinf_vla.training.ranks import BUCKET
 
-ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP = "always", "rollout", "reference", "update", "optimiser step"
+ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP, PUBLISH = "always", "rollout", "reference", "update", "optimiser step", "publishing weights"
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,7 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
     if model.replay is None or not setting.micro_batch_size:
         rows = min(setting.micro_batch_size, rows)
     parts = [Part(role, name, ALWAYS, size) for name, size in always.items()]
+    parts += [replace(part, size=min(part.size, BUCKET)) for part in _broadcast(model, setting, role, "bucket of weights to broadcast")]
     count = exactly if exact else estimate
     what = "micro-batch" if model.replay is None else "batch"
     update = {f"{what}, activations": count(model.update, rows, setting.gradient_checkpointing) if rows else 0.0}
@@ -190,8 +191,18 @@ def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> lis
         # a recorded call keeps its memory: one of act and, for a critic, one of value
         Part(role, "recorded policy calls", ALWAYS, call + (count(model.value_bytes, rows) if model.on_policy else 0.0) if graphs else 0.0),
         Part(role, "policy call", ROLLOUT, call * (not graphs)),
+        *_broadcast(model, setting, role, "broadcast weights that arrive"),
     ]
     return [part for part in parts if part.size]
+
+
+def _broadcast(model: MemoryModel, setting: Setting, role: str, name: str) -> list[Part]:
+    """Return the second copy of trained weights that a broadcast takes; only with staleness is it
+    there during updates and rollouts."""
+    cluster, staleness = model.recipe.cluster, getattr(model.recipe.algorithm, "staleness", 0)
+    if cluster.runtime == IN_PROCESS or not broadcasts(replace(cluster, offload=setting.offload)):
+        return []
+    return [Part(role, name, ALWAYS if staleness else PUBLISH, model.weights().trained * max(1, staleness))]
 
 
 def _host(model: MemoryModel) -> Iterator[Part]:

@@ -24,7 +24,7 @@ from rlinf_vla.planner.profiles import profiles_for
 from rlinf_vla.planner.workload import Workload
 from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.runtime import builders, recipes, run_directory
-from rlinf_vla.runtime.machines import Cluster, describe
+from rlinf_vla.runtime.machines import Cluster, broadcasts, describe
 from rlinf_vla.telemetry.environment import fingerprint
 
 
@@ -163,6 +163,7 @@ def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
         proximal=config.decoupled or (profile.rounded if config.recompute_log_prob is None else config.recompute_log_prob),
         fixes=recipe.cluster.reuse_frozen and config.epochs > 1,
         critic=slots,
+        broadcast=broadcasts(replace(recipe.cluster, offload=False)),
         processes=getattr(recipe.env, "processes", None),
     )
 

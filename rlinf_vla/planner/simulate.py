@@ -211,9 +211,7 @@ class _Simulation:
         ranks, head = self.plan.trainer_ranks, self.head
         if ranks == 1:
             return 0.0
-        rate = STORE
-        if head.node.gpus:
-            rate = head.profile.bus or 1e9 * head.node.gpu_link_gbps / 8
+        rate = self._bus
         if self._trainers_apart:
             network = 1e9 * head.node.network_gbps / 8
             rate = min(rate, network) if head.node.gpus else network
@@ -221,7 +219,7 @@ class _Simulation:
         return steps * 2 * ((ranks - 1) / ranks * head.profile.bytes.gradients / rate + (ranks - 1) * head.latency / ranks)
 
     def _publish(self, updated: int) -> int:
-        """Add the publication of weights: one put, and one fetch per machine."""
+        """Add the publication of weights: one put, then a broadcast or one fetch per machine."""
         head, tasks = self.head, self.tasks
         if self.single:
             self.published.append({})
@@ -230,6 +228,8 @@ class _Simulation:
         copied = tasks.run(head, "publish", track, device, head.profile.cost("publish").fixed, [updated, self.free[track]])
         self.free[track] = copied
         stored = tasks.wait([copied], head.latency + size / STORE, "publish", "network")
+        if self.workload.broadcast and not self.plan.offload:
+            return self._broadcast(size, stored)
         arrived = {}
         for host in self.hosts:
             readers = host.copies - (host.index == head.index)
@@ -237,6 +237,22 @@ class _Simulation:
             arrived[host.index] = tasks.add("publish", "network", head.link, readers * head.transfer(size), [begun])
         self.published.append(arrived)
         return stored
+
+    def _broadcast(self, size: float, stored: int) -> int:
+        """Add a broadcast in a ring: bucket after bucket, every link carries the weights once."""
+        head, tasks = self.head, self.tasks
+        here = tasks.wait([stored], head.latency + size / self._bus, "publish", "network")
+        begun = tasks.wait([stored], head.latency, "publish", "network")
+        apart = sum(host.copies for host in self.hosts) > 1
+        arrived = tasks.wait([here, tasks.add("publish", "network", head.link, head.transfer(size) * apart, [begun])])
+        self.published.append({host.index: arrived for host in self.hosts})
+        return stored
+
+    @property
+    def _bus(self) -> float:
+        """Bytes per second between devices of the trainer's first machine."""
+        head = self.head
+        return (head.profile.bus or 1e9 * head.node.gpu_link_gbps / 8) if head.node.gpus else STORE
 
     @property
     def head(self) -> Host:

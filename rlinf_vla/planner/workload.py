@@ -37,6 +37,8 @@ class Workload:
     """The frozen part of the policy is computed once per update."""
     critic: bool = True
     """Bootstrap values are computed for episodes that are cut off."""
+    broadcast: bool = False
+    """New weights are broadcast, unless roles take turns, and not fetched from the object store."""
     processes: int | None = None
     """Simulator processes per rollout worker; None: one per core, at least one per group."""
 

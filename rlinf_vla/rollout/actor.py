@@ -154,7 +154,8 @@ class CudaGraphed:
                 self.function(arguments)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_graph_pool()):
+        # weights may arrive meanwhile, in a thread that allocates memory for them
+        with torch.cuda.graph(graph, pool=_graph_pool(), capture_error_mode="thread_local"):
             results = self.function(arguments)
         return graph, arguments, results
 

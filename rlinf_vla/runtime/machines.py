@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from rlinf_vla.config.cluster import CUDA, DISAGGREGATED, FAKE_GPU, ClusterConfig, NodeConfig
+from rlinf_vla.config.cluster import AUTO, BROADCAST, CUDA, DISAGGREGATED, FAKE_GPU, ClusterConfig, NodeConfig
 from rlinf_vla.config.errors import UserError
 
 
@@ -62,6 +62,14 @@ def _describe(node: NodeConfig) -> str:
     gpus = f"{node.gpus} x {node.gpu or 'GPU'} of {node.gpu_memory_gb:g} GB, " if node.gpus else ""
     spot = ", spot" if node.spot else ""
     return f"{node.count} x {node.name} ({gpus}{node.cpus} cores, {node.memory_gb:g} GB, {node.network_gbps:g} Gbit/s{spot})"
+
+
+def broadcasts(config: ClusterConfig) -> bool:
+    """Return whether trained weights are broadcast to rollout workers (``cluster.weights``).
+
+    On the CPUs of one machine the object store's shared memory is two to four times faster.
+    """
+    return not config.offload and (config.weights == BROADCAST or (config.weights == AUTO and config.device == CUDA))
 
 
 def describe(config: ClusterConfig) -> Cluster:

@@ -78,9 +78,8 @@ def test_its_keys_and_values_are_checked(rlinf_vla: CommandLine, strangers: Coun
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [*KEYS, "sac", "sft"])
 def test_the_same_bits_on_ray(strangers: Counting, tmp_path: Path, name: str) -> None:
-    there = strangers.arguments(
-        "train", f"counting_{name}", *QUICK, "run_dir=there", "cluster.runtime=ray", "cluster.rollout_workers=2", "reward=success"
-    )
+    on_ray = ["cluster.runtime=ray", "cluster.rollout_workers=2", "cluster.weights=broadcast"]
+    there = strangers.arguments("train", f"counting_{name}", *QUICK, "run_dir=there", *on_ray, "reward=success")
     here = strangers.arguments("train", f"counting_{name}", *QUICK, "run_dir=shaped", "reward=success")
     command = [sys.executable, "-m", "rlinf_vla.cli.main"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

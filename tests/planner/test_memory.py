@@ -30,6 +30,7 @@ from rlinf_vla.planner.synthetic import synthetic_batch
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime.run_directory import save_recipe
 from rlinf_vla.telemetry.measurement import saved_for_backward
+from rlinf_vla.training.ranks import BUCKET
 
 ROWS = 6
 TINY = {
@@ -190,6 +191,19 @@ def test_roles_on_one_device_add_up_unless_they_take_turns() -> None:
     both, turns = (budget(model, replace(setting, offload=offload), GIGABYTE) for offload in (False, True))
     roles = [both.role_peak(role) for role in ("trainer", "rollout worker")]
     assert both.peak == sum(roles) and turns.peak == max(roles)
+
+
+@pytest.mark.parametrize(("keys", "phase"), [((), "publishing weights"), (("algorithm.staleness=1", "algorithm.decoupled=true"), "always")])
+def test_a_broadcast_takes_a_bucket_of_the_trainer_and_a_second_copy_of_workers(keys: tuple[str, ...], phase: str) -> None:
+    ray = recipe(*MODEL, "cluster.runtime=ray", "cluster.rollout_workers=8", "cluster.trainer_ranks=8", *keys)
+    by_store = replace(ray, cluster=replace(ray.cluster, weights="store"))
+    with_copies, without = (budget(model := MemoryModel(each), setting_of(each), GIGABYTE) for each in (ray, by_store))
+    added = [part for part in with_copies.parts if part not in without.parts]
+    trained = model.weights().trained
+    assert [(part.role, part.phase, part.size) for part in added] == [
+        ("trainer", phase, min(trained, BUCKET)),
+        ("rollout worker", phase, trained),
+    ]
 
 
 def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path) -> None:

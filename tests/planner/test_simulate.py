@@ -92,6 +92,18 @@ def test_weights_cross_the_network_once_per_machine() -> None:
         assert slow.critical["publishing weights"] >= seconds
 
 
+def test_a_broadcast_crosses_each_link_once() -> None:
+    """However many machines there are; with roles that take turns, weights are fetched from the store."""
+    apart, load = Plan("ray", "disaggregated", 4), workload(broadcast=True)
+    stored = replace(LIGHT, trained=1e9)
+    slow, none = (played(apart, load, profile(bytes=each), count=5, network_gbps=8.0) for each in (stored, LIGHT))
+    assert slow.seconds == pytest.approx(none.seconds + 1.0 + 1e9 / STORE)
+    turns = replace(apart, offload=True)
+    assert played(turns, load, profile(bytes=stored), count=5, network_gbps=8.0) == played(
+        turns, workload(), profile(bytes=stored), count=5, network_gbps=8.0
+    )
+
+
 def test_ranks_share_an_update_and_add_their_gradients() -> None:
     one, four = (played(Plan("ray", "disaggregated", 1, trainer_ranks=ranks), workload(minibatch_size=64), count=5) for ranks in (1, 4))
     assert four.critical["summing gradients over trainer ranks"] == pytest.approx(2 * 0.75 * 1e9 / (10e9 / 8))

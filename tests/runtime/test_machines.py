@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rlinf_vla.config.cluster import THIS, ClusterConfig, NodeConfig
@@ -52,6 +54,21 @@ def test_an_invalid_node(node: dict[str, object], word: str) -> None:
         odd = NodeConfig("odd", **node)  # type: ignore[arg-type]
         check_values(odd)
         described([odd], gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "broadcasts"),
+    [
+        ({}, False),
+        ({"device": "cuda"}, True),
+        ({"device": "cuda", "offload": True}, False),
+        ({"device": "cuda", "weights": "store"}, False),
+        ({"device": "fake_gpu"}, False),
+        ({"weights": "broadcast"}, True),
+    ],
+)
+def test_weights_are_broadcast_on_gpus_that_have_the_memory_or_on_request(keys: dict[str, Any], broadcasts: bool) -> None:
+    assert machines.broadcasts(ClusterConfig("some", **keys)) == broadcasts
 
 
 def test_an_invalid_cluster() -> None:

@@ -28,6 +28,10 @@ PLANS = {
     "ray, reward worker": (True, {"reward_workers": 1}),
     "ray, collocated, taking turns": (True, {"placement": "collocated", "rollout_workers": 2, "ranks": 2, "offload": True}),
     "ray, disaggregated": (True, {"placement": "disaggregated", "rollout_workers": 4, "ranks": 2, "reference_workers": 2}),
+    "ray, broadcast, sharded, split": (
+        True,
+        {"rollout_workers": 2, "feature_workers": 1, "ranks": 2, "sharded": True, "weights": "broadcast"},
+    ),
     "ray, hybrid": (True, {"placement": "hybrid", "rollout_workers": 4, "ranks": 2, "depth": 2}),
 }
 RECIPES = {

@@ -19,6 +19,7 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import OnPolicyFlow
 from rlinf_vla.runtime.ray.growth import Growth
 from rlinf_vla.runtime.ray.pool import Pool, ShardLost, parts
+from rlinf_vla.runtime.ray.publisher import Publisher
 from rlinf_vla.runtime.ray.rollout_workers import ShardDone, Weights, evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed, light_trajectory, serial_of
 from rlinf_vla.runtime.ray.shards import Shards, Task
@@ -71,8 +72,8 @@ class RayFlow(OnPolicyFlow):
         self._serials: dict[int, list[int]] = {}
         self._heavy: dict[int, tuple[Any, Any]] = {}
         """Serial number of a shard -> (what only the policy reads, what only a reward reads)."""
-        self._weights: dict[int, tuple[Weights, Any]] = {}
-        """Version -> (all trained weights, those that rollout workers load)."""
+        self._publisher = Publisher(self.rollouts, trainers, bool(self.features), self.staleness)
+        self._weights: dict[int, Weights] = {}
         self._shown = False
         self._executor = ThreadPoolExecutor(max_workers=256, thread_name_prefix="shard")
 
@@ -196,21 +197,14 @@ class RayFlow(OnPolicyFlow):
         self.trainers.save(directory, state, keep, self._packed_earlier())
 
     def _packed_earlier(self) -> dict[int, Packed]:
-        return {
-            version: followed(weights.everything) for version, (weights, _) in self._weights.items() if self.is_pending_version(version)
-        }
+        return {version: followed(weights.everything) for version, weights in self._weights.items() if self.is_pending_version(version)}
 
     def send_weights(self, version: int | None = None, earlier_weights: Packed | None = None) -> None:
-        """Put the trained weights where workers can read them before their next work.
-
-        ``earlier_weights``: weights to publish instead of the trainer's current ones.
-        """
-        started = time.perf_counter()
+        """Publish the trained weights, or ``earlier_weights``, for the workers' next work."""
         version = self.policy_version if version is None else version
         with self.timeline.span("publish", trainer_track(0, len(self.trainers.actors))):
-            ((nbytes, packed, head), *_) = self.trainers.call("weights", earlier_weights, returns=3)
-        self._weights[version] = (Weights(version, packed), head if self.features else packed)
-        self.log({"weights/bytes": float(nbytes), "weights/publish_s": time.perf_counter() - started})
+            self._weights[version], metrics = self._publisher.publish(version, earlier_weights)
+        self.log(metrics)
         if self.offload:
             self.trainers.call("rest")
 
@@ -237,7 +231,7 @@ class RayFlow(OnPolicyFlow):
     def _produce(self, task: Task) -> Trajectory:
         """Roll out a shard on any worker and give its heavy part to the trainer."""
         while True:
-            played, heavy, scene = self.rollouts.call(task.method, *self._weights[task.version], *task.arguments, returns=3)
+            played, heavy, scene = self.rollouts.call(task.method, self._weights[task.version], *task.arguments, returns=3)
             serial = next(self._serial)
             try:
                 self.trainers.call("accept", serial, heavy)

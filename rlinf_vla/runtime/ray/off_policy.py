@@ -20,12 +20,12 @@ from rlinf_vla.runtime.base import Runtime
 from rlinf_vla.runtime.off_policy import RANKS, SimulatorFlow, append_all, learn_from_replay, open_replays
 from rlinf_vla.runtime.ray.flow import Workers
 from rlinf_vla.runtime.ray.pool import Pool, parts
-from rlinf_vla.runtime.ray.rollout_workers import Weights, evaluate_on
+from rlinf_vla.runtime.ray.publisher import Publisher
+from rlinf_vla.runtime.ray.rollout_workers import evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed
 from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
 from rlinf_vla.runtime.ray.worker import clock_offset, shifted
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.lora import rounded_weights
 
 
 class LearnerWorker(TrainerWorker):
@@ -65,14 +65,8 @@ class LearnerWorker(TrainerWorker):
         with self.builders.update_threads():
             return learn_from_replay(self.trainer, self.algorithm, self.replays, updates, self.builders.settings.run_seed, iteration)
 
-    def acting_weights(self) -> tuple[int, Packed]:
-        """Return the bytes of the weights that act, and these weights; on all ranks but the first
-        nothing."""
-        if self.place:
-            return 0, Packed({})
-        acting = self.trainer.acting_weights()
-        packed = Packed.of(rounded_weights(self.policy, acting) if self.builders.settings.rounded else acting)
-        return packed.nbytes, packed
+    def acting_weights(self) -> Tensors:
+        return self.trainer.acting_weights()
 
 
 class LearnersReplay:
@@ -107,7 +101,7 @@ class RayCollector:
 
     def __init__(self, pool: Pool, trainers: Trainers, share: int) -> None:
         """``share``: episodes per call of a worker."""
-        self.pool, self._trainers = pool, trainers
+        self.pool, self._publisher = pool, Publisher(pool, trainers)
         introduced = pool.call("worker_info")[0]
         self.env, self.chunk = introduced.env, introduced.policy.chunk
         self.share = share
@@ -116,14 +110,12 @@ class RayCollector:
 
     def publish(self) -> None:
         self._version += 1
-        self._bytes, packed = self._trainers.call("acting_weights", returns=2)[0]
-        self.weights: tuple[Weights, Any] = (Weights(self._version, packed), packed)
-        """The published weights: version, and reference to the tensors."""
+        self.weights, self._sent = self._publisher.publish(self._version)
 
     def collect(
         self, episodes: Episodes, rewards: ChunkRewards, expert: bool, timeline: Timeline, progress: Callable[[float], None]
     ) -> list[EpisodeRecords]:
-        works = [(*self.weights, part, rewards, expert) for part in parts(episodes, self.share)]
+        works = [(self.weights, part, rewards, expert) for part in parts(episodes, self.share)]
         found = []
         for played, spans in self.pool.map("collect_transitions", works, progress):
             found += [EpisodeRecords(packed.tensors(), success, steps) for packed, success, steps in played]
@@ -137,7 +129,7 @@ class RayCollector:
 
     def metrics(self) -> dict[str, float]:
         lost, recovery_s = self.pool.news()
-        return {"faults/rollout": float(lost), "faults/recovery_s": recovery_s, "weights/bytes": float(self._bytes)}
+        return {"faults/rollout": float(lost), "faults/recovery_s": recovery_s, **self._sent}
 
 
 class RayOffPolicyFlow(SimulatorFlow):

@@ -28,7 +28,7 @@ from rlinf_vla.runtime.ray.rollout_workers import FeatureWorker, RolloutWorker
 from rlinf_vla.runtime.ray.scoring_workers import ReferenceWorker, RewardWorker
 from rlinf_vla.runtime.ray.supervised import open_supervised
 from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
-from rlinf_vla.runtime.ray.worker import HEALTH, Builders
+from rlinf_vla.runtime.ray.worker import HEALTH, WEIGHTS, Builders
 from rlinf_vla.training.checkpoint import load_earlier
 
 PLACEMENT = "placement.json"
@@ -140,7 +140,7 @@ def launch_workers(
     with ExitStack() as stack:
         places = stack.enter_context(reserve_places(roles, cluster.start_timeout_s, cluster.spread, machines))
 
-        groups = {HEALTH: 1}
+        groups = {HEALTH: 1, WEIGHTS: 1}
         # Ray itself restarts these, so that the handles of rollout workers stay valid
         kind = remote(max_restarts=-1, max_task_retries=-1, concurrency_groups=groups)(FeatureWorker)
         features = [kind.options(**place).remote(builders["feature"], number) for number, place in enumerate(places["feature"])]

@@ -21,6 +21,7 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.rollout.reward_shaping import seen
 from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head
 from rlinf_vla.rollout.transitions import ChunkRewards, record_transitions
+from rlinf_vla.runtime.ray.broadcast import Inbox, Layout, Order, Received
 from rlinf_vla.runtime.ray.pool import Pool, parts
 from rlinf_vla.runtime.ray.serialization import Packed, heavy_parts, light_part
 from rlinf_vla.runtime.ray.worker import (
@@ -30,6 +31,7 @@ from rlinf_vla.runtime.ray.worker import (
     call_with_restart,
     clock_offset,
     followed,
+    node_address,
     off_the_gpu,
     put,
     shifted,
@@ -37,13 +39,21 @@ from rlinf_vla.runtime.ray.worker import (
 from rlinf_vla.telemetry.timeline import Span, Timeline
 from rlinf_vla.training.lora import merged_lora
 
+Member = tuple[str, int]
+"""A worker: address of its machine and process id."""
+
 
 @dataclass(frozen=True)
 class Weights:
-    """A version of the trained weights. everything: reference that only feature workers fetch."""
+    """A version of the trained weights, as references to the object store.
+
+    everything: for feature workers. own: for rollout workers, except for the ``receivers`` to which
+    it is broadcast."""
 
     version: int
     everything: Any
+    own: Any
+    receivers: frozenset[Member] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -77,8 +87,8 @@ class PolicyWorker(Worker):
         super().__init__(builders, place)
         self._merged = ExitStack()
 
-    def load(self, version: int, weights: Packed) -> float:
-        """Load ``weights`` and merge adapters, unless present; return the seconds taken."""
+    def load(self, version: int, fetch: Callable[[], Tensors]) -> float:
+        """Fetch weights and merge adapters, unless present; return the seconds taken."""
         if version == self.version:
             return 0.0
         started = time.perf_counter()
@@ -87,7 +97,7 @@ class PolicyWorker(Worker):
             self.resting = False
             self.policy.to(self.builders.cluster.torch_device)
             self.wake()
-        put(self.policy, weights)
+        put(self.policy, fetch())
         self._merged.enter_context(merged_lora(self.policy))
         self.version = version
         return time.perf_counter() - started
@@ -142,8 +152,7 @@ class FeatureWorker(PolicyWorker):
             self.ready()
         assert self.server is not None
         with self.builders.rollout_threads():
-            if weights.version != self.version:
-                self.load(weights.version, followed(weights.everything))
+            self.load(weights.version, lambda: followed(weights.everything).tensors())
             return Packed.of(self.server.encode(inputs.tensors()))
 
 
@@ -160,6 +169,7 @@ class RolloutWorker(PolicyWorker):
         """``features``: feature worker with this worker's backbone; None: the policy is whole."""
         super().__init__(builders, place)
         self.features = features
+        self.inbox = Inbox(builders.cluster.torch_device, node_address())
 
     def ready(self) -> WorkerInfo:
         builders = self.builders
@@ -198,54 +208,63 @@ class RolloutWorker(PolicyWorker):
     def _encode(self, inputs: Inputs) -> Tensors:
         return call_with_restart(self.features, "encode", (self.weights, Packed.of(inputs)), self.builders.cluster.heartbeat_s).tensors()
 
-    def collect(self, weights: Weights, own: Packed, iteration: int, first: int, calls: int) -> tuple[ShardDone, Packed, Packed]:
+    def receive(self, rank: int, order: Order, layout: Layout, oldest: int) -> Received:
+        """See ``Inbox.receive``; it may run while this worker does anything else."""
+        return self.inbox.receive(rank, order, layout, oldest)
+
+    def collect(self, weights: Weights, iteration: int, first: int, calls: int) -> tuple[ShardDone, Packed, Packed]:
         """Roll out the environments from number ``first`` on.
 
         Returns the light part, what only the policy reads, and what only a reward reads.
-        ``own``: trained weights of this worker's part of the policy.
         """
 
-        return self._play(
-            weights, own, lambda groups, **how: collect(self.actor, groups, iteration, weights.version, calls, first=first, **how)
-        )
+        return self._play(weights, lambda groups, **how: collect(self.actor, groups, iteration, weights.version, calls, first=first, **how))
 
-    def collect_episodes(self, weights: Weights, own: Packed, episodes: Episodes) -> tuple[ShardDone, Packed, Packed]:
-        return self._play(weights, own, lambda groups, **how: collect_episodes(self.actor, groups, episodes, weights.version, **how))
+    def collect_episodes(self, weights: Weights, episodes: Episodes) -> tuple[ShardDone, Packed, Packed]:
+        return self._play(weights, lambda groups, **how: collect_episodes(self.actor, groups, episodes, weights.version, **how))
 
-    def _play(self, weights: Weights, own: Packed, play: Callable[..., Trajectory]) -> tuple[ShardDone, Packed, Packed]:
+    def _play(self, weights: Weights, play: Callable[..., Trajectory]) -> tuple[ShardDone, Packed, Packed]:
         timeline, apart = Timeline(), self.builders.rewards_apart
         if isinstance(self.actor, SplitActor):
             self.actor.sent = self.actor.received = 0
-        with self._acting(weights, own) as seconds:
+        with self._acting(weights) as seconds:
             rollouts = play(self.groups if apart else self.rewarded, spans=timeline, beside=seen if apart else lambda call: {})
         spans, steps = self._spans(timeline), int(rollouts.valid.sum())
         crossed = (self.actor.sent, self.actor.received) if isinstance(self.actor, SplitActor) else (0, 0)
         heavy, scene = heavy_parts(rollouts)
         return ShardDone(light_part(rollouts), spans, steps, seconds, heavy.nbytes + scene.nbytes, *crossed), heavy, scene
 
-    def play_evaluation(self, weights: Weights, own: Packed, numbers: range, temperature: float, filmed: int) -> list[EpisodeResult]:
+    def play_evaluation(self, weights: Weights, numbers: range, temperature: float, filmed: int) -> list[EpisodeResult]:
         """Play evaluation episodes ``numbers``; record the frames of those below ``filmed``."""
-        with self._acting(weights, own):
+        with self._acting(weights):
             return play_evaluation(self.actor_at(temperature), self.groups, numbers, Timeline(), filmed)
 
     def collect_transitions(
-        self, weights: Weights, own: Packed, episodes: Episodes, rewards: ChunkRewards, expert: bool
+        self, weights: Weights, episodes: Episodes, rewards: ChunkRewards, expert: bool
     ) -> tuple[list[tuple[Packed, bool, int]], list[Span]]:
         """Run ``episodes`` to their end, by the policy or by the scripted expert.
 
         Returns the fields of ``EpisodeRecords`` of each, and the spans of the rollout.
         """
         timeline = Timeline()
-        with self._acting(weights, own):
+        with self._acting(weights):
             found = record_transitions(self.policy, self.actor, self.rewarded, episodes, rewards, expert, timeline)
         return [(Packed.of(each.records), each.success, each.steps) for each in found], self._spans(timeline)
 
     @contextmanager
-    def _acting(self, weights: Weights, own: Packed) -> Iterator[float]:
+    def _acting(self, weights: Weights) -> Iterator[float]:
         """Act with these weights; yield the seconds that it took to load them."""
         with self.builders.rollout_threads():
             self.weights = weights
-            yield self.load(weights.version, own)
+            seconds = self.load(weights.version, lambda: self._fetch(weights))
+            with self.inbox.busy.working():
+                yield seconds
+
+    def _fetch(self, weights: Weights) -> Tensors:
+        """Return what was broadcast to this worker, else what is in the object store."""
+        broadcast = (node_address(), self.pid()) in weights.receivers
+        arrived = self.inbox.take(weights.version) if broadcast else None
+        return followed(weights.own).tensors() if arrived is None else arrived
 
     def _spans(self, timeline: Timeline) -> list[Span]:
         """Return the spans under this worker's name, in seconds of ``time.time``."""
@@ -261,8 +280,8 @@ class RolloutWorker(PolicyWorker):
 
 
 def evaluate_on(
-    pool: Pool, weights: tuple[Weights, Any], size: int, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None]
+    pool: Pool, weights: Weights, size: int, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None]
 ) -> list[EpisodeResult]:
     """Run the first ``episodes`` evaluation episodes on the pool's workers, ``size`` in a call."""
-    works = [(*weights, part, temperature, filmed) for part in parts(range(episodes), size)]
+    works = [(weights, part, temperature, filmed) for part in parts(range(episodes), size)]
     return list(itertools.chain.from_iterable(pool.map("play_evaluation", works, progress)))

@@ -18,6 +18,7 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Runtime, Say
 from rlinf_vla.runtime.ray.flow import Workers
+from rlinf_vla.runtime.ray.publisher import Publisher
 from rlinf_vla.runtime.ray.rollout_workers import Weights, evaluate_on
 from rlinf_vla.runtime.supervised import SupervisedFlow
 
@@ -29,7 +30,8 @@ class RaySupervisedFlow(SupervisedFlow):
         """``arguments``: see ``SupervisedFlow``."""
         super().__init__(*arguments)
         self.rollouts, self.trainers = workers.rollouts, workers.trainers
-        self._sent: tuple[int, tuple[Weights, Any]] | None = None
+        self._publisher = Publisher(workers.rollouts, workers.trainers)
+        self._sent: Weights | None = None
 
     def collect_demonstrations(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
         ((found, success),) = self.rollouts.call("demonstrate", config)
@@ -56,10 +58,9 @@ class RaySupervisedFlow(SupervisedFlow):
 
     def evaluate(self, episodes: int, size: int, temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
         """Evaluate the current policy on the first ``episodes``, ``size`` in a call of a worker."""
-        if self._sent is None or self._sent[0] != self.policy_version:
-            ((_, packed, _), *_) = self.trainers.call("weights", returns=3)
-            self._sent = self.policy_version, (Weights(self.policy_version, packed), packed)
-        return evaluate_on(self.rollouts, self._sent[1], size, episodes, temperature, filmed, progress)
+        if self._sent is None or self._sent.version != self.policy_version:
+            self._sent, _ = self._publisher.publish(self.policy_version)
+        return evaluate_on(self.rollouts, self._sent, size, episodes, temperature, filmed, progress)
 
 
 @contextmanager

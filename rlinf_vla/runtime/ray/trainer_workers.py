@@ -21,10 +21,11 @@ from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.parity import Parity
 from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.cluster import CUDA, ClusterConfig
-from rlinf_vla.core.types import Trajectory
+from rlinf_vla.core.types import Tensors, Trajectory
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime.base import Restart
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
+from rlinf_vla.runtime.ray.broadcast import Held, Order, Outbox
 from rlinf_vla.runtime.ray.notices import leaving_nodes
 from rlinf_vla.runtime.ray.pool import WorkerLost, wait
 from rlinf_vla.runtime.ray.scoring_workers import learning, whole
@@ -58,6 +59,7 @@ class TrainerWorker(Worker):
                 shard(self.policy)
             self.trainer = builders.trainer(self.policy)
         self.algorithm, self.heavy = builders.algorithm(), HeavyParts()
+        self.outbox = Outbox(cluster.torch_device, node_address())  # after the groups of the ranks
         weights, trained = (sum(each.numel() for each in group) for group in (self.policy.parameters(), self.trainer.parameters.values()))
         return self.info(self.policy.spec, weights=weights, trained=trained)
 
@@ -81,20 +83,31 @@ class TrainerWorker(Worker):
         versions = {version: packed.tensors() for version, packed in earlier_weights.items()}
         save_checkpoint(directory, self.policy, self.trainer, state, keep, versions)
 
-    def weights(self, earlier_weights: Packed | None = None) -> tuple[int, Packed, Packed]:
-        """Return the bytes of all trained weights, these weights, and those of the action head.
+    def weights(self, earlier: Packed | None = None, broadcast: int | None = None, split: bool = False) -> tuple[Held, Packed, Packed]:
+        """Return the weights that act, and with ``split`` those of the action head.
 
-        The last is empty for a policy without split, and on all ranks but the first everything is.
-        ``earlier_weights`` replaces the current ones.
+        On all ranks but the first everything is empty. ``earlier`` replaces the current weights.
+        ``broadcast``: version as which a copy of what rollout workers load is kept for ``send``.
         """
-        everything = self.trainer.weights() if earlier_weights is None else earlier_weights.tensors()
+        everything = self.acting_weights() if earlier is None else earlier.tensors()
         if self.place:
-            return 0, Packed({}), Packed({})
+            return Held(), Packed({}), Packed({})
         if self.builders.settings.rounded:
             everything = rounded_weights(self.policy, everything)
-        packed = Packed.of(everything)
-        head = Packed.of(head_weights(self.policy, everything)) if self.policy.split_unsupported is None else Packed({})
-        return packed.nbytes, packed, head
+        packed, head = Packed.of(everything), Packed.of(head_weights(self.policy, everything) if split else {})
+        held = Held(packed.nbytes)
+        if broadcast is not None:
+            own = head if split else packed
+            held = Held(packed.nbytes, self.outbox.hold(broadcast, own.tensors()), self.outbox.address())
+        return held, packed, head
+
+    def acting_weights(self) -> Tensors:
+        """Return the trained weights that rollout workers load; all ranks must call it."""
+        return self.trainer.weights()
+
+    def send(self, order: Order) -> bool:
+        """Broadcast the version kept by ``weights``; return whether it worked."""
+        return self.outbox.send(order)
 
     def accept(self, serial: int, heavy: Packed) -> None:
         """Keep a shard's heavy part on this machine, which then survives its rollout worker."""

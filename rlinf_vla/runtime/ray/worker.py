@@ -14,14 +14,15 @@ from torch import nn
 
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, VectorEnv
+from rlinf_vla.core.types import Tensors
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardShaper
 from rlinf_vla.runtime.builders import threads
 from rlinf_vla.runtime.ray.serialization import Packed
 from rlinf_vla.telemetry.timeline import Span
 
-HEALTH = "health"
-"""Concurrency group in which a worker answers ``ping`` while it works."""
+HEALTH, WEIGHTS = "health", "weights"
+"""Concurrency groups in which a worker answers ``ping`` and moves weights while it works."""
 START_S = 60.0
 """Seconds for a process to start before it must answer."""
 
@@ -61,6 +62,8 @@ class WorkerInfo:
     """Address of its machine in the cluster."""
     node_id: str
     policy: PolicySpec | None
+    gpus: tuple[str, ...] = ()
+    """Numbers of its GPUs on that machine."""
     weights: int = 0
     trained: int = 0
     env: EnvSpec | None = None
@@ -81,17 +84,12 @@ class Worker:
 
     def where(self) -> dict[str, Any]:
         """Return this worker's machine, process, GPUs that Ray gave it, and device of tensors."""
-        import ray
-
-        context = ray.get_runtime_context()
-        machine, gpus = {"node": node_address(), "node_id": context.get_node_id()}, context.get_accelerator_ids()["GPU"]
-        return machine | {"pid": self.pid(), "gpus": gpus, "device": self.builders.cluster.torch_device}
+        found = {"node": node_address(), "node_id": node_id(), "pid": self.pid(), "gpus": list(gpus())}
+        return found | {"device": self.builders.cluster.torch_device}
 
     def info(self, spec: PolicySpec | None = None, **known: Any) -> WorkerInfo:
         """Return what this worker reports; ``known``: further fields."""
-        import ray
-
-        return WorkerInfo(self.pid(), node_address(), ray.get_runtime_context().get_node_id(), spec, **known)
+        return WorkerInfo(self.pid(), node_address(), node_id(), spec, gpus=gpus(), **known)
 
 
 def call_with_restart(actor: Any, method: str, arguments: tuple[Any, ...], heartbeat_s: float) -> Any:
@@ -117,6 +115,19 @@ def node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
+def node_id() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def gpus() -> tuple[str, ...]:
+    """Return the numbers of the GPUs that Ray gave this process."""
+    import ray
+
+    return tuple(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+
+
 def followed(reference: Any) -> Packed:
     """Fetch the value of an object reference."""
     import ray
@@ -125,10 +136,10 @@ def followed(reference: Any) -> Packed:
 
 
 @torch.no_grad()
-def put(policy: Policy, weights: Packed) -> None:
+def put(policy: Policy, weights: Tensors) -> None:
     """Copy ``weights`` into the policy's parameters of the same names."""
     own = dict(policy.named_parameters())
-    for name, value in weights.tensors().items():
+    for name, value in weights.items():
         own[name].copy_(value)
 
 

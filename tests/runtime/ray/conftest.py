@@ -9,8 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.runtime.ray.namespaces import Nodes, namespaces
+
+dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # PyTorch keeps a pipe open from the first one on: no test's leak
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ class Recipe:
     """File that does not exist yet: the worker that creates it is slow."""
     placement: str | None = None
     """On fake GPUs; None: without GPUs."""
+    weights: str = "store"
     adapters: bool = False
     """LoRA instead of all weights; workers then take seconds longer for imports."""
 
@@ -155,7 +156,13 @@ def roles(recipe: Recipe, machines: Cluster | None = None) -> dict[str, Role]:
 @contextmanager
 def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, cluster: ClusterConfig = CLUSTER) -> Iterator[RayFlow]:
     """In the cluster that this process is connected to."""
-    cluster = replace(cluster, streaming=recipe.streaming, offload=recipe.offload, shards_per_worker=recipe.shards_per_worker)
+    cluster = replace(
+        cluster,
+        streaming=recipe.streaming,
+        offload=recipe.offload,
+        shards_per_worker=recipe.shards_per_worker,
+        weights=recipe.weights,
+    )
     ahead = {"staleness": recipe.config.staleness}
     machines = Cluster("toy", (NodeConfig(gpus=8),)) if recipe.placement else None
     with (

@@ -23,8 +23,8 @@ from tests.runtime.ray.counting import CLUSTER, GRPO_CONFIG, PPO_CONFIG, Recipe,
 EVENTS = int(os.environ.get("CHAOS_EVENTS", "8"))
 """``make chaos`` makes it 200."""
 RECIPES = {
-    "ppo": Recipe(PPO_CONFIG, rollout_workers=2, reference_workers=1, shaped=True, reward_workers=1),
-    "ppo, workers join": Recipe(PPO_CONFIG, rollout_workers=1, shards_per_worker=4),
+    "ppo": Recipe(PPO_CONFIG, rollout_workers=2, reference_workers=1, shaped=True, reward_workers=1, weights="broadcast"),
+    "ppo, workers join": Recipe(PPO_CONFIG, rollout_workers=1, shards_per_worker=4, weights="broadcast"),
     "grpo": Recipe(GRPO_CONFIG, rollout_workers=2, feature_workers=1),
 }
 
@@ -83,7 +83,7 @@ def test_lost_workers_do_not_change_the_weights(name: str, cluster: None) -> Non
 
 @pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced(cluster: None) -> None:
-    recipe, said = Recipe(PPO_CONFIG, rollout_workers=2), list[str]()
+    recipe, said = Recipe(PPO_CONFIG, rollout_workers=2, weights="broadcast"), list[str]()
     with on_ray(recipe, said.append, replace(CLUSTER, heartbeat_s=4.0)) as flow:
         while len(flow.rollouts.introduced) < 2:
             time.sleep(0.05)
@@ -103,7 +103,7 @@ def test_a_worker_that_hangs_is_replaced(cluster: None) -> None:
 
 def test_workers_that_join_and_leave(cluster: None) -> None:
     """While there is room, and without counting as faults."""
-    recipe, said = Recipe(PPO_CONFIG, rollout_workers=1, shards_per_worker=4), list[str]()
+    recipe, said = Recipe(PPO_CONFIG, rollout_workers=1, shards_per_worker=4, weights="broadcast"), list[str]()
     with on_ray(recipe, said.append, replace(CLUSTER, most_rollout_workers=3, max_restarts=0)) as flow:
         pool, deadline = flow.rollouts, time.monotonic() + 120
 
@@ -119,9 +119,11 @@ def test_workers_that_join_and_leave(cluster: None) -> None:
         assert pool.size == 3
         os.kill(pool.introduced[1].pid, signal.SIGKILL)
         metrics = run_until(flow, recipe, joined(3), metrics)
+        metrics = run_until(flow, recipe, lambda: True, metrics)
         found = trained(flow)
     assert any("rollout 1" in line and "it leaves, its work is repeated" in line for line in said)
     assert not any(each["faults/rollout"] for each in metrics)
+    assert metrics[-1]["weights/received"] == 3, "workers that joined get the next broadcast"
     undisturbed = in_process(recipe)
     iterate(undisturbed, recipe, len(metrics))
     assert all(torch.equal(found[key], value) for key, value in trained(undisturbed).items())

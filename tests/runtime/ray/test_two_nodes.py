@@ -45,7 +45,7 @@ def test_rollouts_on_another_node(nodes: Nodes) -> None:
     driver = run(nodes, ITERATIONS, "far")
     found = list(events(driver))
     assert driver.wait(timeout=60) == 0, driver.stderr.read() if driver.stderr else ""
-    assert {tuple(each["nodes"]) for each in found if each["kind"] == "iteration"} == {(FAR,)}
+    assert {(*each["nodes"], each["received"], each["missed"]) for each in found if each["kind"] == "iteration"} == {(FAR, 2, 0)}
     assert found[-1] == {"kind": "weights", "digest": expected(ITERATIONS)}
 
 

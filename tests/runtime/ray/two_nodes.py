@@ -28,7 +28,7 @@ from rlinf_vla.runtime.ray.places import Role
 from tests.runtime.ray.counting import CLUSTER, NUM_ENVS, PPO_CONFIG, SETTINGS, Recipe, algorithm, builders, roles, trained
 
 RECIPE = Recipe(PPO_CONFIG, rollout_workers=2)
-QUICK = replace(CLUSTER, heartbeat_s=5.0, start_timeout_s=90.0, spread=True)
+QUICK = replace(CLUSTER, heartbeat_s=5.0, start_timeout_s=90.0, spread=True, weights="broadcast")
 
 
 def tell(**event: Any) -> None:
@@ -67,7 +67,8 @@ def main(address: str, iterations: int, resource: str, cpus: float) -> None:
             workers_now = flow.rollouts.introduced.copy().values()
             nodes, pids = sorted({each.node for each in workers_now}), [each.pid for each in workers_now]
             ids = {each.node: each.node_id for each in workers_now}
-            tell(kind="iteration", number=iteration, seconds=time.monotonic() - started, nodes=nodes, pids=pids, ids=ids)
+            sent = {name.partition("/")[2]: flow.metrics[name] for name in ("weights/received", "weights/missed")}
+            tell(kind="iteration", number=iteration, seconds=time.monotonic() - started, nodes=nodes, pids=pids, ids=ids, **sent)
         tell(kind="weights", digest=digest(trained(flow)))
 
 
