@@ -70,7 +70,7 @@ PIPELINED = {
     "2 groups taking turns": (Plan(pipeline_depth=2, micro_batch_size=20), ()),
     "2 rollout workers of 2 groups": (ray("collocated", 2, 1, pipeline_depth=2), ()),
 }
-"""Plans of the recipe in Genesis, which advances each group as one batch in a process of its own."""
+"""Plans of the recipe in Genesis, which advances a group as one batch in a process of its own."""
 JOIN, PREEMPT, MIXED = "2 rollout workers join", "a worker is told to leave (SIGTERM)", "mixed pool: 2 GPUs each of two types"
 ONCE = {
     "2 groups taking turns": (Plan(pipeline_depth=2, micro_batch_size=20), ("env.processes=2",)),
@@ -161,7 +161,7 @@ def two_types() -> Iterator[list[str]]:
 
 
 def run(keys: Sequence[str], plan: Plan, folder: Path, title: str) -> Outcome:
-    """Run the recipe of ``keys`` under ``plan`` from its file. Raises RuntimeError if the run fails.
+    """Run the recipe of ``keys`` under ``plan`` from its file. Raises RuntimeError if it fails.
 
     With PREEMPT, a rollout worker gets SIGTERM after the first iteration.
     """
