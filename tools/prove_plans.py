@@ -38,12 +38,12 @@ from rlinf_vla.runtime.machines import assign, describe
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.run_files import read_run
 
-ITERATIONS, LONG = 2, 8
+ITERATIONS, LONG = 2, 16
 """Of a run, and of one in which workers join, whose processes take a while to start."""
 COMMON = (
     *("cluster=8gpu", "cluster.device=fake_gpu", "cluster.micro_batch_size=20", "cluster.update_threads=1", "seed=7"),
     *(f"iterations={ITERATIONS}", "env.num_envs=8", "env.episode_limit=5", "rollout.batch_size=2", "algorithm.minibatch_size=20"),
-    *("evaluation.before_and_after=false", "checkpoints.every=1", "checkpoints.keep=9", "model.options.random_weights=true"),
+    *("evaluation.before_and_after=false", "checkpoints.every=1", "checkpoints.keep=99", "model.options.random_weights=true"),
     *("algorithm.kl_coef=0.05", "algorithm.epochs=2"),
 )
 MANISKILL = ("env.reward=normalized_dense", "env.processes=1")
