@@ -24,7 +24,7 @@ from rlinf_vla.runtime.ray.rollout_workers import ShardDone, Weights, evaluate_o
 from rlinf_vla.runtime.ray.serialization import Packed, light_trajectory, serial_of
 from rlinf_vla.runtime.ray.shards import Shards, Task
 from rlinf_vla.runtime.ray.trainer_workers import Trainers
-from rlinf_vla.runtime.ray.worker import HEALTH, WorkerInfo, clock_offset, followed, shifted
+from rlinf_vla.runtime.ray.worker import HEALTH, WorkerInfo, add_spans, followed
 from rlinf_vla.telemetry.timeline import trainer_track
 
 
@@ -122,8 +122,7 @@ class RayFlow(OnPolicyFlow):
             self.trainers.call("wake")
         self.changed = True
         results = self.trainers.call("update", ray.put(batch), value_only, self.iteration, self.policy_version)
-        for span in shifted([span for ((*_, span),) in results], -clock_offset()):
-            self.timeline.add(*span)
+        add_spans(self.timeline, [span for ((*_, span),) in results])
         metrics, parity, span = results[0][0]
         self.parity = self.parity if self.parity is not None else parity
         self.log_update(metrics)
@@ -239,8 +238,7 @@ class RayFlow(OnPolicyFlow):
                 continue
             self._serials.setdefault(task.iteration, []).append(serial)
             self._heavy[serial] = (heavy, scene)
-            for span in shifted(played.spans, -clock_offset()):
-                self.timeline.add(*span)
+            add_spans(self.timeline, played.spans)
             self._ended = time.perf_counter()
             self._done.append(played)
             return light_trajectory(played.light, serial)

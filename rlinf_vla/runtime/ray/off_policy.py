@@ -24,7 +24,7 @@ from rlinf_vla.runtime.ray.publisher import Publisher
 from rlinf_vla.runtime.ray.rollout_workers import evaluate_on
 from rlinf_vla.runtime.ray.serialization import Packed
 from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
-from rlinf_vla.runtime.ray.worker import clock_offset, shifted
+from rlinf_vla.runtime.ray.worker import add_spans
 from rlinf_vla.telemetry.timeline import Timeline
 
 
@@ -119,8 +119,7 @@ class RayCollector:
         found = []
         for played, spans in self.pool.map("collect_transitions", works, progress):
             found += [EpisodeRecords(packed.tensors(), success, steps) for packed, success, steps in played]
-            for span in shifted(spans, -clock_offset()):
-                timeline.add(*span)
+            add_spans(timeline, spans)
         return found
 
     def evaluate(self, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:

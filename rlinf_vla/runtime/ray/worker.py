@@ -19,7 +19,7 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardShaper
 from rlinf_vla.runtime.builders import threads
 from rlinf_vla.runtime.ray.serialization import Packed
-from rlinf_vla.telemetry.timeline import Span
+from rlinf_vla.telemetry.timeline import Span, Timeline
 
 HEALTH, WEIGHTS = "health", "weights"
 """Concurrency groups in which a worker answers ``ping`` and moves weights while it works."""
@@ -157,6 +157,12 @@ def free_gpu() -> None:
 def clock_offset() -> float:
     """Seconds from ``time.perf_counter``, which is specific to a machine, to ``time.time``."""
     return time.time() - time.perf_counter()
+
+
+def add_spans(timeline: Timeline, spans: Sequence[Span]) -> None:
+    """Add spans of another process, in ``time.time``, to the timeline of this one."""
+    for span in shifted(spans, -clock_offset()):
+        timeline.add(*span)
 
 
 def shifted(spans: Sequence[Span], seconds: float) -> list[Span]:
