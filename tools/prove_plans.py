@@ -78,7 +78,6 @@ ONCE = {
     "2 rollout workers of 2 groups": (ray("collocated", 2, 1, pipeline_depth=2), ("env.processes=2",)),
     "without streaming": (ray("disaggregated", 2, 1, streaming=False), ()),
     "reference workers": (ray("disaggregated", 2, 1, reference_workers=1), ()),
-    "split policy": (ray("collocated", 1, 1, split="head"), ()),
     "2 shards per worker": (ray("disaggregated", 2, 1), ("cluster.shards_per_worker=2",)),
     "2 sharded ranks (FSDP2)": (ray("collocated", 2, 2), ("cluster.trainer_sharding=full",)),
     "4 sharded ranks, taking turns": (ray("collocated", 4, 4, offload=True), ("cluster.trainer_sharding=full",)),
@@ -87,6 +86,8 @@ ONCE = {
     MIXED: (ray("hybrid", 4, 2), ()),
 }
 """Further plans of the first recipe, with further keys."""
+SPLIT = {"split policy": (ray("collocated", 1, 1, split="head"), ())}
+"""Further plan of the recipe with π₀; OpenVLA cannot be split."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,14 @@ def prove(name: str, folder: Path) -> Iterator[tuple[str, list[float]]]:
     plans |= {title: (plan, ()) for title, plan in PLACEMENTS.items()} if name.startswith("maniskill") else PIPELINED
     if name == next(iter(RECIPES)):
         plans |= ONCE
+    if "pi0" in name:
+        plans |= SPLIT
     known: list[dict[str, torch.Tensor]] = []
     for number, (title, (plan, more)) in enumerate(plans.items()):
         keys = [f"recipe={name.split()[0]}", *name.split()[1:], *COMMON, *RECIPES[name], *more]
         with ExitStack() as stack:
             pool = stack.enter_context(two_types()) if title == MIXED else []
-            keys += pool + [f"iterations={LONG}"] * (title == JOIN or (not known and len(plans) > len(PLACEMENTS) + 1))
+            keys += pool + [f"iterations={LONG}"] * (title == JOIN or (not known and JOIN in plans))
             found = run(keys, plan, folder / str(number), title)
         known = known or found.weights
         errors = [
