@@ -31,7 +31,14 @@ from rlinf_vla.telemetry.run_files import read_run
 ITERATIONS, WARMUP = 8, 2
 KEYS = (
     *("recipe=maniskill_ppo", "cluster=laptop", "cluster.runtime=ray", "cluster.rollout_workers=2", "env.processes=1"),
-    *("env.num_envs=32", "env.episode_limit=10", "env.reward=normalized_dense", "rollout.batch_size=16", "algorithm.horizon=20"),
+    *(
+        "env.num_envs=32",
+        "env.episode_limit=10",
+        "env.reward=normalized_dense",
+        "rollout.batch_size=16",
+        "algorithm.horizon=20",
+        "rollout.pipeline_depth=1",
+    ),
     *("model.checkpoint=asset://openvla_tiny", "model.options.random_weights=true", "algorithm.epochs=1", "algorithm.minibatch_size=160"),
     *(f"iterations={ITERATIONS}", "evaluation.before_and_after=false", "checkpoints.every=100", "seed=7"),
 )

@@ -38,8 +38,8 @@ from rlinf_vla.runtime.machines import assign, describe
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.run_files import read_run
 
-ITERATIONS, LONG = 2, 16
-"""Of a run, and of one in which workers join, whose processes take a while to start."""
+ITERATIONS, LONG = 2, 40
+"""Of a run, and of one in which workers join or leave, which takes a while."""
 COMMON = (
     *("cluster=8gpu", "cluster.device=fake_gpu", "cluster.micro_batch_size=20", "cluster.update_threads=1", "seed=7"),
     *(f"iterations={ITERATIONS}", "env.num_envs=8", "env.episode_limit=5", "rollout.batch_size=2", "algorithm.minibatch_size=20"),
@@ -133,7 +133,7 @@ def prove(name: str, folder: Path) -> Iterator[tuple[str, list[float]]]:
         keys = [f"recipe={name.split()[0]}", *name.split()[1:], *COMMON, *RECIPES[name], *more]
         with ExitStack() as stack:
             pool = stack.enter_context(two_types()) if title == MIXED else []
-            keys += pool + [f"iterations={LONG}"] * (title == JOIN or (not known and JOIN in plans))
+            keys += pool + [f"iterations={LONG}"] * (title in (JOIN, PREEMPT) or (not known and JOIN in plans))
             found = run(keys, plan, folder / str(number), title)
         known = known or found.weights
         errors = [
@@ -187,7 +187,7 @@ def run(keys: Sequence[str], plan: Plan, folder: Path, title: str) -> Outcome:
         if process.wait():
             raise RuntimeError((folder / "log").read_text())
     metrics = [json.loads(line) for line in lines.read_text().splitlines()]
-    if preempt and not metrics[-1]["faults/rollout"]:
+    if preempt and not any(line["faults/rollout"] for line in metrics):
         raise RuntimeError("the worker was not lost during the run")
     recipe = recipes.read(load("train", keys))
     return Outcome(
@@ -259,16 +259,15 @@ def page(rows: Sequence[str], worst: Sequence[float]) -> str:
 `python tools/prove_plans.py --page docs/results/plans.md` on {machine["cpu"]}, {machine["cores"]} cores, {machine["memory_gb"]} GB,
 without a GPU. `cluster=8gpu cluster.device=fake_gpu`: Ray claims eight GPUs and
 places the workers on them, and all compute on the CPU. {ITERATIONS} iterations ({LONG} where
-workers join) with KL to the reference policy, seed 7, real ManiSkill and Genesis, tiny policies
-with random weights.
+workers join or leave) with KL to the reference policy, seed 7, real ManiSkill and Genesis, tiny
+policies with random weights.
 
 GPUs: every worker says that it has the GPU of the plan, up to the numbers of GPUs. Tracks: the
-predicted and the recorded timeline have the same rows of policies, simulators and trainers (not for
-Genesis, of which no rates are published that a prediction for such GPUs could use). The
-last columns are the largest difference of a trained weight from the run in one process, after the
+predicted and the recorded timeline have the same rows of policies, simulators and trainers (not
+for Genesis, of which no rates on such GPUs are published). The last columns are the largest difference of a trained weight from the run in one process, after the
 first iteration ({worst[0]:.1e} at most) and after the last ({worst[-1]:.1e}), and the seconds of
-the last iteration. Ranks sum gradients in another order. Adam divides by their size, and so a difference
-where a gradient is almost zero counts as much as any.
+the last iteration. Ranks sum gradients in another order. Adam divides by their size, and so a
+difference where a gradient is almost zero counts as much as any.
 
 | recipe | plan | as printed | GPUs agree | tracks agree | after the first | after the last | s |
 |---|---|---|---|---|---|---|---|
