@@ -263,11 +263,12 @@ workers join or leave) with KL to the reference policy, seed 7, real ManiSkill a
 policies with random weights.
 
 GPUs: every worker says that it has the GPU of the plan, up to the numbers of GPUs. Tracks: the
-predicted and the recorded timeline have the same rows of policies, simulators and trainers (not
-for Genesis, of which no rates on such GPUs are published). The last columns are the largest difference of a trained weight from the run in one process, after the
-first iteration ({worst[0]:.1e} at most) and after the last ({worst[-1]:.1e}), and the seconds of
-the last iteration. Ranks sum gradients in another order. Adam divides by their size, and so a
-difference where a gradient is almost zero counts as much as any.
+predicted and the recorded timeline have the same rows of policies, simulators and trainers (not for
+Genesis, of which no rates on such GPUs are published). The last columns are the largest difference
+of a trained weight from the run in one process, after the first iteration ({worst[0]:.1e} at most)
+and after the last ({worst[-1]:.1e}), and the seconds of the last iteration. Ranks sum gradients in
+another order. Adam divides by their size, and so a difference where a gradient is almost zero
+counts as much as any.
 
 | recipe | plan | as printed | GPUs agree | tracks agree | after the first | after the last | s |
 |---|---|---|---|---|---|---|---|
