@@ -121,16 +121,13 @@ def fused_attention(device: str) -> Iterator[None]:
         F.scaled_dot_product_attention = plain
 
 
-class _UnknownNumbers(TorchDispatchMode):
+class UnknownNumbers(TorchDispatchMode):
+    """Context in which the number in a meta tensor is 0, as for metrics to report."""
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return 0.0
         return function(*args, **(kwargs or {}))
-
-
-def unknown_numbers() -> TorchDispatchMode:
-    """Return a context in which the number in a meta tensor is 0, as for metrics to report."""
-    return _UnknownNumbers()
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:

@@ -67,6 +67,8 @@ def meta_policy(recipe: Recipe, directory: Path, options: Any, algorithm: Algori
     policy.to(META)
     with torch.device(META):
         add_lora(policy, recipe.model.lora, recipe.seed)
+    if type(algorithm).wrap is Algorithm.wrap:  # no networks of its own
+        return policy, inputs
     with torch.no_grad():
         policy.pooled_width = policy.pooled(policy.encode(repeated(inputs, 1))).shape[1]
     return algorithm.wrap(policy, recipe.seed).to(META), inputs

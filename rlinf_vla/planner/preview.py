@@ -70,7 +70,10 @@ class Preview:
         try:
             count = budget(self.model, setting, self._memory or GPUS[-1])
         except UserError as error:
-            print(error) if isinstance(error, Uncounted) else self.missing.append(str(error))
+            if isinstance(error, Uncounted):
+                print(error)
+            else:
+                self.missing.append(str(error))
             count, sizes = budget(self.model, replace(setting, micro_batch_size=0), self._memory or GPUS[-1]), ()
         if self._memory is None:
             count = replace(count, memory=next((memory for memory in GPUS if replace(count, memory=memory).fits), GPUS[-1]))

@@ -12,7 +12,7 @@ from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, ActionSample, Inputs
-from rlinf_vla.planner.accounting import META, repeated, unknown_numbers
+from rlinf_vla.planner.accounting import META, UnknownNumbers, repeated
 
 
 class _Passes:
@@ -49,5 +49,5 @@ class ReplayUpdate:
 
     def step(self, policy: Policy, batch: Transitions) -> None:
         """Run the passes of one update, the actor's included. Statistics are 0."""
-        with unknown_numbers():
+        with UnknownNumbers():
             self._algorithm.step(_Passes(policy, self._averages), batch, torch.Generator(), 0, lambda: batch)
