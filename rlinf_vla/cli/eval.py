@@ -33,10 +33,12 @@ def run(config: DictConfig) -> None:
     with ExitStack() as stack:
         progress = stack.enter_context(stages())
         if recipe.env.name == ROBOT:
-            from rlinf_vla.realworld.runtime import evaluating_at_robot
+            from rlinf_vla.realworld.episode import EVALUATION
+            from rlinf_vla.realworld.runtime import playing_at_robot
 
             directory = run_directory.for_evaluation(config, checkpoint)
-            play, rate = stack.enter_context(evaluating_at_robot(recipe, config))
+            control = directory / "evaluation" / f"{name}_control.json"
+            play, rate = stack.enter_context(playing_at_robot(recipe, config, EVALUATION, control))
             where = f"at {recipe.robot.name}"
         else:
             groups = stack.enter_context(builders.open_envs(recipe, builders.outline(recipe), recipe.rollout.pipeline_depth))

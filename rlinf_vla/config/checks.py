@@ -58,7 +58,7 @@ def check(recipe: Recipe) -> None:
     require(apart, "cluster.weights=broadcast takes the memory that cluster.offload=true frees: use cluster.weights=auto")
     unshared = cluster.plan == GIVEN or cluster.shards_per_worker == 1
     require(unshared, f"cluster.shards_per_worker={cluster.shards_per_worker} needs cluster.plan=given: no plan is predicted for it")
-    if cluster.plan == GIVEN or not on_policy:
+    if (cluster.plan == GIVEN or not on_policy) and recipe.env.name != ROBOT:
         _check_groups(recipe, require)
     require(
         algorithm.name == NO_ALGORITHM or algorithm.trains_reward == (recipe.model.name == NO_MODEL),
@@ -92,11 +92,7 @@ def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     if not at_robot:
         return
     require(recipe.robot is not None, "env=robot needs a robot: give robot=NAME (`rlinf-vla list robots` names them)")
-    require(
-        recipe.algorithm.family == OFF_POLICY,
-        f"algorithm={recipe.algorithm.name} cannot learn at a robot, in single episodes: set algorithm=sac",
-    )
     require(recipe.cluster.trainer_ranks == 1, f"cluster.trainer_ranks={recipe.cluster.trainer_ranks}: a robot's learner is one process")
     require(not recipe.sweep.policies, "sweep.policies is for simulators: at a robot evaluate one checkpoint at a time")
-    require(recipe.algorithm.gamma_unit == "step", f"algorithm.gamma_unit={recipe.algorithm.gamma_unit}: at a robot use gamma_unit=step")
-    require(recipe.algorithm.noise_bound is None, "algorithm.noise_bound: at a robot the actor must choose actions, use null")
+    unit = recipe.algorithm.gamma_unit if recipe.algorithm.family == OFF_POLICY else "step"
+    require(unit == "step", f"algorithm.gamma_unit={unit}: at a robot use gamma_unit=step")

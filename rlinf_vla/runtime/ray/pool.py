@@ -253,7 +253,7 @@ class Pool:
             why = f"{what} did not start within {limit}: the cluster has no room for it, or its machine is too slow"
             self._failed(place, actor, RuntimeError(why))
         except exceptions.RayError as error:
-            # Ray may have begun to start it on a machine that was told to leave: only the text names the machine
+            # Ray may have chosen a machine that was told to leave; only the error's text names it
             gone = any(node in str(error) for node in self._leaving.copy())
             self._replace(place, actor, f"{what} was lost while it started ({type(error).__name__})", fault=not gone)
         else:
