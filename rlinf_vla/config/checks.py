@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_vla.config.cluster import BROADCAST, GIVEN
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, OFF_POLICY, ON_POLICY
+from rlinf_vla.config.recipe import NO_ALGORITHM, OFF_POLICY, ON_POLICY, DeadlineConfig, RewardConfig
 from rlinf_vla.config.robot import ROBOT
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def check(recipe: Recipe) -> None:
         f"algorithm={recipe.algorithm.name} and model={recipe.model.name} (`rlinf-vla list presets` names others)",
     )
     _check_robot(recipe, require)
+    _check_deadline(recipe, require)
     cluster = recipe.cluster
     algorithm = recipe.algorithm
     family = f"algorithm={algorithm.name} is {algorithm.family}"
@@ -79,6 +80,19 @@ def _check_groups(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
         (per_worker // depth) % batch == 0 or batch >= per_worker // depth,
         f"rollout.batch_size={batch} does not divide a group's {per_worker // depth} environments ({each}, / rollout.pipeline_depth)",
     )
+
+
+def _check_deadline(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
+    if recipe.rollout.deadline == DeadlineConfig():
+        return
+    unit = getattr(recipe.algorithm, "gamma_unit", "step")
+    require(not recipe.sweep.policies, "rollout.deadline is for one policy: leave sweep.policies out, and use --multirun")
+    require(recipe.env.name != ROBOT, "rollout.deadline is for simulators: a robot has delays of its own")
+    require(unit == "step", f"algorithm.gamma_unit={unit}: with rollout.deadline use gamma_unit=step")
+    predicted = recipe.cluster.plan != GIVEN or recipe.profile is not None
+    require(not predicted, "rollout.deadline: no plan is predicted for it, use cluster.plan=given and no profile")
+    apart = recipe.reward == RewardConfig() or recipe.cluster.reward_workers == 0 or recipe.algorithm.family != ON_POLICY
+    require(apart, "rollout.deadline: rewards are computed in the rollout workers, use cluster.reward_workers=0")
 
 
 def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:

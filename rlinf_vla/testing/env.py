@@ -190,6 +190,8 @@ class VectorEnvConformance:
         assert torch.equal(result.valid.cpu(), (torch.arange(5) < 2).expand(NUM_ENVS, -1))
         assert torch.equal(result.truncated.nonzero()[:, 1].cpu(), torch.ones(NUM_ENVS, dtype=torch.int64))
         assert not result.terminated.any()
+        env.step_async(still, skip_ended=True)
+        assert not env.step_wait().valid.any()
 
     def test_a_partial_reset_leaves_the_others_alone(self, env: VectorEnv) -> None:
         actions = random_actions(env, 8, seed=7)
