@@ -12,7 +12,7 @@ from rlinf_vla.config.ranges import OUTSIDE, Count, CountOrZero, Matches, Name, 
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
 
 MODES = ("sampled", "greedy")
-ON_POLICY, OFF_POLICY, SUPERVISED = "on-policy", "off-policy", "supervised"
+ON_POLICY, OFF_POLICY, SUPERVISED, INTERACTIVE = "on-policy", "off-policy", "supervised", "interactive"
 NO_ALGORITHM = "none"
 """Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
 
@@ -56,7 +56,8 @@ class AlgorithmConfig:
     """Base of the recipe nodes ``algorithm``; each has a key ``name``."""
 
     family: ClassVar[str] = ""
-    """How it learns: from its own rollouts, from a replay buffer, or from labelled data."""
+    """How it learns: from its own rollouts, from a replay buffer, from labelled data, or from an
+    operator who corrects it at a robot."""
     trains_reward: ClassVar[bool] = False
     """Whether it trains the network of a reward instead of a policy."""
 
