@@ -16,7 +16,7 @@ from rlinf_vla.core import plugins
 from rlinf_vla.planner.monitor import planned
 from rlinf_vla.planner.preview import Preview
 from rlinf_vla.planner.search import plan_of
-from rlinf_vla.runtime import recipes, run_directory
+from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.runtime.recipes import HUB, asset_path
 
 
@@ -25,6 +25,7 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     if recipe.algorithm.name == NO_ALGORITHM:
         raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
+    builders.require_weights(recipe, "nothing to train")
     print(f"recipe {recipe.name}: {recipe.algorithm.name}, model {recipe.model.name} of {recipe.model.checkpoint}, {recipe.env.name}")
     recipe, preview = choose_rows(config)
     if recipe.cluster.plan == AUTO and (recipe.cluster.nodes or recipe.profile):

@@ -41,6 +41,7 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     if recipe.algorithm.name == NO_ALGORITHM:
         raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
+    builders.require_weights(recipe, "nothing to train")
     directory, checkpoint = run_directory.resolve_run(config)
     preview = None
     if recipe.cluster.device == CUDA:

@@ -29,6 +29,7 @@ class ControlActor(Actor):
 
     def __init__(self, policy: Policy, settings: Settings, clock: Clock) -> None:
         super().__init__(policy, settings)
+        policy.begin_control()
         self._clock = clock
         self._encoded: float | None = None
         zero = torch.zeros(1, dtype=torch.int64)
