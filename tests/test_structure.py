@@ -183,7 +183,7 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 24_170,
+    "rlinf_vla": 24_330,
     "rlinf_vla/testing": 1_820,
     "models": 3_800,
     "envs": 5_220,

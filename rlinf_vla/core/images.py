@@ -47,6 +47,22 @@ def pillow_resized(images: Tensor, size: tuple[int, int], kernel: str) -> Tensor
     return _two_passes(images, size, kernel, _columns_first(before, size, kernel))
 
 
+def padded(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize uint8 ``[B, H, W, 3]`` to uint8 ``[B, *size, 3]``, as openpi's ``resize_with_pad``.
+
+    Bilinear as Pillow; black bars keep the aspect ratio.
+    """
+    height, width = size
+    if tuple(images.shape[1:3]) == size:
+        return images
+    ratio = max(images.shape[2] / width, images.shape[1] / height)
+    inner = (int(images.shape[1] / ratio), int(images.shape[2] / ratio))
+    corner = (max(0, int((height - inner[0]) / 2)), max(0, int((width - inner[1]) / 2)))
+    canvas = images.new_zeros(len(images), height, width, 3)
+    canvas[:, corner[0] : corner[0] + inner[0], corner[1] : corner[1] + inner[1]] = pillow_resized(images, inner, "bilinear")
+    return canvas
+
+
 def _two_passes(images: Tensor, size: tuple[int, int], kernel: str, columns_first: bool) -> Tensor:
     planes = images.permute(0, 3, 1, 2).double()
     for axis in (3, 2) if columns_first else (2, 3):

@@ -80,6 +80,13 @@ def _device(recipe: Recipe) -> str:
     return device
 
 
+def require_training(recipe: Recipe) -> None:
+    """Raise UserError if the recipe has no algorithm, or a model that does not learn."""
+    if recipe.algorithm.name == NO_ALGORITHM:
+        raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
+    require_weights(recipe, "nothing to train")
+
+
 def require_weights(recipe: Recipe, purpose: str) -> None:
     """Raise UserError if the recipe's model does not learn. ``purpose`` follows "there is"."""
     name = recipe.model.name
