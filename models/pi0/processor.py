@@ -24,7 +24,7 @@ RANGES = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": 
 
 
 def resize_with_pad(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize uint8 ``[B, H, W, 3]`` to ``[B, 3, *size]``, as ``padded``."""
+    """Resize uint8 ``[B, H, W, 3]`` to ``[B, 3, *size]``, bilinear as Pillow, with black bars."""
     return padded(images, size).permute(0, 3, 1, 2).contiguous()
 
 

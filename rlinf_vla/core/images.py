@@ -48,18 +48,18 @@ def pillow_resized(images: Tensor, size: tuple[int, int], kernel: str) -> Tensor
 
 
 def padded(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize uint8 ``[B, H, W, 3]`` to uint8 ``[B, *size, 3]``, as openpi's ``resize_with_pad``.
+    """Resize uint8 ``[B, H, W, 3]`` to ``[B, *size, 3]``, bilinear as Pillow, with black bars.
 
-    Bilinear as Pillow; black bars keep the aspect ratio.
+    As openpi's ``resize_with_pad``.
     """
-    height, width = size
     if tuple(images.shape[1:3]) == size:
         return images
+    height, width = size
     ratio = max(images.shape[2] / width, images.shape[1] / height)
     inner = (int(images.shape[1] / ratio), int(images.shape[2] / ratio))
-    corner = (max(0, int((height - inner[0]) / 2)), max(0, int((width - inner[1]) / 2)))
+    top, left = (max(0, int((outer - part) / 2)) for outer, part in zip(size, inner, strict=True))
     canvas = images.new_zeros(len(images), height, width, 3)
-    canvas[:, corner[0] : corner[0] + inner[0], corner[1] : corner[1] + inner[1]] = pillow_resized(images, inner, "bilinear")
+    canvas[:, top : top + inner[0], left : left + inner[1]] = pillow_resized(images, inner, "bilinear")
     return canvas
 
 
