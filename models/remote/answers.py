@@ -16,14 +16,16 @@ def checked(actions: Any, url: str, leading: tuple[int, ...], chunk: int, action
 
     Raises Failure if they have another shape, are no floating-point numbers, or are not finite.
     """
-    wanted = "x".join(map(str, [*leading, f"{chunk} or more" if not leading else chunk, action_dim]))
+    wanted = "x".join(map(str, [*leading, chunk, action_dim]))
     if not isinstance(actions, np.ndarray) or actions.dtype.kind != "f":
         found = f"dtype {actions.dtype}" if isinstance(actions, np.ndarray) else type(actions).__name__
         raise Failure(f"the policy server {url} sends actions as {found}, an array of floating-point numbers is needed")
     fits = actions.ndim == len(leading) + 2 and actions.shape[:-2] == leading and actions.shape[-1] == action_dim
     if not fits or actions.shape[-2] < chunk:
-        raise Failure(f"the policy server {url} sends actions of shape {'x'.join(map(str, actions.shape))}, {wanted} is needed")
-    found = torch.from_numpy(actions[..., :chunk, :].copy()).float()
-    if not found.isfinite().all():
+        raise Failure(
+            f"the policy server {url} sends actions of shape {'x'.join(map(str, actions.shape))}, {wanted} or a longer chunk is needed"
+        )
+    tensor = torch.from_numpy(actions[..., :chunk, :].copy()).float()
+    if not tensor.isfinite().all():
         raise Failure(f"the policy server {url} sends an action that is not a finite number")
-    return found
+    return tensor

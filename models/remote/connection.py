@@ -108,11 +108,11 @@ class Connection:
 
 
 class Connections:
-    """Up to ``count`` connections, which must all be to the server with this ``metadata``."""
+    """Up to ``count`` connections to a server, which is ``known`` by its metadata."""
 
-    def __init__(self, options: RemoteOptions, metadata: dict[str, Any], count: int) -> None:
+    def __init__(self, options: RemoteOptions, count: int, known: Callable[[dict[str, Any]], bool] = lambda metadata: True) -> None:
         self.options, self.count, self.retries = options, count, options.retries
-        self._metadata = metadata
+        self._known = known
         self._open: list[Connection] = []
 
     def ask(self, requests: Sequence[Any], sleep: Callable[[float], None] = time.sleep) -> list[Any]:
@@ -147,7 +147,7 @@ class Connections:
 
     def _connect(self) -> Connection:
         found = Connection(self.options)
-        if found.metadata != self._metadata:
+        if not self._known(found.metadata):
             found.close()
             raise Failure(f"{found.url} now serves another policy than at the beginning: start again")
         return found

@@ -26,8 +26,11 @@ class _Wrong(Exception):
     """An entry that is not valid."""
 
 
-def spec_of(said: Any, options: RemoteOptions) -> PolicySpec:
-    """Return the spec; ``options.chunk`` cuts the chunk. Raises UserError if it is not valid."""
+def spec_of(said: Any, options: RemoteOptions) -> tuple[PolicySpec, int]:
+    """Return the spec, its chunk cut to ``options.chunk``, and the chunk that the server sends.
+
+    Raises UserError if it is not valid.
+    """
     try:
         spec = _spec(_map(said, "spec"))
     except _Wrong as wrong:
@@ -36,11 +39,9 @@ def spec_of(said: Any, options: RemoteOptions) -> PolicySpec:
         given, found = getattr(options, name), getattr(spec, name)
         if given not in (None, found):
             raise UserError(f"model.options.{name}={given}: the policy of {options.url} has {found}: leave it out")
-    if options.chunk is None:
-        return spec
-    if options.chunk > spec.chunk:
+    if options.chunk is not None and options.chunk > spec.chunk:
         raise UserError(f"model.options.chunk={options.chunk}: the policy of {options.url} gives {spec.chunk} actions: use at most these")
-    return replace(spec, chunk=options.chunk)
+    return replace(spec, chunk=options.chunk or spec.chunk), spec.chunk
 
 
 def _spec(said: Mapping[str, Any]) -> PolicySpec:
@@ -55,7 +56,9 @@ def _spec(said: Mapping[str, Any]) -> PolicySpec:
     if not isinstance(remarks, list) or len(remarks) > REMARKS:
         raise _Wrong("remarks")
     lines = tuple(_text(each, "remarks") for each in remarks)
-    return PolicySpec(chunk, action_dim, state_dim, sizes, _convention(_map(said.get("convention", {}), "convention")), env | cameras, lines)
+    return PolicySpec(
+        chunk, action_dim, state_dim, sizes, _convention(_map(said.get("convention", {}), "convention")), env | cameras, lines
+    )
 
 
 def _convention(said: Mapping[str, Any]) -> Convention:
@@ -64,9 +67,9 @@ def _convention(said: Mapping[str, Any]) -> Convention:
     if tool is not None:
         tool = _map(tool, "tool")
         tool = ToolUnits(*(_length(tool.get(name)) for name in ("translation_m", "rotation_rad")))
-    found = {name: said.get(name) for name in MEANINGS}
+    found: dict[str, Any] = {name: said.get(name) for name in MEANINGS}
     for name, value in found.items():
-        if value is not None and value not in MEANINGS[name]:
+        if value is not None and not (isinstance(value, str) and value in MEANINGS[name]):
             raise _Wrong(f"convention.{name}")
     return Convention(tool, **found)
 

@@ -73,7 +73,7 @@ class ForeignServer:
 
     real_time_chunking = False
 
-    def __init__(self, options: RemoteOptions, metadata: dict[str, Any]) -> None:
+    def __init__(self, options: RemoteOptions) -> None:
         """Raises UserError if the options leave something open."""
         self._url, self._dialect = address(options), dialect_of(options)
         name = options.keys or (LEROBOT if self._dialect == SGLANG else None)
@@ -85,7 +85,7 @@ class ForeignServer:
         self._keys = KEYS[name]
         self._images = dict(self._keys.images if options.images is None else options.images)
         self.spec = self._spec(options, name)
-        self._connections = Connections(options, metadata, options.connections)
+        self._connections = Connections(options, options.connections)
 
     def _spec(self, options: RemoteOptions, name: str) -> PolicySpec:
         known = [each for each in self._keys.state.values() if each is not None]

@@ -62,7 +62,7 @@ class RemotePolicy(Policy):
         if str(checkpoint) != NO_MODEL:
             raise UserError(f"model.checkpoint={checkpoint}: model=remote reads no checkpoint, the server does: leave it out")
         metadata = metadata_of(config)
-        server = ours.OurServer(config, metadata) if ours.is_ours(metadata, config) else ForeignServer(config, metadata)
+        server = ours.OurServer(config, metadata) if ours.is_ours(metadata, config) else ForeignServer(config)
         return RemoteFlowPolicy(server) if server.real_time_chunking else cls(server)
 
     @classmethod
@@ -106,9 +106,7 @@ class RemotePolicy(Policy):
 class RemoteFlowPolicy(RemotePolicy):
     """A policy on a server that continues committed actions (``RealTimeChunking``)."""
 
-    def act_with_prefix(
-        self, features: Inputs, noise: Noise | None, temperature: float, committed: Tensor, frozen: int
-    ) -> ActionSample:
+    def act_with_prefix(self, features: Inputs, noise: Noise | None, temperature: float, committed: Tensor, frozen: int) -> ActionSample:
         assert isinstance(self.server, ours.OurServer)
         return _sample(self.server.act(features, noise, temperature, committed, frozen))
 

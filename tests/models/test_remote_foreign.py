@@ -117,7 +117,7 @@ def test_rows_keep_their_order_over_any_number_of_connections(connections: int) 
     [
         (b"\xc1 garbage", "sends what cannot be read"),
         ("Traceback (most recent call last):\n  File x\nValueError: no such \x1b[2Jkey", r"refuses: ValueError: no such \\x1b\[2Jkey"),
-        ({"actions": np.zeros((10, 6), np.float32)}, "shape 10x6, 5 or morex7 is needed"),
+        ({"actions": np.zeros((10, 6), np.float32)}, "shape 10x6, 5x7 or a longer chunk is needed"),
         ({"actions": np.zeros((4, 7), np.float32)}, "shape 4x7"),
         ({"actions": np.zeros((1, 10, 7), np.float32)}, "shape 1x10x7"),
         ({"actions": np.zeros((10, 7), np.int64)}, "dtype int64"),
@@ -142,7 +142,7 @@ def test_an_array_of_objects_is_not_decoded() -> None:
     frame = packed({"actions": {b"__ndarray__": True, b"data": b"x" * 8, b"dtype": "|O", b"shape": [1]}})
     with serving(PolicyServer(lambda observation: frame)) as url:
         policy = remote(url)
-        with pytest.raises(Failure, match="dtype '|O'"):
+        with pytest.raises(Failure, match=r"dtype '\|O'"):
             act(policy, policy.prepare(observations(policy, 1)))
 
 
@@ -205,15 +205,6 @@ def test_a_late_answer() -> None:
         with pytest.raises(Failure, match=r"no answer within 0\.3 s"):
             act(policy, policy.prepare(observations(policy, 1)))
         asked.set()
-
-
-def test_a_server_that_was_replaced() -> None:
-    server = PolicyServer(chunk_of, {"policy": "first"})
-    with serving(server) as url:
-        policy = remote(url)
-        server.metadata = {"policy": "second"}
-        with pytest.raises(Failure, match="now serves another policy"):
-            act(policy, policy.prepare(observations(policy, 1)))
 
 
 @pytest.mark.parametrize(
