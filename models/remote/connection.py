@@ -16,15 +16,20 @@ from urllib.parse import urlsplit
 from rlinf_vla.config.errors import Failure, UserError, printable
 from rlinf_vla.core.array_messages import INSTALL, LIMITS, MessageError, pack, unpack
 
-from .options import RemoteOptions
+from .options import OPENPI, SGLANG, VLLM_OMNI, RemoteOptions
 
+PATHS = {"/v1/realtime/robot/openpi": VLLM_OMNI, "/openpi/policy": SGLANG}
+"""Path of an address -> the dialect spoken there."""
 SHOWN = 300
 """Characters of a server's message that are repeated to the user."""
+CLOSING_S = 1.0
+"""Seconds to wait for the server's reason after its error."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Pauses before further attempts double from the first to the longest."""
 DENIED = (401, 403)
-TRY_AGAIN_LATER = 1013
-"""HTTP statuses of a wrong token; close code of a server that has no room."""
+"""HTTP statuses for a wrong token."""
+TOO_BIG, TRY_AGAIN_LATER = 1009, 1013
+"""Codes with which a server closes a connection."""
 
 
 class Lost(Exception):
@@ -44,7 +49,7 @@ class Connection:
         """Connect and read the metadata. Raises Lost, Failure and UserError."""
         client = _client()
         self.url, self._timeout = address(options), options.timeout_s
-        self._deadline = time.monotonic() + self._timeout
+        self._deadline, self._sent = time.monotonic() + self._timeout, 0
         settings = {"ssl": _trust(options), "additional_headers": _token(options), "open_timeout": self._timeout, "close_timeout": 1}
         settings |= {"ping_interval": None}  # a server may infer on the thread that would answer
         settings |= {"compression": None, "max_size": LIMITS.size, "proxy": None}
@@ -69,8 +74,10 @@ class Connection:
     def send(self, message: Any) -> None:
         """Send a message; its answer is due ``timeout_s`` from now. Raises Lost and Failure."""
         self._deadline = time.monotonic() + self._timeout
+        data = pack(message)
+        self._sent = len(data)
         try:
-            self._socket.send(pack(message))
+            self._socket.send(data)
         except Exception as error:
             raise self._lost(error) from None
 
@@ -81,7 +88,7 @@ class Connection:
         except Exception as error:
             raise self._lost(error) from None
         if isinstance(data, str):
-            raise Failure(f"the policy server {self.url} refuses: {shown(data)}")
+            raise self._refused(data)
         try:
             return unpack(data)
         except MessageError as error:
@@ -97,12 +104,27 @@ class Connection:
     def close(self) -> None:
         self._opened.close()
 
+    def _refused(self, text: str) -> Exception:
+        """Return what to raise for a text instead of an answer; the server then closes."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            self._socket.recv(timeout=CLOSING_S)
+        except ConnectionClosed as error:
+            if error.rcvd is not None and error.rcvd.code == TRY_AGAIN_LATER:
+                return Lost(shown(text))
+        except TimeoutError:  # it leaves the connection open
+            pass
+        return Failure(f"the policy server {self.url} refuses: {shown(text)}")
+
     def _lost(self, error: Exception) -> Exception:
         from websockets.exceptions import ConnectionClosed
 
         if isinstance(error, TimeoutError):
             return Lost(f"no answer within {self._timeout:g} s (model.options.timeout_s)")
         if isinstance(error, ConnectionClosed):
+            if error.rcvd is not None and error.rcvd.code == TOO_BIG:
+                return Failure(f"the policy server {self.url} takes no message of {self._sent} bytes: lower rollout.batch_size")
             return Lost(f"the connection was closed{f': {shown(error.rcvd.reason)}' if error.rcvd and error.rcvd.reason else ''}")
         return Lost(f"the connection failed: {shown(str(error) or type(error).__name__)}")
 
@@ -175,9 +197,9 @@ def address(options: RemoteOptions) -> str:
     return options.url
 
 
-def is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
+def dialect_of(options: RemoteOptions) -> str:
+    """Return the dialect that the options name, or the path of the address."""
+    return options.dialect or PATHS.get(urlsplit(address(options)).path.rstrip("/"), OPENPI)
 
 
 def _token(options: RemoteOptions) -> dict[str, str]:

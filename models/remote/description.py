@@ -83,7 +83,7 @@ def _map(said: Any, name: str) -> Mapping[str, Any]:
 def _text(said: Any, name: str) -> str:
     if not isinstance(said, str) or len(said) > LONGEST:
         raise _Wrong(name)
-    return printable(said)
+    return " ".join(printable(said).split())
 
 
 def _number(said: Mapping[str, Any], name: str, least: int, most: int) -> int:

@@ -20,11 +20,10 @@ from rlinf_vla.core.types import Inputs, Observation
 
 from ..cards import LIBERO_CONVENTION
 from .answers import checked
-from .connection import Connections, address, shown
+from .connection import Connections, address, dialect_of, shown
 from .instructions import as_bytes, as_text
-from .options import DROID, LEROBOT, LIBERO, OPENPI, SGLANG, VLLM_OMNI, RemoteOptions
+from .options import DROID, LEROBOT, LIBERO, SGLANG, VLLM_OMNI, RemoteOptions
 
-PATHS = {"/v1/realtime/robot/openpi": VLLM_OMNI, "/openpi/policy": SGLANG}
 IMAGE_SIZE = 224
 """Side of the images that all of openpi's networks read."""
 
@@ -60,12 +59,6 @@ KEYS = {
     ),
     LEROBOT: Keys({"base": "observation.images.base"}, {"observation.state": None}, "task"),
 }
-
-
-def dialect_of(options: RemoteOptions) -> str:
-    """Return the dialect that the options name, or the path of the address."""
-    path = address(options).split("://", 1)[1].partition("/")[2].rstrip("/")
-    return options.dialect or PATHS.get(f"/{path}", OPENPI)
 
 
 class ForeignServer:

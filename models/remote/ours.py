@@ -13,7 +13,7 @@ from rlinf_vla.core.protocols import KeyedNoise, Noise, PolicySpec
 from rlinf_vla.core.types import MAX_TASKS, Inputs, Observation
 
 from .answers import checked
-from .connection import Connections, address
+from .connection import Connections, address, dialect_of
 from .description import spec_of
 from .instructions import as_bytes, as_text
 from .options import NATIVE, OPENPI, RemoteOptions
@@ -26,7 +26,7 @@ IMAGE = "image."
 
 def is_ours(metadata: Mapping[str, Any], options: RemoteOptions) -> bool:
     """Whether the server is ours, and the options do not treat it as another project's."""
-    return isinstance(metadata.get(OURS), dict) and options.keys in (None, NATIVE) and options.dialect in (None, OPENPI)
+    return isinstance(metadata.get(OURS), dict) and options.keys in (None, NATIVE) and dialect_of(options) == OPENPI
 
 
 def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def unpacked(data: bytes) -> Any:
 class PolicyServer:
     """Counts what arrives. ``answer``: an observation's reply: bytes or text are sent as they are."""
 
-    def __init__(self, answer: Answer, metadata: Any = None) -> None:
+    def __init__(self, answer: Answer, metadata: Any = None, closing: int = 1011) -> None:
+        self.closing = closing
         self.answer, self.metadata = answer, {} if metadata is None else metadata
         self.seen: list[dict[str, Any]] = []
         self.headers: list[Any] = []
@@ -67,13 +68,13 @@ class PolicyServer:
                 return
             connection.send(reply if isinstance(reply, bytes | str) else packed(reply))
             if isinstance(reply, str):  # a traceback, as openpi's server sends it
-                connection.close(1011, "Internal server error. Traceback included in previous frame.")
+                connection.close(self.closing, "Internal server error. Traceback included in previous frame.")
 
 
 @contextmanager
 def serving(server: PolicyServer, **settings: Any) -> Iterator[str]:
     """Yields the address of ``server``."""
-    with serve(server, "127.0.0.1", 0, compression=None, max_size=None, **settings) as listener:
+    with serve(server, "127.0.0.1", 0, **{"compression": None, "max_size": None} | settings) as listener:
         thread = threading.Thread(target=listener.serve_forever)
         thread.start()
         scheme = "wss" if "ssl" in settings else "ws"
