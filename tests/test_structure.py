@@ -185,7 +185,7 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 BUDGETS = {
     "rlinf_vla": 24_560,
     "rlinf_vla/testing": 1_840,
-    "models": 3_800,
+    "models": 4_620,
     "envs": 5_220,
     "robots": 4_660,
     "rewards": 110,
