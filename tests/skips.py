@@ -16,6 +16,7 @@ MODULES = {
     "ray": ("ray",),
     "peers": ("torchrl",),
     "openpi": ("tensorstore",),
+    "serve": ("starlette", "uvicorn", "websockets", "msgpack", "prometheus_client"),
 }
 """Packages of each extra of pyproject.toml that tests need."""
 

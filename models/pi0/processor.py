@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.images import pillow_resized
+from rlinf_vla.core.images import padded
 
 from ..files import check_prompt
 
@@ -25,15 +25,7 @@ RANGES = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": 
 
 def resize_with_pad(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Resize uint8 ``[B, H, W, 3]`` to ``[B, 3, *size]``, bilinear as Pillow, with black bars."""
-    height, width = size
-    if tuple(images.shape[1:3]) != size:
-        ratio = max(images.shape[2] / width, images.shape[1] / height)
-        inner = (int(images.shape[1] / ratio), int(images.shape[2] / ratio))
-        corner = (max(0, int((height - inner[0]) / 2)), max(0, int((width - inner[1]) / 2)))
-        canvas = images.new_zeros(len(images), height, width, 3)
-        canvas[:, corner[0] : corner[0] + inner[0], corner[1] : corner[1] + inner[1]] = pillow_resized(images, inner, "bilinear")
-        images = canvas
-    return images.permute(0, 3, 1, 2).contiguous()
+    return padded(images, size).permute(0, 3, 1, 2).contiguous()
 
 
 def to_unit_range(images: Tensor) -> Tensor:

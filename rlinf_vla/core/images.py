@@ -47,6 +47,22 @@ def pillow_resized(images: Tensor, size: tuple[int, int], kernel: str) -> Tensor
     return _two_passes(images, size, kernel, _columns_first(before, size, kernel))
 
 
+def padded(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize uint8 ``[B, H, W, 3]`` to ``[B, *size, 3]``, bilinear as Pillow, with black bars.
+
+    As openpi's ``resize_with_pad``.
+    """
+    if tuple(images.shape[1:3]) == size:
+        return images
+    height, width = size
+    ratio = max(images.shape[2] / width, images.shape[1] / height)
+    inner = (int(images.shape[1] / ratio), int(images.shape[2] / ratio))
+    top, left = (max(0, int((outer - part) / 2)) for outer, part in zip(size, inner, strict=True))
+    canvas = images.new_zeros(len(images), height, width, 3)
+    canvas[:, top : top + inner[0], left : left + inner[1]] = pillow_resized(images, inner, "bilinear")
+    return canvas
+
+
 def _two_passes(images: Tensor, size: tuple[int, int], kernel: str, columns_first: bool) -> Tensor:
     planes = images.permute(0, 3, 1, 2).double()
     for axis in (3, 2) if columns_first else (2, 3):
