@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
@@ -175,7 +176,7 @@ def _state(found: dict[str, Any], keys: Sequence[str], size: int, count: int) ->
     parts = []
     for key in keys:
         try:
-            part = np.asarray(found.get(key), dtype=np.float32).reshape(count, -1)
+            part = _float32(found.get(key)).reshape(count, -1)
         except (TypeError, ValueError, OverflowError):
             raise MessageError(f"{key} is {_kind(found.get(key))}: {count} row(s) of numbers are expected") from None
         parts.append(part)
@@ -227,13 +228,18 @@ def _committed(found: dict[str, Any], request: Request, spec: PolicySpec) -> Req
         return request
     shape = (request.rows, spec.chunk, spec.action_dim)
     try:
-        array = np.asarray(actions, dtype=np.float32)
-    except (TypeError, ValueError):
+        array = _float32(actions)
+    except (TypeError, ValueError, OverflowError):
         array = np.empty(0, np.float32)
     if array.ndim != 3 or (len(array), array.shape[2]) != shape[::2] or array.shape[1] > shape[1] or not np.isfinite(array).all():
         raise MessageError(f"committed is {_kind(actions)}: finite numbers [{shape[0]}, at most {shape[1]}, {shape[2]}] are expected")
     frozen = int(_number(found, "frozen", 0, 0, array.shape[1], whole=True))
     return replace(request, committed=torch.from_numpy(array.copy()), frozen=frozen, alone=True)
+
+
+def _float32(value: Any) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # to infinity, which is refused
+        return np.asarray(value, dtype=np.float32)
 
 
 def _kind(value: Any) -> str:

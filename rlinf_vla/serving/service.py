@@ -54,7 +54,8 @@ class PolicyService:
         self.recipe, self.policy, self.spec, self.metadata = recipe, policy, policy.spec, metadata
         self.defaults = Defaults(recipe.serve.temperature, recipe.seed, most_rows(recipe))
         self.keys = chosen(recipe.serve, policy.spec)
-        self._actors: OrderedDict[tuple[float, int], Actor] = OrderedDict()
+        self.kept: OrderedDict[tuple[float, int], Actor] = OrderedDict()
+        """Actors by temperature and run seed, the least used one first."""
         self._graphs = recipe.cluster.cuda_graphs and device_of(policy).type in RECORDERS
 
     def request(self, message: Any, keys: Keys, seed: int, step: int) -> Request:
@@ -123,14 +124,14 @@ class PolicyService:
     def _actor(self, request: Request) -> Actor:
         """Return the actor of the request's temperature and run seed; the least used one goes."""
         key = (request.temperature, request.run_seed)
-        if key not in self._actors:
+        if key not in self.kept:
             settings = builders.actor_settings(self.recipe, request.temperature)
             settings = replace(settings, run_seed=request.run_seed, batch_size=self.defaults.most_rows)
-            self._actors[key] = Actor(self.policy, settings)
-        self._actors.move_to_end(key)
-        while len(self._actors) > ACTORS:
-            self._actors.popitem(last=False)[1].forget()
-        return self._actors[key]
+            self.kept[key] = Actor(self.policy, settings)
+        self.kept.move_to_end(key)
+        while len(self.kept) > ACTORS:
+            self.kept.popitem(last=False)[1].forget()
+        return self.kept[key]
 
     def warm_up(self) -> None:
         """Act once on empty observations, of one row and of the most rows."""
