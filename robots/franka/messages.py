@@ -24,8 +24,8 @@ class Measured:
 _NUMBERS = 38
 """Measured: time, position 3, quaternion 4, joints 7, joint velocities 7, wrench 6, gripper width.
 Commanded: whether present, position 3, quaternion 4, gripper width."""
-CAPACITY = 8 * _NUMBERS + 1024
-_FAULT_BYTES = 1000
+_FAULT_BYTES = 2000
+CAPACITY = 8 * _NUMBERS + _FAULT_BYTES
 
 
 def pack(state: RobotState) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.core.robot import POLICY, Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector, stopped_by_a_person
 
 from ..cell import Cell
 from ..runtime_folder import Journal, Latch
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from .driver import FrankyArm
     from .gripper import FrankyGripper
 
-NETWORK, POLICY = "network: ", "policy: "
-"""Prefixes of faults of the connection to the arm and of the policy's process."""
+NETWORK = "network: "
+"""Prefix of faults of the connection to the arm."""
 
 _RELIEF_S = 1.0
 """How long homing tolerates the contact force that it starts with."""
@@ -44,9 +44,8 @@ class Servo:
         self._cell, self._latch, self._journal = cell, latch, journal
         self.arm, self.gripper = arm, gripper
         self._filter = SafetyFilter(cell)
-        found = latch.read()
-        self.fault = found or arm.problem
-        """The latched fault."""
+        self.recovering = False
+        """The latched fault is acknowledged, and the arm is recovering from it."""
         self.took: list[float] = []
         """Seconds per step of the safety filter; the caller empties it."""
         self._goal: ToolTarget | None = None
@@ -65,19 +64,30 @@ class Servo:
         """Homing is being aborted."""
         self._homed, self._freed = 0, True
         """Ticks of homing; whether the force was within limits yet: homing may start in contact."""
+        if arm.problem is not None and self.fault is None:
+            latch.add(arm.problem)
         if self.fault is not None:
-            if found is None:
-                latch.write(self.fault)
             journal.write("fault found at the start", fault=self.fault, durable=True)
+
+    @property
+    def fault(self) -> str | None:
+        """The oldest latched fault."""
+        return self._latch.fault
 
     def hear(self, now: float) -> None:
         """Record a message from the policy's process."""
         self._heard = now
 
     def pursue(self, goal: ToolTarget, valid_until: float, now: float) -> None:
-        """Set the goal; refused while a fault is latched or the arm is homing."""
+        """Set the goal; refused while a fault is latched or the arm is homing.
+
+        A time that is not finite is a fault: it would never expire.
+        """
         if self.fault is not None or self.arm.homing:
             self._journal.write("goal refused", fault=self.fault or "homing")
+            return
+        if not math.isfinite(valid_until):
+            self.stop(f"{POLICY}a goal that is valid until {valid_until} s", now)
             return
         late = self._armed and self._goal is None
         self._expired = self._expired + 1 if late else 0
@@ -87,25 +97,28 @@ class Servo:
         self._goal, self._armed = goal, True
         self._valid_until = min(valid_until, now + self._cell.max_goal_validity_s)
 
-    def stop(self, fault: str, now: float) -> None:
-        """Stop the arm and latch ``fault``, unless a fault is already latched."""
+    def stop(self, fault: str, now: float, own: bool = False) -> None:
+        """Stop the arm and latch ``fault``, unless a fault is already latched.
+
+        A person's stop, and with ``own`` any other, is latched after earlier faults and has to be
+        acknowledged on its own.
+        """
         self.release()
         self.gripper.stop()
-        if self.fault is None:
-            self.fault = fault
-            self._latch.write(fault)
-            self._journal.write("fault", fault=fault, at=now, durable=True)
+        own = own or stopped_by_a_person(fault)
+        if (own or self.fault is None) and self._latch.add(fault, self.recovering):
+            self._journal.write("fault", fault=self._latch.faults[-1], at=now, durable=True)
 
     def release(self) -> None:
         """Drop the goal: the arm decelerates to a stop, also during homing; a grasp is kept."""
         self._goal, self._armed, self._halting = None, False, True
 
     def acknowledge(self, operator: str) -> None:
-        """Clear the fault: an operator has inspected the arm and the cause is removed."""
+        """Clear the oldest fault: an operator has inspected the arm and the cause is removed."""
         self._journal.write("acknowledged", fault=self.fault, operator=operator, durable=True)
-        self._latch.clear()
+        self._latch.release()
         self._leave_springs()
-        self.fault, self._expired = None, 0
+        self._expired = 0
 
     def home(self) -> None:
         """Start homing, unless a fault is latched or the arm is homing already."""
