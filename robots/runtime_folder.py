@@ -74,7 +74,7 @@ def root() -> Path:
     Raises RobotError if it cannot be created, or if others can open it.
     """
     try:
-        path = user_dirs.state() / "arms"
+        path = user_dirs.state() / "robots"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except (OSError, RuntimeError) as error:

@@ -131,7 +131,7 @@ def answering(folder: Path) -> Iterator[list[dict[str, str]]]:
 
 def test_the_folders_are_this_users_alone(state: Path) -> None:
     made = runtime_folder.of_arm("172.16.0.2")
-    assert made == state / "rlinf-vla/arms/172.16.0.2"
+    assert made == state / "rlinf-vla/robots/172.16.0.2"
     assert runtime_folder.arms() == [made] and made.parent.stat().st_mode & 0o077 == 0
     assert runtime_folder.of_arm("../../etc").parent == made.parent
     made.parent.chmod(0o755)
@@ -181,7 +181,7 @@ def test_an_arm_has_one_folder_by_whichever_of_its_names(state: Path, monkeypatc
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_one_line(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spare = 107 - len(str(state / "rlinf-vla/arms" / runtime_folder.ORDERS)) - 1
+    spare = 107 - len(str(state / "rlinf-vla/robots" / runtime_folder.ORDERS)) - 1
     listener = Listener(runtime_folder.of_arm("x" * spare) / runtime_folder.ORDERS)
     listener.close()
     with pytest.raises(RobotError, match=r"arm\.socket: 1 bytes too long for a socket; XDG_STATE_HOME=FOLDER names a shorter place$"):
