@@ -72,7 +72,7 @@ class CommandReader:
 
 
 class AnswerWriter:
-    """Send answers in order; never wait for a learner, which does not read during updates."""
+    """Send answers in order; never wait for a learner, which may be too busy to read."""
 
     def __init__(self, learner: Channel) -> None:
         self._learner, self._unsent = learner, deque[dict[str, Any]]()
