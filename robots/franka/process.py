@@ -116,8 +116,10 @@ class ArmProcess:
 
     def fail(self, error: BaseException) -> None:
         """Latch the failure of this process and brake the arm."""
-        self._servo.stop(f"the arm's process failed: {type(error).__name__}: {error}", time.monotonic())
-        self._arm.rest()
+        try:
+            self._servo.stop(f"the arm's process failed: {type(error).__name__}: {error}", time.monotonic())
+        finally:
+            self._arm.rest()
         deadline = time.monotonic() + _END_S
         while (self._arm.homing or self._arm.controlled or self._gripper.halting) and time.monotonic() < deadline:
             if self._arm.homing:
