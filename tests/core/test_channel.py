@@ -99,13 +99,17 @@ def test_invalid_data_is_an_error_of_one_kind(pair: tuple[Channel, Channel], dat
         ours.receive(1.0)
 
 
+def descriptors() -> list[int]:
+    return [int(each.name) for each in Path("/proc/self/fd").iterdir()]
+
+
 def test_any_number_of_callers_leaves_a_listener_bounded_and_open_to_a_new_one(tmp_path: Path) -> None:
     listener, half_open = Listener(tmp_path / "socket"), []
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(descriptors())
     for _ in range(10 * CALLERS):
         half_open.append(Channel.dial(tmp_path / "socket"))
         listener.messages()
-        assert len(os.listdir("/proc/self/fd")) - before - len(half_open) <= CALLERS + 1
+        assert len(descriptors()) - before - len(half_open) <= CALLERS + 1
     late = Channel.dial(tmp_path / "socket")
     late.send({"stop": "stopped by Bob"})
     ((caller, message),) = listener.messages()
@@ -121,7 +125,7 @@ def test_a_listener_without_file_descriptors_drops_a_caller(tmp_path: Path, monk
     assert listener.messages() == []
     third = Channel.dial(tmp_path / "socket")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors()), limits[1]))
     taken = []
     try:
         with contextlib.suppress(OSError):
