@@ -53,6 +53,17 @@ class RobotState:
     """Last target sent to the arm, after all limits; None before the first and at rest."""
     fault: str | None = None
     """Latched fault that stopped the arm, which stands still until an operator acknowledges it."""
+    pace: float = 1.0
+    """Seconds of the arm's clock per second: below 1 in a simulation on a machine that is too slow."""
+
+    @property
+    def slow(self) -> str | None:
+        """Return what to tell if the arm's clock is slow, else None."""
+        return f"the arm's clock runs at {self.pace:.2f} of real time" if self.pace < SLOW else None
+
+
+SLOW = 0.9
+"""A pace below this is reported."""
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,8 @@ class RobotClient:
                 self._say(f"the robot waits for {answer['for']!r}: {answer['waiting']}")
             elif "going_on" in answer:
                 self._say(f"the robot continues: {answer['going_on']}")
+            elif "slow" in answer:
+                self._say(f"{answer['slow']}: forces and lateness may stop the arm; close other programs on its machine")
             elif "left" in answer:
                 self._say(answer["left"])
                 raise Interrupted(signal.SIGINT)

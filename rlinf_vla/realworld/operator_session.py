@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_vla.config.robot import BY_SCRIPT, SessionConfig
-from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, PAUSED_BY, QUIT, Camera, Operator, Robot, RobotError, Scene, stopped_by_a_person
+from rlinf_vla.core.robot import (
+    ACKNOWLEDGE,
+    PAUSE,
+    PAUSED_BY,
+    QUIT,
+    Camera,
+    Operator,
+    Robot,
+    RobotError,
+    RobotState,
+    Scene,
+    stopped_by_a_person,
+)
 from rlinf_vla.realworld.clock import Clock
 
 POLL_S = 0.1
@@ -18,6 +30,8 @@ CONSENTS = 5
 RECOVERY_S = 20.0
 """Seconds until an acknowledgement without effect is requested again."""
 
+REMIND_S = 60.0
+"""Shortest time between two reports of a slow clock."""
 SCRIPT = "a script"
 """Name of the operator of scripted acknowledgements."""
 
@@ -40,7 +54,8 @@ class OperatorSession:
     """Poll the robot often enough to keep it alive, and exchange messages with the operator."""
 
     def __init__(self, cell: Cell, settings: SessionConfig, clock: Clock, tell: Tell) -> None:
-        """``tell`` gets {"waiting": WHY, "for": WORD}, {"going_on": WHY}, and {} once a second."""
+        """``tell`` gets {"waiting": WHY, "for": WORD}, {"going_on": WHY}, {"slow": WHAT}, and {} once a
+        second."""
         self._cell, self._connect_s, self._clock, self._tell = cell, settings.connect_s, clock, tell
         self._by_script = settings.acknowledge == BY_SCRIPT
         self.leaving: str | None = None
@@ -49,15 +64,23 @@ class OperatorSession:
         """Robot and cameras need reconnecting after the next acknowledgement."""
         self.consents = 0
         """Scripted acknowledgements since the last complete episode."""
-        self._told = clock.now()
+        self._told = self._remind = clock.now()
 
     def latched(self) -> str | None:
         """Return the latched fault or the connection error; None if the arm may move."""
         try:
-            return self._cell.robot.observe().fault
+            state = self._cell.robot.observe()
+            self.look(state)
+            return state.fault
         except RobotError as error:
             self.lost = True
             return str(error)
+
+    def look(self, state: RobotState) -> None:
+        """Tell the operator if the arm's clock is slow, at most every REMIND_S."""
+        if state.slow is not None and self._clock.now() >= self._remind:
+            self._remind = self._clock.now() + REMIND_S
+            self._tell({"slow": state.slow})
 
     def until_free(self, problem: str | None) -> None:
         """Return when no fault is latched; a ``problem`` needs an acknowledgement in any case."""

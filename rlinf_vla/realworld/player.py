@@ -181,6 +181,7 @@ class RobotPlayer:
 
     def _after_step(self, step: Step) -> str | None:
         self._operator_session.alive()
+        self._operator_session.look(step.seen.state)
         take, words = self._recorder, self._operator_session.said()
         take.look(step)
         if step.action is not None:

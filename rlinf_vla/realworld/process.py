@@ -6,6 +6,7 @@ next one begins. When the learner closes the channel the arm stops; without the 
 this is a latched fault.
 
 Answers: ``{"played": FILE}``, ``{"waiting": WHY, "for": WORD}``, ``{"going_on": WHY}``,
+``{"slow": WHAT}`` (the arm's clock),
 ``{"left": WHY}``, ``{"mistake": WHAT}`` (UserError), ``{"robot": WHAT}`` (RobotError),
 ``{"error": WHAT}``; and ``{}`` about once a second as a heartbeat.
 """

@@ -19,6 +19,7 @@ from rlinf_vla.core.rotations import Triple
 from .. import kinematics
 from ..cell import Cell
 from ..extra import INSTALL, LIBUSB
+from ..pace import LEAST_S
 from ..workspace import BOX, Workspace, along
 from .client import FrankaRobot
 
@@ -97,7 +98,12 @@ def _reach(cell: Cell) -> Finding:
 
 
 def _state(robot: FrankaRobot) -> Iterator[Finding]:
-    state = robot.observe()
+    until = time.monotonic() + LEAST_S + 0.5
+    while time.monotonic() < until:
+        time.sleep(0.1)
+        state = robot.observe()
+    needed = "" if state.slow is None else ": this machine is too slow; close other programs, or expect faults of force and lateness"
+    yield Finding("clock", state.slow is None, f"the arm's runs at {state.pace:.2f} of real time{needed}")
     yield Finding("state", state.fault is None, state.fault or "no fault")
     x, y, z = state.pose.position
     inside = all(low <= at <= high for at, (low, high) in zip((x, y, z), _box(robot.cell), strict=True))

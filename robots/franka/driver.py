@@ -18,6 +18,7 @@ from rlinf_vla.core.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
 from ..kinematics import REACH_M
+from ..pace import Pace
 from .errors import ConnectionLost, explained, is_dead, is_ending, robot_error, words
 from .messages import Measured
 
@@ -67,7 +68,8 @@ class FrankyArm:
         """Time of the first and the last attempt to start a motion."""
         self.problem = robot_error(state)
         """What prevents motion: an error of the arm, its safety functions or the connection."""
-        self.measured = _measure(state)
+        self._pace = Pace()
+        self.measured = _measure(state, 1.0)
         self._clock: int = state.time.to_msec()
         self._controlled = False
         self._closed = False
@@ -170,7 +172,8 @@ class FrankyArm:
                 clock = state.time.to_msec()
                 if clock != self._clock:  # without a new state, franky returns the old one
                     self._clock = clock
-                    self.measured = _measure(state)
+                    self._pace.see(time.monotonic(), clock / 1000)
+                    self.measured = _measure(state, self._pace.value)
                 if self.problem is None:
                     self.problem = robot_error(state)
                 self._robot.poll_motion()
@@ -214,14 +217,14 @@ class FrankyArm:
             self.problem = self.problem or words(error)
 
 
-def _measure(state: Any) -> Measured:
+def _measure(state: Any, pace: float) -> Measured:
     pose = state.O_T_EE
     x, y, z, w = pose.quaternion
     # q and -q are the same orientation. The hand points down, so w is about 0 and its sign would
     # flicker: keep x positive.
     quaternion = np.array([w, x, y, z]) * (1.0 if x >= 0 else -1.0)
     return Measured(
-        time.monotonic(), ToolPose(pose.translation.copy(), quaternion), state.q.copy(), state.dq.copy(), state.O_F_ext_hat_K.copy()
+        time.monotonic(), ToolPose(pose.translation.copy(), quaternion), state.q.copy(), state.dq.copy(), state.O_F_ext_hat_K.copy(), pace
     )
 
 

@@ -92,7 +92,7 @@ class Servo:
         late = self._armed and self._goal is None
         self._expired = self._expired + 1 if late else 0
         if self._expired >= self._cell.expired_goals_to_stop:
-            self.stop(f"{POLICY}late, {self._expired} goals in a row arrived after the previous one had expired", now)
+            self._stop_in_time(f"{POLICY}late, {self._expired} goals in a row arrived after the previous one had expired", now)
             return
         self._goal, self._armed = goal, True
         self._valid_until = min(valid_until, now + self._cell.max_goal_validity_s)
@@ -108,6 +108,11 @@ class Servo:
         own = own or stopped_by_a_person(fault)
         if (own or self.fault is None) and self._latch.add(fault, self.recovering):
             self._journal.write("fault", fault=self._latch.faults[-1], at=now, durable=True)
+
+    def _stop_in_time(self, fault: str, now: float) -> None:
+        """Stop because of a fault that a slow simulation can cause; say so."""
+        slow = self._state().slow
+        self.stop(fault if slow is None else f"{fault} ({slow})", now)
 
     def release(self) -> None:
         """Drop the goal: the arm decelerates to a stop, also during homing; a grasp is kept."""
@@ -169,7 +174,7 @@ class Servo:
         command, interventions, fault = self._filter.step(self._goal, state, passed)
         self.took.append(time.perf_counter() - begun)
         if fault is not None:
-            self.stop(fault, now)
+            self._stop_in_time(fault, now)
         velocity = _velocity(before.pose, command.pose, self._cell.servo_hz)
         self._still = 0 if np.abs(velocity).max() > _STANDING else self._still + 1
         self.arm.track(command.pose, velocity)
@@ -191,13 +196,13 @@ class Servo:
         if self.arm.problem is not None:
             self.stop(self.arm.problem, now)
         elif age > self._cell.max_state_age_s:
-            self.stop(f"{NETWORK}no state of the arm for {age:.2f} s", now)
+            self._stop_in_time(f"{NETWORK}no state of the arm for {age:.2f} s", now)
         elif self.gripper.problem is not None:
             self.stop(self.gripper.problem, now)
         elif (self._armed or self.arm.homing) and now - self._heard > self._cell.heartbeat_timeout_s:
-            self.stop(f"{POLICY}its process has said nothing for {now - self._heard:.2f} s", now)
+            self._stop_in_time(f"{POLICY}its process has said nothing for {now - self._heard:.2f} s", now)
         elif self.arm.homing and (felt := self._felt(state)) is not None:
-            self.stop(felt, now)
+            self._stop_in_time(felt, now)
 
     def _felt(self, state: RobotState) -> str | None:
         """Return the force or torque fault during homing, or None."""
@@ -207,7 +212,8 @@ class Servo:
 
     def _state(self) -> RobotState:
         found = self.arm.measured
-        return RobotState(found.time, found.pose, found.joints, found.joint_velocities, found.wrench, self.gripper.width, fault=self.fault)
+        fault, width = self.fault, self.gripper.width
+        return RobotState(found.time, found.pose, found.joints, found.joint_velocities, found.wrench, width, fault=fault, pace=found.pace)
 
 
 def _velocity(before: ToolPose, after: ToolPose, hz: float) -> Vector:

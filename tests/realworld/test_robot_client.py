@@ -71,6 +71,13 @@ def test_a_fault_is_shown_during_updates(client: Client) -> None:
     assert client.said == ["the robot waits for 'acknowledge': reflex"]
 
 
+def test_a_slow_simulation_is_reported(client: Client) -> None:
+    client.robot.begin(JOB)
+    client.links[0].said = [{"slow": "the arm's clock runs at 0.43 of real time"}]
+    client.robot.attend()
+    assert client.said[0].startswith("the arm's clock runs at 0.43 of real time: ")
+
+
 def test_a_dead_process_is_replaced_during_updates(client: Client) -> None:
     client.robot.begin(JOB)
     client.links[0].gone = "the robot process sent nothing for 90 s"

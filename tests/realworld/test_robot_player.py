@@ -264,6 +264,18 @@ def test_a_waiting_player_sends_heartbeats() -> None:
     assert toy.said == [{}] * 2
 
 
+def test_a_slow_clock_is_reported_once_a_minute() -> None:
+    toy = Toy(limit=900)
+    toy.robot.state = replace(toy.robot.state, pace=0.43)
+    played(toy)
+    told = [message["slow"] for message in toy.told if "slow" in message]
+    assert set(told) == {"the arm's clock runs at 0.43 of real time"} and len(told) == 1 + int(toy.clock.now() // 60)
+    toy.robot.state = replace(toy.robot.state, pace=0.91)
+    before = len(toy.told)
+    played(toy)
+    assert not any("slow" in message for message in toy.told[before:])
+
+
 def test_a_pause_truncates_and_waits() -> None:
     toy = Toy()
     toy.operator.plan = {900: PAUSE, 30_000: RESUME}

@@ -126,6 +126,17 @@ def test_each_cause_is_latched_and_stops_the_arm(bench: Bench, cause: str) -> No
     assert bench.run(0.2).fault is None and bench.arm.pose is not at
 
 
+@pytest.mark.parametrize(("pace", "tells"), [(0.43, True), (0.95, False)])
+def test_a_fault_in_a_slow_simulation_says_so(bench: Bench, pace: float, tells: bool) -> None:
+    bench.arm.pace = pace
+    bench.goal(0.004)
+    bench.run(0.1)
+    bench.arm.wrench = np.array([CELL.max_force_n + 1, 0, 0, 0, 0, 0])
+    state = bench.run(0.1)
+    assert str(state.fault).endswith("(the arm's clock runs at 0.43 of real time)") == tells
+    assert str(state.fault).startswith("max_force_n: ") and unpack(pack(state)).pace == pace
+
+
 def test_a_released_arm_comes_to_rest_and_nothing_is_latched(bench: Bench) -> None:
     bench.goal(0.02)
     bench.run(0.1)
