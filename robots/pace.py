@@ -1,4 +1,4 @@
-"""Measure how fast the arm's clock runs: a simulated second is longer on a machine that is too slow."""
+"""Measure how fast the arm's clock runs: a simulated second is longer on a slow machine."""
 
 from __future__ import annotations
 
