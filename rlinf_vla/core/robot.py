@@ -54,7 +54,7 @@ class RobotState:
     fault: str | None = None
     """Latched fault that stopped the arm, which stands still until an operator acknowledges it."""
     pace: float = 1.0
-    """Seconds of the arm's clock per second: below 1 in a simulation on a machine that is too slow."""
+    """Seconds of the arm's clock per second: below 1 in a simulation on a slow machine."""
 
     @property
     def slow(self) -> str | None:
