@@ -54,8 +54,8 @@ class OperatorSession:
     """Poll the robot often enough to keep it alive, and exchange messages with the operator."""
 
     def __init__(self, cell: Cell, settings: SessionConfig, clock: Clock, tell: Tell) -> None:
-        """``tell`` gets {"waiting": WHY, "for": WORD}, {"going_on": WHY}, {"slow": WHAT}, and {} as a
-        heartbeat once a second."""
+        """``tell`` gets {"waiting": WHY, "for": WORD}, {"going_on": WHY}, {"slow": WHAT},
+        and {} once a second."""
         self._cell, self._connect_s, self._clock, self._tell = cell, settings.connect_s, clock, tell
         self._by_script = settings.acknowledge == BY_SCRIPT
         self.leaving: str | None = None

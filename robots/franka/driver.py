@@ -17,15 +17,11 @@ import numpy as np
 from rlinf_vla.core.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
-from ..kinematics import REACH_M
 from ..pace import Pace
 from .errors import ConnectionLost, explained, is_dead, is_ending, robot_error, words
 from .messages import Measured
+from .reflexes import MARGIN, joint_thresholds, tool_thresholds
 
-_REFLEX_MARGIN = 1.5
-"""Factor of the arm's reflex thresholds over our force limits, whose stop is the gentler one."""
-_LEAST_JOINT_THRESHOLD_N_M = 20.0
-"""Franka's default."""
 _JOINT_SPEED_LIMIT_RAD_S = 2.62
 """Limit of the slowest joints (Franka Research 3, joint limits)."""
 _DAMPING = np.array([2.0, 2.0, 2.0, 1.0, 1.0, 1.0])
@@ -78,9 +74,7 @@ class FrankyArm:
 
     def _configure(self, state: Any) -> None:
         """Set collision thresholds and end effector; an arm that is not idle refuses this."""
-        force, torque = _REFLEX_MARGIN * self._cell.max_force_n, _REFLEX_MARGIN * self._cell.max_torque_n_m
-        joint = max(_LEAST_JOINT_THRESHOLD_N_M, force * REACH_M)
-        self._robot.set_collision_behavior([joint] * 7, [force] * 3 + [torque] * 3)
+        self._robot.set_collision_behavior(joint_thresholds(self._cell), tool_thresholds(self._cell))
         tool = franky.Affine(self._cell.tool_position_m, _xyzw(np.array(self._cell.tool_quaternion_wxyz)))
         self._robot.set_ee((state.F_T_NE.inverse * tool).matrix.flatten(order="F").tolist())
         self._configured = True
@@ -100,8 +94,8 @@ class FrankyArm:
                 motion = franky.CartesianImpedanceTrackingMotion(
                     translational_stiffness=cell.stiffness_n_m,
                     rotational_stiffness=cell.rotation_stiffness_n_m_rad,
-                    translational_error_clip=np.full(3, _REFLEX_MARGIN * cell.max_force_n / cell.stiffness_n_m),
-                    rotational_error_clip=np.full(3, _REFLEX_MARGIN * cell.max_torque_n_m / cell.rotation_stiffness_n_m_rad),
+                    translational_error_clip=np.full(3, MARGIN * cell.max_force_n / cell.stiffness_n_m),
+                    rotational_error_clip=np.full(3, MARGIN * cell.max_torque_n_m / cell.rotation_stiffness_n_m_rad),
                     posture_task=franky.PostureTask(np.array(cell.home_joints_rad), _POSTURE_N_M_RAD, _POSTURE_DAMPING),
                 )
                 gains = motion.get_gains()
