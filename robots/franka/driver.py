@@ -17,6 +17,7 @@ import numpy as np
 from rlinf_vla.core.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
+from ..homing import way_home
 from ..pace import Pace
 from .errors import ConnectionLost, explained, is_dead, is_ending, robot_error, words
 from .messages import Measured
@@ -108,7 +109,7 @@ class FrankyArm:
                 self._motion.set_reference(reference)
 
     def home(self) -> None:
-        """Start moving the joints to the rest position, each at ``home_speed_rad_s`` at most.
+        """Start moving to the rest position (see ``homing``), joints at ``home_speed_rad_s`` at most.
 
         Impedance control must be off. ``homing`` is True until the arm is there.
         """
@@ -183,7 +184,8 @@ class FrankyArm:
         """Start the requested homing, or end it: no motion is running."""
         if self._home_next:
             self._home_next = False
-            self._begin(franky.JointMotion([float(angle) for angle in self._cell.home_joints_rad]))
+            way = way_home(self._cell, self.measured.joints)
+            self._begin(franky.JointWaypointMotion([franky.JointWaypoint(joints) for joints in way]))
         else:
             self.homing = False
 
@@ -208,7 +210,7 @@ class FrankyArm:
         if self.problem is None:
             with contextlib.suppress(Exception):
                 self.problem = robot_error(self._robot.state) if isinstance(error, franky.ControlException) else None
-            self.problem = self.problem or words(error)
+            self.problem = self.problem or (str(error) if isinstance(error, RobotError) else words(error))
 
 
 def _measure(state: Any, pace: float) -> Measured:

@@ -47,6 +47,18 @@ def test_home_is_that_of_the_cell(session: Session) -> None:
     np.testing.assert_allclose(session.robot.observe().joints, session.robot.cell.home_joints_rad, atol=0.02)
 
 
+def test_the_arm_goes_up_before_it_goes_home(session: Session) -> None:
+    session.move(3.5, by=(0.018, 0.0, -0.018))
+    session.wait_still(STANDS_S)
+    begin, seen = session.robot.observe().pose.position, list[np.ndarray]()
+    session.robot.home(30, lambda: seen.append(session.robot.observe().pose.position))
+    way, home = np.array(seen), session.robot.cell.home.position
+    rises = way[way[:, 2] < begin[2] + 0.05]
+    assert len(rises) > 3 and np.abs(rises[:, :2] - begin[:2]).max() < 0.01, "straight up"
+    assert begin[2] < home[2] - 0.1 and way[:, 2].min() > begin[2] - 0.01
+    assert np.abs(session.robot.observe().pose.position - home).max() < 0.01
+
+
 def test_a_fault_outlives_the_arms_process(session: Session) -> None:
     session.cell.fault("reflex")
     fault = session.wait_fault(10)
