@@ -1,4 +1,4 @@
-"""Find the way home: up first, then by joint motions, checked against the workspace by kinematics."""
+"""Find the way home: up first, then joint motions, checked against the workspace by kinematics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .workspace import BOX, Place, Workspace, along
 LIFT_M = 0.1
 """How far the tool is lifted first, from below the rest position."""
 TOLERANCE_M = 0.02
-"""How far the way may lead outside: joints do not move in exact proportion, and a resting arm sags."""
+"""How far the way may lead outside: joints move only about in proportion, and the arm sags."""
 _PARTS = (1, 2, 4)
 """Numbers of joint motions from the lifted pose to the rest position, to try in this order."""
 _STEP_M, _STEP_RAD = 0.02, 0.02
@@ -28,8 +28,8 @@ def way_home(cell: Cell, joints: Vector) -> list[Vector]:
 
     The tool rises straight by LIFT_M, or to the height of the rest position if that is nearer. Then
     one joint motion leads home; if it would leave the workspace, several do, between points of the
-    straight line, and if these do, too, the tool first rises to the height of the rest position. It
-    does not rise where that is out of reach.
+    straight line (only from inside the workspace). If these do, too, the tool first rises to the
+    height of the rest position. It does not rise where that is out of reach.
 
     Raises RobotError if each way leaves the workspace, further than it begins, or leads below both
     the beginning and the rest position.
@@ -38,7 +38,10 @@ def way_home(cell: Cell, joints: Vector) -> list[Vector]:
     start, home = space.place(begin, (0.0, 0.0, 0.0)), space.place(cell.home, (0.0, 0.0, 0.0))
     height = max(0.0, home[0][2] - start[0][2])
     wrong = ""
-    for lift, parts in itertools.product(dict.fromkeys((min(LIFT_M, height), height, 0.0)), _PARTS):
+    inside = not space.inside(start)[1].keys() & set(BOX)
+    # a straight line from outside might pass the arm's own base
+    numbers = _PARTS if inside else _PARTS[:1]
+    for lift, parts in itertools.product(dict.fromkeys((min(LIFT_M, height), height, 0.0)), numbers):
         x, y, z = start[0]
         lifted = (x, y, z + lift), start[1]
         way = _through(cell, space, joints, [start, lifted, *_between(lifted, home, parts)])

@@ -109,7 +109,7 @@ class FrankyArm:
                 self._motion.set_reference(reference)
 
     def home(self) -> None:
-        """Start moving to the rest position (see ``homing``), joints at ``home_speed_rad_s`` at most.
+        """Start moving to the rest position (``way_home``), joints at ``home_speed_rad_s`` at most.
 
         Impedance control must be off. ``homing`` is True until the arm is there.
         """
