@@ -56,6 +56,9 @@ class RobotState:
     pace: float = 1.0
     """Seconds of the arm's clock per second: below 1 in a simulation on a slow machine."""
 
+    holding: bool = False
+    """Whether the fingers have closed on an object and press on it."""
+
     @property
     def slow(self) -> str | None:
         """Return what to tell if the arm's clock is slow, else None."""

@@ -22,9 +22,9 @@ class Measured:
     pace: float = 1.0
 
 
-_NUMBERS = 39
+_NUMBERS = 40
 """Measured: time, position 3, quaternion 4, joints 7, joint velocities 7, wrench 6, gripper width.
-Commanded: whether present, position 3, quaternion 4, gripper width. Measured: pace."""
+Commanded: whether present, position 3, quaternion 4, gripper width. Measured: pace, holding."""
 _FAULT_BYTES = 2000
 CAPACITY = 8 * _NUMBERS + _FAULT_BYTES
 
@@ -38,7 +38,7 @@ def pack(state: RobotState) -> bytes:
         numbers[29] = 1.0
         numbers[30:33], numbers[33:37] = state.commanded.pose.position, state.commanded.pose.quaternion
         numbers[37] = math.nan if state.commanded.gripper_width is None else state.commanded.gripper_width
-    numbers[38] = state.pace
+    numbers[38], numbers[39] = state.pace, state.holding
     return numbers.tobytes() + (state.fault or "").encode()[:_FAULT_BYTES]
 
 
@@ -50,7 +50,16 @@ def unpack(data: bytes) -> RobotState:
     fault = data[8 * _NUMBERS :].decode(errors="replace") or None
     pose = ToolPose(numbers[1:4], numbers[4:8])
     return RobotState(
-        float(numbers[0]), pose, numbers[8:15], numbers[15:22], numbers[22:28], float(numbers[28]), commanded, fault, float(numbers[38])
+        float(numbers[0]),
+        pose,
+        numbers[8:15],
+        numbers[15:22],
+        numbers[22:28],
+        float(numbers[28]),
+        commanded,
+        fault,
+        pace=float(numbers[38]),
+        holding=bool(numbers[39]),
     )
 
 

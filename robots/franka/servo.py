@@ -212,8 +212,17 @@ class Servo:
 
     def _state(self) -> RobotState:
         found = self.arm.measured
-        fault, width = self.fault, self.gripper.width
-        return RobotState(found.time, found.pose, found.joints, found.joint_velocities, found.wrench, width, fault=fault, pace=found.pace)
+        return RobotState(
+            found.time,
+            found.pose,
+            found.joints,
+            found.joint_velocities,
+            found.wrench,
+            self.gripper.width,
+            fault=self.fault,
+            pace=found.pace,
+            holding=self.gripper.holding,
+        )
 
 
 def _velocity(before: ToolPose, after: ToolPose, hz: float) -> Vector:

@@ -52,6 +52,7 @@ class ObedientArm:
 
 class ObedientGripper:
     width = 0.08
+    holding = False
     problem: str | None = None
     broken = False
 
