@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlinf_vla.core.camera_geometry import Calibrated
 from rlinf_vla.core.robot import Camera, CameraError, Finding, RobotError
 from rlinf_vla.core.rotations import Triple
 
@@ -122,11 +123,19 @@ def _camera(camera: Camera) -> Finding:
         camera.start()
         frame = camera.latest()
         height, width, _ = frame.image.shape
-        return Finding(name, True, f"{width}x{height}, {1000 * (time.monotonic() - frame.time):.0f} ms old")
+        age = 1000 * (time.monotonic() - frame.time)
+        return Finding(name, True, f"{width}x{height}, {age:.0f} ms old; {_geometry(camera)}")
     except CameraError as error:
         return Finding(name, False, str(error))
     finally:
         camera.close()
+
+
+def _geometry(camera: Camera) -> str:
+    known = camera if isinstance(camera, Calibrated) else None
+    inside, mount = (known.intrinsics, known.mount) if known else (None, None)
+    focal = "intrinsics not known" if inside is None else f"focal length {inside.fx:.1f}, {inside.fy:.1f} pixels"
+    return f"{focal}; {'place not in the cell file' if mount is None else f'on the {mount.parent}'}"
 
 
 _LEVELS = 5

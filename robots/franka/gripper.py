@@ -93,7 +93,7 @@ class FrankyGripper:
                     self._sent = self._sent if self.holding else None
                     self.halting = False
                 wish = self._wish
-                if wish is None or self.problem or not self._changes(wish, underway is not None):
+                if wish is None or self.problem or not self._needs_a_command(wish, underway is not None):
                     continue
                 if underway is not None:
                     self._gripper.stop()
@@ -111,7 +111,7 @@ class FrankyGripper:
             return False
         return width > _OBJECT_M and abs(width - self._sent) > _OBJECT_M
 
-    def _changes(self, wish: float, underway: bool) -> bool:
+    def _needs_a_command(self, wish: float, underway: bool) -> bool:
         """Return whether a requested width needs a new command.
 
         A grasp that is closing, or that holds an object, already does what a smaller width asks.

@@ -79,7 +79,8 @@ class Franka:
     def cameras(self, config: FrankaConfig) -> list[Camera]:
         from ..cameras import device
 
-        return [device(name, camera(name, given)) for name, given in config.cameras.items()]
+        mounts = read_cell(config.cell).cameras
+        return [device(name, camera(name, given), mounts.get(name)) for name, given in config.cameras.items()]
 
     def scene(self, config: FrankaConfig) -> Scene:
         return ManualScene(config.instruction)
@@ -114,7 +115,8 @@ class FrankaSim:
     def cameras(self, config: FrankaSimConfig) -> list[Camera]:
         from ..cameras import SimulatedCamera
 
-        return [SimulatedCamera(name, self.folder(config), config.max_age_s, config.frozen_s) for name in config.cameras]
+        folder, mounts = self.folder(config), read_cell(config.cell).cameras
+        return [SimulatedCamera(name, folder, config.max_age_s, config.frozen_s, mounts.get(name)) for name in config.cameras]
 
     def scene(self, config: FrankaSimConfig) -> Scene:
         return Touch(SimulatedCell(self.folder(config)), read_cell(config.cell).spec)
