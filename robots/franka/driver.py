@@ -116,8 +116,10 @@ class FrankyArm:
                 self._motion.set_reference(reference)
 
     def _hold_if_late(self) -> None:
-        """Set the velocity to 0 if the next command is late: else the damping, which follows the last
-        velocity, would pull the tool centimetres beyond the last pose."""
+        """Set the velocity to 0 if the next command is late.
+
+        Else the damping, which follows the last velocity, pulls the tool centimetres further.
+        """
         with self._tracking:
             if self._motion is not None and self._still is not None and time.monotonic() - self._tracked > LATEST / self._cell.servo_hz:
                 self._motion.set_reference(self._still)
