@@ -15,7 +15,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from rlinf_vla.config.errors import printable
 
-
 PLAIN_STEPS = 10
 """Number of lines that replace the progress bar of a stage where there is no terminal."""
 
