@@ -102,6 +102,7 @@ class ArmProcess:
                 else:
                     self._servo.stop(self._asked_to_end, now)
                 leaving = now + _END_S
+                self._lock.end()
             self._look_at_recovery()
             if self._disk.problem is not None:
                 self._servo.stop(self._disk.problem, now)
