@@ -190,7 +190,7 @@ BUDGETS = {
     "envs": 5_220,
     "robots": 5_120,
     "rewards": 110,
-    "benchmarks": 2_530,
+    "benchmarks": 2_545,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 
