@@ -21,7 +21,7 @@ from rlinf_vla.models.cards import LIBERO_CONVENTION
 from rlinf_vla.models.remote.options import RemoteOptions
 from rlinf_vla.models.remote.policy import RemotePolicy
 from rlinf_vla.testing.policy_calls import act, observations
-from tests.models.policy_servers import PolicyServer, packed, serving
+from tests.models.policy_servers import PolicyServer, deaf, packed, serving
 from tests.skips import needs
 
 pytestmark = needs("serve")
@@ -249,3 +249,10 @@ def test_the_token_travels_and_is_not_told(monkeypatch: pytest.MonkeyPatch) -> N
         act(policy, policy.prepare(observations(policy, 1)))
     assert [each["Authorization"] for each in server.headers] == ["Bearer s3cret"] * 2
     assert "s3cret" not in repr(policy.server) + repr(policy.spec)
+
+
+def test_a_server_that_does_not_read() -> None:
+    with deaf({}) as url:
+        policy = remote(url, timeout_s=0.5, image_size=1024)
+        with pytest.raises(Failure, match="does not answer: the connection was closed"):
+            act(policy, policy.prepare(observations(policy, 1)))
