@@ -34,11 +34,12 @@ MAY_IMPORT = {
     "runtime": BASE | {"algorithms", "data"} | PLAYING,
     "evaluation": BASE | {"algorithms", "runtime"} | PLAYING,
     "planner": BASE | {"algorithms", "runtime"} | PLAYING,
+    "serving": BASE | {"algorithms", "runtime"} | PLAYING,
     "realworld": BASE | {"algorithms", "data", "evaluation", "runtime"} | PLAYING,
-    "cli": BASE | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime"} | PLAYING,
+    "cli": BASE | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime", "serving"} | PLAYING,
     "testing": BASE | {"rollout"},
 }
-"""cli -> {planner, realworld} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
+"""cli -> {planner, realworld, serving} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
 algorithms -> core -> config, and never back up. Lazy and TYPE_CHECKING imports count. Nothing imports testing."""
 
 
@@ -183,7 +184,7 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 24_330,
+    "rlinf_vla": 26_170,
     "rlinf_vla/testing": 1_820,
     "models": 4_620,
     "envs": 5_220,

@@ -27,6 +27,7 @@ VERBS = {
     "eval": "success rate on fixed episodes: rlinf-vla eval run=DIR, or a sweep: rlinf-vla eval recipe=maniskill_eval",
     "verify": "repeat part of an evaluation and compare: rlinf-vla verify RESULT.json --episodes 20",
     "export": "merge a checkpoint into the official layout: rlinf-vla export run=DIR output=DIR",
+    "serve": "serve a policy over websockets and HTTP: rlinf-vla serve run=DIR",
     "plan": "predict the fastest placement on a cluster and its speed: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
     "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control|memory} recipe=NAME, "
     "{env|soak} env=NAME, load",
@@ -160,8 +161,8 @@ def _usage() -> str:
             "",
             "rlinf-vla train recipe=NAME --dry-run prints the plan and the memory of each device, and loads nothing.",
             "run=DIR uses the saved recipe of a run: train resumes the run, eval and export use its newest checkpoint.",
-            "rlinf-vla VERB recipe=NAME --cfg job prints the composed recipe. --help prints the keys of train, record, eval, export, plan,",
-            "bench rollout (and the other benches), robot record and robot replay, and the arguments of verify.",
+            "rlinf-vla VERB recipe=NAME --cfg job prints the composed recipe. --help prints the keys of train, record, eval, export,",
+            "serve, plan, bench rollout (and the other benches), robot record and robot replay, and the arguments of verify.",
         ]
     )
 

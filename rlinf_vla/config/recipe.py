@@ -10,6 +10,7 @@ from omegaconf import MISSING
 from rlinf_vla.config.cluster import SPLITS, ClusterConfig
 from rlinf_vla.config.ranges import OUTSIDE, Count, CountOrZero, Matches, Name, NonNegative, OneOf, Range, Seed, Size, SizeOrZero
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
+from rlinf_vla.config.serve import ServeConfig
 
 MODES = ("sampled", "greedy")
 ON_POLICY, OFF_POLICY, SUPERVISED = "on-policy", "off-policy", "supervised"
@@ -194,4 +195,5 @@ class Recipe:
     sweep: SweepConfig = field(default_factory=SweepConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
     preset: PresetConfig = field(default_factory=PresetConfig)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import json
 import math
 from collections.abc import Callable
@@ -21,20 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.message_images import MODES, read_image, write_png
+from rlinf_vla.core.message_images import MessageError as MessageError
 
 INSTALL = "pip install 'rlinf-vla[serve]'"
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Channels of an image -> its name in Pillow."""
 _KINDS = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
 _TYPES = [each for kind in _KINDS for each in (np.dtype(kind).newbyteorder("<"), np.dtype(kind).newbyteorder(">"))]
 DTYPES: dict[str, np.dtype[Any]] = {name: dtype for dtype in _TYPES for name in (dtype.str, dtype.name)} | {
     kind: np.dtype(kind) for kind in _KINDS
 }
 """All names that a message may give a dtype: ``<f4``, ``>f4``, ``float32`` ..."""
-
-
-class MessageError(ValueError):
-    """A message that is malformed or exceeds a limit, in one line."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ def pack(message: Any, text_keys: bool = False, png: bool = False) -> bytes:
         if text_keys and isinstance(value, np.generic):
             return value.item()
         if png and isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] in MODES:
-            return {"__image__": True, "format": "png", "data": _png(value), "shape": value.shape}
+            return {"__image__": True, "format": "png", "data": write_png(value), "shape": value.shape}
         if isinstance(value, np.ndarray):
             fields = {"__ndarray__": True, "data": value.tobytes(), "dtype": _allowed(value.dtype).str, "shape": value.shape}
         elif isinstance(value, np.generic):
@@ -212,16 +207,9 @@ class _Reader:
         if name not in ("png", "jpeg") or not isinstance(data, bytes) or len(shape) != 3 or shape[2] not in MODES:
             raise MessageError("an image is raw, png or jpeg, of shape [H, W, 1, 3 or 4]")
         self._allocate(math.prod(shape))
-        from PIL import Image
-
-        try:
-            image = Image.open(io.BytesIO(data), formats=[name.upper()])  # decodes nothing yet
-            found = np.array(image.convert(MODES[shape[2]])).reshape(shape) if image.size == shape[1::-1] else None
-        except Exception:  # Pillow raises OSError, SyntaxError, ValueError, struct.error ...
-            raise MessageError("an image whose data is damaged") from None
-        if found is None:
+        found = read_image(data, math.prod(shape), (name.upper(),), shape[2])
+        if found.shape != shape:
             raise MessageError(f"an image of another size than its shape, {shape[0]}x{shape[1]}")
-        found.flags.writeable = False
         return found
 
     def _shape(self, fields: dict[str, Any]) -> tuple[int, ...]:
@@ -269,14 +257,6 @@ def _text(data: Any) -> str:
         return data if isinstance(data, str) else bytes.decode(data)
     except (TypeError, UnicodeDecodeError):
         raise MessageError("binary data that is neither text nor an array") from None
-
-
-def _png(image: NDArray[np.uint8]) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, "PNG")
-    return file.getvalue()
 
 
 def _no_extension(code: int, data: bytes) -> NoReturn:

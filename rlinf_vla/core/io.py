@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from rlinf_vla.config.errors import UserError
 
 
 @contextmanager
@@ -70,3 +73,18 @@ def write_text(path: Path, text: str, errors: str = "strict") -> None:
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write ``document`` atomically as JSON."""
     write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def digest_of(directory: Path) -> str:
+    """Return the SHA-256 over names and contents of all files below a directory, in name order.
+
+    Raises UserError if there is no such directory.
+    """
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such directory")
+    total = hashlib.sha256()
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256")
+        total.update(f"{path.relative_to(directory).as_posix()}\0{content.hexdigest()}\n".encode())
+    return total.hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.io import write_json
+from rlinf_vla.core.io import digest_of, write_json
 from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy, directory_of, model_plugin
 from rlinf_vla.evaluation.evaluate import temperature_of
 from rlinf_vla.telemetry.environment import fingerprint
@@ -43,21 +42,6 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
         known["unnorm_key"] = getattr(recipe.model.options, "unnorm_key", None)
         found[policy.name] = known
     return found
-
-
-def digest_of(directory: Path) -> str:
-    """Return the SHA-256 over names and contents of all files below a directory, in name order.
-
-    Raises UserError if there is no such directory.
-    """
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory")
-    total = hashlib.sha256()
-    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256")
-        total.update(f"{path.relative_to(directory).as_posix()}\0{content.hexdigest()}\n".encode())
-    return total.hexdigest()
 
 
 def same_provenance(directory: Path, policies: dict[str, Any]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ EPISODES = "episodes"
 
 # Keys that may change when a run is resumed; any other change would make it a different run.
 _FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "record", "sweep", "session"}
-_FREE |= {"rollout.pipeline_depth", "env.processes", "control"}
-FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes", "control"}
+_FREE |= {"rollout.pipeline_depth", "env.processes", "control", "serve"}
+FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes", "control", "serve"}
 """Keys that may change when a sweep is resumed."""
 
 

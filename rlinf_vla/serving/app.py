@@ -1,0 +1,87 @@
+"""The paths of a server, and who may use them."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from rlinf_vla.serving.http import Http
+from rlinf_vla.serving.openpi import OpenPi, SgLang, VllmOmni
+from rlinf_vla.serving.sessions import Dialect, converse
+from rlinf_vla.serving.state import State
+from rlinf_vla.serving.vla_eval import VlaEval
+
+OPEN = ("/healthz", "/health")
+"""Paths that need no token: they say whether the server is ready."""
+ROOTS: dict[str, Callable[[State], Dialect]] = {"openpi": OpenPi, "vla_eval": VlaEval}
+DIALECTS: dict[str, Callable[[State], Dialect]] = {
+    "/openpi": OpenPi,
+    "/vla-eval": VlaEval,
+    "/v1/realtime/robot/openpi": VllmOmni,
+    "/openpi/policy": SgLang,
+}
+
+
+def build_app(state: State) -> ASGIApp:
+    """Return the application: health, metrics, and every dialect at its path."""
+    http, root = Http(state), ROOTS[state.config.protocol]
+    routes: list[BaseRoute] = [
+        Route("/healthz", http.healthz),
+        Route("/health", http.health),
+        Route("/config", http.config),
+        Route("/metrics", http.metrics),
+        Route("/act", http.act, methods=["POST"]),
+        Route("/v1/actions/generations", http.generations, methods=["POST"]),
+        Route("/v1/actions/metadata", http.metadata),
+    ]
+    routes += [WebSocketRoute(path, _endpoint(state, dialect)) for path, dialect in {"/": root, **DIALECTS}.items()]
+    return Guarded(Starlette(routes=routes), state)
+
+
+def _endpoint(state: State, dialect: Callable[[State], Dialect]) -> Callable[[WebSocket], Awaitable[None]]:
+    async def endpoint(socket: WebSocket) -> None:
+        await converse(socket, dialect(state), state)
+
+    return endpoint
+
+
+class Guarded:
+    """Lets requests with the token pass, and none that a web page in a browser makes.
+
+    A browser says the page's origin with every websocket and POST. Without this check, any web page
+    that a user opens could use a server on the user's machine.
+    """
+
+    def __init__(self, app: ASGIApp, state: State) -> None:
+        self.app, self.state = app, state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return
+        refusal = self._refusal(HTTPConnection(scope))
+        if refusal is None:
+            await self.app(scope, receive, send)
+            return
+        status, reason, text = refusal
+        self.state.metrics.refused.labels(reason).inc()
+        response = JSONResponse({"error": text}, status, {"WWW-Authenticate": "Bearer"} if status == 401 else None)
+        if scope["type"] == "websocket":
+            await WebSocket(scope, receive, send).send_denial_response(response)
+        else:
+            await response(scope, receive, send)
+
+    def _refusal(self, request: HTTPConnection) -> tuple[int, str, str] | None:
+        if "origin" in request.headers:
+            return 403, "origin", "requests of web pages are not served"
+        if request.url.path in OPEN or self.state.token is None:
+            return None
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        known = kind.lower() in ("bearer", "api-key") and hmac.compare_digest(given.strip().encode(), self.state.token.encode())
+        return None if known else (401, "token", "send the header Authorization: Bearer TOKEN")

@@ -1,0 +1,251 @@
+"""Turn messages into requests: observations, noise keys, and how to act on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.serve import ServeConfig
+from rlinf_vla.core.array_messages import MessageError
+from rlinf_vla.core.images import padded
+from rlinf_vla.core.protocols import Convention, PolicySpec
+from rlinf_vla.core.types import MAX_ATTEMPTS, MAX_TASKS, Episodes, Observation
+
+LONGEST = 1000
+"""Characters of an instruction."""
+SEEDS = 1 << 32
+MOST_STEPS = 1 << 31
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Where a dialect's observation holds what a policy sees.
+
+    image: key of an image, with ``{}`` for its name. images: keys of images with other names.
+    state: keys that are joined. pads: whether images of another size are resized, with black bars;
+    else they are refused if they are smaller than the policy's. convention: what is known of them.
+    """
+
+    image: str
+    state: tuple[str, ...]
+    prompt: str
+    images: Mapping[str, str] = field(default_factory=dict)
+    pads: bool = False
+    convention: Convention = Convention()  # noqa: RUF009  (frozen)
+
+
+NATIVE = Keys("images.{}", ("state",), "instruction")
+PRESETS = {
+    "native": NATIVE,
+    "libero": Keys(
+        "observation/{}",
+        ("observation/state",),
+        "prompt",
+        {"base": "observation/image", "wrist": "observation/wrist_image"},
+        pads=True,
+        convention=Convention(gripper="close_positive", state="axis_angle", images="rot180"),
+    ),
+    "droid": Keys(
+        "observation/{}",
+        ("observation/joint_position", "observation/gripper_position"),
+        "prompt",
+        {"base": "observation/exterior_image_1_left", "wrist": "observation/wrist_image_left"},
+        pads=True,
+    ),
+}
+SGLANG = Keys("observation.images.{}", ("observation.state",), "task")
+VLA_EVAL = Keys("images.{}", ("states",), "task_description", {"base": "images.agentview"})
+
+
+def chosen(config: ServeConfig, spec: PolicySpec) -> Keys:
+    """Return the keys of the recipe. Raises UserError if the policy cannot read what they hold."""
+    keys, where = PRESETS[config.observation], f"serve.observation={config.observation}"
+    if unknown := sorted(config.images.keys() - spec.images.keys()):
+        raise UserError(f"serve.images names {unknown[0]}, the policy's images are {', '.join(spec.images)}: use these names")
+    known = {**keys.images, **config.images}
+    if keys.images and (absent := [name for name in spec.images if name not in known]):
+        raise UserError(f"the policy needs image {absent[0]!r}, which {where} does not name: give +serve.images.{absent[0]}=KEY")
+    for part in ("gripper", "images", *(["state"] if spec.state_dim else [])):
+        ours, theirs = getattr(spec.convention, part), getattr(keys.convention, part)
+        if None not in (ours, theirs) and ours != theirs:
+            raise UserError(f"the policy has {part} as {ours}, {where} means {theirs}: choose another model.checkpoint or observation")
+    return replace(keys, images=known, state=tuple(config.state) or keys.state)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Rows for the policy: an observation of ``B`` rows on the CPU, and their noise keys.
+
+    alone: never join it with other requests, because the size of a batch changes the last bits of
+    a product of matrices. committed: actions ``[B, N, D]`` that the chunk continues, of which
+    ``frozen`` are executed before it arrives (``RealTimeChunking``). single: whether the reply has
+    no batch dimension.
+    """
+
+    observation: Observation
+    episodes: Episodes
+    step: Tensor
+    temperature: float
+    run_seed: int
+    alone: bool = False
+    committed: Tensor | None = None
+    frozen: int = 0
+    single: bool = True
+
+    @property
+    def rows(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a request uses that does not say otherwise."""
+
+    temperature: float
+    run_seed: int
+    most_rows: int
+
+
+def flat(message: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the entries of nested maps under dotted names. Raises MessageError for no map."""
+    if not isinstance(message, dict):
+        raise MessageError(f"the message is {_kind(message)}, a map is expected")
+    found: dict[str, Any] = {}
+    for name, value in message.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def read_request(found: dict[str, Any], keys: Keys, spec: PolicySpec, defaults: Defaults, seed: int, step: int) -> Request:
+    """Return the request that a ``flat`` message holds; other entries of it are ignored.
+
+    ``seed`` and ``step``: noise keys, in place of the message's ``episode`` and ``step``. Raises
+    MessageError.
+    """
+    images, single = {}, True
+    for name, size in spec.images.items():
+        key = keys.images.get(name, keys.image.format(name))
+        images[name], single = _image(found, key, size, keys.pads)
+    if not images:
+        single = np.ndim(found.get(keys.state[0], ())) < 2
+    rows = {len(image) for image in images.values()} or {1 if single else len(found[keys.state[0]])}
+    if len(rows) > 1 or not 1 <= (count := rows.pop()) <= defaults.most_rows:
+        raise MessageError(f"a request has the same number of rows in all its images, at least 1 and at most {defaults.most_rows}")
+    observation = Observation(images, _state(found, keys.state, spec.state_dim, count), _instructions(found.get(keys.prompt), count))
+    episodes, steps, keyed = _noise_keys(found, count, seed, step)
+    request = Request(
+        observation,
+        episodes,
+        steps,
+        _number(found, "temperature", defaults.temperature, 0, 100),
+        int(_number(found, "run_seed", defaults.run_seed, 0, SEEDS - 1, whole=True)),
+        alone=keyed or not single,
+        single=single,
+    )
+    return _committed(found, request, spec)
+
+
+def _image(found: dict[str, Any], key: str, size: tuple[int, int], pads: bool) -> tuple[Tensor, bool]:
+    image = found.get(key)
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim not in (3, 4) or image.shape[-1] != 3:
+        raise MessageError(f"{key} is {_kind(image)}: an image uint8 [H, W, 3] is expected, or a batch of them")
+    single = image.ndim == 3
+    rows = torch.from_numpy(np.array(image[None] if single else image))
+    shape = (rows.shape[1], rows.shape[2])
+    if not len(rows) or 0 in shape:
+        raise MessageError(f"{key} is empty")
+    if shape != size and pads:
+        if max(shape) / min(shape) > 100:
+            raise MessageError(f"{key} is {shape[0]}x{shape[1]}: too narrow")
+        return padded(rows, size), single
+    if shape[0] < size[0] or shape[1] < size[1]:
+        raise MessageError(f"{key} is {shape[0]}x{shape[1]} pixels: the policy needs {size[0]}x{size[1]} or more")
+    return rows, single
+
+
+def _state(found: dict[str, Any], keys: Sequence[str], size: int, count: int) -> Tensor:
+    if not size:
+        return torch.zeros(count, 0)
+    parts = []
+    for key in keys:
+        try:
+            part = _float32(found.get(key)).reshape(count, -1)
+        except (TypeError, ValueError, OverflowError):
+            raise MessageError(f"{key} is {_kind(found.get(key))}: {count} row(s) of numbers are expected") from None
+        parts.append(part)
+    state = np.concatenate(parts, axis=1)
+    if state.shape[1] != size or not np.isfinite(state).all():
+        raise MessageError(f"{' and '.join(keys)} have {state.shape[1]} numbers in a row: the policy needs {size}, all finite")
+    return torch.from_numpy(state)
+
+
+def _instructions(said: Any, count: int) -> list[str]:
+    texts = [said] * count if isinstance(said, str) else said
+    if not isinstance(texts, list) or len(texts) != count or not all(isinstance(each, str) and len(each) <= LONGEST for each in texts):
+        raise MessageError(f"the instruction is {_kind(said)}: text of at most {LONGEST} characters is expected, one for each row")
+    return list(texts)
+
+
+def _noise_keys(found: dict[str, Any], count: int, seed: int, step: int) -> tuple[Episodes, Tensor, bool]:
+    """Return episodes, steps, and whether the message gives them."""
+    keyed = "episode.seed" in found
+    if not keyed:
+        zeros = torch.zeros(count, dtype=torch.int64)
+        return Episodes(zeros, zeros + seed % SEEDS, torch.arange(count) % MAX_ATTEMPTS), zeros + step % MOST_STEPS, False
+    limits = {"episode.task": MAX_TASKS, "episode.seed": SEEDS, "episode.attempt": MAX_ATTEMPTS, "step": MOST_STEPS}
+    task, seeds, attempt, steps = (_whole_numbers(found.get(key, 0), key, count, limit) for key, limit in limits.items())
+    return Episodes(task, seeds, attempt), steps, True
+
+
+def _whole_numbers(value: Any, key: str, count: int, limit: int) -> Tensor:
+    try:
+        numbers = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        numbers = np.empty(0)
+    if numbers.dtype.kind not in "iu" or numbers.size not in (1, count) or numbers.min() < 0 or numbers.max() >= limit:
+        raise MessageError(f"{key} is {_kind(value)}: whole numbers from 0 to {limit - 1} are expected, one for each row")
+    return torch.from_numpy(np.broadcast_to(numbers.astype(np.int64).reshape(-1), (count,)).copy())
+
+
+def _number(found: dict[str, Any], key: str, default: float, low: float, high: float, whole: bool = False) -> float:
+    value = found.get(key, default)
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not low <= value <= high:
+        raise MessageError(f"{key} is {_kind(value)}: a {'whole ' if whole else ''}number from {low:g} to {high:.0f} is expected")
+    return value
+
+
+def _committed(found: dict[str, Any], request: Request, spec: PolicySpec) -> Request:
+    actions = found.get("committed")
+    if actions is None:
+        return request
+    shape = (request.rows, spec.chunk, spec.action_dim)
+    try:
+        array = _float32(actions)
+    except (TypeError, ValueError, OverflowError):
+        array = np.empty(0, np.float32)
+    if array.ndim != 3 or (len(array), array.shape[2]) != shape[::2] or array.shape[1] > shape[1] or not np.isfinite(array).all():
+        raise MessageError(f"committed is {_kind(actions)}: finite numbers [{shape[0]}, at most {shape[1]}, {shape[2]}] are expected")
+    frozen = int(_number(found, "frozen", 0, 0, array.shape[1], whole=True))
+    return replace(request, committed=torch.from_numpy(array.copy()), frozen=frozen, alone=True)
+
+
+def _float32(value: Any) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # to infinity, which is refused
+        return np.asarray(value, dtype=np.float32)
+
+
+def _kind(value: Any) -> str:
+    """Describe a value of a message in a few words."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    if value is None:
+        return "missing"
+    return repr(value)[:40] if isinstance(value, bool | int | float | np.generic) else type(value).__name__

@@ -1,0 +1,136 @@
+"""openpi's websocket, and what vLLM-Omni and SGLang made of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rlinf_vla.core.array_messages import MessageError, pack, unpack
+from rlinf_vla.serving.observations import NATIVE, SEEDS, SGLANG, Keys, Request
+from rlinf_vla.serving.service import Answer
+from rlinf_vla.serving.sessions import Frame
+from rlinf_vla.serving.state import Refusal, State
+
+ERROR, TRY_LATER = 1011, 1013
+
+
+class OpenPi:
+    """Metadata first, then an observation and its reply in turn; an error ends the connection."""
+
+    name = "openpi"
+
+    def __init__(self, state: State) -> None:
+        self.state, self.seed, self.step = state, state.number(), 0
+        self._total: float | None = None
+
+    def greeting(self) -> Frame:
+        return pack(self.metadata())
+
+    def metadata(self) -> dict[str, Any]:
+        return {"rlinf_vla": self.state.described()}
+
+    async def reply(self, frame: Frame) -> Frame:
+        began = time.perf_counter()
+        answer = await self.state.infer(self.name, lambda: self.request(self.read(frame)))
+        timing = {"infer_ms": 1e3 * (time.perf_counter() - began)}
+        if self._total is not None:
+            timing["prev_total_ms"] = 1e3 * self._total
+        found = pack(self.answered(answer, timing))
+        self._total = time.perf_counter() - began
+        return found
+
+    def answered(self, answer: Answer, timing: dict[str, float]) -> Any:
+        return {"actions": answer.actions, "policy_timing": {"infer_ms": 1e3 * answer.seconds}, "server_timing": timing}
+
+    def read(self, frame: Frame) -> Any:
+        """Return the message of a frame. Raises MessageError."""
+        if isinstance(frame, str):
+            raise MessageError("a text frame: observations are binary frames of msgpack")
+        return unpack(frame, self.state.limits)
+
+    def request(self, message: Any) -> Request:
+        """Return the request of an observation, our own or in the recipe's keys."""
+        self.step += 1
+        own = isinstance(message, dict) and isinstance(message.get("images"), dict)
+        return self.state.service.request(message, NATIVE if own else self.keys(), self.seed, self.step - 1)
+
+    def keys(self) -> Keys:
+        return self.state.service.keys
+
+    def refused(self, refusal: Refusal) -> tuple[Frame, int | None]:
+        return str(refusal), TRY_LATER if refusal.kind == Refusal.BUSY else ERROR
+
+
+class VllmOmni(OpenPi):
+    """``/v1/realtime/robot/openpi``: replies are bare arrays, errors are messages."""
+
+    name = "vllm_omni"
+
+    def metadata(self) -> dict[str, Any]:
+        spec = self.state.service.spec
+        cameras = [name for name in spec.images if name != "wrist"]
+        return {
+            "image_resolution": list(next(iter(spec.images.values()), (0, 0))),
+            "n_external_cameras": len(cameras),
+            "needs_wrist_camera": len(cameras) < len(spec.images),
+            "needs_stereo_camera": False,
+            "needs_session_id": False,
+            "action_horizon": spec.chunk,
+            "action_dim": spec.action_dim,
+        } | super().metadata()
+
+    async def reply(self, frame: Frame) -> Frame:
+        try:
+            message = await self.state.read(lambda: self.read(frame))
+        except MessageError as error:
+            raise Refusal(Refusal.MISTAKE, str(error)) from None
+        endpoint = message.get("endpoint", "infer") if isinstance(message, dict) else "infer"
+        if endpoint == "reset":
+            self.seed, self.step = self.state.number(), 0
+            return pack({"status": "reset successful"})
+        if endpoint != "infer":
+            raise Refusal(Refusal.MISTAKE, "endpoint is neither infer nor reset")
+        answer = await self.state.infer(self.name, lambda: self.request(message))
+        return pack(answer.actions)
+
+    def request(self, message: Any) -> Request:
+        """An integer ``seed`` alone determines the noise."""
+        seed = message.pop("seed", None) if isinstance(message, dict) else None
+        if seed is None:
+            return super().request(message)
+        if type(seed) is not int or not 0 <= seed < SEEDS:
+            raise MessageError(f"seed is no whole number from 0 to {SEEDS - 1}")
+        before, self.seed, self.step = (self.seed, self.step), seed, 0
+        try:
+            return super().request(message)
+        finally:
+            self.seed, self.step = before
+
+    def refused(self, refusal: Refusal) -> tuple[Frame, int | None]:
+        return pack({"type": "error", "message": str(refusal)}), None
+
+
+class SgLang(OpenPi):
+    """``/openpi/policy``: the same with keys as LeRobot's."""
+
+    name = "sglang"
+
+    def metadata(self) -> dict[str, Any]:
+        return action_metadata(self.state)
+
+    def keys(self) -> Keys:
+        return SGLANG
+
+
+def action_metadata(state: State) -> dict[str, Any]:
+    """Return what SGLang's clients ask of a policy."""
+    spec, metadata = state.service.spec, state.described()
+    return {
+        "object": "action.metadata",
+        "model": metadata["policy"]["name"],
+        "cameras": list(spec.images),
+        "state_dim": spec.state_dim,
+        "action_dim": spec.action_dim,
+        "action_horizon": spec.chunk,
+        "rlinf_vla": metadata,
+    }
