@@ -230,8 +230,6 @@ def test_no_server_and_no_address() -> None:
         remote("ws://127.0.0.1:1")
     with pytest.raises(UserError, match=r"model\.options\.url has no value"):
         RemotePolicy.load(Path(NO_MODEL), RemoteOptions())
-    with pytest.raises(UserError, match=r"model\.checkpoint=somewhere: model=remote reads no checkpoint"):
-        RemotePolicy.load(Path("somewhere"), RemoteOptions())
 
 
 @pytest.mark.parametrize("metadata", ["welcome", b"\x93\x01\x02\x03", b"\xff\xff"])
