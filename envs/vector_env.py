@@ -70,10 +70,12 @@ class ProcessVectorEnv(VectorEnv):
             self._ended[index] = False
         return self._observation()
 
-    def step_async(self, actions: Tensor) -> None:
+    def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
         given, rows = checked_actions(self.spec, actions).numpy(), []
         for index in range(self.spec.num_envs):
             begin = self.pool.executed(index)
+            if self._ended[index] and skip_ended:
+                continue
             if begin is None or self._ended[index]:
                 raise RuntimeError(f"environment {index} has no episode under way: reset it first")
             end = min(begin + given.shape[1], self.spec.episode_limit)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rlinf_vla.core.rotations import axis_angle
 
 FLIPS = ("upright", "rot180", "none")
 STATES = ("quaternion", "axis_angle")
@@ -35,18 +36,4 @@ def state_vector(position: NDArray[Any], quaternion: NDArray[Any], fingers: NDAr
     """
     if state == "quaternion":
         return np.concatenate([position, quaternion, fingers[:1]]).astype(np.float32)
-    return np.concatenate([position, axis_angle(quaternion), fingers]).astype(np.float32)
-
-
-def axis_angle(quaternion: NDArray[Any]) -> NDArray[np.float64]:
-    """Rotation vector ``[3]`` (rad) of a unit quaternion ``[4]`` (w x y z).
-
-    As in ``quat2axisangle`` of robosuite and OpenVLA: the angle is in 0 ... 2 pi, never the shorter
-    way round. The Panda's tool points down, near pi, where the shorter way would flip between
-    steps.
-    """
-    w = min(1.0, max(-1.0, float(quaternion[0])))
-    sine = math.sqrt(1.0 - w * w)
-    if math.isclose(sine, 0.0):
-        return np.zeros(3)
-    return np.asarray(quaternion[1:], np.float64) * 2.0 * math.acos(w) / sine
+    return np.concatenate([position, axis_angle(quaternion.tolist()), fingers]).astype(np.float32)

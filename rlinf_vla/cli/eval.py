@@ -35,10 +35,12 @@ def run(config: DictConfig) -> None:
     with ExitStack() as stack:
         progress = stack.enter_context(stages())
         if recipe.env.name == ROBOT:
-            from rlinf_vla.realworld.runtime import evaluating_at_robot
+            from rlinf_vla.realworld.episode import EVALUATION
+            from rlinf_vla.realworld.runtime import playing_at_robot
 
             directory = run_directory.for_evaluation(config, checkpoint)
-            play, rate = stack.enter_context(evaluating_at_robot(recipe, config))
+            control = directory / "evaluation" / f"{name}_control.json"
+            play, rate = stack.enter_context(playing_at_robot(recipe, config, EVALUATION, control))
             where = f"at {recipe.robot.name}"
         else:
             groups = stack.enter_context(builders.open_envs(recipe, builders.outline(recipe), recipe.rollout.pipeline_depth))
@@ -49,7 +51,9 @@ def run(config: DictConfig) -> None:
             for line in remarks(policy.spec, groups[0].spec):
                 print(line)
             stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
-            play, rate = play_in_process(recipe, policy, groups), groups[0].spec.control_hz / policy.spec.chunk
+            timed = builders.timed(recipe, groups, policy.spec.chunk)
+            env = timed[0].spec
+            play, rate = play_in_process(recipe, policy, timed), env.control_hz / (env.steps_per_call or policy.spec.chunk)
             where = f"of {recipe.env.name}"
         document = evaluate(recipe, play, rate, name, told, version, directory, progress)
     print(f"success of {name} in {recipe.episodes} episodes {where}: {headline(document)}")

@@ -19,11 +19,11 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.robot import Robot, RobotError, RobotPlugin
 from rlinf_vla.realworld.operator_session import RECOVERY_S
 
-VERBS = ("check", "home", "stop", "acknowledge", "record", "replay")
+VERBS = ("check", "home", "stop", "acknowledge", "run", "record", "replay")
 ORDERS = ("stop", "acknowledge")
 USAGE = (
     "rlinf-vla robot {check|home|stop|acknowledge} robot=NAME [robot.KEY=VALUE ...] [operator=NAME], "
-    "rlinf-vla robot {record|replay} recipe=franka_rlpd"
+    "rlinf-vla robot {run|record|replay} recipe=franka_rlpd"
 )
 CONNECT_S, HOME_S = 60.0, 60.0
 
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     verb, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if verb not in VERBS:
         raise UserError(f"robot needs a verb{plugins.nearest(verb, list(VERBS)) if verb else ''}: {USAGE}")
-    if verb in ("record", "replay"):
+    if verb in ("run", "record", "replay"):
         return _with_recipe(verb, rest)
     operator = next((word.removeprefix("operator=") for word in rest if word.startswith("operator=")), "")
     chosen = [word for word in rest if not word.startswith("operator=")]
@@ -66,6 +66,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _with_recipe(verb: str, rest: Sequence[str]) -> int:
     from rlinf_vla.cli.compose import compose_and_run
+
+    if verb == "run":
+        from rlinf_vla.realworld.run_policy import run_policy
+
+        return compose_and_run("robot_run", rest, run_policy)
     from rlinf_vla.realworld.record import record, replay
 
     if verb == "record":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_vla.config.cluster import BROADCAST, GIVEN
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, OFF_POLICY, ON_POLICY
+from rlinf_vla.config.recipe import NO_ALGORITHM, OFF_POLICY, ON_POLICY, DeadlineConfig, RewardConfig
 from rlinf_vla.config.robot import ROBOT
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def check(recipe: Recipe) -> None:
         f"algorithm={recipe.algorithm.name} and model={recipe.model.name} (`rlinf-vla list presets` names others)",
     )
     _check_robot(recipe, require)
+    _check_deadline(recipe, require)
     cluster = recipe.cluster
     algorithm = recipe.algorithm
     family = f"algorithm={algorithm.name} is {algorithm.family}"
@@ -58,7 +59,7 @@ def check(recipe: Recipe) -> None:
     require(apart, "cluster.weights=broadcast takes the memory that cluster.offload=true frees: use cluster.weights=auto")
     unshared = cluster.plan == GIVEN or cluster.shards_per_worker == 1
     require(unshared, f"cluster.shards_per_worker={cluster.shards_per_worker} needs cluster.plan=given: no plan is predicted for it")
-    if cluster.plan == GIVEN or not on_policy:
+    if (cluster.plan == GIVEN or not on_policy) and recipe.env.name != ROBOT:
         _check_groups(recipe, require)
     require(
         algorithm.name == NO_ALGORITHM or algorithm.trains_reward == (recipe.model.name == NO_MODEL),
@@ -81,6 +82,19 @@ def _check_groups(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     )
 
 
+def _check_deadline(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
+    if recipe.rollout.deadline == DeadlineConfig():
+        return
+    unit = getattr(recipe.algorithm, "gamma_unit", "step")
+    require(not recipe.sweep.policies, "rollout.deadline is for one policy: leave sweep.policies out, and use --multirun")
+    require(recipe.env.name != ROBOT, "rollout.deadline is for simulators: a robot has delays of its own")
+    require(unit == "step", f"algorithm.gamma_unit={unit}: with rollout.deadline use gamma_unit=step")
+    predicted = recipe.cluster.plan != GIVEN or recipe.profile is not None
+    require(not predicted, "rollout.deadline: no plan is predicted for it, use cluster.plan=given and no profile")
+    apart = recipe.reward == RewardConfig() or recipe.cluster.reward_workers == 0 or recipe.algorithm.family != ON_POLICY
+    require(apart, "rollout.deadline: rewards are computed in the rollout workers, use cluster.reward_workers=0")
+
+
 def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     at_robot, session = recipe.env.name == ROBOT, recipe.session
     require(
@@ -92,11 +106,7 @@ def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     if not at_robot:
         return
     require(recipe.robot is not None, "env=robot needs a robot: give robot=NAME (`rlinf-vla list robots` names them)")
-    require(
-        recipe.algorithm.family == OFF_POLICY,
-        f"algorithm={recipe.algorithm.name} cannot learn at a robot, in single episodes: set algorithm=sac",
-    )
     require(recipe.cluster.trainer_ranks == 1, f"cluster.trainer_ranks={recipe.cluster.trainer_ranks}: a robot's learner is one process")
     require(not recipe.sweep.policies, "sweep.policies is for simulators: at a robot evaluate one checkpoint at a time")
-    require(recipe.algorithm.gamma_unit == "step", f"algorithm.gamma_unit={recipe.algorithm.gamma_unit}: at a robot use gamma_unit=step")
-    require(recipe.algorithm.noise_bound is None, "algorithm.noise_bound: at a robot the actor must choose actions, use null")
+    unit = recipe.algorithm.gamma_unit if recipe.algorithm.family == OFF_POLICY else "step"
+    require(unit == "step", f"algorithm.gamma_unit={unit}: at a robot use gamma_unit=step")

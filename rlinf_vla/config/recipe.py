@@ -86,6 +86,24 @@ class RewardConfig:
 
 
 @dataclass
+class DeadlineConfig:
+    """Recipe node ``rollout.deadline``: simulators run by the clock of a robot's control loop.
+
+    Training and evaluation then have the delays that the policy will meet (docs/control_loop.md).
+    """
+
+    delays: list[Annotated[int, Range(0, 1023)]] = field(default_factory=list)
+    """Control steps between an observation and the arrival of its action chunk; each inference
+    draws one of the list. Empty, without ``measured``: chunks arrive at once."""
+    measured: str | None = None
+    """control.json of a robot run, whose measured delays are drawn instead."""
+    horizon: Size | None = None
+    """Actions executed per inference; null: the chunk less the longest delay."""
+    drop: Annotated[float, Range(0, 1, below=True)] = 0.0
+    """Probability that a chunk never arrives, so that the arm is held for the horizon."""
+
+
+@dataclass
 class RolloutConfig:
     temperature: Annotated[float, Range(0, 100, above=True)] = 1.0
     """Sampling temperature, the same in rollouts and in updates."""
@@ -93,6 +111,7 @@ class RolloutConfig:
     """Environment groups per rollout worker; one simulates while the policy infers for another."""
     batch_size: Size = 8
     """Environments per policy call."""
+    deadline: DeadlineConfig = field(default_factory=DeadlineConfig)
     split: Annotated[str, OneOf(*SPLITS)] = "none"
     """head: rollout workers hold only the policy's action head; feature workers on the trainer's
     machine run its backbone (docs/split.md). none: rollout workers hold the whole policy."""

@@ -168,6 +168,8 @@ class Scene(Protocol):
     by_hand: bool
     """The operator lays out each episode and then gives the word ``resume``."""
     has_expert: bool
+    instructions: tuple[str, ...]
+    """All instructions that ``arrange`` can return; empty: not known in advance."""
 
     def arrange(self, seed: int) -> str:
         """Lay out the episode of this seed, with the arm at home; return its instruction.

@@ -58,6 +58,20 @@ def to_vector(q: Sequence[float]) -> Triple:
     return (x * scale, y * scale, z * scale)
 
 
+def axis_angle(q: Sequence[float]) -> Triple:
+    """Return the rotation vector (rad) of a unit quaternion as robosuite and OpenVLA compute it.
+
+    The angle is in 0 ... 2 pi, never the shorter way round: a tool that points down is near pi,
+    where the shorter way would flip between steps.
+    """
+    w = min(1.0, max(-1.0, float(q[0])))
+    sine = math.sqrt(1.0 - w * w)
+    if math.isclose(sine, 0.0):
+        return (0.0, 0.0, 0.0)
+    angle = 2.0 * math.acos(w)
+    return (float(q[1]) * angle / sine, float(q[2]) * angle / sine, float(q[3]) * angle / sine)
+
+
 def nearest_vector(q: Sequence[float], to: Sequence[float]) -> Triple:
     """Return the short or the long rotation vector of ``q``, whichever is nearer to ``to``."""
     short = to_vector(q)

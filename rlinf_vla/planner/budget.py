@@ -209,16 +209,17 @@ def _host(model: MemoryModel) -> Iterator[Part]:
     """Yield the main memory of adapted weights, and of the rollout if its size is known before the
     simulator starts."""
     recipe, config = model.recipe, model.recipe.algorithm
-    limit, chunk = recipe.env.episode_limit, model.policy.spec.chunk
+    limit, deadline, chunk = recipe.env.episode_limit, recipe.rollout.deadline, model.policy.spec.chunk
+    steps = chunk if deadline.horizon is None else deadline.horizon
     merged = model.weights().merged * (recipe.cluster.device == CUDA)
     if merged:
         yield Part("main memory", "weights before merging", ROLLOUT, merged, "model.lora.merge=false")
     if not model.on_policy or not limit:
         return
     if hasattr(config, "horizon"):
-        rows = recipe.env.num_envs * rollout_calls(config.horizon, limit, chunk)
+        rows = recipe.env.num_envs * rollout_calls(config.horizon, limit, steps)
     else:
-        rows = config.episodes * -(-limit // chunk)
+        rows = config.episodes * -(-limit // steps)
     call, kept = model.host_bytes_per_call()
     yield Part("main memory", f"{rows} policy calls of a rollout", ALWAYS, rows * call)
     if kept:

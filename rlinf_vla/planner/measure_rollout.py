@@ -63,7 +63,7 @@ class InstrumentedEnv(VectorEnv):
     def reset_wait(self) -> Observation:
         return self._end(self.env.reset_wait)
 
-    def step_async(self, actions: Tensor) -> None:
+    def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
         self._begin("simulate", len(actions), partial(self.env.step_async, actions))
 
     def step_wait(self) -> StepResult:
@@ -133,7 +133,7 @@ def measure_rollout(recipe: Recipe, policy: Policy, outside: Profile, say: Calla
     before = usage()
     with builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth) as groups, merged_lora(policy):
         watched = [InstrumentedEnv(env) for env in groups]
-        outer = [InstrumentedEnv(env) for env in builders.rewarded(recipe, watched)]
+        outer = [InstrumentedEnv(env) for env in builders.rewarded(recipe, watched, policy.spec.chunk)]
         limit, first = groups[0].spec.episode_limit, 0
         calls = rollout_calls(limit, limit, policy.spec.chunk)
         for number, env in enumerate(outer):

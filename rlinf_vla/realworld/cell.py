@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,11 +12,12 @@ from safetensors import safe_open
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe, RewardConfig
-from rlinf_vla.config.robot import BY_SCRIPT, NO_OPERATOR, ROBOT
+from rlinf_vla.config.robot import BY_SCRIPT, NO_OPERATOR, ROBOT, ControlConfig
 from rlinf_vla.core import plugins
-from rlinf_vla.core.protocols import EnvSpec, Policy, ToolUnits
+from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, ToolUnits
 from rlinf_vla.core.robot import Action, CellError, Operator, Robot, RobotSpec, Scene
 from rlinf_vla.core.types import Episodes, Observation
+from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.control_actor import ControlActor, require_fit
 from rlinf_vla.realworld.episode import Job
@@ -130,10 +131,13 @@ def require_demonstrator(recipe: Recipe) -> None:
         )
 
 
-def require_single_actions(policy: Policy) -> None:
-    """Raise UserError if the policy's chunks have more than one action."""
-    if policy.spec.chunk != 1:
-        raise UserError(f"robot episodes store single actions, the policy's chunks have {policy.spec.chunk}: use a policy with chunk 1")
+def require_whole_chunks(control: ControlConfig, chunk: int) -> None:
+    """Raise UserError if learning from chunks of this many actions would see them cut short."""
+    if chunk > 1 and (control.asynchronous is not False or control.execution_horizon not in (None, chunk)):
+        raise UserError(
+            f"learning from chunks of {chunk} actions needs each of them executed to its end: "
+            "set control.asynchronous=false control.execution_horizon=null"
+        )
 
 
 @contextmanager
@@ -147,10 +151,11 @@ def open_cell(
     """
     plugin, settings = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.session
     check(recipe)
-    policy = builders.build_policy(recipe)
-    require_single_actions(policy)
+    policy = builders.build_initial(recipe)
+    assert isinstance(policy, Policy)
     robot, cameras, scene = plugin.make(recipe.robot), plugin.cameras(recipe.robot), plugin.scene(recipe.robot)
     require_fit(policy, [camera.name for camera in cameras], recipe.control)
+    policy.fit_instructions(scene.instructions)
     sizes = policy.spec.images
     cameras = [ResizedCamera(camera, sizes[camera.name]) for camera in cameras if camera.name in sizes]
     inference, clock = Inference(recipe, policy), Clock()
@@ -167,40 +172,43 @@ def open_cell(
         stack.callback(robot.close)  # before the cameras, which may take long to close
         background = InferenceWorker(inference, clock)
         stack.callback(background.close)
-        spec = env_spec(recipe, robot.spec, policy)
+        spec = env_spec(recipe, robot.spec, scene, policy.spec)
         score = env_reward if recipe.reward == RewardConfig() else builders.build_reward_shaper(recipe, spec)
         cell = Cell(robot, cameras, staged(scene), operator)
-        limits = recipe.env.episode_limit, policy.spec.action_dim
+        limits = recipe.env.episode_limit, (policy.spec.chunk, policy.spec.action_dim)
         player = RobotPlayer(cell, background, recipe.control, settings, *limits, clock, score, tell, journal_path)
         yield RobotCell(robot, player, inference, spec)
 
 
-def env_spec(recipe: Recipe, spec: RobotSpec, policy: Policy) -> EnvSpec:
+def env_spec(recipe: Recipe, spec: RobotSpec, scene: Scene, policy: PolicySpec) -> EnvSpec:
     """Describe a robot as an environment, for rewards and reports.
 
     Raises UserError if it would misunderstand the policy.
     """
+    tool = ToolUnits(spec.translation_m, spec.rotation_rad)
     described = EnvSpec(
         num_envs=1,
-        action_dim=policy.spec.action_dim,
+        action_dim=policy.action_dim,
         state_dim=STATE,
         control_hz=spec.control_hz,
         episode_limit=recipe.env.episode_limit,
-        images=dict(policy.spec.images),
+        images=dict(policy.images),
         tasks=(spec.name,),
         device=torch.device("cpu"),
-        tool=ToolUnits(spec.translation_m, spec.rotation_rad),
+        tool=tool,
         stack={"robot": spec.name},
+        native=replace(ArmConvention(policy.convention).native, tool=tool),
+        instructions=scene.instructions,
     )
-    check_meaning(policy.spec, described)
+    check_meaning(policy, described)
     return described
 
 
-def spec_of(recipe: Recipe, policy: Policy) -> EnvSpec:
+def spec_of(recipe: Recipe, policy: PolicySpec) -> EnvSpec:
     """Return the robot's ``env_spec`` without connecting. Raises UserError."""
     plugin = plugins.choose("robot", recipe.robot.name, plugins.robots())
     try:
-        return env_spec(recipe, plugin.make(recipe.robot).spec, policy)
+        return env_spec(recipe, plugin.make(recipe.robot).spec, plugin.scene(recipe.robot), policy)
     except CellError as error:
         raise UserError(str(error)) from None
 

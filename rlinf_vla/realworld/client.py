@@ -63,6 +63,8 @@ class RobotClient:
         """To the running robot process; None before the first job."""
         self._pending: list[Job] = []
         self._played, self._losses = 0, Losses()
+        self._version = -1
+        """Of the weights published last."""
 
     def __enter__(self) -> RobotClient:
         return self
@@ -91,11 +93,14 @@ class RobotClient:
             idle()
         return RobotEpisode.read(self._path(job))
 
-    def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Publish the weights for the next episodes."""
-        path = self._directory / WEIGHTS
+    def share(self, weights: Callable[[], Mapping[str, Tensor]], version: int) -> None:
+        """Publish the weights of this ``version`` for the next episodes, unless they are the last
+        ones published."""
+        if version == self._version:
+            return
+        path, self._version = self._directory / WEIGHTS, version
         with replacing(path) as aside:
-            save_file({name: value.detach().contiguous() for name, value in weights.items()}, aside, {"version": str(version)})
+            save_file({name: value.detach().contiguous() for name, value in weights().items()}, aside, {"version": str(version)})
         if self.link is not None:
             self.link.publish(path)
 

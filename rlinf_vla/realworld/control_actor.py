@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FeaturePolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.robot import ControlConfig
 from rlinf_vla.core.devices import moved
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
+from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.inference import Chunk, Committed, Request
 from rlinf_vla.realworld.sensing import STATE
@@ -30,7 +32,8 @@ class ControlActor(Actor):
     def __init__(self, policy: Policy, settings: Settings, clock: Clock) -> None:
         super().__init__(policy, settings)
         policy.begin_control()
-        self._clock = clock
+        self._clock, self._convention = clock, ArmConvention(policy.spec.convention)
+        self._chooses_noise = isinstance(policy, FeaturePolicy) and policy.noise_bound is not None
         self._encoded: float | None = None
         zero = torch.zeros(1, dtype=torch.int64)
         self.episode = Episodes(zero, zero, zero)
@@ -38,23 +41,24 @@ class ControlActor(Actor):
 
     def __call__(self, request: Request) -> Chunk:
         began, self._encoded = self._clock.now(), None
-        inputs = self.prepare(request.seen.observation(request.instruction))
+        inputs = self.prepare(self._convention.seen(request.seen.observation(request.instruction)))
         prepared = self._clock.now()
         tick = torch.tensor([request.tick])
         sample = self._act_onto(inputs, tick, request.committed) if request.committed else self.act(inputs, self.episode, tick)
-        actions = sample.actions[0].float().cpu().numpy()  # synchronises with the GPU
+        actions = self._convention.to_arm(sample.actions[0].float().cpu().numpy())  # synchronises with the GPU
+        chosen = sample.latent[ACTOR_OUTPUT][0].float().cpu().numpy() if self._chooses_noise else None
         ended = self._clock.now()
         sections = {"prepare": prepared - began, "act": ended - (self._encoded or prepared)}
         if self._encoded is not None:
             sections["encode"] = self._encoded - prepared
-        return Chunk(request, actions, sections)
+        return Chunk(request, actions, sections, chosen)
 
     @torch.no_grad()
     def _act_onto(self, inputs: Inputs, tick: torch.Tensor, committed: Committed) -> ActionSample:
         """Continue committed actions; no inference mode, as guidance may need gradients."""
         assert isinstance(self.policy, RealTimeChunking)
         settings, episode = self.settings, self.episode
-        actions = torch.from_numpy(np.ascontiguousarray(committed.actions))[None]
+        actions = self._convention.to_policy(torch.from_numpy(np.ascontiguousarray(committed.actions)))[None]
         given = moved({"task": noise_task(episode), "seed": episode.seed, "step": tick, "actions": actions}, self.device)
         noise = CounterNoise(settings.run_seed, given["task"], given["seed"], given["step"]) if settings.temperature > 0 else None
         return self.policy.act_with_prefix(self._features(inputs), noise, settings.temperature, given["actions"], committed.frozen)

@@ -187,6 +187,7 @@ class ControlLoop:
         for chunk in self._background.take():
             for section, seconds in chunk.sections.items():
                 self.accounting.took(section, seconds)
+            self.accounting.delays[tick - chunk.request.tick] += 1
             rejected = self._chunks.offer(chunk, self._clock.now(), self._executed, tick)
             self.accounting.chunks[rejected or ACCEPTED] += 1
             found |= rejected is None

@@ -16,10 +16,10 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.io import replacing
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Inputs, Observation, Tensors
+from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.rollout.episodes import numbered_episodes
 
-TRAINING, EVALUATION, DEMONSTRATION = "training", "evaluation", "demonstration"
+TRAINING, EVALUATION, DEMONSTRATION, RUN = "training", "evaluation", "demonstration", "run"
 IMAGE = "image."
 _ABOUT = "about"
 
@@ -28,9 +28,10 @@ _ABOUT = "about"
 class Job:
     """An episode to be run.
 
-    kind: TRAINING, EVALUATION or DEMONSTRATION. number: index within its kind. scripted: the
-    scene's expert acts, unless the operator does. temperature: sampling temperature of the policy;
-    0 is greedy. weights: minimum version of the policy's weights.
+    kind: TRAINING, EVALUATION, DEMONSTRATION, or RUN: as an evaluation, but the operator may help.
+    number: index within its kind. scripted: the scene's expert acts, unless the operator does.
+    temperature: sampling temperature of the policy; 0 is greedy. weights: minimum version of the
+    policy's weights.
     """
 
     kind: str
@@ -43,6 +44,11 @@ class Job:
     @property
     def file(self) -> str:
         return f"{self.kind}_{self.number:06d}.safetensors"
+
+    @property
+    def judged(self) -> bool:
+        """Whether its success counts, so that a fault is a failure and is not repeated."""
+        return self.kind in (EVALUATION, RUN)
 
 
 def first_jobs(kind: str, seeds: range, count: int, **settings: Any) -> list[Job]:
@@ -58,7 +64,9 @@ class RobotEpisode:
     ``[N + 1]``, control periods since the start, with gaps where the arm was held. action: float32
     ``[N, D]``. human: bool ``[N]``, true for the operator's actions. reward: float32 ``[N]``, of
     the next observation. terminated: no reward can follow; otherwise the episode was truncated.
-    ended: the reason.
+    ended: the reason. begins: bool ``[N]``, true for the first executed action of an inference.
+    chosen: float32 ``[N, ...]``, what the actor chose instead of actions, 0 where the operator
+    acted; ``[N, 0]`` if it chose the actions.
     """
 
     job: Job
@@ -69,6 +77,8 @@ class RobotEpisode:
     tick: Tensor
     action: Tensor
     human: Tensor
+    begins: Tensor
+    chosen: Tensor
     reward: Tensor
     terminated: bool
     success: bool
@@ -109,41 +119,8 @@ class RobotEpisode:
         return Observation({name: value[rows] for name, value in self.images.items()}, state, [self.instruction] * len(state))
 
 
-_TENSORS = ("state", "tick", "action", "human", "reward")
+_TENSORS = ("state", "tick", "action", "human", "begins", "chosen", "reward")
 _FACTS = ("task", "instruction", "terminated", "success", "ended", "fault", "weights", "interventions")
-
-
-def to_records(episode: RobotEpisode, inputs: Inputs, gamma: float, start: int = 0, end: int | None = None) -> EpisodeRecords:
-    """Return replay records of the steps from ``start`` to before ``end``, None: to the last one.
-
-    There is at least one. ``inputs``: of the episode's ``N + 1`` observations, each tensor
-    ``[N + 1, ...]``. The discount is ``gamma`` to the power of the control periods until the next
-    action; held periods count.
-    """
-    end = len(episode) if end is None else end
-    terminated = episode.terminated and end == len(episode)
-    waited = torch.diff(episode.tick[start : end + 1])
-    acted: Tensors = {
-        ACTION: episode.action[start:end, None],
-        REWARD: episode.reward[start:end].clone(),
-        DISCOUNT: gamma ** waited.float(),
-        ACTED: torch.ones(end - start, dtype=torch.bool),
-    }
-    if terminated:
-        acted[DISCOUNT][-1] = 0
-    else:
-        acted = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in acted.items()}
-    rows = slice(start, end + (not terminated))
-    return EpisodeRecords(
-        {name: value[rows] for name, value in inputs.items()} | acted, episode.success and end == len(episode), end - start
-    )
-
-
-def operator_transitions(episode: RobotEpisode, inputs: Inputs, gamma: float) -> list[EpisodeRecords]:
-    """Return each run of operator actions as an episode, cut where the policy resumed."""
-    edges = torch.diff(episode.human.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))
-    starts, ends = (torch.nonzero(edges == each)[:, 0].tolist() for each in (1, -1))
-    return [to_records(episode, inputs, gamma, start, end) for start, end in zip(starts, ends, strict=True)]
 
 
 Prepare = Callable[[Observation], Inputs]

@@ -13,19 +13,12 @@ from typing import Any
 from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import prepared
-from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
+from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs, Observation
 from rlinf_vla.data.from_dataset import dataset_transitions
+from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.client import RobotClient
-from rlinf_vla.realworld.episode import (
-    DEMONSTRATION,
-    TRAINING,
-    Job,
-    RobotEpisode,
-    episode_inputs,
-    first_jobs,
-    operator_transitions,
-    to_records,
-)
+from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode, episode_inputs, first_jobs
+from rlinf_vla.realworld.records import RecordForm, operator_records, to_records, training_records
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes
 from rlinf_vla.rollout.transitions import transition_metrics
 from rlinf_vla.runtime.off_policy import ReplayFlow
@@ -46,7 +39,9 @@ class OnlineFlow(ReplayFlow):
         scripted: the scene's scripted expert demonstrates, not an operator."""
         super().__init__(**options)
         self.player, self.iterations, self._scripted = player, iterations, scripted
-        self._published = -1
+        policy = self.policy
+        self._convention = ArmConvention(policy.spec.convention)
+        self._form = RecordForm(policy.spec.chunk, self._convention, self.config.noise_bound is not None, self.config.gamma)
         self._begun: dict[int, list[Job]] = {}
         # the nice value applies to this thread and those that it starts, not to the robot process
         self._updates = ThreadPoolExecutor(1, "updates", partial(os.nice, nice))
@@ -63,16 +58,9 @@ class OnlineFlow(ReplayFlow):
     def enough(self) -> bool:
         return time.monotonic() - self._first >= self._seconds
 
-    def share(self) -> int:
-        """Send the current weights to the robot process if it lacks them; return their version."""
-        if self._published != self.policy_version:
-            self.player.publish(self.trainer.acting_weights(), self.policy_version)
-            self._published = self.policy_version
-        return self.policy_version
-
     def publish(self) -> None:
         super().publish()
-        self.share()
+        self.player.share(self.trainer.acting_weights, self.policy_version)
 
     def training_episodes(self, count: int, draw: int) -> Episodes:
         return drawn_episodes(self.settings.run_seed, self.iteration, count, draw, 1)
@@ -90,9 +78,10 @@ class OnlineFlow(ReplayFlow):
         for episode in played:
             if len(episode):
                 inputs = self._inputs(episode)
-                found.append(to_records(episode, inputs, self.config.gamma))
-                self.replay.append(found[-1].records)
-                for shown in operator_transitions(episode, inputs, self.config.gamma):
+                for records in training_records(episode, inputs, self._form):
+                    found.append(records)
+                    self.replay.append(records.records)
+                for shown in operator_records(episode, inputs, self._form):
                     self.shown.append(shown.records)
         steps = sum(each.steps for each in found)
         self.log(transition_metrics(found) if found else {})
@@ -131,7 +120,7 @@ class OnlineFlow(ReplayFlow):
             episode = self._episode(job, place, len(jobs))
             if episode.success and len(episode):
                 succeeded += 1
-                yield to_records(episode, self._inputs(episode), self.config.gamma)
+                yield to_records(episode, self._inputs(episode), self._form, 0, len(episode))
         if not succeeded:
             raise UserError(f"algorithm.demonstrations={episodes}: none of them succeeded")
         self._succeeded = succeeded
@@ -139,7 +128,7 @@ class OnlineFlow(ReplayFlow):
     def _jobs(self, iteration: int) -> list[Job]:
         """Return the jobs of an iteration, and begin them if that has not been done."""
         if iteration not in self._begun:
-            self.share()
+            self.player.share(self.trainer.acting_weights, self.policy_version)
             self._begun = {iteration: self._listed(iteration)}
             for job in self._begun[iteration]:
                 self.player.begin(job)
@@ -156,7 +145,10 @@ class OnlineFlow(ReplayFlow):
         return self.player.episode(job, lambda: self._rolling(place / count))
 
     def _inputs(self, episode: RobotEpisode) -> Inputs:
-        return episode_inputs(episode, lambda seen: self.policy.precompute(prepared(self.policy, seen)))
+        def prepare(seen: Observation) -> Inputs:
+            return self.policy.precompute(prepared(self.policy, self._convention.seen(seen)))
+
+        return episode_inputs(episode, prepare)
 
 
 def _metrics(played: Sequence[RobotEpisode]) -> dict[str, float]:

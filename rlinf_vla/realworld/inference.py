@@ -49,11 +49,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Actions of one inference: float32 ``[C, D]``. sections: seconds taken by each part of it."""
+    """Actions of one inference: float32 ``[C, D]``. sections: seconds taken by each part of it.
+
+    chosen: what an off-policy actor chose instead of actions (float32, any shape); None: the
+    actions themselves.
+    """
 
     request: Request
     actions: Actions
     sections: dict[str, float] = field(default_factory=dict)
+    chosen: Actions | None = None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class LoopStatistics:
         self.steps: Counter[str] = Counter()
         self.chunks: Counter[str] = Counter()
         self.interventions: Counter[str] = Counter()
+        self.delays: Counter[int] = Counter()
+        """Ticks between an observation and its chunk -> number of inferences."""
         self.warmup: list[float] = []
         self.seconds = 0.0
         self._sections: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
@@ -62,6 +64,7 @@ class LoopStatistics:
             "missed": self.missed,
             "chunks": {name: self.chunks[name] for name in (ACCEPTED, *REJECTIONS)},
             "interventions": dict(sorted(self.interventions.items())),
+            "delay_ticks": {str(ticks): count for ticks, count in sorted(self.delays.items())},
             "sections_ms": {name: milliseconds(each) for name, each in self._sections.items()},
             "ages_ms": {name: milliseconds(each) for name, each in self._ages.items()},
             "left_per_tenth": [self._left[place] for place in range(BINS + 1)],
@@ -79,7 +82,7 @@ def merged_statistics(before: dict[str, Any], document: dict[str, Any]) -> dict[
         return {each: earlier.get(each, 0) + later.get(each, 0) for each in earlier | later}
 
     found = document | {name: before[name] + document[name] for name in ("seconds", "missed")}
-    found |= {name: counts(name) for name in ("steps", "chunks", "interventions")}
+    found |= {name: counts(name) for name in ("steps", "chunks", "interventions", "delay_ticks")}
     pairs = zip(before["left_per_tenth"], document["left_per_tenth"], strict=True)
     return found | {"left_per_tenth": [earlier + later for earlier, later in pairs]}
 

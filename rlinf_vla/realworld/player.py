@@ -41,21 +41,22 @@ class RobotPlayer:
         control: ControlConfig,
         settings: SessionConfig,
         limit: int,
-        dimensions: int,
+        size: tuple[int, int],
         clock: Clock,
         score: Score = env_reward,
         tell: Tell = lambda message: None,
         journal_path: Path | None = None,
     ) -> None:
-        """``limit``: control periods per episode. ``dimensions``: of an action.
+        """``limit``: control periods per episode. ``size``: actions per chunk, numbers per action.
 
         ``score``: rewards of training steps, see :class:`RewardShaper`. ``tell``: see
         :class:`OperatorSession`. ``journal_path``: journal file of the current episode."""
-        self._cell, self._settings, self._limit, self._dimensions = cell, settings, limit, dimensions
+        chunk, self._dimensions = size
+        self._cell, self._settings, self._limit = cell, settings, limit
         self._clock, self._score = clock, score
         self._operator_session = OperatorSession(cell, settings, clock, tell)
         self._background = background
-        self._loop = ControlLoop(cell.robot, cell.cameras, background, 1, control, clock, self._takeover)
+        self._loop = ControlLoop(cell.robot, cell.cameras, background, chunk, control, clock, self._takeover)
         self.accounting = self._loop.accounting
         self.journal = EpisodeJournal(journal_path)
         """Of the current episode."""
@@ -115,12 +116,12 @@ class RobotPlayer:
             problem = ended.detail if ended.kind != FINISHED else None
             self._operator_session.lost |= ended.kind == CAMERA
             # an episode without any action contains nothing to learn from
-            something = self._recorder.seen_something if job.kind == EVALUATION else len(self._recorder) > 0
+            something = self._recorder.seen_something if job.judged else len(self._recorder) > 0
             cut = not self._recorder.terminated and (self._paused or self._operator_session.leaving is not None)
             whole = problem is None and something and not cut
             self._operator_session.consents = 0 if whole else self._operator_session.consents
             # repeating a faulty evaluation would forgive policies that push too hard
-            failed = job.kind == EVALUATION and problem is not None
+            failed = job.judged and problem is not None
             done = (whole or failed or job.kind == TRAINING) and something
             if done:
                 self._keep(keep, ended.detail, problem is not None, weights)

@@ -48,7 +48,7 @@ class ReplayScene:
 
     def __init__(self, scene: Scene, actions: Column) -> None:
         self._scene, self._actions, self._done = scene, actions, 0
-        self.task, self.by_hand = scene.task, scene.by_hand
+        self.task, self.by_hand, self.instructions = scene.task, scene.by_hand, scene.instructions
 
     def arrange(self, seed: int) -> str:
         self._done = 0

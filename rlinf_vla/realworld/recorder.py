@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -61,7 +61,7 @@ class EpisodeRecorder:
     def act(self, step: Step) -> None:
         """Record the step's action, if any."""
         if step.action is not None:
-            self._journal.act(step, self._rewards[-1] if self._rewards else 0.0)
+            self._journal.act(step, self._done[-1] if self._done else None, self._rewards[-1] if self._rewards else 0.0)
             self._done.append(replace(step, action=np.array(step.action, np.float32)))
             self._rewards.append(0.0)
             self.before = step.seen
@@ -90,6 +90,8 @@ class EpisodeRecorder:
             tick=torch.tensor([step.tick for step in steps]),
             action=torch.from_numpy(np.array([step.action for step in done], np.float32)) if done else torch.zeros(0, 0),
             human=torch.tensor([step.human for step in done], dtype=torch.bool),
+            begins=torch.tensor([_begins(step, before) for before, step in zip([None, *done], done, strict=False)], dtype=torch.bool),
+            chosen=_chosen(done),
             reward=torch.tensor(self._rewards[: len(done)]),
             terminated=self.terminated and not fault,
             success=self.success and not fault,
@@ -98,6 +100,20 @@ class EpisodeRecorder:
             weights=weights,
             interventions=dict(sorted(self._rules.items())),
         )
+
+
+def _begins(step: Step, before: Step | None) -> bool:
+    """Return whether the step's action is the first executed one of its inference."""
+    if step.chosen is None:
+        return False
+    return before is None or before.chosen is None or before.chosen.chunk is not step.chosen.chunk
+
+
+def _chosen(steps: Sequence[Step]) -> Tensor:
+    """Return what the actor chose at each step, ``[N, ...]``; see :class:`RobotEpisode`."""
+    found = [None if step.chosen is None else step.chosen.chunk.chosen for step in steps]
+    shape = next((each.shape for each in found if each is not None), (0,))
+    return torch.from_numpy(np.array([np.zeros(shape) if each is None else each for each in found], np.float32).reshape(len(steps), *shape))
 
 
 LOST = "the robot process was lost"
@@ -118,18 +134,18 @@ class EpisodeJournal:
         about = {"job": asdict(job), "task": task, "instruction": instruction, "weights": weights}
         self._append("wb", lambda: json.dumps(about).encode())
 
-    def act(self, step: Step, earned: float) -> None:
-        """Append a step that has an action; ``earned``: reward of the action before it."""
+    def act(self, step: Step, before: Step | None, earned: float) -> None:
+        """Append a step that has an action; ``before``: the one executed before it, which earned
+        ``earned``."""
         assert step.action is not None
-        action = torch.tensor(step.action, dtype=torch.float32)
+        action, chosen, begins = torch.tensor(step.action, dtype=torch.float32), _chosen([step]), _begins(step, before)
 
         def record() -> bytes:
             seen = step.seen.observation("")
-            facts = {"tick": step.tick, "human": step.human, "reward": earned}
+            facts = {"tick": step.tick, "human": step.human, "reward": earned, "begins": begins}
             images = {f"{IMAGE}{name}": value for name, value in seen.images.items()}
-            return save(
-                {name: torch.tensor([value]) for name, value in facts.items()} | images | {"state": seen.state, "action": action[None]}
-            )
+            numbers = {name: torch.tensor([value]) for name, value in facts.items()}
+            return save(numbers | images | {"state": seen.state, "action": action[None], "chosen": chosen})
 
         self._append("ab", record)
 
@@ -171,6 +187,9 @@ def recover_episode(path: Path) -> RobotEpisode | None:
     about, records = _read(path)
     if about is None or len(records) < 2:
         return None
+    size = max(record["chosen"].numel() for record in records)
+    for record in records:  # a step of the operator has an empty choice
+        record["chosen"] = record["chosen"] if record["chosen"].numel() else torch.zeros(1, size)
     whole = {name: torch.cat([record[name] for record in records]) for name in records[0]}
     return RobotEpisode(
         job=Job(**about["job"]),
@@ -181,6 +200,8 @@ def recover_episode(path: Path) -> RobotEpisode | None:
         tick=whole["tick"],
         action=whole["action"][:-1],
         human=whole["human"][:-1],
+        begins=whole["begins"][:-1],
+        chosen=whole["chosen"][:-1],
         reward=whole["reward"][1:].float(),
         terminated=False,
         success=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,20 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import OFF_POLICY, SUPERVISED, Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.data.from_dataset import require_same_control_rate
-from rlinf_vla.realworld.cell import check, require_single_actions, spec_of
+from rlinf_vla.realworld.cell import check, require_whole_chunks, spec_of
 from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.realworld.episode import EVALUATION, RobotEpisode, first_jobs
 from rlinf_vla.realworld.flow import OnlineFlow
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime import builders, run_directory
-from rlinf_vla.runtime.base import PlayEpisodes, Runtime
+from rlinf_vla.runtime.base import BaseFlow, PlayEpisodes, Runtime
+from rlinf_vla.runtime.supervised import LocalSupervisedFlow
+from rlinf_vla.telemetry.run_files import CONTROL_FILE
 from rlinf_vla.training.checkpoint import save_checkpoint
 
 FILM_PIXELS = 256
@@ -38,32 +43,49 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
     ``directory`` is the run directory; the robot process reads the recipe there.
     """
     check(recipe)
+    config, family = recipe.algorithm, recipe.algorithm.family
+    if family not in (OFF_POLICY, SUPERVISED) or config.trains_reward:
+        raise UserError(f"algorithm={config.name} cannot learn at a robot, in single episodes: set algorithm=sac, or sft with a dataset")
+    if family == SUPERVISED and config.demonstrations.dataset is None:
+        raise UserError("algorithm=sft at a robot needs algorithm.demonstrations.dataset=DIR: rlinf-vla robot record makes one")
     with _robot_side(recipe, directory, say) as side:
         policy, trainer, state = builders.build_learner(recipe, checkpoint, say)
         assert isinstance(policy, Policy)
-        require_single_actions(policy)
         say(f"robot {recipe.robot.name}")
-        spec = spec_of(recipe, policy)
-        if recipe.algorithm.dataset is not None and checkpoint is None:
-            require_same_control_rate(recipe.algorithm.dataset, [spec])
-        flow = OnlineFlow(
-            side,
-            recipe.iterations,
-            recipe.session.learner_nice,
-            60 * (recipe.session.minutes or math.inf),
-            recipe.session.operator == NO_OPERATOR,
-            trainer=trainer,
-            settings=builders.actor_settings(recipe, recipe.rollout.temperature),
-            config=recipe.algorithm,
-            directory=directory / run_directory.REPLAY,
-            state=state,
-            update_threads=partial(builders.threads, recipe.cluster.update_threads),
-        )
+        spec = spec_of(recipe, policy.spec)
+        policy.fit_instructions(spec.instructions)
+        settings = builders.actor_settings(recipe, recipe.rollout.temperature)
+        threads = partial(builders.threads, recipe.cluster.update_threads)
+        dataset = config.demonstrations.dataset if family == SUPERVISED else config.dataset
+        if dataset is not None and checkpoint is None:
+            require_same_control_rate(dataset, [spec])
+        flow: BaseFlow
+        if family == SUPERVISED:
+            flow = LocalSupervisedFlow(policy, (), trainer, settings, threads, say)
+        else:
+            require_whole_chunks(recipe.control, policy.spec.chunk)
+            flow = OnlineFlow(
+                side,
+                recipe.iterations,
+                recipe.session.learner_nice,
+                60 * (recipe.session.minutes or math.inf),
+                recipe.session.operator == NO_OPERATOR,
+                trainer=trainer,
+                settings=settings,
+                config=config,
+                directory=directory / run_directory.REPLAY,
+                state=state,
+                update_threads=threads,
+            )
+
+        def share() -> int:
+            side.share(trainer.acting_weights, flow.policy_version)
+            return flow.policy_version
 
         def save(state: dict[str, Any]) -> None:
             save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep)
 
-        yield Runtime(flow, spec, spec.control_hz, _evaluation(recipe.episodes, flow, side), save, state)
+        yield Runtime(flow, spec, spec.control_hz, _playing(recipe.episodes, EVALUATION, share, side), save, state)
 
 
 def _robot_side(recipe: Recipe, directory: Path, say: Callable[[str], None]) -> AbstractContextManager[RobotClient]:
@@ -76,24 +98,47 @@ def _robot_side(recipe: Recipe, directory: Path, say: Callable[[str], None]) -> 
 
 
 @contextmanager
-def evaluating_at_robot(recipe: Recipe, config: DictConfig) -> Iterator[tuple[PlayEpisodes, float]]:
-    """Yield what plays the recipe's evaluation episodes at the robot, and its calls per second."""
-    recipe.algorithm.dataset = None  # evaluation needs no demonstrations
+def playing_at_robot(recipe: Recipe, config: DictConfig, kind: str, control: Path) -> Iterator[tuple[PlayEpisodes, float]]:
+    """Yield what plays the recipe's episodes at the robot, and the control rate in Hz.
+
+    Nobody learns: the robot process loads ``recipe.checkpoint``. ``config``: the composed recipe.
+    ``kind``: EVALUATION or RUN. ``control``: file that gets the control loop's statistics. Raises
+    UserError.
+    """
+    check(recipe)
+    spec = spec_of(recipe, builders.outline(recipe).spec)
+    on_ray = recipe.cluster.runtime == "ray"
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
-        run_directory.save_recipe(Path(folder, run_directory.RECIPE), config)
-        with at_robot(recipe, Path(folder), None, print) as runtime:
-            assert runtime.play is not None
-            yield runtime.play, runtime.calls_per_s
+        directory = Path(folder)
+        told = OmegaConf.merge(config, {"checkpoint": None if on_ray else recipe.checkpoint, "algorithm": _without_data(recipe)})
+        assert isinstance(told, DictConfig)
+        run_directory.save_recipe(directory / run_directory.RECIPE, told)
+        with _robot_side(recipe, directory, print) as side:
+            if on_ray and recipe.checkpoint is not None:  # a checkpoint need not be on the robot's machine
+                network = builders.build_initial(recipe)
+                weights = {name: each.detach() for name, each in network.named_parameters() if each.requires_grad}
+                side.share(lambda: weights, 0)
+            try:
+                yield _playing(recipe.episodes, kind, lambda: 0, side), spec.control_hz
+            finally:
+                if (directory / CONTROL_FILE).exists():
+                    control.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(directory / CONTROL_FILE, control)
 
 
-def _evaluation(episodes: int, flow: OnlineFlow, side: RobotClient) -> PlayEpisodes:
-    """Return the function that runs evaluation episodes, without help of an expert.
+def _without_data(recipe: Recipe) -> dict[str, None]:
+    """Return the change to ``algorithm`` of a session that needs no demonstrations."""
+    return {"dataset": None} if getattr(recipe.algorithm, "dataset", None) is not None else {}
+
+
+def _playing(episodes: int, kind: str, weights: Callable[[], int], side: RobotClient) -> PlayEpisodes:
+    """Return the function that runs episodes of ``kind`` with the current ``weights``.
 
     An episode that a fault cuts has failed; one that a pause cuts is repeated.
     """
 
     def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
-        jobs = first_jobs(EVALUATION, EVALUATION_SEEDS, episodes, temperature=temperature, weights=flow.share())
+        jobs = first_jobs(kind, EVALUATION_SEEDS, episodes, temperature=temperature, weights=weights())
         for job in jobs:
             side.forget(job)  # left by an interrupted evaluation
             side.begin(job)
@@ -110,8 +155,24 @@ def _evaluation(episodes: int, flow: OnlineFlow, side: RobotClient) -> PlayEpiso
 def _result(episode: RobotEpisode, filmed: bool) -> EpisodeResult:
     found = EpisodeResult(episode.task, episode.job.seed, episode.instruction, episode.success)
     found.steps, found.episode_return = int(episode.tick[-1]), float(episode.reward.sum())
+    found.details = {
+        "ended": episode.ended,
+        "fault": episode.fault,
+        "executed": len(episode),
+        "by_operator": int(episode.human.sum()),
+        "interventions": episode.interventions,
+    }
     if filmed:
-        pictures = next(iter(episode.images.values()))
-        times = -(-FILM_PIXELS // min(pictures.shape[1:3]))
-        found.frames = list(torch.repeat_interleave(torch.repeat_interleave(pictures, times, 1), times, 2))
+        found.frames = _frames(episode)
     return found
+
+
+def _frames(episode: RobotEpisode) -> list[Tensor]:
+    """Return all cameras beside each other, uint8 ``[H, W, 3]``, at every step."""
+    height = max(FILM_PIXELS, *(images.shape[1] for images in episode.images.values()))
+    parts = []
+    for images in episode.images.values():
+        times = -(-height // images.shape[1])
+        large = torch.repeat_interleave(torch.repeat_interleave(images, times, 1), times, 2)
+        parts.append(large[:, :height])
+    return list(torch.cat(parts, 2))

@@ -17,12 +17,12 @@ from rlinf_vla.rollout.player import Call, Spans, interleave, play_episodes, rol
 Beside = Callable[[Call], Tensors]
 
 
-def rollout_calls(horizon: int, episode_limit: int, chunk: int) -> int:
+def rollout_calls(horizon: int, episode_limit: int, steps: int) -> int:
     """Return the policy calls that ``horizon / episode_limit`` full episodes need.
 
-    The limit may cut an episode's last chunk short.
+    ``steps``: control steps per call. The limit may cut an episode's last call short.
     """
-    return horizon // episode_limit * -(-episode_limit // chunk)
+    return horizon // episode_limit * -(-episode_limit // steps)
 
 
 def collect(

@@ -29,11 +29,13 @@ class EpisodeResult:
     """Undiscounted sum of rewards."""
     frames: list[Tensor] = field(default_factory=list)
     """uint8 ``[H, W, 3]`` after every policy call; empty unless the episode was filmed."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """JSON values of an episode at a robot: why it ended, who acted, what the limits changed."""
 
     def row(self) -> dict[str, Any]:
         """Return the outcome as JSON values, as every result file lists it."""
         fields = ("task", "seed", "instruction", "success", "steps")
-        return {name: getattr(self, name) for name in fields} | {"return": self.episode_return}
+        return {name: getattr(self, name) for name in fields} | {"return": self.episode_return} | self.details
 
 
 def play_evaluation(

@@ -60,9 +60,9 @@ class RewardedEnv(VectorEnv):
         self._seen = self._env.reset_wait()
         return self._seen
 
-    def step_async(self, actions: Tensor) -> None:
+    def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
         self._actions = actions
-        self._env.step_async(actions)
+        self._env.step_async(actions, skip_ended)
 
     def step_wait(self) -> StepResult:
         """Raises ValueError: see :class:`RewardShaper`."""

@@ -13,7 +13,7 @@ import torch
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, Recipe, RewardConfig
+from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, DeadlineConfig, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.devices import set_tf32
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
@@ -182,14 +182,26 @@ def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Se
             env.close()
 
 
-def rewarded(recipe: Recipe, groups: Sequence[VectorEnv]) -> Sequence[VectorEnv]:
-    """Return the environments with the recipe's training reward."""
+def rewarded(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:
+    """Return the environments with the recipe's training reward, and its deadline for a policy with
+    chunks of ``chunk`` actions. Raises UserError."""
     if recipe.reward == RewardConfig():
-        return groups
+        return timed(recipe, groups, chunk)
     from rlinf_vla.rollout.reward_shaping import RewardedEnv
 
     reward_shaper = build_reward_shaper(recipe, groups[0].spec)
-    return [RewardedEnv(env, reward_shaper) for env in groups]
+    return timed(recipe, [RewardedEnv(env, reward_shaper) for env in groups], chunk)
+
+
+def timed(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:
+    """Return the environments with the recipe's deadline. Raises UserError."""
+    config = recipe.rollout.deadline
+    if config == DeadlineConfig():
+        return groups
+    from rlinf_vla.rollout.deadline import DeadlineEnv, deadline_of
+
+    deadline = deadline_of(config, chunk, groups[0].spec.control_hz)
+    return groups if deadline is None else [DeadlineEnv(env, deadline, recipe.seed) for env in groups]
 
 
 def build_reward_shaper(recipe: Recipe, env: EnvSpec) -> RewardShaper:

@@ -56,12 +56,13 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
         elif family == OFF_POLICY:
             from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 
-            collector, replay = LocalCollector(policy, builders.rewarded(recipe, groups), settings), directory / run_directory.REPLAY
+            training = builders.rewarded(recipe, groups, policy.spec.chunk)
+            collector, replay = LocalCollector(policy, training, settings), directory / run_directory.REPLAY
             flow = OffPolicyFlow(collector, trainer, settings, config, replay, state, threads)
         else:
             flow = InProcessFlow(
                 policy,
-                builders.rewarded(recipe, groups),
+                builders.rewarded(recipe, groups, policy.spec.chunk),
                 trainer,
                 settings,
                 reuse_frozen=recipe.cluster.reuse_frozen,
@@ -78,8 +79,10 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
         if policy is None or not groups:
             yield Runtime(flow, None, 0.0, None, save, state)
         else:
-            spec = groups[0].spec
-            yield Runtime(flow, spec, spec.control_hz / policy.spec.chunk, play_in_process(recipe, policy, groups), save, state)
+            timed = builders.timed(recipe, groups, policy.spec.chunk)
+            spec = timed[0].spec
+            rate = spec.control_hz / (spec.steps_per_call or policy.spec.chunk)
+            yield Runtime(flow, spec, rate, play_in_process(recipe, policy, timed), save, state)
 
 
 def play_in_process(recipe: Recipe, policy: Policy, groups: Sequence[VectorEnv]) -> PlayEpisodes:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
+from rlinf_vla.telemetry import charts
 from rlinf_vla.telemetry.console import duration
 
 SECTIONS = {
@@ -25,6 +26,8 @@ SECTIONS = {
 }
 """Sections of a control step, in order; sections not listed here are shown after them."""
 QUANTILES = ("p50", "p99", "p99.9", "max")
+_CHART = ((8.4, 2.4), (3.5, 2.4))
+"""Sizes of the chart in inches, for wide screens and for phones."""
 
 
 def control_table(document: dict[str, Any]) -> Table:
@@ -52,3 +55,17 @@ def rows(document: dict[str, Any]) -> list[list[str]]:
     found = [(f"{name}: {SECTIONS[name]}" if name in SECTIONS else name, sections[name]) for name in names]
     found += [(f"age of {'the observation behind an action' if name == 'action' else name}", block) for name, block in ages.items()]
     return [[name, str(block["n"]), *(f"{block[each]:.2f}" for each in QUANTILES)] for name, block in found]
+
+
+def section(document: dict[str, Any]) -> dict[str, Any]:
+    """Return what a page shows of the control loop; empty where a run controlled no robot."""
+    if not document:
+        return {}
+    counts, period = document["left_per_tenth"], 1e3 / document["control_hz"]
+    edges = [place * period / 10 for place in range(len(counts))]
+    return {
+        "summary": summary(document),
+        "rows": [(name, *quantiles) for name, _, *quantiles in rows(document)],
+        "period_ms": period,
+        "charts": [charts.histogram(edges, counts, period, "milliseconds after the tick was due", size) for size in _CHART],
+    }

@@ -28,7 +28,7 @@ CURVES = {
 }
 """Metric -> title of its chart, in page order; a metric that was not logged has no chart."""
 
-_SUCCESS, _TIMING, _PANEL = ((8.4, 3.0), (3.5, 2.6)), ((8.4, 2.4), (3.5, 2.4)), (3.6, 1.85)
+_SUCCESS, _PANEL = ((8.4, 3.0), (3.5, 2.6)), (3.6, 1.85)
 """Sizes of charts in inches; of two, the first is for wide screens and the second for phones."""
 _TIMELINE = (8.4, 3.5)
 """Widths in inches."""
@@ -50,7 +50,7 @@ def write_report(run_dir: Path) -> Path:
         run=run,
         blocks=blocks,
         tasks=sorted({task for block in blocks.values() for task in block.get("per_task") or {}}),
-        control=_control(run.control),
+        control=control_timing.section(run.control),
         curves=_curves(run),
         timeline=_timeline(run),
         videos=videos,
@@ -76,20 +76,6 @@ def _faults(run: Run) -> str:
         lost.update({name: int(value or 0) for name, value in line.items() if name.startswith("faults/") and name != "faults/recovery_s"})
     parts = [f"{count} {name.removeprefix('faults/')}" for name, count in lost.items() if count]
     return f"Workers lost and replaced: {', '.join(parts)}; the longest recovery took {longest:.1f} s" if parts else ""
-
-
-def _control(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the timing of the control loop; empty where the run controlled no robot."""
-    if not document:
-        return {}
-    counts, period = document["left_per_tenth"], 1e3 / document["control_hz"]
-    edges = [place * period / 10 for place in range(len(counts))]
-    return {
-        "summary": control_timing.summary(document),
-        "rows": [(name, *quantiles) for name, _, *quantiles in control_timing.rows(document)],
-        "period_ms": period,
-        "charts": [charts.histogram(edges, counts, period, "milliseconds after the tick was due", size) for size in _TIMING],
-    }
 
 
 def _curves(run: Run) -> list[tuple[str, str, list[str]]]:

@@ -184,12 +184,13 @@ class VectorEnvConformance:
         env.reset(episodes(61, 62, 63))
         still = torch.zeros(NUM_ENVS, EPISODE_LIMIT - 2, env.spec.action_dim, device=env.spec.device)
         result = env.step(still)
-        assert result.valid.all()
-        assert not result.done.any()
+        assert result.valid.all() and not result.done.any()
         result = env.step(still[:, :5])
         assert torch.equal(result.valid.cpu(), (torch.arange(5) < 2).expand(NUM_ENVS, -1))
         assert torch.equal(result.truncated.nonzero()[:, 1].cpu(), torch.ones(NUM_ENVS, dtype=torch.int64))
         assert not result.terminated.any()
+        env.step_async(still, skip_ended=True)
+        assert not env.step_wait().valid.any()
 
     def test_a_partial_reset_leaves_the_others_alone(self, env: VectorEnv) -> None:
         actions = random_actions(env, 8, seed=7)

@@ -54,10 +54,10 @@ class ManualScene:
     task, by_hand, has_expert = "ManualScene", True, False
 
     def __init__(self, instruction: str) -> None:
-        self._instruction = instruction
+        self.instructions: tuple[str, ...] = (instruction,)
 
     def arrange(self, seed: int) -> str:
-        return self._instruction
+        return self.instructions[0]
 
     def succeeded(self, state: RobotState) -> bool | None:
         return None

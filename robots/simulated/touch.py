@@ -23,6 +23,7 @@ class Touch:
     """Implements ``Scene``."""
 
     task, by_hand, has_expert = "TouchCube", False, True
+    instructions: tuple[str, ...] = ("touch the red cube",)
 
     def __init__(self, cell: SimulatedCell, spec: RobotSpec) -> None:
         self._cell, self._spec = cell, spec
@@ -30,7 +31,7 @@ class Touch:
     def arrange(self, seed: int) -> str:
         draw = np.random.default_rng(seed).uniform
         self._cell.place((float(draw(*X_M)), float(draw(*Y_M)), float(draw(-np.pi, np.pi))), TARGET)
-        return "touch the red cube"
+        return self.instructions[0]
 
     def succeeded(self, state: RobotState) -> bool | None:
         return float(np.linalg.norm(self._way(state))) < NEAR_M

@@ -161,3 +161,50 @@ def test_mistakes_are_one_line(toy: Arguments, rlinf_vla: CommandLine, override:
     if override.startswith("robot="):
         arguments = [word for word in arguments if not word.startswith("robot.")]
     assert complaint in rlinf_vla(*arguments).complaint
+
+
+PI0 = ("model=pi0", "model.checkpoint=asset://pi0_tiny", "model.options.images=[front]", "model.options.random_weights=true")
+PI0 += ("model.options.denoise_steps=2", "model.options.prompt_length=24", "model.lora.rank=0", "robot.pixels=64")
+
+
+@pytest.mark.timeout(400)
+def test_a_chunked_policy_acts_and_learns(toy: Arguments, rlinf_vla: CommandLine, tmp_path: Path) -> None:
+    """π₀ imitates recorded episodes, acts at the robot, and its noise is learnt there."""
+    recipe = (tmp_path / "recipe" / "toy_rlpd.yaml").read_text().partition("algorithm:\n  episodes")[0]
+    (tmp_path / "recipe" / "toy_sft.yaml").write_text(recipe.replace("/algorithm: sac", "/algorithm: sft").replace("toy_rlpd", "toy_sft"))
+
+    def sft(verb: str, *overrides: str) -> list[str]:
+        return [word.replace("toy_rlpd", "toy_sft") for word in toy(verb, *PI0, *overrides)]
+
+    found = rlinf_vla("robot", *toy("record", "output=data", "record.video=false", *PI0))
+    assert found.code == 0, found.out + found.err
+    found = rlinf_vla(*sft("train", "run_dir=sft", "algorithm.demonstrations.dataset=data", "algorithm.batch_size=4", "episodes=1"))
+    assert found.code == 0, found.out + found.err
+    assert len(json.loads((tmp_path / "sft/evaluation/after.json").read_text())["greedy"]["episodes"]) == 1
+
+    acting = sft("run", "checkpoint=sft/checkpoints/step_000002", "control.real_time_chunking=true", "run_dir=acts")
+    found = rlinf_vla("robot", *acting)
+    assert found.code == 0 and "in 2 episodes at toy" in found.out, found.out + found.err
+    run = tmp_path / "acts"
+    document = json.loads((run / "evaluation/step_000002.json").read_text())
+    for episode in document["greedy"]["episodes"]:
+        assert episode["ended"] == "time is up" and episode["executed"] > 0 and episode["by_operator"] == 0
+    page = (run / "report.html").read_text()
+    assert "Control loop" in page and "time is up" in page and "<video" in page
+    control = json.loads((run / "control.json").read_text())
+    assert control["steps"]["policy"] >= sum(each["executed"] for each in document["greedy"]["episodes"])
+    assert "holds a run already" in rlinf_vla("robot", *acting).complaint
+
+    learn = ("algorithm.demonstrations=0", "algorithm.frozen_backbone=true", "algorithm.noise_bound=2", "iterations=1")
+    learn += ("evaluation.before_and_after=false", "algorithm.episodes=1", "model.checkpoint=sft/policy")
+    assert "control.asynchronous=false" in rlinf_vla(*toy("train", *PI0, *learn)).complaint
+    found = rlinf_vla(*toy("train", *PI0, *learn, "control.asynchronous=false", "run_dir=dsrl"))
+    assert found.code == 0, found.out + found.err
+    assert read_metrics(tmp_path / "dsrl")[0]["replay/size"] >= 2
+    assert "robot record makes one" in rlinf_vla(*sft("train", "run_dir=no")).complaint
+    ppo = tmp_path / "recipe" / "toy_ppo.yaml"
+    ppo.write_text(recipe.replace("/algorithm: sac", "/algorithm: ppo").replace("toy_rlpd", "toy_ppo"))
+    assert (
+        "algorithm=ppo cannot learn at a robot"
+        in rlinf_vla(*(word.replace("toy_rlpd", "toy_ppo") for word in toy("train", *PI0))).complaint
+    )

@@ -91,8 +91,8 @@ class GpuWorld(CounterWorld):
         result = super().step_wait().outcome_to(GPU)
         return replace(result, observation=result.observation.to(GPU))
 
-    def step_async(self, actions: Tensor) -> None:
-        super().step_async(actions.to(CPU))
+    def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
+        super().step_async(actions.to(CPU), skip_ended)
 
     def expert_actions(self) -> Tensor:
         return super().expert_actions().to(GPU)

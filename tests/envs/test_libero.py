@@ -19,9 +19,10 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core import bootstrap
 from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.rotations import axis_angle
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs.libero.config import CONVENTIONS, LiberoConfig
-from rlinf_vla.envs.libero.conventions import axis_angle, flipped, state_vector
+from rlinf_vla.envs.libero.conventions import flipped, state_vector
 from rlinf_vla.envs.libero.plugin import episode_limit, plugin, simulator_options
 from rlinf_vla.envs.libero.suites import SUITES, limit, of_suite, selected_tasks
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes

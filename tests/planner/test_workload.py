@@ -45,7 +45,7 @@ class Clockwork:
     def reset_wait(self) -> Observation:
         return Observation({}, torch.zeros(self.spec.num_envs, 0), [])
 
-    def step_async(self, actions: Tensor) -> None:
+    def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
         self.told.append(("step", ()))
 
     def step_wait(self) -> StepResult:

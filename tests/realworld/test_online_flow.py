@@ -29,6 +29,7 @@ class Played:
         self.human = human
         self.shows_well, self.empty = True, -1
         self.weights: dict[str, Tensor] = {}
+        self.version = -1
         self.scripted: list[bool] = []
         self.shown: list[Job] = []
         self.played: list[Job] = []
@@ -59,15 +60,19 @@ class Played:
             tick=torch.arange(length + 1),
             action=torch.rand(length, 4, generator=generator),
             human=human | (job.kind == DEMONSTRATION),
+            begins=~human & (job.kind != DEMONSTRATION),
+            chosen=torch.zeros(length, 0),
             reward=torch.tensor([0.0] * (length - 1) + [float(success)] * (length > 0)),
             terminated=success,
             success=success,
             ended="",
         )
 
-    def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self.log.append(("publish", version))
-        self.weights = {name: value.detach().clone() for name, value in weights.items()}
+    def share(self, weights: Callable[[], Mapping[str, Tensor]], version: int) -> None:
+        if version != self.version:
+            self.version = version
+            self.log.append(("publish", version))
+            self.weights = {name: value.detach().clone() for name, value in weights().items()}
 
     def forget(self, job: Job) -> None:
         self.log.append(("forget", job.number))

@@ -15,26 +15,30 @@ from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_format import recorded_features
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
-from rlinf_vla.realworld.episode import DEMONSTRATION, Job, episode_inputs, to_records
+from rlinf_vla.realworld.arm_convention import ArmConvention
+from rlinf_vla.realworld.episode import DEMONSTRATION, Job, episode_inputs
 from rlinf_vla.realworld.record import ReplayScene, robot_frames
+from rlinf_vla.realworld.records import RecordForm, to_records
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.realworld.toy_cell import Toy, ToyScene
 
 SPEC = EnvSpec(1, 4, 8, 10.0, 20, {"base": (64, 64)}, ("Touch",), torch.device("cpu"))
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize("limit", [1, 20])
-def test_a_dataset_gives_the_same_records_as_the_session(limit: int, tmp_path: Path) -> None:
-    """Truncated, and ended by success."""
+def test_a_dataset_gives_the_same_records_as_the_session(limit: int, chunk: int, tmp_path: Path) -> None:
+    """Truncated, and ended by success; of single actions, and of chunks."""
     toy = Toy(limit=limit)
     toy.player.play(Job(DEMONSTRATION, 0, 7, scripted=True), toy.keep)
     large = torch.randint(256, (len(toy.episodes[0]) + 1, 64, 64, 3), dtype=torch.uint8)
     episode = replace(toy.episodes[0], images={"base": large})
     with LeRobotWriter(tmp_path / "data", 10.0, recorded_features(SPEC, video=False), "toy") as writer:
         writer.add_episode(robot_frames(episode), episode.instruction)
-    policy = LinearPolicy(LinearOptions(chunk=1))
+    policy = LinearPolicy(LinearOptions(chunk=chunk))
     (found,) = dataset_transitions(policy, SACConfig(dataset=str(tmp_path / "data"), gamma=0.9))
-    wanted = to_records(episode, episode_inputs(episode, policy.prepare), 0.9)
+    form = RecordForm(chunk, ArmConvention(policy.spec.convention), False, 0.9)
+    wanted = to_records(episode, episode_inputs(episode, policy.prepare), form, 0, len(episode))
     assert (found.success, found.steps) == (wanted.success, wanted.steps) == (limit == 20, len(episode))
     for name in (ACTION, REWARD, DISCOUNT, ACTED, "image"):
         torch.testing.assert_close(found.records[name], wanted.records[name])

@@ -11,8 +11,10 @@ import torch
 from rlinf_vla.benchmarks.synthetic_cell import REST
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.robot import BY_SCRIPT
+from rlinf_vla.core.protocols import Convention
 from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Observation, StepResult, Tensors
+from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.episode import (
     DEMONSTRATION,
     EVALUATION,
@@ -20,10 +22,9 @@ from rlinf_vla.realworld.episode import (
     Job,
     RobotEpisode,
     episode_inputs,
-    operator_transitions,
-    to_records,
 )
 from rlinf_vla.realworld.operator_session import CONSENTS, OperatorLeft
+from rlinf_vla.realworld.records import RecordForm, operator_records, to_records
 from rlinf_vla.robots.operators.device_reader import DeviceReader, Event
 from tests.realworld.control import MS
 from tests.realworld.toy_cell import NEAR_M, Toy
@@ -31,6 +32,7 @@ from tests.realworld.toy_cell import NEAR_M, Toy
 TRAIN = Job(TRAINING, 3, seed=7)
 SHOW = Job(DEMONSTRATION, 0, seed=8, scripted=True)
 GAMMA = 0.9
+FORM = RecordForm(1, ArmConvention(Convention()), False, GAMMA)
 
 
 class Silent:
@@ -64,7 +66,7 @@ def test_success_ends_an_episode_with_a_reward_of_one() -> None:
     away = np.linalg.norm(episode.state[:, :3].numpy() - toy.scene.goal, axis=1)
     assert away[-1] < NEAR_M <= away[-2]
     assert episode.reward.tolist() == [0.0] * (len(episode) - 1) + [1.0]
-    records = to_records(episode, inputs_of(episode), GAMMA).records
+    records = to_records(episode, inputs_of(episode), FORM, 0, len(episode)).records
     assert len(records[REWARD]) == len(episode) and records[DISCOUNT].tolist()[-1] == 0
     assert records[ACTED].all() and records[ACTION].shape == (len(episode), 1, 4)
     assert (records["state"] == episode.state[:-1]).all()
@@ -76,7 +78,7 @@ def test_actions_lead_from_one_observation_to_the_next() -> None:
     moved = episode.state[1:, :3] - episode.state[:-1, :3]
     torch.testing.assert_close(moved, 0.05 * episode.action[:, :3])
     assert not episode.terminated and episode.ended == "time is up" and len(episode) == 20
-    records = to_records(episode, inputs_of(episode), GAMMA).records
+    records = to_records(episode, inputs_of(episode), FORM, 0, len(episode)).records
     assert records[ACTED].tolist() == [True] * 20 + [False] and len(records["state"]) == 21
     torch.testing.assert_close(records[DISCOUNT], torch.tensor([GAMMA] * 20 + [0.0]))
 
@@ -88,7 +90,7 @@ def test_time_in_which_the_arm_was_held_is_discounted() -> None:
     episode = played(toy)
     waited = torch.diff(episode.tick)
     assert waited.max() == 3 and episode.tick[-1] == 20 and len(episode) == 18
-    records = to_records(episode, inputs_of(episode), GAMMA).records
+    records = to_records(episode, inputs_of(episode), FORM, 0, len(episode)).records
     torch.testing.assert_close(records[DISCOUNT][:-1], GAMMA ** waited.float())
 
 
@@ -96,8 +98,8 @@ def test_a_scripted_operator_demonstrates() -> None:
     toy = Toy()
     episode = played(toy, SHOW)
     assert episode.success and episode.human.all()
-    (shown,) = operator_transitions(episode, inputs_of(episode), GAMMA)
-    whole = to_records(episode, inputs_of(episode), GAMMA)
+    (shown,) = operator_records(episode, inputs_of(episode), FORM)
+    whole = to_records(episode, inputs_of(episode), FORM, 0, len(episode))
     assert shown.success and all((shown.records[name] == value).all() for name, value in whole.records.items())
 
 
@@ -149,7 +151,7 @@ def test_steps_of_the_operator_are_flagged_and_extracted() -> None:
     episode = played(toy)
     assert torch.nonzero(episode.human)[:, 0].tolist() == [3, 4, 5, 9]
     assert (episode.action[episode.human] == torch.from_numpy(by_hand)).all()
-    first, second = operator_transitions(episode, inputs_of(episode), GAMMA)
+    first, second = operator_records(episode, inputs_of(episode), FORM)
     assert first.records[ACTED].tolist() == [True, True, True, False] and second.records[ACTED].tolist() == [True, False]
     assert (first.records["state"] == episode.state[3:7]).all() and not first.success
 
@@ -441,11 +443,11 @@ def test_an_episode_is_stored_in_a_file(tmp_path: Path) -> None:
     path = episode.write(tmp_path / "episodes")
     found = RobotEpisode.read(path)
     assert [each.name for each in path.parent.iterdir()] == ["training_000003.safetensors"]
-    for name in ("state", "tick", "action", "human", "reward"):
+    for name in ("state", "tick", "action", "human", "begins", "chosen", "reward"):
         assert (getattr(found, name) == getattr(episode, name)).all()
     assert (found.images["front"] == episode.images["front"]).all()
-    assert replace(found, **dict.fromkeys(("images", "state", "tick", "action", "human", "reward"))) == replace(
-        episode, **dict.fromkeys(("images", "state", "tick", "action", "human", "reward"))
+    assert replace(found, **dict.fromkeys(("images", "state", "tick", "action", "human", "begins", "chosen", "reward"))) == replace(
+        episode, **dict.fromkeys(("images", "state", "tick", "action", "human", "begins", "chosen", "reward"))
     )
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match="is not a valid robot episode file"):

@@ -23,7 +23,7 @@ NEAR_M = 0.021
 
 
 class ToyScene:
-    task, by_hand, has_expert = "Touch", False, True
+    task, by_hand, has_expert, instructions = "Touch", False, True, ("touch the point",)
     can_tell = True
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Toy:
             ControlConfig(warmup=warmup, max_misses=5),
             SessionConfig(**settings),  # type: ignore[arg-type]
             limit,
-            4,
+            (1, 4),
             self.clock,
             score,
             self.said.append,

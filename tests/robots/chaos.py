@@ -110,7 +110,7 @@ class Circling:
 class Nothing:
     """A scene without a task, and an operator who acknowledges all requests; there is none during an episode."""
 
-    task, by_hand, has_expert, name = "Circle", False, False, "tester"
+    task, by_hand, has_expert, name, instructions = "Circle", False, False, "tester", ()
 
     def arrange(self, seed: int) -> str:
         return "go round"
@@ -160,7 +160,7 @@ class Chaos(ABC):
             ControlConfig(warmup=0),
             SessionConfig(),
             40,
-            4,
+            (1, 4),
             clock,
             tell=self._hear,
         )

@@ -95,10 +95,10 @@ class Watched(CounterWorld):
         self.executed: list[Tensor] = []
         self.advice: list[Tensor] = []
 
-    def step_async(self, actions: Tensor) -> None:
+    def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
         self.advice.append(self.expert_actions())
         self.executed.append(actions[:, 0])
-        super().step_async(actions)
+        super().step_async(actions, skip_ended)
 
 
 @pytest.mark.parametrize(("sigma", "random_actions"), [(0.3, 0.0), (0.3, 1.0)])

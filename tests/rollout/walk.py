@@ -37,7 +37,7 @@ class Walk(VectorEnv):
         state = F.one_hot(self._place, len(self.rewards)).float()
         return Observation({}, state, ["walk"] * self.spec.num_envs)
 
-    def step_async(self, actions: Tensor) -> None:
+    def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
         self._actions = actions
 
     def step_wait(self) -> StepResult:

@@ -38,6 +38,8 @@ class EnvSpec:
     """What is known of another convention than that of docs/conventions.md."""
     instructions: tuple[str, ...] = ()
     """All instructions that episodes can have; empty: not known in advance."""
+    steps_per_call: int | None = None
+    """Control steps executed per policy call; None: the policy's whole chunk."""
 
     @property
     def convention(self) -> Convention:
@@ -61,8 +63,12 @@ class VectorEnv(Protocol):
     def reset_wait(self) -> Observation:
         """Return the current observation of all ``B`` environments, the first one after a reset."""
 
-    def step_async(self, actions: Tensor) -> None:
-        """Start up to ``C`` control steps of float32 ``[B, C, D]``. No episode may have ended."""
+    def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
+        """Start up to ``C`` control steps of float32 ``[B, C, D]``.
+
+        No episode may have ended, unless ``skip_ended``: environments whose episode has then
+        execute nothing.
+        """
 
     def step_wait(self) -> StepResult: ...
 

@@ -66,7 +66,9 @@ class RayFlow(OnPolicyFlow):
         self.streaming = cluster.streaming and not cluster.offload
         introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
         assert introduced.env is not None and introduced.policy is not None
-        self.trainers, self.env, self.chunk = trainers, introduced.env, introduced.policy.chunk
+        self.trainers, self.env = trainers, introduced.env
+        self.steps = self.env.steps_per_call or introduced.policy.chunk
+        """Control steps of a policy call."""
         self._feature_pids: dict[int, int] = {}
         self._serial = itertools.count()
         self._serials: dict[int, list[int]] = {}
@@ -88,7 +90,7 @@ class RayFlow(OnPolicyFlow):
         """Shards that were finished in this iteration, until ``self._ended``."""
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
-        calls = rollout_calls(horizon, self.env.episode_limit, self.chunk)
+        calls = rollout_calls(horizon, self.env.episode_limit, self.steps)
         firsts = range(0, self.num_envs, self.share)
         return self._start([Task("collect", iteration, version, (iteration, first, calls)) for first in firsts])
 

@@ -103,7 +103,8 @@ class RayCollector:
         """``share``: episodes per call of a worker."""
         self.pool, self._publisher = pool, Publisher(pool, trainers)
         introduced = pool.call("worker_info")[0]
-        self.env, self.chunk = introduced.env, introduced.policy.chunk
+        self.env = introduced.env
+        self.steps = self.env.steps_per_call or introduced.policy.chunk
         self.share = share
         self._version = 0
         self.publish()
@@ -174,5 +175,5 @@ def open_off_policy(recipe: Recipe, workers: Workers, directory: Path, checkpoin
         trainers.save(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
 
     yield Runtime(
-        flow, collector.env, collector.env.control_hz / collector.chunk, partial(collector.evaluate, recipe.episodes), save, state
+        flow, collector.env, collector.env.control_hz / collector.steps, partial(collector.evaluate, recipe.episodes), save, state
     )

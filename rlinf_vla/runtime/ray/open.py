@@ -83,7 +83,7 @@ def _open_on_policy(recipe: Recipe, workers: Workers, directory: Path, checkpoin
         def save(state: dict[str, Any]) -> None:
             flow.write_checkpoint(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
 
-        yield Runtime(flow, flow.env, flow.env.control_hz / flow.chunk, partial(flow.evaluate, recipe.episodes), save, state)
+        yield Runtime(flow, flow.env, flow.env.control_hz / flow.steps, partial(flow.evaluate, recipe.episodes), save, state)
 
 
 def _reward_workers(recipe: Recipe) -> int:
@@ -115,8 +115,13 @@ def _environments(recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequenc
     share = replace(recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // recipe.cluster.shards))
     outline = None if recipe.algorithm.trains_reward else builders.outline(recipe)
     with builders.open_envs(share, outline, recipe.rollout.pipeline_depth) as groups:
+        if outline is None:
+            yield groups, groups
+            return
         # supervised training reads no reward, and one that it trains cannot be built yet
-        yield groups, groups if recipe.algorithm.family == SUPERVISED else builders.rewarded(share, groups)
+        chunk = outline.spec.chunk
+        timed = builders.timed(share, groups, chunk)
+        yield timed, timed if recipe.algorithm.family == SUPERVISED else builders.rewarded(share, groups, chunk)
 
 
 @contextmanager

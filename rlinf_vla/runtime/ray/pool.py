@@ -196,9 +196,9 @@ class Pool:
         present = self.introduced.copy()
         return bool(leaving) and present[place].node_id in leaving and any(each.node_id not in leaving for each in present.values())
 
-    def _replace(self, place: int, actor: Any, reason: str, then: str = "") -> None:
+    def _replace(self, place: int, actor: Any, reason: str, then: str = "", fault: bool = True) -> None:
         """Start another worker in ``place``; an additional one, or one that was told to leave, is
-        no fault."""
+        no ``fault``."""
         import ray
 
         began = time.monotonic()
@@ -208,7 +208,7 @@ class Pool:
             self._say(f"{reason}: it leaves{then}")
             leave()
             return
-        if before is None or before.node_id not in self._leaving:
+        if fault and (before is None or before.node_id not in self._leaving):
             with self._lock:
                 self.faults += 1
                 if self.faults > self.cluster.max_restarts:
@@ -253,7 +253,9 @@ class Pool:
             why = f"{what} did not start within {limit}: the cluster has no room for it, or its machine is too slow"
             self._failed(place, actor, RuntimeError(why))
         except exceptions.RayError as error:
-            self._replace(place, actor, f"{what} was lost while it started ({type(error).__name__})")
+            # Ray may have chosen a machine that was told to leave; only the error's text names it
+            gone = any(node in str(error) for node in self._leaving.copy())
+            self._replace(place, actor, f"{what} was lost while it started ({type(error).__name__})", fault=not gone)
         else:
             self.introduced[place] = worker_info
             self._started.add(place)

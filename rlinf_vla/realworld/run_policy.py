@@ -1,0 +1,55 @@
+"""Let a policy act at a robot, with an operator's help, and write the report of the session."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.evaluation.evaluate import evaluate, headline
+from rlinf_vla.realworld.cell import require_robot
+from rlinf_vla.realworld.episode import RUN
+from rlinf_vla.realworld.runtime import playing_at_robot
+from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.telemetry import robot_report
+from rlinf_vla.telemetry.console import stages
+from rlinf_vla.telemetry.run_files import CONTROL_FILE
+
+
+def run_policy(config: DictConfig) -> None:
+    """Run ``episodes`` episodes with the recipe's policy; nobody learns. Raises UserError.
+
+    It acts in the first of ``evaluation.modes``. The operator may take over and give back; an
+    episode succeeds by the scene, the operator's word or the recipe's classifier. Films, outcomes
+    and the control loop's timing are in ``run_dir`` (default: a new run), with ``report.html``.
+    """
+    recipe = recipes.read(config)
+    require_robot(recipe, "run")
+    checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint") if recipe.checkpoint else None
+    if checkpoint is not None:
+        recipe.checkpoint = config.checkpoint = str(checkpoint.absolute())
+    directory = run_directory.for_evaluation(config, None)
+    if (directory / run_directory.RECIPE).exists():
+        raise UserError(f"run_dir={directory} holds a run already: choose another run_dir")
+    mode = recipe.evaluation.modes[0]
+    recipe = replace(recipe, evaluation=replace(recipe.evaluation, modes=[mode]))
+    name = checkpoint.name if checkpoint else "start"
+    told, control = str(checkpoint or recipe.model.checkpoint), directory / CONTROL_FILE
+    with run_directory.locked(directory, config, None):
+        with stages() as progress, playing_at_robot(recipe, config, RUN, control) as (play, rate):
+            document = evaluate(recipe, play, rate, name, told, 0, directory, progress)
+        _show(recipe.name, document, mode, control)
+        report = robot_report.write_report(directory, recipe.name, name, document | {"episodes": document[mode]["episodes"]})
+    print(f"success of {name} in {recipe.episodes} episodes at {recipe.robot.name}: {headline(document)}")
+    print(f"report: {builders.relative(report)}")
+
+
+def _show(name: str, document: dict[str, Any], mode: str, control: Path) -> None:
+    console = Console(highlight=False)
+    console.print(robot_report.episode_table(document[mode]["episodes"]))
+    if (timing := robot_report.read_control(control)) is not None:
+        console.print(robot_report.control_table(timing))
