@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.serve import check_serve
 from rlinf_vla.core.array_messages import INSTALL
-from rlinf_vla.runtime import recipes
+from rlinf_vla.runtime import builders, recipes
 
 PACKAGES = ("starlette", "uvicorn", "websockets", "msgpack", "prometheus_client")
 
@@ -21,6 +21,7 @@ def run(config: DictConfig) -> None:
     Raises UserError.
     """
     recipe = recipes.read(config)
+    builders.require_weights(recipe, "nothing to serve")
     if absent := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f"serve needs {', '.join(absent)}: {INSTALL}")
     token = os.environ.get(recipe.serve.token_env) if recipe.serve.token_env else None

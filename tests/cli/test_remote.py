@@ -100,10 +100,16 @@ def test_a_sweep_of_pi0_on_a_server_is_that_of_pi0(sweep: Eval, pi0_server: str,
     assert again.code == 0 and "6 of 6 episodes are bit-identical" in again.out and "changed" not in again.out
 
 
-def test_a_sweep_of_openvla_oft_on_a_server_is_that_of_openvla_oft(sweep: Eval) -> None:
+def test_a_sweep_of_openvla_oft_on_a_server_is_that_of_openvla_oft(
+    sweep: Eval, pi0_server: str, rlinf_vla: CommandLine, with_models: Counting
+) -> None:
+    """And it is not continued with another policy."""
     with served(*OFT) as (url, _):
         here, there = sweep("here", *OFT), sweep("there", *remote(url))
     assert there["episodes"] == here["episodes"]
+    words = [*PLAYED, "run_dir=there", *remote(pi0_server)]
+    found = rlinf_vla(*with_models.arguments("eval", "counting_eval", *words)).complaint
+    assert "was begun with other software or weights: policies.start sampled.sha256" in found
 
 
 def test_an_evaluation_without_a_sweep(rlinf_vla: CommandLine, with_models: Counting, pi0_server: str, tmp_path: Path) -> None:
@@ -118,11 +124,11 @@ def test_an_evaluation_without_a_sweep(rlinf_vla: CommandLine, with_models: Coun
 
 
 def test_a_server_that_dies_ends_the_sweep_in_one_line_and_another_continues_it(
-    rlinf_vla: CommandLine, with_models: Counting, sweep: Eval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rlinf_vla: CommandLine, with_models: Counting, sweep: Eval, pi0_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["sweep.block=1", "evaluation.modes=[greedy]"]
+    whole = sweep("whole", *remote(pi0_server), *words)
     with served(*PI0) as (url, process):
-        whole = sweep("whole", *remote(url), *words)
         step, count = CounterWorld.step_async, 0
 
         def killing(env: CounterWorld, actions: Tensor) -> None:
@@ -138,19 +144,7 @@ def test_a_server_that_dies_ends_the_sweep_in_one_line_and_another_continues_it(
         found = rlinf_vla(*with_models.arguments("eval", "counting_eval", *cut, *remote(url)))
     assert found.code == 1 and "does not answer in 2 attempts" in found.err and found.err.count("\n") == 1, found.err
     assert 0 < len(list((tmp_path / "cut").rglob("blocks/*.json"))) < 8
-    with served(*PI0) as (url, _):
-        assert sweep("cut", *words, *remote(url))["episodes"] == whole["episodes"]
-
-
-def test_a_sweep_is_not_continued_with_another_policy(sweep: Eval, pi0_server: str, rlinf_vla: CommandLine, with_models: Counting) -> None:
-    sweep("out", *remote(pi0_server))
-    (Path("out") / "result.json").unlink()
-    with served(*OFT) as (url, _):
-        words = [*PLAYED, "run_dir=out", *remote(url)]
-        assert (
-            "was begun with other software or weights: policies.start sampled.sha256"
-            in rlinf_vla(*with_models.arguments("eval", "counting_eval", *words)).complaint
-        )
+    assert sweep("cut", *words, *remote(pi0_server))["episodes"] == whole["episodes"]
 
 
 @pytest.mark.parametrize(
