@@ -76,7 +76,7 @@ class ForeignServer:
                 f"or {LEROBOT}, and model.options.chunk"
             )
         self._keys = KEYS[name]
-        self._images = dict(self._keys.images if options.images is None else options.images)
+        self._images = dict(options.images or self._keys.images)
         self.spec = self._spec(options, name)
         self._connections = Connections(options, options.connections)
 

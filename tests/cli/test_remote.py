@@ -22,6 +22,7 @@ from rlinf_vla.models.remote.policy import RemotePolicy
 from rlinf_vla.testing.toy_env import CounterWorld
 from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
+from tests.cli.toy_robot import Arguments
 from tests.skips import needs
 
 pytestmark = needs("serve")
@@ -166,3 +167,44 @@ def test_what_a_policy_on_a_server_cannot_do(
 ) -> None:
     words = remote("ws://127.0.0.1:1", *settings)
     assert complaint in rlinf_vla(*with_models.arguments(verb, recipe, *words)).complaint
+
+
+AT_A_ROBOT = """# @package _global_
+defaults:
+  - _self_
+  - override /env: robot
+  - override /robot: toy
+  - override /model: remote
+  - override /algorithm: none
+name: toy_remote
+iterations: 0
+episodes: 2
+env:
+  episode_limit: 8
+session:
+  acknowledge: script
+control:
+  max_observation_age_s: 5.0
+  max_misses: 1000
+  warmup: 1
+rollout:
+  pipeline_depth: 1
+  batch_size: 1
+evaluation:
+  modes: [greedy]
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_policy_on_a_server_drives_a_robot(rlinf_vla: CommandLine, toy: Arguments, tmp_path: Path) -> None:
+    (tmp_path / "recipe" / "toy_remote.yaml").write_text(AT_A_ROBOT)
+    model = ["model=compact", f"model.checkpoint={tmp_path}/model", "model.lora.rank=0"]
+    model += ["model.options.random_weights=true", "model.options.images=[front]"]
+    with served(*model) as (url, process):
+        words = ["--config-dir", str(tmp_path), "recipe=toy_remote", "cluster=laptop", f"robot.fault={tmp_path}/fault", *remote(url)]
+        found = rlinf_vla("robot", "run", *words, "run_dir=run")
+        assert found.code == 0 and "in 2 episodes at toy" in found.out, found.out + found.err
+        assert json.loads((tmp_path / "run" / "control.json").read_text())["steps"]["policy"] > 0
+        process.kill()
+        process.wait()
+        assert "start the server first" in rlinf_vla("robot", "run", *words, "run_dir=again").complaint
