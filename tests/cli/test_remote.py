@@ -22,6 +22,7 @@ from rlinf_vla.models.remote.policy import RemotePolicy
 from rlinf_vla.testing.toy_env import CounterWorld
 from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
+from tests.cli.counting_plugins import CountingInSuites, announce
 from tests.cli.toy_robot import Arguments
 from tests.skips import needs
 
@@ -146,6 +147,17 @@ def test_a_server_that_dies_ends_the_sweep_in_one_line_and_another_continues_it(
     assert found.code == 1 and "does not answer in 2 attempts" in found.err and found.err.count("\n") == 1, found.err
     assert 0 < len(list((tmp_path / "cut").rglob("blocks/*.json"))) < 8
     assert sweep("cut", *words, *remote(pi0_server))["episodes"] == whole["episodes"]
+
+
+@pytest.mark.slow
+def test_processes_that_play_blocks_have_connections_of_their_own(
+    sweep: Eval, pi0_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce(tmp_path / "package")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "package"), *os.environ["PYTHONPATH"].split(os.pathsep)]))
+    monkeypatch.setattr(plugins, "envs", lambda: {"counter": CountingInSuites()})  # as the processes find it
+    alone, together = (sweep(f"in {count}", *remote(pi0_server), "sweep.block=1", f"sweep.parallel={count}") for count in (1, 2))
+    assert together["episodes"] == alone["episodes"] and len(alone["episodes"]) == 32
 
 
 @pytest.mark.parametrize(
