@@ -31,9 +31,9 @@ class ControlActor(Actor):
 
     def __init__(self, policy: Policy, settings: Settings, clock: Clock) -> None:
         super().__init__(policy, settings)
-        policy.begin_control()
         self._clock, self._convention = clock, ArmConvention(policy.spec.convention)
         self._chooses_noise = isinstance(policy, FeaturePolicy) and policy.noise_bound is not None
+        policy.begin_control()
         self._encoded: float | None = None
         zero = torch.zeros(1, dtype=torch.int64)
         self.episode = Episodes(zero, zero, zero)

@@ -22,7 +22,7 @@ from rlinf_vla.runtime.supervised import LocalSupervisedFlow
 
 
 class DAggerFlow(LocalSupervisedFlow):
-    """The corrections are the episode files in the run directory: a resumed run reads them again."""
+    """The corrections are the run directory's episode files; a resumed run reads them again."""
 
     metrics_every = 1
 
@@ -63,6 +63,7 @@ class DAggerFlow(LocalSupervisedFlow):
         with self.timeline.span("update", "trainer"):
             for number, batch in enumerate(batches):
                 self.progress("update", number / len(batches))
+                self.player.attend()
                 losses.append(self.step(batch, 1.0)["sft/loss"])
         seconds = time.perf_counter() - started
         self.log({"sft/loss": sum(losses) / len(losses), "actor/updates": float(len(batches)), "timing_s/update": seconds})

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,9 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes
 from rlinf_vla.rollout.transitions import transition_metrics
 from rlinf_vla.runtime.off_policy import ReplayFlow
+
+ATTEND_S = 0.2
+"""Seconds between two looks at the robot process during updates."""
 
 
 class OnlineFlow(ReplayFlow):
@@ -91,8 +94,12 @@ class OnlineFlow(ReplayFlow):
         return steps
 
     def update_from_replay(self, updates: int, algorithm: OffPolicy) -> None:
-        if len(self.replay):
-            self._updates.submit(super().update_from_replay, updates, algorithm).result()
+        if not len(self.replay):
+            return
+        running = self._updates.submit(super().update_from_replay, updates, algorithm)
+        while not wait([running], ATTEND_S).done:
+            self.player.attend()
+        running.result()
 
     def saved(self, states: Sequence[dict[str, Any]]) -> None:
         """Delete episode files that no resumed run would need: they are in the replay buffer."""
