@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.counting_plugins import CountingInSuites, announce
 from tests.cli.toy_robot import Arguments
+from tests.models.policy_servers import PolicyServer, serving
 from tests.skips import needs
 
 pytestmark = needs("serve")
@@ -220,3 +222,23 @@ def test_a_policy_on_a_server_drives_a_robot(rlinf_vla: CommandLine, toy: Argume
         process.kill()
         process.wait()
         assert "start the server first" in rlinf_vla("robot", "run", *words, "run_dir=again").complaint
+
+
+def test_of_a_server_that_does_not_say_its_weights_rates_are_verified(sweep: Eval, rlinf_vla: CommandLine) -> None:
+    """Not bits: returns differ here, and the successes do not."""
+    server = PolicyServer(lambda observation: {"actions": np.full((4, 4), 0.5, np.float32)})
+    with serving(server) as url:
+        told = [
+            "model.options.keys=lerobot",
+            "model.options.chunk=2",
+            "model.options.action_dim=4",
+            "model.options.state_dim=8",
+            "model.options.image_size=64",
+        ]
+        there = sweep("there", *remote(url, *told), "evaluation.modes=[greedy]", "+model.options.images.base=camera")
+        assert there["provenance"]["start"]["sha256"] is None and "camera" in server.seen[0]
+        verify = ["verify", "there/result.json", "--episodes", "4", f"model.options.url={url}"]
+        assert "4 of 4 episodes are bit-identical" in rlinf_vla(*verify).out
+        server.answer = lambda observation: {"actions": np.full((4, 4), 0.25, np.float32)}
+        found = rlinf_vla(*verify)
+    assert found.code == 0 and "0 of 4 episodes are bit-identical" in found.out and "p = 1.000 for equal success rates" in found.out

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import Failure, UserError
@@ -254,3 +256,32 @@ def test_a_server_that_does_not_read() -> None:
         policy = remote(url, timeout_s=0.5, image_size=1024)
         with pytest.raises(Failure, match="does not answer: the connection was closed"):
             act(policy, policy.prepare(observations(policy, 1)))
+
+
+numbers = st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.uint8, np.bool_]).flatmap(
+    lambda dtype: st.lists(st.integers(0, 10), max_size=3).map(lambda shape: np.ones(shape, dtype))
+)
+answers = st.binary(max_size=40) | st.recursive(
+    st.none() | st.integers(-9, 9) | st.floats() | st.text(max_size=5) | numbers | st.just(np.ones((6, 7))),
+    lambda each: st.lists(each, max_size=2) | st.dictionaries(st.sampled_from(["actions", "error", "type", "x"]), each, max_size=3),
+    max_leaves=4,
+)
+
+
+def test_whatever_a_server_answers_is_actions_or_one_line() -> None:
+    server = PolicyServer(lambda observation: None)
+    with serving(server) as url:
+        policy = remote(url, image_size=16)
+        inputs = policy.prepare(observations(policy, 1))
+
+        @given(answers)
+        def check(reply: Any) -> None:
+            server.answer = lambda observation: reply
+            try:
+                found = act(policy, inputs).actions
+            except Failure as error:
+                assert str(error).count("\n") == 0 and url in str(error)
+            else:
+                assert found.shape == (1, 5, 7) and found.isfinite().all()
+
+        check()
