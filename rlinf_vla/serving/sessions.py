@@ -51,7 +51,8 @@ async def converse(socket: WebSocket, dialect: Dialect, state: State) -> None:
 async def _conversation(reader: _Reader, dialect: Dialect, state: State, stop: asyncio.Task[Any]) -> tuple[int, str]:
     """Return the code to close with, and the reason. Raises Left."""
     idle = state.config.idle_timeout_s
-    await reader.during(_either(state.ready, state.draining))
+    if not state.ready.is_set():
+        await reader.during(_either(state.ready, state.draining))
     if state.ready.is_set():
         await reader.send(dialect.greeting(), idle)
     while True:

@@ -259,6 +259,20 @@ def test_slow_and_silent_connections_are_closed(start: Start) -> None:
             assert read_until(part, b"nothing came for 0.3 s")
 
 
+def test_requests_that_come_early_are_answered(start: Start) -> None:
+    """The second one runs for longer than the head of a request may take."""
+    body = json_pack({"image": an_image(0), "instruction": "x"}).encode()
+    act = b"POST /act HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with start(handshake_timeout_s=0.2, max_wait_ms=500.0) as server, connect(server) as first, connect(server) as second:
+        for each in (first, second):  # with two clients, a request waits for another one
+            each.recv(timeout=10)
+        with raw(server, act + act) as client:
+            found = b""
+            while found.count(b"__numpy__") < 2 and (data := client.recv(1 << 16)):
+                found += data
+        assert found.count(b"HTTP/1.1 200") == found.count(b"__numpy__") == 2
+
+
 def test_connections_without_a_request_make_room(start: Start) -> None:
     with start(max_connections=4) as server, connect(server) as first, connect(server) as second:
         for each in (first, second):
