@@ -39,7 +39,9 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """π₀ with random weights, and no adapters."""
     monkeypatch.setattr(plugins, "models", lambda: {"pi0": Pi0Policy})
     model = ModelConfig("pi0", str(TINY), Pi0Options(random_weights=True, denoise_steps=3), LoraOptions(rank=0))
-    return Recipe(name="toy", iterations=0, seed=7, env=CounterConfig(state_dim=8), model=model, algorithm=NoAlgorithmConfig())
+    found = Recipe(name="toy", iterations=0, seed=7, env=CounterConfig(state_dim=8), model=model, algorithm=NoAlgorithmConfig())
+    builders.build_policy(found)  # imports what a server would else import while the test waits for it
+    return found
 
 
 def remote(url: str, **options: object) -> RemotePolicy:
