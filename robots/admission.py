@@ -16,6 +16,8 @@ _REACHED = 1e-3
 """Tolerance of predicted joints, in metres or radians of the tool."""
 _ATTEMPTS, _CUTS = 7, 4
 _ENDS = list(zip(kinematics.LOWER.tolist(), kinematics.UPPER.tolist(), strict=True))
+OWN_SHARE = 0.8
+"""Share of the speed that the arm itself allows a joint at its position."""
 _SHY = 0.9
 """Factor on the path fraction that would be allowed if joints were linear along the path."""
 
@@ -120,21 +122,25 @@ class Admission:
 
         It is 0.5 for an unreachable pose: half the way may be reachable.
         """
-        margin, fastest = self._cell.joint_margin_rad, self._cell.max_joint_speed_rad_s / self._cell.control_hz
+        margin, hz = self._cell.joint_margin_rad, self._cell.control_hz
         if joints is None:
             self.changes.setdefault("joint_margin_rad", (0.0, margin))
             return 0.5
         part, before = 1.0, self._start.joints
-        longest = 0.0
-        for at, was_at, (low, high) in zip(joints.tolist(), before.tolist(), _ENDS, strict=True):
-            longest = max(longest, abs(at - was_at))
+        for joint, (at, was_at, (low, high)) in enumerate(zip(joints.tolist(), before.tolist(), _ENDS, strict=True)):
+            way, allowed = abs(at - was_at), self._speed(joint, at, at - was_at) / hz
+            if way > allowed + TOLERANCE:
+                part = min(part, allowed / way)
+                self.changes.setdefault("max_joint_speed_rad_s", (way * hz, allowed * hz))
             beyond = max(at - high, low - at) + margin
             if beyond > TOLERANCE:
                 was = max(was_at - high, low - was_at) + margin
                 if beyond > was + TOLERANCE:  # moving outwards, not back in
                     part = min(part, max(-was, 0.0) / (beyond - was))
                     self.changes.setdefault("joint_margin_rad", (margin - beyond, margin))
-        if longest > fastest + TOLERANCE:
-            part = min(part, fastest / longest)
-            self.changes.setdefault("max_joint_speed_rad_s", (longest * self._cell.control_hz, self._cell.max_joint_speed_rad_s))
         return part
+
+    def _speed(self, joint: int, end: float, way: float) -> float:
+        """Return the speed allowed on a path to ``end``: within the arm's own limit with some room,
+        because it is a mean, and the arm follows like a spring."""
+        return min(self._cell.max_joint_speed_rad_s, OWN_SHARE * kinematics.fastest(joint, end, way))

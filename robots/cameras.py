@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_vla.core.camera_geometry import Intrinsics, Mount
 from rlinf_vla.core.robot import CameraError, Frame
 
 from .extra import INSTALL, LIBUSB
 from .franka.config import CameraConfig
 from .shared_record import FrameRecord
 from .simulated.client import frames_path
+from .simulated.scene import intrinsics
 
 FIRST_FRAME_S = 10.0
 
@@ -61,8 +63,8 @@ class FrameMonitor:
 class SimulatedCamera:
     """Camera of a simulated cell that is already running."""
 
-    def __init__(self, name: str, folder: Path, max_age_s: float, frozen_s: float) -> None:
-        self.name = name
+    def __init__(self, name: str, folder: Path, max_age_s: float, frozen_s: float, mount: Mount | None = None) -> None:
+        self.name, self.mount = name, mount
         self._path = frames_path(folder, name)
         self._watch = FrameMonitor(name, max_age_s, frozen_s)
         self._frames: FrameRecord | None = None
@@ -72,6 +74,11 @@ class SimulatedCamera:
             self._frames = FrameRecord(self._path)
         except OSError:
             raise CameraError(f"camera {self.name}: no simulated cell in {self._path.parent} renders it; connect the robot first") from None
+
+    @property
+    def intrinsics(self) -> Intrinsics | None:
+        frame = self._frames.read() if self._frames else None
+        return None if frame is None else intrinsics(self.name, frame.image.shape[1], frame.image.shape[0])
 
     def latest(self) -> Frame:
         return self._watch.check(self._frames.read() if self._frames else None, time.monotonic())
@@ -83,8 +90,10 @@ class SimulatedCamera:
 class CapturingCamera(ABC):
     """Capture frames in a thread, so that ``latest`` never waits for the device."""
 
-    def __init__(self, name: str, options: CameraConfig) -> None:
-        self.name = name
+    def __init__(self, name: str, options: CameraConfig, mount: Mount | None = None) -> None:
+        self.name, self.mount = name, mount
+        self.intrinsics: Intrinsics | None = None
+        """Set by ``start`` if the driver knows them."""
         self._options = options
         self._thread: threading.Thread | None = None
         self._forget()
@@ -202,10 +211,11 @@ class RealSenseCamera(CapturingCamera):
         config.enable_device(serial)
         config.enable_stream(rs.stream.color, self._options.width, self._options.height, rs.format.rgb8, self._options.hz)
         try:
-            pipeline.start(config, queue)
+            profile = pipeline.start(config, queue)
         except RuntimeError as error:
             size = f"{self._options.width}x{self._options.height} at {self._options.hz} Hz"
             raise CameraError(f"camera {self.name}: the RealSense {serial} does not stream {size}: {error}") from None
+        self.intrinsics = _intrinsics(profile.get_stream(rs.stream.color).as_video_stream_profile().get_intrinsics())
         return pipeline
 
     def _read(self) -> NDArray[np.uint8]:
@@ -215,11 +225,16 @@ class RealSenseCamera(CapturingCamera):
         return np.array(frame.get_data(), np.uint8)  # a copy: the driver reuses its memory
 
 
+def _intrinsics(found: Any) -> Intrinsics:
+    """Convert librealsense's, whose image coordinates are ours."""
+    return Intrinsics(found.width, found.height, found.fx, found.fy, found.ppx, found.ppy, str(found.model), tuple(found.coeffs))
+
+
 DRIVERS = {"opencv": OpenCVCamera, "realsense": RealSenseCamera}
 
 
-def device(name: str, options: CameraConfig) -> CapturingCamera:
+def device(name: str, options: CameraConfig, mount: Mount | None = None) -> CapturingCamera:
     """Return the camera of ``options.driver``. Raises CameraError if that driver is unknown."""
     if options.driver not in DRIVERS:
         raise CameraError(f"robot.cameras.{name}.driver={options.driver}: must be one of {', '.join(DRIVERS)}")
-    return DRIVERS[options.driver](name, options)
+    return DRIVERS[options.driver](name, options, mount)

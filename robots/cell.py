@@ -8,12 +8,14 @@ impedance ranges, Franka Hand), and our own choice elsewhere.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rlinf_vla.core import rotations
+from rlinf_vla.core.camera_geometry import Mount
 from rlinf_vla.core.robot import CellError, RobotSpec, ToolPose
 
 from . import kinematics
@@ -34,6 +36,8 @@ class Cell:
 
     realtime: str
     """enforce: refuse a kernel that is not real-time. ignore: for simulated arms."""
+    cameras: Mapping[str, Mount]
+    """Where the cameras are, by name; empty if that is not known."""
     servo_hz: float = _number(20, 1000)
     """Rate of commands to the arm."""
     control_hz: float = _number(1, 100)

@@ -9,6 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.core.camera_geometry import PARENTS, Mount
 from rlinf_vla.core.robot import CellError
 
 from .cell import Cell, check
@@ -70,6 +71,7 @@ def of(values: Mapping[Any, Any], name: str) -> Cell:
     read: dict[str, Any] = {
         key: values[key] if field.metadata == {} else _read(key, values[key], **field.metadata) for key, field in keys.items()
     }
+    read["cameras"] = _mounts(read["cameras"])
     cell = Cell(name=name, **read)
     check(cell)
     return cell
@@ -78,6 +80,26 @@ def of(values: Mapping[Any, Any], name: str) -> Cell:
 def as_json(cell: Cell) -> dict[str, Any]:
     """Return ``cell`` as JSON values, which ``of`` turns back into the same cell."""
     return {key: value for key, value in asdict(cell).items() if key != "name"}
+
+
+def _mounts(values: Any) -> dict[str, Mount]:
+    if not isinstance(values, dict):
+        raise CellError(f"cameras: {values!r} is not a mapping of names to poses; write {{}} if they are not known")
+    return {str(name): _mount(f"cameras: {name}", value) for name, value in values.items()}
+
+
+def _mount(key: str, value: Any) -> Mount:
+    wanted = [field.name for field in fields(Mount)]
+    if not isinstance(value, dict) or sorted(map(str, value)) != sorted(wanted):
+        raise CellError(f"{key}: {value!r} must give exactly {', '.join(wanted)}")
+    if value["parent"] not in PARENTS:
+        raise CellError(f"{key}.parent: {value['parent']!r} is not known; one of {', '.join(PARENTS)}")
+    position = _read(f"{key}.position_m", value["position_m"], -10, 10, 3)
+    quaternion = _read(f"{key}.quaternion_wxyz", value["quaternion_wxyz"], -1, 1, 4)
+    assert isinstance(position, tuple) and isinstance(quaternion, tuple)  # of this length
+    if abs(math.hypot(*quaternion) - 1) > 1e-3:
+        raise CellError(f"{key}.quaternion_wxyz: {list(quaternion)} is not of length 1; divide it by its length")
+    return Mount(value["parent"], position, quaternion)
 
 
 def _read(key: str, value: Any, low: float, high: float, length: int | None) -> float | tuple[float, ...]:

@@ -20,6 +20,32 @@ from rlinf_vla.core.rotations import Triple
 LOWER = np.array([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159])
 UPPER = np.array([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159])
 """Joint limits, radians ``[7]``."""
+TORQUE_N_M = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)
+"""Largest torque of each joint's motor."""
+
+_FASTEST = (2.62, 2.62, 2.62, 2.62, 5.26, 4.18, 5.26)
+_SLOWING = (
+    (0.30, 12.0, -2.75010, 2.75010),
+    (0.20, 5.17, -1.79180, 1.79180),
+    (0.20, 7.00, -2.90650, 2.90650),
+    (0.30, 8.00, -3.04810, -0.14580),
+    (0.35, 34.0, -2.81010, 2.81010),
+    (0.35, 11.0, 0.54092, 4.52050),
+    (0.35, 34.0, -3.01960, 3.01960),
+)
+"""For each joint: rad/s, rad/s^2 and the two ends of ``fastest``."""
+
+
+def fastest(joint: int, at: float, sign: float) -> float:
+    """Return the largest speed, rad/s, that the arm's control allows a joint at this position.
+
+    ``joint``: from 0. ``sign``: of the motion. A joint must be slow near the end towards which it
+    moves: rate_limiting.h of libfranka, without the tolerance for lost packets.
+    """
+    offset, twice, lower, upper = _SLOWING[joint]
+    left = upper - at if sign > 0 else at - lower
+    return min(_FASTEST[joint], max(0.0, math.sqrt(max(0.0, twice * left)) - offset))
+
 
 REACH_M = 0.855
 """Reach of the flange from the shoulder, which is SHOULDER_M above the base."""
@@ -34,6 +60,18 @@ _SAME = 3
 
 _DAMPING = 0.01**2 * np.eye(6)
 """Damping of the least squares; keeps joints finite at singularities."""
+
+
+def levers(tool_m: float) -> list[float]:
+    """Return how far from each joint's axis the tool can be at most, metres ``[7]``.
+
+    ``tool_m``: distance of the tool centre point from the flange.
+    """
+    beyond, found = _FLANGE_M + tool_m, list[float]()
+    for _, a, d in reversed(_LINKS):
+        found.append(beyond)  # d is along the joint's own axis, and a leads to it from the joint before
+        beyond += math.hypot(a, d)
+    return found[::-1]
 
 
 class FrankaKinematics:

@@ -1,4 +1,4 @@
-"""Per-arm folder of a user and machine: lock, latched fault, journal and sockets of the arm."""
+"""Folder of one arm and user: lock, latched faults, journal and sockets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.config.errors import printable
 from rlinf_vla.core import user_dirs
 from rlinf_vla.core.io import write_text
 from rlinf_vla.core.robot import RobotError
@@ -68,13 +69,12 @@ _LONGEST_SOCKET = 107
 
 
 def root() -> Path:
-    """Return the parent folder of all arms, private to this user.
+    """Return the parent folder of all arms, private to this user, which persists across logins.
 
-    It persists across logins; machines that share a home directory have separate ones. Raises
-    RobotError if it cannot be created, or if others can open it.
+    Raises RobotError if it cannot be created, or if others can open it.
     """
     try:
-        path = user_dirs.state() / "arms" / _plain(socket.gethostname())
+        path = user_dirs.state() / "robots"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except (OSError, RuntimeError) as error:
@@ -85,7 +85,10 @@ def root() -> Path:
 
 
 def of_arm(name: str) -> Path:
-    """Return the folder of one arm. Raises RobotError, also if a socket path in it is too long."""
+    """Return the folder of one arm, the same on each machine that shares the home directory.
+
+    Raises RobotError, also if a socket path in it is too long.
+    """
     path = root() / _plain(name)
     if (length := len(os.fsencode(path / ORDERS))) > _LONGEST_SOCKET:
         much = f"{length - _LONGEST_SOCKET} bytes too long for a socket"
@@ -106,7 +109,7 @@ def address(host: str) -> str:
 
 
 def arms() -> list[Path]:
-    """Return the folders of all arms that this user has ever driven from this machine."""
+    """Return the folders of all arms that this user has ever driven."""
     return sorted(path for path in root().iterdir() if path.is_dir())
 
 
@@ -158,25 +161,63 @@ class Lock:
 
 
 class Latch:
-    """Fault that only an operator may clear, kept on disk so that a restarted process finds it."""
+    """Faults that only an operator may clear, kept on disk so that a restarted process finds them.
+
+    Any text can be a fault: it becomes one line of printable characters, at most LONGEST.
+    """
+
+    LONGEST = 500
+    MOST = 20
+    """More faults are not added: the first ones keep the arm latched."""
 
     def __init__(self, folder: Path, disk: Disk = at_once) -> None:
+        """Read the faults on disk. A file that cannot be read is a fault, too."""
         self._path, self._disk = folder / _LATCH, disk
-
-    def read(self) -> str | None:
         try:
-            return str(json.loads(self._path.read_text())["fault"])
+            found = json.loads(self._path.read_text())["faults"]
+            self._faults = [_line(fault) for fault in list[str](found)[: self.MOST]]
         except FileNotFoundError:
-            return None
-        except (ValueError, KeyError):
-            return f"{self._path} cannot be read"
+            self._faults = []
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            self._faults = [_line(f"{self._path} cannot be read")]
 
-    def write(self, fault: str) -> None:
-        text = json.dumps({"fault": fault, "time": time.time()})
+    @property
+    def fault(self) -> str | None:
+        """The oldest fault; None if the arm may move."""
+        return self._faults[0] if self._faults else None
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """All of them, oldest first; each is acknowledged on its own."""
+        return tuple(self._faults)
+
+    def add(self, fault: str, recovering: bool = False) -> bool:
+        """Latch the fault unless it is latched; return whether it was added.
+
+        recovering: the oldest fault was acknowledged already, so the same one counts again.
+        """
+        fault = _line(fault)
+        if fault in self._faults[recovering:] or len(self._faults) >= self.MOST:
+            return False
+        self._faults.append(fault)
+        self._write()
+        return True
+
+    def release(self) -> None:
+        """Remove the oldest fault."""
+        del self._faults[:1]
+        self._write()
+
+    def _write(self) -> None:
+        if not self._faults:
+            self._disk(lambda: self._path.unlink(missing_ok=True))
+            return
+        text = json.dumps({"faults": self._faults, "time": time.time()})
         self._disk(lambda: write_text(self._path, text))
 
-    def clear(self) -> None:
-        self._disk(lambda: self._path.unlink(missing_ok=True))
+
+def _line(text: str) -> str:
+    return " ".join(printable(text).split())[: Latch.LONGEST] or "a fault without a name"
 
 
 class Journal:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlinf_vla.core.listener import ask
-from rlinf_vla.core.robot import RobotError
+from rlinf_vla.core.robot import STOPPED_BY, RobotError
 
 from . import runtime_folder
 
@@ -24,7 +24,7 @@ def send_order(where: Sequence[Path], order: str, operator: str) -> list[str]:
 
     Returns a line for each arm. Raises RobotError if none is driven, or if one does not answer.
     """
-    message = {"stop": f"stopped by {operator}"} if order == "stop" else {"acknowledge": operator}
+    message = {"stop": f"{STOPPED_BY}{operator}"} if order == "stop" else {"acknowledge": operator}
     answers, silent = [], []
     for each in where:
         try:

@@ -184,13 +184,13 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 26_700,
+    "rlinf_vla": 27_300,
     "rlinf_vla/testing": 1_840,
-    "models": 3_800,
+    "models": 4_620,
     "envs": 5_220,
-    "robots": 4_660,
+    "robots": 5_200,
     "rewards": 110,
-    "benchmarks": 2_440,
+    "benchmarks": 2_530,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 

@@ -11,20 +11,19 @@ from omegaconf import DictConfig
 
 from rlinf_vla.config.cluster import AUTO, GIVEN
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, ON_POLICY, Recipe
+from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.planner.monitor import planned
 from rlinf_vla.planner.preview import Preview
 from rlinf_vla.planner.search import plan_of
-from rlinf_vla.runtime import recipes, run_directory
+from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.runtime.recipes import HUB, asset_path
 
 
 def run(config: DictConfig) -> None:
     """Print recipe, plan and memory. Raises UserError if something is missing."""
     recipe = recipes.read(config)
-    if recipe.algorithm.name == NO_ALGORITHM:
-        raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
+    builders.require_training(recipe)
     print(f"recipe {recipe.name}: {recipe.algorithm.name}, model {recipe.model.name} of {recipe.model.checkpoint}, {recipe.env.name}")
     recipe, preview = choose_rows(config)
     if recipe.cluster.plan == AUTO and (recipe.cluster.nodes or recipe.profile):

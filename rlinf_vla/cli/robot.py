@@ -1,4 +1,7 @@
-"""Run ``rlinf-vla robot VERB``: check, move, stop, record or replay on a real or simulated arm."""
+"""Run ``rlinf-vla robot VERB``: check, move, stop, record or replay on a real or simulated arm.
+
+Cheap to import, because stopping an arm must be fast.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
-from rich.table import Table
-
-from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import check_values
+from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.core import plugins
 from rlinf_vla.core.robot import Robot, RobotError, RobotPlugin
 from rlinf_vla.realworld.operator_session import RECOVERY_S
@@ -42,19 +39,26 @@ def run(arguments: Sequence[str]) -> int:
         return _with_recipe(verb, rest)
     operator = next((word.removeprefix("operator=") for word in rest if word.startswith("operator=")), "")
     chosen = [word for word in rest if not word.startswith("operator=")]
-    console = Console(highlight=False)
     if verb in ORDERS:
         if verb == "acknowledge" and not operator:
             raise UserError("robot acknowledge needs operator=NAME: the person who has checked the arm and lets it move again")
         for line in _order(verb, operator or getpass.getuser(), chosen):
-            console.print(line)
+            print(printable(line))
         return 0
     plugin, config = _choose(chosen)
     if verb == "home":
         with _connected(plugin, config) as robot:
             robot.home(HOME_S)
-        console.print("the arm is at its rest position")
+        print("the arm is at its rest position")
         return 0
+    return _check(plugin, config)
+
+
+def _check(plugin: RobotPlugin, config: Any) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
     with console.status("connecting"):
         found = list(plugin.check(config))
     table = Table("", "what", "found", show_edge=False)
@@ -84,6 +88,11 @@ def _with_recipe(verb: str, rest: Sequence[str]) -> int:
 
 def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:
     """Read ``robot=NAME robot.KEY=VALUE`` without Hydra, because stopping an arm must be fast."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from rlinf_vla.config.ranges import check_values
+
     words = [word.removeprefix("+") for word in words]  # a recipe's command line needs it for new keys, such as a camera
     chosen = [word.removeprefix("robot=") for word in words if word.startswith("robot=")]
     if len(chosen) != 1:
@@ -140,21 +149,29 @@ def _acknowledge(plugin: RobotPlugin, config: Any, operator: str, nobody: RobotE
             raise nobody
         robot.acknowledge(operator)
         until = time.monotonic() + RECOVERY_S
-        while fault is not None and time.monotonic() < until:
+        while fault == found and time.monotonic() < until:
             time.sleep(0.1)
             fault = robot.observe().fault
-    if fault is not None:
+    if fault == found:
         raise RobotError(f"{fault}: still there {RECOVERY_S:g} s after the acknowledgement; fix its cause and acknowledge again")
-    return f"{found}: acknowledged by {operator}"
+    left = "" if fault is None else f"; still latched: {fault}: acknowledge that, too"
+    return f"{found}: acknowledged by {operator}{left}"
 
 
 def _order_all(order: str, operator: str) -> list[str]:
-    lines, nothing = [], None
-    for plugin in plugins.robots().values():
+    """Give the order to all arms, also if a plug-in fails, which is reported afterwards."""
+    lines, broken = list[str](), list[str]()
+    nothing: RobotError | None = None
+    installed = plugins.robots()
+    for name in installed:
         try:
-            lines += plugin.order(None, order, operator)
+            lines += installed[name].order(None, order, operator)
         except RobotError as error:
             nothing = error
+        except Exception as error:
+            broken.append(f"robot={name} cannot {order} its arms: {type(error).__name__}: {error}")
+    if broken:
+        raise RobotError("\n".join([*broken, *lines, *([] if nothing is None else [str(nothing)])]))
     if not lines and nothing is not None and order == "acknowledge":
         raise RobotError(f"{nothing}; give robot=NAME to clear an earlier fault")
     if not lines:

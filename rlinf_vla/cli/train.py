@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlinf_vla.algorithms.base import Algorithm
 from rlinf_vla.config.cluster import CPU, CUDA, GIVEN
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, Recipe
+from rlinf_vla.config.recipe import SUPERVISED, Recipe
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.core.interrupt import Interrupt, Interrupted, deferred_signals
 from rlinf_vla.core.io import write_json
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 def run(config: DictConfig) -> None:
     """Train the recipe in a new or resumed run directory. Raises UserError."""
     recipe = recipes.read(config)
-    if recipe.algorithm.name == NO_ALGORITHM:
-        raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
+    builders.require_training(recipe)
     directory, checkpoint = run_directory.resolve_run(config)
     preview = None
     if recipe.cluster.device == CUDA:

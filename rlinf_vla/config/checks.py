@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_vla.config.cluster import BROADCAST, GIVEN
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, OFF_POLICY, ON_POLICY, DeadlineConfig, RewardConfig
+from rlinf_vla.config.recipe import INTERACTIVE, NO_ALGORITHM, OFF_POLICY, ON_POLICY, DeadlineConfig, RewardConfig
 from rlinf_vla.config.robot import ROBOT
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     connect, silence = session.connect_s, session.silence_s
     mute = "the robot process sends nothing while it connects, and would count as hung"
     require(connect < silence, f"session.connect_s={connect} is not under session.silence_s={silence}: {mute}")
+    by_operator = recipe.algorithm.family == INTERACTIVE
+    require(at_robot or not by_operator, f"algorithm={recipe.algorithm.name}: an operator corrects the policy at a robot, set env=robot")
     if not at_robot:
         return
     require(recipe.robot is not None, "env=robot needs a robot: give robot=NAME (`rlinf-vla list robots` names them)")

@@ -13,7 +13,7 @@ from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.config.serve import ServeConfig
 
 MODES = ("sampled", "greedy")
-ON_POLICY, OFF_POLICY, SUPERVISED = "on-policy", "off-policy", "supervised"
+ON_POLICY, OFF_POLICY, SUPERVISED, INTERACTIVE = "on-policy", "off-policy", "supervised", "interactive"
 NO_ALGORITHM = "none"
 """Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
 
@@ -57,7 +57,8 @@ class AlgorithmConfig:
     """Base of the recipe nodes ``algorithm``; each has a key ``name``."""
 
     family: ClassVar[str] = ""
-    """How it learns: from its own rollouts, from a replay buffer, or from labelled data."""
+    """How it learns: from its own rollouts, from a replay buffer, from labelled data, or from an
+    operator who corrects it at a robot."""
     trains_reward: ClassVar[bool] = False
     """Whether it trains the network of a reward instead of a policy."""
 

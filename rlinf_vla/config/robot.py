@@ -35,7 +35,8 @@ class SessionConfig:
     """Path of the operator's device; null: the first one found."""
     acknowledge: Annotated[str, OneOf(*ACKNOWLEDGED_BY)] = "operator"
     """Who acknowledges a fault so that the arm may move again: operator (by the device or with
-    `rlinf-vla robot acknowledge`), or script (automatic, for simulated robots only)."""
+    `rlinf-vla robot acknowledge`), or script (automatic, for simulated robots only, and never for
+    what a person has stopped)."""
     patience_s: Annotated[float, Range(0, 1e8)] | None = None
     """Simulated robots: the scene's expert takes over a training episode that has lasted this long
     without success; null: never."""

@@ -11,6 +11,7 @@ import json
 import os
 import select
 import socket
+import struct
 import sys
 import threading
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 PACKET = 1 << 16
 """Bytes of a full packet. All packets of a message but the last are full, and the last is not."""
 LARGEST = 1 << 26
-"""Maximum size of a message, bytes."""
+"""Default of the maximum size of a message, bytes."""
 
 
 class ChannelClosed(Exception):
@@ -29,8 +30,9 @@ class ChannelClosed(Exception):
 class Channel:
     """One end of a connection to another process. One thread may send while another receives."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+    def __init__(self, sock: socket.socket, largest: int = LARGEST) -> None:
+        """``largest``: messages that do not fit into so many bytes are refused."""
+        self._socket, self._largest = sock, largest
         self._begun = b""
         """The packets that have arrived of an incomplete message."""
 
@@ -46,11 +48,19 @@ class Channel:
         return cls(socket.socket(fileno=int(sys.argv[-1])))
 
     @classmethod
-    def dial(cls, path: Path) -> Channel:
-        """Connect to the ``Listener`` at ``path``. Raises OSError if there is none."""
+    def dial(cls, path: Path, timeout: float | None = None) -> Channel:
+        """Connect to the ``Listener`` at ``path``.
+
+        Raises OSError if there is none; TimeoutError if it accepts nobody for ``timeout`` seconds.
+        """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            # Python's own timeout would not wait: the system refuses at once if others wait already
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", *divmod(round(1e6 * (timeout or 0.0)), 1_000_000)))
             sock.connect(str(path))
+        except BlockingIOError:
+            sock.close()
+            raise TimeoutError from None
         except OSError:
             sock.close()
             raise
@@ -86,7 +96,7 @@ class Channel:
         """Return the next message, or None after ``timeout`` seconds without a packet.
 
         0 does not wait, None waits for ever. Raises ChannelClosed, or ValueError if the data is not
-        a JSON object.
+        a JSON object, too long or too deep.
         """
         while True:
             try:
@@ -101,11 +111,14 @@ class Channel:
                 raise ChannelClosed
             if len(data) == PACKET:
                 self._begun += data
-                if len(self._begun) > LARGEST:
+                if len(self._begun) >= self._largest:
                     raise ValueError("the message is too long")
                 continue
             data, self._begun = self._begun + data, b""
-            message: dict[str, Any] = json.loads(data)
+            try:
+                message: dict[str, Any] = json.loads(data)
+            except RecursionError:
+                raise ValueError("the message is nested too deeply") from None
             if not isinstance(message, dict):
                 raise ValueError("the message is not a JSON object")
             return message

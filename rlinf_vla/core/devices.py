@@ -34,8 +34,8 @@ def uses_tf32(device: torch.device) -> bool:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Return the device of a module's parameters."""
-    return next(module.parameters()).device
+    """Return the device of a module's parameters; the CPU if it has none."""
+    return next((each.device for each in module.parameters()), CPU)
 
 
 def moved(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:

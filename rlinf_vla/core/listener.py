@@ -5,40 +5,71 @@ Uses only the standard library, as ``channel.py``.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.core.channel import Channel, ChannelClosed
+from rlinf_vla.core.channel import PACKET, Channel, ChannelClosed
+
+CALLERS = 16
+"""Number of connections that are kept; above it, the oldest ones are closed."""
+IDLE_S = 10.0
+"""A connection without a message for so long is closed."""
 
 
 class Listener:
-    """Accept connections at a path; a loop polls it and never waits for the callers."""
+    """Accept connections at a path; a loop polls it and never waits for the callers.
+
+    Callers may be careless or hostile: memory, file descriptors and the time of a poll are bounded.
+    A message must fit into one packet. A new caller is heard however many others are connected.
+    """
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(str(path))
-        self._socket.listen(8)
+        self._socket.listen(CALLERS)
         self._socket.setblocking(False)
-        self._callers: list[Channel] = []
+        self._callers: dict[Channel, float] = {}
+        """Time of the last message, or of the connection; oldest connection first."""
 
     def messages(self) -> list[tuple[Channel, dict[str, Any]]]:
-        """Return the messages received since the last call, each with its caller."""
-        with contextlib.suppress(BlockingIOError):
-            self._callers.append(Channel(self._socket.accept()[0]))
+        """Return the messages received since the last call, at most one of each caller.
+
+        Answer them before the next call, which may close the oldest connections.
+        """
+        now = time.monotonic()
+        for number, (caller, last) in enumerate(list(self._callers.items()), 1 - len(self._callers)):
+            if number <= -CALLERS or now - last > IDLE_S:
+                self._hang_up(caller)
+        self._accept(now)
         heard = []
         for caller in list(self._callers):
             try:
                 message = caller.receive(0)
-                if message is not None:
-                    heard.append((caller, message))
             except (ChannelClosed, ValueError):
-                caller.close()
-                self._callers.remove(caller)
+                self._hang_up(caller)
+                continue
+            if message is not None:
+                self._callers[caller] = now
+                heard.append((caller, message))
         return heard
+
+    def _accept(self, now: float) -> None:
+        for _ in range(CALLERS):
+            try:
+                self._callers[Channel(self._socket.accept()[0], PACKET)] = now
+            except OSError as error:  # usually because nobody else waits
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._callers:
+                    self._hang_up(next(iter(self._callers)))
+                return
+
+    def _hang_up(self, caller: Channel) -> None:
+        del self._callers[caller]
+        caller.close()
 
     def close(self) -> None:
         for caller in self._callers:
@@ -50,10 +81,12 @@ class Listener:
 def ask(path: Path, message: dict[str, Any], timeout: float) -> dict[str, Any] | None:
     """Send one message to the Listener at ``path`` and return its answer, or None if there is none.
 
-    Raises TimeoutError if the message was delivered but not answered within ``timeout`` seconds.
+    Raises TimeoutError if there is a process, but no answer within ``timeout`` seconds.
     """
     try:
-        channel = Channel.dial(path)
+        channel = Channel.dial(path, timeout)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {timeout:g} s") from None
     except OSError:
         return None
     try:

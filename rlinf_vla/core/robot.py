@@ -53,6 +53,20 @@ class RobotState:
     """Last target sent to the arm, after all limits; None before the first and at rest."""
     fault: str | None = None
     """Latched fault that stopped the arm, which stands still until an operator acknowledges it."""
+    pace: float = 1.0
+    """Seconds of the arm's clock per second: below 1 in a simulation on a slow machine."""
+
+    holding: bool = False
+    """Whether the fingers have closed on an object and press on it."""
+
+    @property
+    def slow(self) -> str | None:
+        """Return what to tell if the arm's clock is slow, else None."""
+        return f"the arm's clock runs at {self.pace:.2f} of real time" if self.pace < SLOW else None
+
+
+SLOW = 0.9
+"""A pace below this is reported."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,16 @@ class RobotSpec:
     """Maximum delay between a target and the tool reaching it in free motion."""
 
 
+STOPPED_BY, PAUSED_BY, POLICY = "stopped by ", "paused by ", "policy: "
+"""Beginnings of faults: a person's stop, an operator's pause, and what the policy's process says
+(also before the pause)."""
+
+
+def stopped_by_a_person(fault: str) -> bool:
+    """Return whether a person stopped the arm: then no script may release it."""
+    return fault.removeprefix(POLICY).startswith((STOPPED_BY, PAUSED_BY))
+
+
 class Robot(Protocol):
     """One arm. Only ``connect``, ``home`` and ``close`` may block for a control period or longer.
 
@@ -108,7 +132,8 @@ class Robot(Protocol):
         """Decelerate and hold; latch ``why`` unless a fault is. Always possible, idempotent."""
 
     def acknowledge(self, operator: str) -> None:
-        """Clear the latched fault so that the arm may move. Called only on an operator's word."""
+        """Clear the latched fault that was observed last; a person's stop that came later remains.
+        Called only on an operator's word."""
 
     def home(self, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
         """Move slowly to the rest position. ``objection`` is polled: a reason that it returns stops
@@ -247,5 +272,6 @@ class RobotPlugin(Protocol):
         """Send ``stop`` or ``acknowledge`` to the process that drives the arm, from any process on
         its machine; ``config`` None: to all such processes.
 
-        Returns one line per arm. Raises RobotError if no such process runs.
+        Returns one line per arm. Raises RobotError if no such process runs. An order to all must
+        reach each arm once, also if the plug-in is installed under several names.
         """

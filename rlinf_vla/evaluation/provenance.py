@@ -11,7 +11,7 @@ from typing import Any
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import digest_of, write_json
-from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy, directory_of
+from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy, directory_of, model_plugin
 from rlinf_vla.evaluation.evaluate import temperature_of
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training.checkpoint import COMPLETE, verify
@@ -22,15 +22,19 @@ SOFTWARE = ("python", "packages", "gpus")
 
 
 def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]:
-    """Return policy name -> source, SHA-256 of the files it is loaded from, mode and unnorm_key."""
+    """Return policy name -> source, SHA-256 of the files it is loaded from, mode and unnorm_key.
+
+    Of weights that are elsewhere, what is known of them (``Policy.provenance``).
+    """
     digest = functools.cache(digest_of)
     found: dict[str, Any] = {}
     for policy in policies:
         if policy.source in SCRIPTED:
             found[policy.name] = {"policy": policy.source, "sha256": None, "mode": None}
             continue
-        directory = directory_of(recipe, policy.source)
-        known: dict[str, Any] = {"policy": policy.source, "sha256": digest(directory), "mode": policy.mode, "model": recipe.model.name}
+        directory, plugin = directory_of(recipe, policy.source), model_plugin(recipe)
+        weights = {"sha256": digest(directory)} if plugin.learns else plugin.provenance(recipe.model.options)
+        known: dict[str, Any] = {"policy": policy.source, **weights, "mode": policy.mode, "model": recipe.model.name}
         if (directory / COMPLETE).exists():
             verify(directory)
             known["model_sha256"] = digest(directory_of(recipe, START))

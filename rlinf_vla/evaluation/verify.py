@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
             changes += [each for each in differing(suite, played["environment"], list(played["environment"])) if each not in changes]
             again |= {_place(episode): episode for episode in played["episodes"]}
             progress("episodes", len(again) / len(wanted))
-    exact = not changes and sweep.recipe.cluster.device == "cpu"
+    exact = not changes and all(each.get("device", sweep.recipe.cluster.device) == "cpu" for each in now.values())
     verdict = compare_outcomes(wanted, [again[_place(episode)] for episode in wanted], exact)
     sums = json.loads(json.dumps(tables(document["episodes"])))
     sound = all(document[name] == table for name, table in sums.items())

@@ -16,9 +16,9 @@ from rlinf_vla.core.types import Episodes, Rollouts, Trajectory
 ROLLOUT, REWARD, REFERENCE, TRAINER = "rollout", "reward", "reference", "trainer"
 STREAM, BARRIER = "stream", "barrier"
 
-_ROLES = dict.fromkeys(("collect", "collect_groups", "collect_transitions", "demonstrate", "label"), ROLLOUT)
+_ROLES = dict.fromkeys(("collect", "collect_groups", "collect_transitions", "correct", "demonstrate", "label"), ROLLOUT)
 _ROLES |= {"score": REWARD, "reference": REFERENCE}
-_ROLES |= dict.fromkeys(("update", "update_from_replay", "imitate", "classify", "publish"), TRAINER)
+_ROLES |= dict.fromkeys(("update", "update_from_replay", "imitate", "aggregate", "classify", "publish"), TRAINER)
 _ONCE = ("demonstrate", "label")
 _SOURCE = "source"
 """Input of a synthetic trajectory that holds the index of the operation that made it.
@@ -159,6 +159,13 @@ class _Tracer:
 
     def imitate(self, batch: Any, rate: float) -> None:
         self._sequel("imitate")
+
+    def correct(self, episodes: int) -> Demonstrations:
+        self._sequel("correct")
+        return Demonstrations({}, torch.zeros(_EPISODES, 1, 1), torch.arange(_EPISODES))
+
+    def aggregate(self, batches: Any) -> None:
+        self._sequel("aggregate")
 
     def classify(self, batch: Any, rate: float) -> None:
         self._sequel("classify")

@@ -65,6 +65,8 @@ class RobotClient:
         self._played, self._losses = 0, Losses()
         self._version = -1
         """Of the weights published last."""
+        self._ended: BaseException | None = None
+        """What ends the session, noticed during updates."""
 
     def __enter__(self) -> RobotClient:
         return self
@@ -89,9 +91,24 @@ class RobotClient:
         process reports.
         """
         while job in self._pending:
+            if self._ended is not None:
+                raise self._ended
             self._listen(0.2)
             idle()
         return RobotEpisode.read(self._path(job))
+
+    def attend(self) -> None:
+        """Show faults and replace a lost process; do not wait. Called repeatedly during updates.
+
+        What ends the session is raised by the next ``episode``: until then nothing may be lost.
+        """
+        if self.link is None or self._ended is not None:
+            return
+        try:
+            self._listen(0.0)
+        except (Exception, Interrupted) as error:
+            self._ended = error
+            self._say(f"the session ends after this iteration's updates: {error}")
 
     def share(self, weights: Callable[[], Mapping[str, Tensor]], version: int) -> None:
         """Publish the weights of this ``version`` for the next episodes, unless they are the last
@@ -126,6 +143,8 @@ class RobotClient:
                 self._say(f"the robot waits for {answer['for']!r}: {answer['waiting']}")
             elif "going_on" in answer:
                 self._say(f"the robot continues: {answer['going_on']}")
+            elif "slow" in answer:
+                self._say(f"{answer['slow']}: forces and lateness may stop the arm; close other programs on its machine")
             elif "left" in answer:
                 self._say(answer["left"])
                 raise Interrupted(signal.SIGINT)

@@ -33,6 +33,7 @@ class ControlActor(Actor):
         super().__init__(policy, settings)
         self._clock, self._convention = clock, ArmConvention(policy.spec.convention)
         self._chooses_noise = isinstance(policy, FeaturePolicy) and policy.noise_bound is not None
+        policy.begin_control()
         self._encoded: float | None = None
         zero = torch.zeros(1, dtype=torch.int64)
         self.episode = Episodes(zero, zero, zero)

@@ -6,22 +6,26 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
 from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.protocols import prepared
-from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs, Observation
+from rlinf_vla.core.protocols import Policy, prepared
+from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.client import RobotClient
 from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode, episode_inputs, first_jobs
 from rlinf_vla.realworld.records import RecordForm, operator_records, to_records, training_records
+from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes
 from rlinf_vla.rollout.transitions import transition_metrics
 from rlinf_vla.runtime.off_policy import ReplayFlow
+
+ATTEND_S = 0.2
+"""Seconds between two looks at the robot process during updates."""
 
 
 class OnlineFlow(ReplayFlow):
@@ -85,20 +89,24 @@ class OnlineFlow(ReplayFlow):
                     self.shown.append(shown.records)
         steps = sum(each.steps for each in found)
         self.log(transition_metrics(found) if found else {})
-        self.log(_metrics(played) | self.player.control_metrics() | {"rollout/steps": float(steps)})
+        self.log(session_metrics(played) | self.player.control_metrics() | {"rollout/steps": float(steps)})
         self.log_rollout(time.perf_counter() - started, steps)
         return steps
 
     def update_from_replay(self, updates: int, algorithm: OffPolicy) -> None:
-        if len(self.replay):
-            self._updates.submit(super().update_from_replay, updates, algorithm).result()
+        if not len(self.replay):
+            return
+        running = self._updates.submit(super().update_from_replay, updates, algorithm)
+        while not wait([running], ATTEND_S).done:
+            self.player.attend()
+        running.result()
 
     def saved(self, states: Sequence[dict[str, Any]]) -> None:
         """Delete episode files that no resumed run would need: they are in the replay buffer."""
         super().saved(states)
         last = min(state["iteration"] for state in states)
         for iteration in range(self._forgotten, last):
-            for job in self._listed(iteration):
+            for job in training_jobs(self.settings, iteration, self.config.episodes):
                 self.player.forget(job)
         self._forgotten = max(self._forgotten, last)
 
@@ -129,29 +137,34 @@ class OnlineFlow(ReplayFlow):
         """Return the jobs of an iteration, and begin them if that has not been done."""
         if iteration not in self._begun:
             self.player.share(self.trainer.acting_weights, self.policy_version)
-            self._begun = {iteration: self._listed(iteration)}
+            self._begun = {iteration: training_jobs(self.settings, iteration, self.config.episodes)}
             for job in self._begun[iteration]:
                 self.player.begin(job)
         return self._begun[iteration]
-
-    def _listed(self, iteration: int) -> list[Job]:
-        count, temperature = self.config.episodes, self.settings.temperature
-        seeds = drawn_episodes(self.settings.run_seed, iteration, count, 0, 1).seed.tolist()
-        return [
-            Job(TRAINING, iteration * count + place, seed, temperature=temperature, weights=iteration) for place, seed in enumerate(seeds)
-        ]
 
     def _episode(self, job: Job, place: int, count: int) -> RobotEpisode:
         return self.player.episode(job, lambda: self._rolling(place / count))
 
     def _inputs(self, episode: RobotEpisode) -> Inputs:
-        def prepare(seen: Observation) -> Inputs:
-            return self.policy.precompute(prepared(self.policy, self._convention.seen(seen)))
-
-        return episode_inputs(episode, prepare)
+        return policy_inputs(self.policy, self._convention, episode)
 
 
-def _metrics(played: Sequence[RobotEpisode]) -> dict[str, float]:
+def training_jobs(settings: Settings, iteration: int, count: int) -> list[Job]:
+    """Return the jobs of an iteration with ``count`` episodes."""
+    seeds = drawn_episodes(settings.run_seed, iteration, count, 0, 1).seed.tolist()
+    return [
+        Job(TRAINING, iteration * count + place, seed, temperature=settings.temperature, weights=iteration)
+        for place, seed in enumerate(seeds)
+    ]
+
+
+def policy_inputs(policy: Policy, convention: ArmConvention, episode: RobotEpisode) -> Inputs:
+    """Return the policy's inputs of all observations of the episode, ``[N + 1, ...]``."""
+    return episode_inputs(episode, lambda seen: policy.precompute(prepared(policy, convention.seen(seen))))
+
+
+def session_metrics(played: Sequence[RobotEpisode]) -> dict[str, float]:
+    """Compute how much the operator, faults and limits acted in these episodes."""
     steps = max(1, sum(map(len, played)))
     interventions = sum(sum(each.interventions.values()) for each in played)
     return {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
-from rlinf_vla.core.robot import FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Action, CameraError, RobotError
+from rlinf_vla.core.robot import FAILURE, PAUSE, PAUSED_BY, QUIT, RESUME, SUCCESS, Action, CameraError, RobotError
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.control_loop import CAMERA, FINISHED, ControlLoop, Step
@@ -153,7 +153,7 @@ class RobotPlayer:
             self._until_resumed()
 
     def _until_resumed(self) -> None:
-        self._operator_session.wait_for(RESUME, f"paused by {self._cell.operator.name}")
+        self._operator_session.wait_for(RESUME, f"{PAUSED_BY}{self._cell.operator.name}")
 
     def _lay_out(self, job: Job) -> str:
         robot, scene = self._cell.robot, self._cell.scene
@@ -181,6 +181,7 @@ class RobotPlayer:
 
     def _after_step(self, step: Step) -> str | None:
         self._operator_session.alive()
+        self._operator_session.look(step.seen.state)
         take, words = self._recorder, self._operator_session.said()
         take.look(step)
         if step.action is not None:

@@ -6,6 +6,7 @@ next one begins. When the learner closes the channel the arm stops; without the 
 this is a latched fault.
 
 Answers: ``{"played": FILE}``, ``{"waiting": WHY, "for": WORD}``, ``{"going_on": WHY}``,
+``{"slow": WHAT}`` (the arm's clock),
 ``{"left": WHY}``, ``{"mistake": WHAT}`` (UserError), ``{"robot": WHAT}`` (RobotError),
 ``{"error": WHAT}``; and ``{}`` about once a second as a heartbeat.
 """
@@ -72,7 +73,7 @@ class CommandReader:
 
 
 class AnswerWriter:
-    """Send answers in order; never wait for a learner, which does not read during updates."""
+    """Send answers in order; never wait for a learner, which may be too busy to read."""
 
     def __init__(self, learner: Channel) -> None:
         self._learner, self._unsent = learner, deque[dict[str, Any]]()

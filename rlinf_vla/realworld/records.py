@@ -35,13 +35,13 @@ def training_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm) ->
     """
     if not form.noise:
         return [to_records(episode, inputs, form, 0, len(episode))]
-    runs = [(start + int(episode.begins[start:end].int().argmax()), end) for start, end in _runs(~episode.human)]
-    return [to_records(episode, inputs, form, start, end) for start, end in runs if episode.begins[start]]
+    begun = [(start + int(episode.begins[start:end].int().argmax()), end) for start, end in runs(~episode.human)]
+    return [to_records(episode, inputs, form, start, end) for start, end in begun if episode.begins[start]]
 
 
 def operator_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm) -> list[EpisodeRecords]:
     """Return each run of operator actions as an episode, cut where the policy resumed."""
-    return [] if form.noise else [to_records(episode, inputs, form, start, end) for start, end in _runs(episode.human)]
+    return [] if form.noise else [to_records(episode, inputs, form, start, end) for start, end in runs(episode.human)]
 
 
 def to_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm, start: int, end: int) -> EpisodeRecords:
@@ -84,7 +84,7 @@ def _decisions(episode: RobotEpisode, chunk: int, start: int, end: int) -> Itera
             yield step
 
 
-def _runs(where: Tensor) -> Iterator[tuple[int, int]]:
+def runs(where: Tensor) -> Iterator[tuple[int, int]]:
     """Yield start and end of each run of true values in bool ``[N]``."""
     edges = torch.diff(where.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))
     starts, ends = (torch.nonzero(edges == each)[:, 0].tolist() for each in (1, -1))

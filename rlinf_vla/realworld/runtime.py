@@ -16,12 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import OFF_POLICY, SUPERVISED, Recipe
+from rlinf_vla.config.recipe import INTERACTIVE, OFF_POLICY, ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.data.from_dataset import require_same_control_rate
 from rlinf_vla.realworld.cell import check, require_whole_chunks, spec_of
 from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
+from rlinf_vla.realworld.dagger import DAggerFlow
 from rlinf_vla.realworld.episode import EVALUATION, RobotEpisode, first_jobs
 from rlinf_vla.realworld.flow import OnlineFlow
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
@@ -44,8 +45,8 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
     """
     check(recipe)
     config, family = recipe.algorithm, recipe.algorithm.family
-    if family not in (OFF_POLICY, SUPERVISED) or config.trains_reward:
-        raise UserError(f"algorithm={config.name} cannot learn at a robot, in single episodes: set algorithm=sac, or sft with a dataset")
+    if family == ON_POLICY or config.trains_reward:
+        raise UserError(f"algorithm={config.name} cannot learn at a robot, in single episodes: set algorithm=sac or hg_dagger, or sft")
     if family == SUPERVISED and config.demonstrations.dataset is None:
         raise UserError("algorithm=sft at a robot needs algorithm.demonstrations.dataset=DIR: rlinf-vla robot record makes one")
     with _robot_side(recipe, directory, say) as side:
@@ -56,12 +57,14 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
         policy.fit_instructions(spec.instructions)
         settings = builders.actor_settings(recipe, recipe.rollout.temperature)
         threads = partial(builders.threads, recipe.cluster.update_threads)
-        dataset = config.demonstrations.dataset if family == SUPERVISED else config.dataset
+        dataset = config.dataset if family == OFF_POLICY else config.demonstrations.dataset
         if dataset is not None and checkpoint is None:
             require_same_control_rate(dataset, [spec])
         flow: BaseFlow
         if family == SUPERVISED:
             flow = LocalSupervisedFlow(policy, (), trainer, settings, threads, say)
+        elif family == INTERACTIVE:
+            flow = DAggerFlow(side, directory / run_directory.EPISODES, policy, (), trainer, settings, threads, say)
         else:
             require_whole_chunks(recipe.control, policy.spec.chunk)
             flow = OnlineFlow(

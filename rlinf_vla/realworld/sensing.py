@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.camera_geometry import Calibrated, Intrinsics, Mount
 from rlinf_vla.core.images import resized
 from rlinf_vla.core.robot import Camera, Frame, Robot, RobotState
 from rlinf_vla.core.types import Observation
@@ -57,6 +58,16 @@ class ResizedCamera:
         found, wanted = self._camera.latest().image.shape[:2], self._size
         if found[0] < wanted[0] or found[1] < wanted[1]:
             raise UserError(f"the policy's image {self.name!r} is {wanted[0]}x{wanted[1]} pixels, the camera's {found[0]}x{found[1]}")
+
+    @property
+    def intrinsics(self) -> Intrinsics | None:
+        """Return those of the resized images."""
+        found, (height, width) = (self._camera.intrinsics if isinstance(self._camera, Calibrated) else None), self._size
+        return None if found is None else found.resized(width, height)
+
+    @property
+    def mount(self) -> Mount | None:
+        return self._camera.mount if isinstance(self._camera, Calibrated) else None
 
     def latest(self) -> Frame:
         taken = self._camera.latest()

@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from rlinf_vla.core.protocols import NoiseKeys
+
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
@@ -36,6 +38,7 @@ class CounterNoise:
     def __init__(self, run_seed: int, task_id: Tensor, seed: Tensor, step: Tensor, stream: int = 0) -> None:
         """``task_id``, ``seed``, ``step``: int64 ``[B]``.
         ``stream`` separates independent uses (policy, exploration, ...) within one call."""
+        self.keys = NoiseKeys(run_seed, task_id, seed, step)
         self._key = (run_seed & _MASK, (run_seed >> 32) & _MASK)
         self._episode = (seed & _MASK, task_id & _MASK, step & _MASK)
         self._block = stream << 20  # next unused block of the fourth counter word

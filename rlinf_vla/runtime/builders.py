@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, DeadlineConfig, Recipe, RewardConfig
@@ -36,10 +37,13 @@ def build_algorithm(recipe: Recipe) -> Any:
 def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
     """Return the recipe's policy on its device, with fresh adapters and any exported critic.
 
-    Random weights depend only on the recipe's seed. Raises UserError if CUDA is not available.
+    One that does not learn has neither, and is on no device. Random weights depend only on the
+    recipe's seed. Raises UserError if CUDA is not available.
     """
-    device = _device(recipe)
     model = plugins.choose("model", recipe.model.name, plugins.models())
+    if not model.learns:
+        return outline(recipe)
+    device = _device(recipe)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         directory = asset_path(recipe.model.checkpoint)
@@ -74,6 +78,20 @@ def _device(recipe: Recipe) -> str:
         )
     set_tf32(recipe.cluster.tf32 and device == CUDA)
     return device
+
+
+def require_training(recipe: Recipe) -> None:
+    """Raise UserError if the recipe has no algorithm, or a model that does not learn."""
+    if recipe.algorithm.name == NO_ALGORITHM:
+        raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
+    require_weights(recipe, "nothing to train")
+
+
+def require_weights(recipe: Recipe, purpose: str) -> None:
+    """Raise UserError if the recipe's model does not learn. ``purpose`` follows "there is"."""
+    name = recipe.model.name
+    if name != NO_MODEL and not plugins.choose("model", name, plugins.models()).learns:
+        raise UserError(f"model={name}: its weights are on a server, there is {purpose}: choose the model itself, with its checkpoint")
 
 
 def build_head(recipe: Recipe) -> Policy:

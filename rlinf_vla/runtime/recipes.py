@@ -41,7 +41,8 @@ def register() -> None:
 
 
 def _model(name: str) -> ModelConfig:
-    return ModelConfig(name, NO_MODEL if name == NO_MODEL else MISSING, options=Configs("model")[name]())
+    without = name == NO_MODEL or not plugins.models()[name].learns
+    return ModelConfig(name, NO_MODEL if without else MISSING, options=Configs("model")[name]())
 
 
 def _store(group: str | None, name: str, node: Any) -> None:

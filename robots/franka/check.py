@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from rlinf_vla.core.camera_geometry import Calibrated
 from rlinf_vla.core.robot import Camera, CameraError, Finding, RobotError
 from rlinf_vla.core.rotations import Triple
 
 from .. import kinematics
 from ..cell import Cell
 from ..extra import INSTALL, LIBUSB
+from ..pace import LEAST_S
 from ..workspace import BOX, Workspace, along
 from .client import FrankaRobot
 
@@ -97,7 +99,12 @@ def _reach(cell: Cell) -> Finding:
 
 
 def _state(robot: FrankaRobot) -> Iterator[Finding]:
-    state = robot.observe()
+    until = time.monotonic() + LEAST_S + 0.5
+    while time.monotonic() < until:
+        time.sleep(0.1)
+        state = robot.observe()
+    needed = "" if state.slow is None else ": this machine is too slow; close other programs, or expect faults of force and lateness"
+    yield Finding("clock", state.slow is None, f"the arm's runs at {state.pace:.2f} of real time{needed}")
     yield Finding("state", state.fault is None, state.fault or "no fault")
     x, y, z = state.pose.position
     inside = all(low <= at <= high for at, (low, high) in zip((x, y, z), _box(robot.cell), strict=True))
@@ -116,11 +123,19 @@ def _camera(camera: Camera) -> Finding:
         camera.start()
         frame = camera.latest()
         height, width, _ = frame.image.shape
-        return Finding(name, True, f"{width}x{height}, {1000 * (time.monotonic() - frame.time):.0f} ms old")
+        age = 1000 * (time.monotonic() - frame.time)
+        return Finding(name, True, f"{width}x{height}, {age:.0f} ms old; {_geometry(camera)}")
     except CameraError as error:
         return Finding(name, False, str(error))
     finally:
         camera.close()
+
+
+def _geometry(camera: Camera) -> str:
+    known = camera if isinstance(camera, Calibrated) else None
+    inside, mount = (known.intrinsics, known.mount) if known else (None, None)
+    focal = "intrinsics not known" if inside is None else f"focal length {inside.fx:.1f}, {inside.fy:.1f} pixels"
+    return f"{focal}; {'place not in the cell file' if mount is None else f'on the {mount.parent}'}"
 
 
 _LEVELS = 5

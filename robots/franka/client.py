@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.core.channel import ChannelClosed
-from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolTarget
+from rlinf_vla.core.robot import POLICY, Intervention, RobotError, RobotState, ToolTarget
 
 from .. import cell_file
 from ..cell import Cell
 from ..child_process import ChildProcess
-from ..runtime_folder import STATE
+from ..runtime_folder import STATE, Latch
 from ..shared_record import SharedRecord
 from . import messages
 
 _POLL_S = 0.01
 _END_S = 5.0
 """Time for the arm's process to stop the arm and exit."""
-_LONGEST = 500
-"""Maximum characters of a fault: the error of a policy may fill pages."""
 
 
 class FrankaRobot:
@@ -55,6 +53,8 @@ class FrankaRobot:
         self._interventions: list[Intervention] = []
         self._safety: list[float] = []
         self._homed = False
+        self._seen: str | None = None
+        """The fault that was observed last."""
         self.refusal: str | None = None
         """Why the last acknowledgement failed, or None."""
 
@@ -87,7 +87,9 @@ class FrankaRobot:
     def observe(self) -> RobotState:
         self._drain()
         self._send({})  # heartbeat
-        return self._look()
+        state = self._look()
+        self._seen = state.fault
+        return state
 
     def command(self, target: ToolTarget, valid_until: float) -> None:
         fault = self._look().fault
@@ -109,15 +111,16 @@ class FrankaRobot:
     def stop(self, why: str) -> None:
         if self._child is not None:  # without its process the arm has stopped
             with contextlib.suppress(RobotError):
-                self._send({"stop": f"policy: {' '.join(why.split())[:_LONGEST]}"})
+                self._send({"stop": f"{POLICY}{why[: Latch.LONGEST]}"})
 
     def acknowledge(self, operator: str) -> None:
         """Start the recovery, which may take seconds.
 
-        It has succeeded when ``observe().fault`` is None, and failed when ``refusal`` is set.
+        It has succeeded when ``observe().fault`` is another fault or None, and failed when
+        ``refusal`` is set.
         """
         self.refusal = None
-        self._send({"acknowledge": operator})
+        self._send({"acknowledge": operator, "fault": self._seen})
 
     def home(self, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
         """Move home. Raises RobotError on a fault, an objection or timeout; the arm stops."""

@@ -17,14 +17,12 @@ import numpy as np
 from rlinf_vla.core.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
-from ..kinematics import REACH_M
+from ..homing import way_home
+from ..pace import Pace
 from .errors import ConnectionLost, explained, is_dead, is_ending, robot_error, words
 from .messages import Measured
+from .reflexes import MARGIN, joint_thresholds, tool_thresholds
 
-_REFLEX_MARGIN = 1.5
-"""Factor of the arm's reflex thresholds over our force limits, whose stop is the gentler one."""
-_LEAST_JOINT_THRESHOLD_N_M = 20.0
-"""Franka's default."""
 _JOINT_SPEED_LIMIT_RAD_S = 2.62
 """Limit of the slowest joints (Franka Research 3, joint limits)."""
 _DAMPING = np.array([2.0, 2.0, 2.0, 1.0, 1.0, 1.0])
@@ -67,7 +65,8 @@ class FrankyArm:
         """Time of the first and the last attempt to start a motion."""
         self.problem = robot_error(state)
         """What prevents motion: an error of the arm, its safety functions or the connection."""
-        self.measured = _measure(state)
+        self._pace = Pace()
+        self.measured = _measure(state, 1.0)
         self._clock: int = state.time.to_msec()
         self._controlled = False
         self._closed = False
@@ -76,9 +75,7 @@ class FrankyArm:
 
     def _configure(self, state: Any) -> None:
         """Set collision thresholds and end effector; an arm that is not idle refuses this."""
-        force, torque = _REFLEX_MARGIN * self._cell.max_force_n, _REFLEX_MARGIN * self._cell.max_torque_n_m
-        joint = max(_LEAST_JOINT_THRESHOLD_N_M, force * REACH_M)
-        self._robot.set_collision_behavior([joint] * 7, [force] * 3 + [torque] * 3)
+        self._robot.set_collision_behavior(joint_thresholds(self._cell), tool_thresholds(self._cell))
         tool = franky.Affine(self._cell.tool_position_m, _xyzw(np.array(self._cell.tool_quaternion_wxyz)))
         self._robot.set_ee((state.F_T_NE.inverse * tool).matrix.flatten(order="F").tolist())
         self._configured = True
@@ -98,8 +95,8 @@ class FrankyArm:
                 motion = franky.CartesianImpedanceTrackingMotion(
                     translational_stiffness=cell.stiffness_n_m,
                     rotational_stiffness=cell.rotation_stiffness_n_m_rad,
-                    translational_error_clip=np.full(3, _REFLEX_MARGIN * cell.max_force_n / cell.stiffness_n_m),
-                    rotational_error_clip=np.full(3, _REFLEX_MARGIN * cell.max_torque_n_m / cell.rotation_stiffness_n_m_rad),
+                    translational_error_clip=np.full(3, MARGIN * cell.max_force_n / cell.stiffness_n_m),
+                    rotational_error_clip=np.full(3, MARGIN * cell.max_torque_n_m / cell.rotation_stiffness_n_m_rad),
                     posture_task=franky.PostureTask(np.array(cell.home_joints_rad), _POSTURE_N_M_RAD, _POSTURE_DAMPING),
                 )
                 gains = motion.get_gains()
@@ -112,7 +109,7 @@ class FrankyArm:
                 self._motion.set_reference(reference)
 
     def home(self) -> None:
-        """Start moving the joints to the rest position, each at ``home_speed_rad_s`` at most.
+        """Start moving to the rest position (``way_home``), joints at ``home_speed_rad_s`` at most.
 
         Impedance control must be off. ``homing`` is True until the arm is there.
         """
@@ -170,7 +167,8 @@ class FrankyArm:
                 clock = state.time.to_msec()
                 if clock != self._clock:  # without a new state, franky returns the old one
                     self._clock = clock
-                    self.measured = _measure(state)
+                    self._pace.see(time.monotonic(), clock / 1000)
+                    self.measured = _measure(state, self._pace.value)
                 if self.problem is None:
                     self.problem = robot_error(state)
                 self._robot.poll_motion()
@@ -186,7 +184,8 @@ class FrankyArm:
         """Start the requested homing, or end it: no motion is running."""
         if self._home_next:
             self._home_next = False
-            self._begin(franky.JointMotion([float(angle) for angle in self._cell.home_joints_rad]))
+            way = way_home(self._cell, self.measured.joints)
+            self._begin(franky.JointWaypointMotion([franky.JointWaypoint(joints) for joints in way]))
         else:
             self.homing = False
 
@@ -211,17 +210,17 @@ class FrankyArm:
         if self.problem is None:
             with contextlib.suppress(Exception):
                 self.problem = robot_error(self._robot.state) if isinstance(error, franky.ControlException) else None
-            self.problem = self.problem or words(error)
+            self.problem = self.problem or (str(error) if isinstance(error, RobotError) else words(error))
 
 
-def _measure(state: Any) -> Measured:
+def _measure(state: Any, pace: float) -> Measured:
     pose = state.O_T_EE
     x, y, z, w = pose.quaternion
     # q and -q are the same orientation. The hand points down, so w is about 0 and its sign would
     # flicker: keep x positive.
     quaternion = np.array([w, x, y, z]) * (1.0 if x >= 0 else -1.0)
     return Measured(
-        time.monotonic(), ToolPose(pose.translation.copy(), quaternion), state.q.copy(), state.dq.copy(), state.O_F_ext_hat_K.copy()
+        time.monotonic(), ToolPose(pose.translation.copy(), quaternion), state.q.copy(), state.dq.copy(), state.O_F_ext_hat_K.copy(), pace
     )
 
 

@@ -16,7 +16,12 @@ _PERIOD_S = 0.02
 _TOLERANCE_M = 0.002
 """A requested width nearer than this to the last command is not sent."""
 _ANY_M = 0.1
-"""Grasp tolerance: a grasp succeeds at any width of the object."""
+"""Tolerance of the hand's own judgement, which then accepts any width; ``holding`` is ours."""
+_OBJECT_M = 0.002
+"""Fingers that have closed hold something if they stand further than this from the requested width,
+and from each other."""
+_RELEASE_M = 0.005
+"""A requested width must exceed that of the held object by this, or else the grasp is kept."""
 
 
 class FrankyGripper:
@@ -35,8 +40,13 @@ class FrankyGripper:
         self.width: float = state.width
         """Metres between the fingers, as last measured."""
         self.problem: str | None = None
+        self.holding = False
+        """Whether the fingers have closed on an object and press on it."""
         self._wish: float | None = None
         self._sent: float | None = None
+        """Width of the last command."""
+        self._grasps = False
+        """The last command is a grasp."""
         self.halting = False
         """A stop of the fingers is requested and not yet sent."""
         self._closed = False
@@ -74,28 +84,48 @@ class FrankyGripper:
                         raise RuntimeError("a command failed")
                     underway = None
                 self.width = self._gripper.width
+                self.holding = underway is None and self._on_an_object(self.width)
                 if self.halting:
                     if underway is not None:
                         self._gripper.stop()
-                    underway = self._sent = None
+                        self._grasps = False
+                    underway = None
+                    self._sent = self._sent if self.holding else None
                     self.halting = False
                 wish = self._wish
-                if wish is None or self.problem or (self._sent is not None and abs(wish - self._sent) < _TOLERANCE_M):
+                if wish is None or self.problem or not self._needs_a_command(wish, underway is not None):
                     continue
                 if underway is not None:
                     self._gripper.stop()
                 underway, self._sent = self._begin(wish), wish
             except Exception as error:
                 underway = self._wish = self._sent = None
-                self.halting = False
+                self.halting = self._grasps = self.holding = False
                 text = " ".join(str(error).replace("libfranka gripper:", "").replace("libfranka:", "").split())
                 self.problem = self.problem or f"gripper: {text}"
                 if isinstance(error, franky.NetworkException):
                     return
 
+    def _on_an_object(self, width: float) -> bool:
+        if not self._grasps or self._sent is None:
+            return False
+        return width > _OBJECT_M and abs(width - self._sent) > _OBJECT_M
+
+    def _needs_a_command(self, wish: float, underway: bool) -> bool:
+        """Return whether a requested width needs a new command.
+
+        A grasp that is closing, or that holds an object, already does what a smaller width asks.
+        """
+        if self._grasps and self.holding and wish < self.width + _RELEASE_M:
+            return False
+        if self._grasps and underway and wish < self.width:
+            return False
+        return self._sent is None or abs(wish - self._sent) >= _TOLERANCE_M
+
     def _begin(self, width: float) -> Any:
         """Start a command: a move to open, a grasp to close, which keeps pressing on an object."""
         speed = self._cell.gripper_speed_m_s
-        if width > self.width:
+        self._grasps = width <= self.width
+        if not self._grasps:
             return self._gripper.move_async(width, speed)
         return self._gripper.grasp_async(width, speed, self._cell.gripper_force_n, _ANY_M, _ANY_M)

@@ -19,13 +19,14 @@ class Measured:
     joints: Vector
     joint_velocities: Vector
     wrench: Vector
+    pace: float = 1.0
 
 
-_NUMBERS = 38
+_NUMBERS = 40
 """Measured: time, position 3, quaternion 4, joints 7, joint velocities 7, wrench 6, gripper width.
-Commanded: whether present, position 3, quaternion 4, gripper width."""
-CAPACITY = 8 * _NUMBERS + 1024
-_FAULT_BYTES = 1000
+Commanded: whether present, position 3, quaternion 4, gripper width. Measured: pace, holding."""
+_FAULT_BYTES = 2000
+CAPACITY = 8 * _NUMBERS + _FAULT_BYTES
 
 
 def pack(state: RobotState) -> bytes:
@@ -37,6 +38,7 @@ def pack(state: RobotState) -> bytes:
         numbers[29] = 1.0
         numbers[30:33], numbers[33:37] = state.commanded.pose.position, state.commanded.pose.quaternion
         numbers[37] = math.nan if state.commanded.gripper_width is None else state.commanded.gripper_width
+    numbers[38], numbers[39] = state.pace, state.holding
     return numbers.tobytes() + (state.fault or "").encode()[:_FAULT_BYTES]
 
 
@@ -48,7 +50,16 @@ def unpack(data: bytes) -> RobotState:
     fault = data[8 * _NUMBERS :].decode(errors="replace") or None
     pose = ToolPose(numbers[1:4], numbers[4:8])
     return RobotState(
-        float(numbers[0]), pose, numbers[8:15], numbers[15:22], numbers[22:28], float(numbers[28]), commanded=commanded, fault=fault
+        float(numbers[0]),
+        pose,
+        numbers[8:15],
+        numbers[15:22],
+        numbers[22:28],
+        float(numbers[28]),
+        commanded,
+        fault,
+        pace=float(numbers[38]),
+        holding=bool(numbers[39]),
     )
 
 

@@ -5,13 +5,11 @@ Cheap to import: drivers are imported when used.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
@@ -37,6 +35,9 @@ def read_cell(location: str) -> Cell:
 
 def camera(name: str, given: Any) -> CameraConfig:
     """Return the configuration of one camera. Raises UserError for an invalid key or value."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     known = ", ".join(each.name for each in fields(CameraConfig))
     if not isinstance(given, dict):
         raise UserError(f"robot.cameras.{name}={given} must be keys and values: {known}")
@@ -78,7 +79,8 @@ class Franka:
     def cameras(self, config: FrankaConfig) -> list[Camera]:
         from ..cameras import device
 
-        return [device(name, camera(name, given)) for name, given in config.cameras.items()]
+        mounts = read_cell(config.cell).cameras
+        return [device(name, camera(name, given), mounts.get(name)) for name, given in config.cameras.items()]
 
     def scene(self, config: FrankaConfig) -> Scene:
         return ManualScene(config.instruction)
@@ -113,7 +115,8 @@ class FrankaSim:
     def cameras(self, config: FrankaSimConfig) -> list[Camera]:
         from ..cameras import SimulatedCamera
 
-        return [SimulatedCamera(name, self.folder(config), config.max_age_s, config.frozen_s) for name in config.cameras]
+        folder, mounts = self.folder(config), read_cell(config.cell).cameras
+        return [SimulatedCamera(name, folder, config.max_age_s, config.frozen_s, mounts.get(name)) for name in config.cameras]
 
     def scene(self, config: FrankaSimConfig) -> Scene:
         return Touch(SimulatedCell(self.folder(config)), read_cell(config.cell).spec)
@@ -125,10 +128,15 @@ class FrankaSim:
         yield package("franky-sim", "franky_sim", "franky-sim")
 
     def order(self, config: FrankaSimConfig | None, order: str, operator: str) -> list[str]:
-        return stop.send_order(runtime_folder.arms() if config is None else [self.folder(config)], order, operator)
+        """For all arms: do nothing. ``Franka`` orders the simulated ones, too, and twice is wrong:
+        a second acknowledgement would clear the next fault."""
+        return [] if config is None else stop.send_order([self.folder(config)], order, operator)
 
     def folder(self, config: FrankaSimConfig) -> Path:
-        path = runtime_folder.of_arm("franka_sim") if config.folder is None else Path(config.folder).expanduser()
+        """Return the cell's folder. That of the default cell names the machine, since it exists
+        only there."""
+        own = f"franka_sim-{socket.gethostname()}"
+        path = runtime_folder.of_arm(own) if config.folder is None else Path(config.folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
         return path
 

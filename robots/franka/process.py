@@ -3,12 +3,13 @@
 It needs only numpy and franky. Messages, all JSON:
 
 * from the policy's process: ``{"goal": [x, y, z, qw, qx, qy, qz, width], "until": s}``, ``{}`` as a
-  heartbeat, ``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": OPERATOR}``, and
-  ``{"goodbye": true}`` before it closes its end of the channel; closing it ends this process;
+  heartbeat, ``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": OPERATOR}``, with the key
+  ``fault`` for this fault only, and ``{"goodbye": true}`` before it closes its end of the channel;
+  closing it ends this process;
 * from any process of this user, at the socket in the arm's folder: all but goals and goodbyes;
 * to the policy's process: ``{"ready": ...}`` or ``{"error": ...}`` once, then ``{"interventions":
   [[time, rule, before, after], ...]}``, ``{"safety": [s, ...]}`` (the filter's time in each tick),
-  ``{"homed": true}``, and ``{"recovered": null}`` or why not.
+  ``{"homed": true}``, and ``{"recovered": null}``, why not, or the next fault.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, TypeVar
 
 from rlinf_vla.core.channel import Channel, ChannelClosed
 from rlinf_vla.core.listener import Listener
-from rlinf_vla.core.robot import CellError, RobotError
+from rlinf_vla.core.robot import POLICY, CellError, RobotError
 
 from .. import cell_file
 from ..cell import Cell
@@ -37,7 +38,7 @@ from . import messages
 from .driver import FrankyArm
 from .errors import ConnectionLost
 from .gripper import FrankyGripper
-from .servo import NETWORK, POLICY, Servo
+from .servo import NETWORK, Servo
 
 Result = TypeVar("Result")
 
@@ -58,9 +59,9 @@ class ArmProcess:
         self._owner, self._cell, self._host = owner, cell, str(options["host"])
         folder = Path(options["folder"])
         self._lock, self._disk = Lock(folder, self._host), BackgroundWriter()
-        latch = Latch(folder, self._disk)
-        if self._lock.killed is not None and latch.read() is None:
-            latch.write(f"the arm's process {self._lock.killed} was killed")
+        latch = self._latch = Latch(folder, self._disk)
+        if self._lock.killed is not None and latch.fault is None:
+            latch.add(f"the arm's process {self._lock.killed} was killed")
             if not self._disk.settle(_END_S):
                 raise RobotError(f"{folder}: {self._disk.problem or 'the disk does not answer'}; make room, and begin again")
         self._lock.hold()
@@ -72,7 +73,6 @@ class ArmProcess:
         self._listener = Listener(folder / ORDERS)
         self._recovery: tuple[Future[tuple[FrankyArm, FrankyGripper]], str] | None = None
         """The running recovery and the operator who acknowledged."""
-        self._stopped_meanwhile: str | None = None
         self._homing = False
         self._asked_to_end: str | None = None
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -101,7 +101,7 @@ class ArmProcess:
                 else:
                     self._servo.stop(self._asked_to_end, now)
                 leaving = now + _END_S
-            self._look_at_recovery(now)
+            self._look_at_recovery()
             if self._disk.problem is not None:
                 self._servo.stop(self._disk.problem, now)
             self._publish(now)
@@ -116,8 +116,10 @@ class ArmProcess:
 
     def fail(self, error: BaseException) -> None:
         """Latch the failure of this process and brake the arm."""
-        self._servo.stop(f"the arm's process failed: {type(error).__name__}: {error}", time.monotonic())
-        self._arm.rest()
+        try:
+            self._servo.stop(f"the arm's process failed: {type(error).__name__}: {error}", time.monotonic())
+        finally:
+            self._arm.rest()
         deadline = time.monotonic() + _END_S
         while (self._arm.homing or self._arm.controlled or self._gripper.halting) and time.monotonic() < deadline:
             if self._arm.homing:
@@ -177,23 +179,25 @@ class ArmProcess:
         except ChannelClosed:
             self._end(OWNER_LOST)
         for caller, message in self._listener.messages():
-            self._obey({key: value for key, value in message.items() if key not in _OWNERS}, now)
+            self._obey({key: value for key, value in message.items() if key not in _OWNERS}, now, own=True)
             with contextlib.suppress(ChannelClosed, BlockingIOError):
-                caller.send({"host": self._host, "pid": os.getpid(), "fault": self._servo.fault})
+                caller.send({"host": self._host, "pid": os.getpid(), "fault": "; ".join(self._latch.faults) or None})
 
-    def _obey(self, message: dict[str, Any], now: float) -> None:
+    def _obey(self, message: dict[str, Any], now: float, own: bool = False) -> None:
         if "goal" in message:
             self._servo.pursue(messages.unpack_target(message["goal"]), float(message["until"]), now)
         if "stop" in message:
             why = str(message["stop"])
             self._journal.write("stop", why=why, durable=True)
-            self._servo.stop(why, now)
-            if self._recovery is not None:
-                self._stopped_meanwhile = why
+            self._servo.stop(why, now, own or self._servo.recovering)
         if "home" in message:
             self._servo.home()
             self._homing = True
         if "acknowledge" in message and self._recovery is None and self._servo.fault is not None:
+            if message.get("fault", self._servo.fault) != self._servo.fault:
+                self._tell({"recovered": self._servo.fault})
+                return
+            self._servo.recovering = True
             self._recovery = ThreadPoolExecutor(1).submit(self._recover), str(message["acknowledge"])
 
     def _recover(self) -> tuple[FrankyArm, FrankyGripper]:
@@ -213,12 +217,11 @@ class ArmProcess:
         gripper.fix()
         return arm, gripper
 
-    def _look_at_recovery(self, now: float) -> None:
+    def _look_at_recovery(self) -> None:
         if self._recovery is None or not self._recovery[0].done():
             return
         future, operator = self._recovery
-        self._recovery = None
-        meanwhile, self._stopped_meanwhile = self._stopped_meanwhile, None
+        self._recovery, self._servo.recovering = None, False
         try:
             self._arm, self._gripper = self._servo.arm, self._servo.gripper = future.result()
         except Exception as error:
@@ -228,9 +231,7 @@ class ArmProcess:
         else:
             self._disk.problem = None
             self._servo.acknowledge(operator)
-            if meanwhile is not None:  # a newer stop than the operator acknowledged
-                self._servo.stop(meanwhile, now)
-            self._tell({"recovered": meanwhile})
+            self._tell({"recovered": self._servo.fault})
 
 
 def _let_go(late: Future[Any]) -> None:

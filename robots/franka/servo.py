@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.core.robot import POLICY, Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector, stopped_by_a_person
 
 from ..cell import Cell
 from ..runtime_folder import Journal, Latch
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from .driver import FrankyArm
     from .gripper import FrankyGripper
 
-NETWORK, POLICY = "network: ", "policy: "
-"""Prefixes of faults of the connection to the arm and of the policy's process."""
+NETWORK = "network: "
+"""Prefix of faults of the connection to the arm."""
 
 _RELIEF_S = 1.0
 """How long homing tolerates the contact force that it starts with."""
@@ -44,9 +44,8 @@ class Servo:
         self._cell, self._latch, self._journal = cell, latch, journal
         self.arm, self.gripper = arm, gripper
         self._filter = SafetyFilter(cell)
-        found = latch.read()
-        self.fault = found or arm.problem
-        """The latched fault."""
+        self.recovering = False
+        """The latched fault is acknowledged, and the arm is recovering from it."""
         self.took: list[float] = []
         """Seconds per step of the safety filter; the caller empties it."""
         self._goal: ToolTarget | None = None
@@ -65,47 +64,66 @@ class Servo:
         """Homing is being aborted."""
         self._homed, self._freed = 0, True
         """Ticks of homing; whether the force was within limits yet: homing may start in contact."""
+        if arm.problem is not None and self.fault is None:
+            latch.add(arm.problem)
         if self.fault is not None:
-            if found is None:
-                latch.write(self.fault)
             journal.write("fault found at the start", fault=self.fault, durable=True)
+
+    @property
+    def fault(self) -> str | None:
+        """The oldest latched fault."""
+        return self._latch.fault
 
     def hear(self, now: float) -> None:
         """Record a message from the policy's process."""
         self._heard = now
 
     def pursue(self, goal: ToolTarget, valid_until: float, now: float) -> None:
-        """Set the goal; refused while a fault is latched or the arm is homing."""
+        """Set the goal; refused while a fault is latched or the arm is homing.
+
+        A time that is not finite is a fault: it would never expire.
+        """
         if self.fault is not None or self.arm.homing:
             self._journal.write("goal refused", fault=self.fault or "homing")
+            return
+        if not math.isfinite(valid_until):
+            self.stop(f"{POLICY}a goal that is valid until {valid_until} s", now)
             return
         late = self._armed and self._goal is None
         self._expired = self._expired + 1 if late else 0
         if self._expired >= self._cell.expired_goals_to_stop:
-            self.stop(f"{POLICY}late, {self._expired} goals in a row arrived after the previous one had expired", now)
+            self._stop_in_time(f"{POLICY}late, {self._expired} goals in a row arrived after the previous one had expired", now)
             return
         self._goal, self._armed = goal, True
         self._valid_until = min(valid_until, now + self._cell.max_goal_validity_s)
 
-    def stop(self, fault: str, now: float) -> None:
-        """Stop the arm and latch ``fault``, unless a fault is already latched."""
+    def stop(self, fault: str, now: float, own: bool = False) -> None:
+        """Stop the arm and latch ``fault``, unless a fault is already latched.
+
+        A person's stop, and with ``own`` any other, is latched after earlier faults and has to be
+        acknowledged on its own.
+        """
         self.release()
         self.gripper.stop()
-        if self.fault is None:
-            self.fault = fault
-            self._latch.write(fault)
-            self._journal.write("fault", fault=fault, at=now, durable=True)
+        own = own or stopped_by_a_person(fault)
+        if (own or self.fault is None) and self._latch.add(fault, self.recovering):
+            self._journal.write("fault", fault=self._latch.faults[-1], at=now, durable=True)
+
+    def _stop_in_time(self, fault: str, now: float) -> None:
+        """Stop because of a fault that a slow simulation can cause; say so."""
+        slow = self._state().slow
+        self.stop(fault if slow is None else f"{fault} ({slow})", now)
 
     def release(self) -> None:
         """Drop the goal: the arm decelerates to a stop, also during homing; a grasp is kept."""
         self._goal, self._armed, self._halting = None, False, True
 
     def acknowledge(self, operator: str) -> None:
-        """Clear the fault: an operator has inspected the arm and the cause is removed."""
+        """Clear the oldest fault: an operator has inspected the arm and the cause is removed."""
         self._journal.write("acknowledged", fault=self.fault, operator=operator, durable=True)
-        self._latch.clear()
+        self._latch.release()
         self._leave_springs()
-        self.fault, self._expired = None, 0
+        self._expired = 0
 
     def home(self) -> None:
         """Start homing, unless a fault is latched or the arm is homing already."""
@@ -156,7 +174,7 @@ class Servo:
         command, interventions, fault = self._filter.step(self._goal, state, passed)
         self.took.append(time.perf_counter() - begun)
         if fault is not None:
-            self.stop(fault, now)
+            self._stop_in_time(fault, now)
         velocity = _velocity(before.pose, command.pose, self._cell.servo_hz)
         self._still = 0 if np.abs(velocity).max() > _STANDING else self._still + 1
         self.arm.track(command.pose, velocity)
@@ -178,13 +196,13 @@ class Servo:
         if self.arm.problem is not None:
             self.stop(self.arm.problem, now)
         elif age > self._cell.max_state_age_s:
-            self.stop(f"{NETWORK}no state of the arm for {age:.2f} s", now)
+            self._stop_in_time(f"{NETWORK}no state of the arm for {age:.2f} s", now)
         elif self.gripper.problem is not None:
             self.stop(self.gripper.problem, now)
         elif (self._armed or self.arm.homing) and now - self._heard > self._cell.heartbeat_timeout_s:
-            self.stop(f"{POLICY}its process has said nothing for {now - self._heard:.2f} s", now)
+            self._stop_in_time(f"{POLICY}its process has said nothing for {now - self._heard:.2f} s", now)
         elif self.arm.homing and (felt := self._felt(state)) is not None:
-            self.stop(felt, now)
+            self._stop_in_time(felt, now)
 
     def _felt(self, state: RobotState) -> str | None:
         """Return the force or torque fault during homing, or None."""
@@ -194,7 +212,17 @@ class Servo:
 
     def _state(self) -> RobotState:
         found = self.arm.measured
-        return RobotState(found.time, found.pose, found.joints, found.joint_velocities, found.wrench, self.gripper.width, fault=self.fault)
+        return RobotState(
+            found.time,
+            found.pose,
+            found.joints,
+            found.joint_velocities,
+            found.wrench,
+            self.gripper.width,
+            fault=self.fault,
+            pace=found.pace,
+            holding=self.gripper.holding,
+        )
 
 
 def _velocity(before: ToolPose, after: ToolPose, hz: float) -> Vector:

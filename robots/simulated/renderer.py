@@ -6,6 +6,7 @@ Orders, JSON: ``{"freeze": CAMERA}``, ``{"lose": CAMERA}``, ``{"fix": CAMERA}``.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,9 @@ class SimulatedCameras:
         while True:
             self.draw()
             for caller, order in self._listener.messages():
-                self._obey(order)
-                caller.send({})
+                with contextlib.suppress(KeyError, ChannelClosed, BlockingIOError):  # no such camera; who asked is gone
+                    self._obey(order)
+                    caller.send({})
             due = max(due + self._period, time.monotonic())
             try:
                 owner.receive(max(due - time.monotonic(), 1e-3))

@@ -5,12 +5,15 @@ Metres and radians in the base frame. franky-sim and MuJoCo are imported when us
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rlinf_vla.core.camera_geometry import Intrinsics
 
 HOME = (0.0, -0.7854, 0.0, -2.3562, 0.0, 1.5708, 0.7854)
 """Initial joints."""
@@ -19,6 +22,8 @@ TABLE_Z = 0.002
 CUBE_M = 0.04
 CUBE, TARGET = "cube", "target"
 PREFIX = "robot0_"
+FOVY_DEG = {"front": 45.0, "wrist": 70.0}
+"""Angle of view of each camera, vertically."""
 
 
 def build() -> tuple[Any, Any]:
@@ -39,11 +44,17 @@ def build() -> tuple[Any, Any]:
     add(cube, "geom", type="box", size=half, mass="0.05", rgba="0.85 0.1 0.1 1", friction="1 0.005 0.0001", condim="4")
     target = add(world, "body", name=TARGET, mocap="true", pos=f"0.5 0.1 {TABLE_Z + 0.001}")
     add(target, "geom", type="cylinder", size="0.04 0.001", rgba="0.1 0.7 0.2 1", contype="0", conaffinity="0")
-    add(world, "camera", name="front", pos="1.35 0 0.75", xyaxes="0 1 0 -0.466 0 0.885", fovy="45")
+    add(world, "camera", name="front", pos="1.35 0 0.75", xyaxes="0 1 0 -0.466 0 0.885", fovy=str(FOVY_DEG["front"]))
     # The hand's z points along the fingers, its x forward: the image's top is away from the base.
     hand = next(body for body in world.iter("body") if body.get("name") == f"{PREFIX}hand")
-    add(hand, "camera", name="wrist", pos="0.07 0 0.03", xyaxes="0 1 0 1 0 0", fovy="70")
+    add(hand, "camera", name="wrist", pos="0.07 0 0.03", xyaxes="0 1 0 1 0 0", fovy=str(FOVY_DEG["wrist"]))
     return simulator, robot
+
+
+def intrinsics(camera: str, width: int, height: int) -> Intrinsics:
+    """Return how a camera projects; its pixels are square."""
+    focal = height / (2 * math.tan(math.radians(FOVY_DEG[camera]) / 2))
+    return Intrinsics(width, height, focal, focal, (width - 1) / 2, (height - 1) / 2)
 
 
 @dataclass(frozen=True)

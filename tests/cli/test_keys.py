@@ -195,7 +195,14 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
 ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openvla_oft_plus_tiny", "pi0": "pi0_tiny"}
 
 
-@pytest.mark.parametrize("name", list(plugins.models()))
+def test_a_policy_on_a_server_reads_its_options() -> None:
+    """From its sources: there is no server here."""
+    config = plugins.models()["remote"].Config
+    found = said((ROOT / "models" / "remote").glob("*.py"), {"options", "config"})
+    assert unread(dict(declared(config)), {(config, each) for each in found}) == []
+
+
+@pytest.mark.parametrize("name", ASSETS)
 def test_a_model_reads_its_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = plugins.models()[name]
     seen: set[Key] = set()

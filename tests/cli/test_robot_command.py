@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict  # noqa: UP035
 
@@ -28,6 +32,8 @@ class MadeUpConfig:
 
 
 class MadeUpRobot:
+    next_fault: str | None = None
+
     def __init__(self, log: list[str], broken: bool, latched: str | None) -> None:
         self.log, self.broken, self.latched = log, broken, latched
 
@@ -44,7 +50,7 @@ class MadeUpRobot:
 
     def acknowledge(self, operator: str) -> None:
         self.log.append(f"{operator} acknowledges")
-        self.latched = self.latched if self.broken else None
+        self.latched = self.latched if self.broken else self.next_fault
 
     def close(self) -> None:
         self.log.append("close")
@@ -106,12 +112,39 @@ def test_commands_are_sent_to_one_arm_or_to_all(made_up: MadeUp) -> None:
     assert made_up.log == ["stop by Ada at all", "acknowledge by Ada at here"]
 
 
+def test_a_broken_plugin_does_not_prevent_a_stop(
+    made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = SimpleNamespace()  # its ``order`` is missing
+    monkeypatch.setattr(plugins, "robots", lambda: {"broken": broken, "made_up": made_up})
+    assert cli.run(["robot", "stop", "operator=Ada"]) == 1
+    assert made_up.log == ["stop by Ada at all"]
+    assert capsys.readouterr().err.startswith("rlinf-vla: robot=broken cannot stop its arms: AttributeError")
+
+
+STOP = """
+import sys
+from rlinf_vla.cli.main import run
+assert run(["robot", "stop", *sys.argv[1:]]) == 1
+heavy = {"torch", "hydra", "rich", "transformers", "mujoco"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("chosen", [[], ["robot=franka_sim"], ["robot=franka", "robot.host=172.16.0.2", "robot.cell=mine.yaml"]])
+def test_a_stop_imports_little(chosen: list[str], tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", STOP, *chosen], check=True, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)})
+
+
 def test_a_latched_fault_is_acknowledged(made_up: MadeUp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robot, "RECOVERY_S", 0.3)
     words = ["robot", "acknowledge", "operator=Ada", "robot=made_up", "robot.host=left"]
     assert cli.run([*words, "robot.latched=a reflex"]) == 0
     assert capsys.readouterr().out == "a reflex: acknowledged by Ada\n"
     assert made_up.log == ["connect", "Ada acknowledges", "close"]
+    monkeypatch.setattr(MadeUpRobot, "next_fault", "stopped by Bob")
+    assert cli.run([*words, "robot.latched=a reflex"]) == 0
+    assert capsys.readouterr().out == "a reflex: acknowledged by Ada; still latched: stopped by Bob: acknowledge that, too\n"
     assert cli.run([*words, "robot.latched=a reflex", "robot.broken=true"]) == 1
     assert capsys.readouterr().err.startswith("rlinf-vla: a reflex: still there 0.3 s after the acknowledgement")
     assert cli.run(words) == 1 and made_up.log[-1] == "close"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from rlinf_vla.core.channel import PACKET, Channel, ChannelClosed
-from rlinf_vla.core.listener import Listener, ask
+from rlinf_vla.core.listener import CALLERS, IDLE_S, Listener, ask
 
 
 def test_messages_arrive_complete_and_in_order(pair: tuple[Channel, Channel]) -> None:
@@ -79,6 +83,95 @@ def test_a_listener_serves_several_callers_and_survives_invalid_data(tmp_path: P
     first.send({"from": 1})
     assert [message for _, message in listener.messages()] == [{"from": 1}]
     for each in (first, second, third, listener):
+        each.close()
+
+
+NESTED = b"[" * 60_000
+"""Of one packet."""
+
+
+@pytest.mark.parametrize("data", [NESTED, b'{"a":' * 10_000, b"1" * 60_000, b"\xff", b"NaN", b'"text"'])
+def test_invalid_data_is_an_error_of_one_kind(pair: tuple[Channel, Channel], data: bytes) -> None:
+    ours, theirs = pair
+    with socket.socket(fileno=os.dup(theirs.fileno())) as raw:
+        raw.send(data)
+    with pytest.raises(ValueError, match=r"."):
+        ours.receive(1.0)
+
+
+def descriptors() -> list[int]:
+    return [int(each.name) for each in Path("/proc/self/fd").iterdir()]
+
+
+def test_any_number_of_callers_leaves_a_listener_bounded_and_open_to_a_new_one(tmp_path: Path) -> None:
+    listener, half_open = Listener(tmp_path / "socket"), []
+    before = len(descriptors())
+    for _ in range(10 * CALLERS):
+        half_open.append(Channel.dial(tmp_path / "socket"))
+        listener.messages()
+        assert len(descriptors()) - before - len(half_open) <= CALLERS + 1
+    late = Channel.dial(tmp_path / "socket")
+    late.send({"stop": "stopped by Bob"})
+    ((caller, message),) = listener.messages()
+    caller.send({"heard": message})
+    assert late.receive(1.0) == {"heard": {"stop": "stopped by Bob"}}
+    for each in (*half_open, late, listener):
+        each.close()
+
+
+def test_a_listener_without_file_descriptors_drops_a_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener(tmp_path / "socket")
+    first, second = (Channel.dial(tmp_path / "socket") for _ in range(2))
+    assert listener.messages() == []
+    third = Channel.dial(tmp_path / "socket")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors()), limits[1]))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        assert listener.messages() == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in taken:
+            os.close(each)
+    with pytest.raises(ChannelClosed):
+        first.receive(0)
+    third.send({})
+    assert len(listener.messages()) == 1
+    for each in (first, second, third, listener):
+        each.close()
+
+
+def test_idle_callers_and_long_messages_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener(tmp_path / "socket")
+    idle, active, long = (Channel.dial(tmp_path / "socket") for _ in range(3))
+    listener.messages()
+    now = time.monotonic()
+    active.send({})
+    monkeypatch.setattr(time, "monotonic", lambda: now + IDLE_S - 1)
+    assert len(listener.messages()) == 1
+    with contextlib.suppress(BlockingIOError):
+        long.send({"text": "x" * 4 * PACKET})
+    monkeypatch.setattr(time, "monotonic", lambda: now + IDLE_S + 1)
+    assert listener.messages() == []
+    for each in (idle, long):
+        with pytest.raises(ChannelClosed):
+            each.receive(0)
+    assert active.receive(0) is None
+    for each in (idle, active, long, listener):
+        each.close()
+
+
+def test_a_listener_that_accepts_nobody_is_an_error(tmp_path: Path) -> None:
+    mute, waiting = Listener(tmp_path / "mute"), []
+    with contextlib.suppress(TimeoutError):
+        while True:
+            waiting.append(Channel.dial(tmp_path / "mute", 0.05))
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.1 s"):
+        ask(tmp_path / "mute", {}, 0.1)
+    for each in (*waiting, mute):
         each.close()
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlinf_vla.models.compact.policy import CompactPolicy
 from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode
 from rlinf_vla.realworld.flow import OnlineFlow
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.runtime.off_policy import ReplayFlow
 from rlinf_vla.training.trainer import Trainer
 
 CONFIG = SACConfig(episodes=2, updates_per_step=0.2, batch_size=4, critics=2, hidden=8, shift=0, gamma=0.9, demonstrations=2)
@@ -33,6 +35,7 @@ class Played:
         self.scripted: list[bool] = []
         self.shown: list[Job] = []
         self.played: list[Job] = []
+        self.attended = threading.Semaphore(0)
 
     def begin(self, job: Job) -> None:
         self.scripted.append(job.scripted)
@@ -67,6 +70,9 @@ class Played:
             success=success,
             ended="",
         )
+
+    def attend(self) -> None:
+        self.attended.release()
 
     def share(self, weights: Callable[[], Mapping[str, Tensor]], version: int) -> None:
         if version != self.version:
@@ -135,6 +141,20 @@ def test_the_robot_continues_during_updates(policy: SACPolicy, tmp_path: Path) -
     assert not any(name.startswith("value_head") for name in before) and any(
         (player.weights[name] != before[name]).any() for name in before
     )
+
+
+def test_the_robot_is_attended_to_during_updates(policy: SACPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    player, update = Played(), ReplayFlow.update_from_replay
+    flow = flow_of(policy, player, tmp_path / "replay")
+    seen: list[bool] = []
+
+    def long(self: ReplayFlow, updates: int, algorithm: SAC) -> None:
+        seen.extend(player.attended.acquire(timeout=30) for _ in range(3))
+        update(self, updates, algorithm)
+
+    monkeypatch.setattr(ReplayFlow, "update_from_replay", long)
+    iterate(flow, 0)
+    assert seen == [True] * 3 and flow.metrics["actor/updates"] > 0
 
 
 def test_collected_episodes_are_used_for_training(policy: SACPolicy, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from rlinf_vla.realworld.episode import (
     RobotEpisode,
     episode_inputs,
 )
-from rlinf_vla.realworld.operator_session import CONSENTS, OperatorLeft
+from rlinf_vla.realworld.operator_session import CONSENT_S, CONSENTS, OperatorLeft
 from rlinf_vla.realworld.records import RecordForm, operator_records, to_records
 from rlinf_vla.robots.operators.device_reader import DeviceReader, Event
 from tests.realworld.control import MS
@@ -264,6 +264,18 @@ def test_a_waiting_player_sends_heartbeats() -> None:
     assert toy.said == [{}] * 2
 
 
+def test_a_slow_clock_is_reported_once_a_minute() -> None:
+    toy = Toy(limit=900)
+    toy.robot.state = replace(toy.robot.state, pace=0.43)
+    played(toy)
+    told = [message["slow"] for message in toy.told if "slow" in message]
+    assert set(told) == {"the arm's clock runs at 0.43 of real time"} and len(told) == 1 + int(toy.clock.now() // 60)
+    toy.robot.state = replace(toy.robot.state, pace=0.91)
+    before = len(toy.told)
+    played(toy)
+    assert not any("slow" in message for message in toy.told[before:])
+
+
 def test_a_pause_truncates_and_waits() -> None:
     toy = Toy()
     toy.operator.plan = {900: PAUSE, 30_000: RESUME}
@@ -370,6 +382,54 @@ def test_a_fault_waits_for_an_acknowledgement(kind: str) -> None:
         second = played(toy, job)
     assert toy.clock.now() >= 20_000 / 1024 and len(second) == 20 and not second.fault
     assert {"waiting": "reflex", "for": ACKNOWLEDGE} in toy.told
+
+
+@pytest.mark.parametrize("fault", ["stopped by Bob", "policy: paused by Ada"])
+def test_what_a_person_stopped_no_script_releases(fault: str) -> None:
+    toy = Toy(acknowledge=BY_SCRIPT)
+    toy.robot.stop(fault)
+    toy.clock.at(30.0, lambda: toy.robot.acknowledge("Bob"))
+    assert len(played(toy)) == 20 and toy.robot.commands[0][0] > 30
+    assert toy.told == [{"waiting": fault, "for": ACKNOWLEDGE}, {"going_on": fault}]
+
+
+def test_a_script_releases_no_stop_that_comes_after_a_fault() -> None:
+    """Bob stops the arm while the script waits; the fault that it waits for was acknowledged by another person."""
+    toy = Toy(acknowledge=BY_SCRIPT)
+    toy.robot.stop("reflex")
+
+    def acknowledged_and_stopped() -> None:
+        toy.robot.acknowledge("Eve")
+        toy.robot.stop("stopped by Bob")
+
+    toy.clock.at(CONSENT_S - 0.05, acknowledged_and_stopped)
+    toy.clock.at(30.0, lambda: toy.robot.acknowledge("Bob"))
+    assert len(played(toy)) == 20 and toy.robot.commands[0][0] > 30
+    assert {"waiting": "stopped by Bob", "for": ACKNOWLEDGE} in toy.told
+
+
+def test_a_script_releases_no_stop_that_it_finds_after_reconnecting() -> None:
+    toy = Toy(acknowledge=BY_SCRIPT)
+    observe, connected = toy.robot.observe, []
+
+    def gone() -> object:
+        if not connected:
+            raise RobotError("the arm's process is gone")
+        return observe()
+
+    def connect(timeout_s: float) -> None:
+        connected.append(timeout_s)
+        toy.robot.stop("stopped by Bob")
+        toy.clock.at(30.0, lambda: toy.robot.acknowledge("Bob"))
+
+    toy.robot.observe, toy.robot.connect = gone, connect  # type: ignore[method-assign, assignment]
+    assert len(played(toy)) == 20 and toy.robot.commands[0][0] > 30
+
+
+def test_a_pause_is_ended_by_the_operator_not_by_a_script() -> None:
+    toy = Toy(acknowledge=BY_SCRIPT)
+    toy.operator.plan = {900: PAUSE, 30_000: RESUME}
+    assert played(toy).ended == PAUSE and toy.clock.now() > 29
 
 
 def test_acknowledgements_by_script_are_limited() -> None:

@@ -48,6 +48,12 @@ def journal(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
+def clear_latch(folder: Path) -> None:
+    latch = Latch(folder)
+    while latch.fault is not None:
+        latch.release()
+
+
 def pursues(folder: Path) -> bool:
     """The arm of this folder has a command: an episode is running."""
     try:
@@ -85,7 +91,7 @@ class Session:
 
     def __init__(self, cell: SimulatedCell) -> None:
         self.cell, self.folder = cell, cell.folder
-        Latch(self.folder).clear()
+        clear_latch(self.folder)
         (self.folder / "patient.yaml").write_text(CELL_YAML)
         self.config = franka_sim.Config(folder=str(self.folder), cell=str(self.folder / "patient.yaml"), cameras=[])
         self.robot = franka_sim.make(self.config)

@@ -29,12 +29,13 @@ class ObedientArm:
         self.stale_s = 0.0
         self.now = 0.0
         self.wrench: Vector = np.zeros(6)
+        self.pace = 1.0
         self.pose = CELL.home
         self.joints: Vector = np.array(CELL.home_joints_rad)
 
     @property
     def measured(self) -> Measured:
-        return Measured(self.now - self.stale_s, self.pose, self.joints, np.zeros(7), self.wrench)
+        return Measured(self.now - self.stale_s, self.pose, self.joints, np.zeros(7), self.wrench, self.pace)
 
     def track(self, pose: ToolPose, velocity: Vector) -> None:
         self.pose, self.on_springs = pose, True
@@ -51,6 +52,7 @@ class ObedientArm:
 
 class ObedientGripper:
     width = 0.08
+    holding = False
     problem: str | None = None
     broken = False
 

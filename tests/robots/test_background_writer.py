@@ -12,14 +12,18 @@ def test_writes_are_in_order_and_do_not_block(tmp_path: Path) -> None:
     later, may = BackgroundWriter(), threading.Event()
     later(may.wait)
     latch, journal = Latch(tmp_path, later), Journal(tmp_path / "journal", later)
-    latch.write("first")
+    latch.add("first")
     assert not later.settle(0.01)
-    latch.write("second")
+    latch.add("second")
     journal.write("fault", durable=True)
-    assert latch.read() is None, "the caller did not block"
+    assert Latch(tmp_path).fault is None, "the caller did not block"
     may.set()
     assert later.settle(120)
-    assert latch.read() == "second" and "fault" in (tmp_path / "journal").read_text() and later.problem is None
+    assert (
+        Latch(tmp_path).faults == latch.faults == ("first", "second")
+        and "fault" in (tmp_path / "journal").read_text()
+        and later.problem is None
+    )
     journal.close()
     later.close()
 

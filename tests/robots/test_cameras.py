@@ -15,15 +15,21 @@ import numpy as np
 import pytest
 from franka_session import wait_until
 from numpy.typing import NDArray
+from obedient import CELL
 
 from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import rotations
+from rlinf_vla.core.camera_geometry import Intrinsics
 from rlinf_vla.core.robot import Camera, CameraError, Frame
-from rlinf_vla.robots import cameras
+from rlinf_vla.realworld.sensing import ResizedCamera
+from rlinf_vla.robots import cameras, kinematics
 from rlinf_vla.robots.cameras import DRIVERS, CapturingCamera, FrameMonitor, OpenCVCamera, RealSenseCamera, SimulatedCamera, device
 from rlinf_vla.robots.franka.config import CameraConfig
 from rlinf_vla.robots.franka.plugin import franka
+from rlinf_vla.robots.simulated import scene
 from rlinf_vla.robots.simulated.client import SimulatedCell
+from rlinf_vla.robots.simulated.scene import CUBE_M, TABLE_Z
 from rlinf_vla.runtime import recipes
 from tests.skips import require
 
@@ -247,7 +253,16 @@ def test_simulated_cameras_see_the_table_and_freeze_and_fall_silent(tmp_path: Pa
         red = (first.image[..., 0] > 120) & (first.image[..., 1] < 80) & (first.image[..., 2] < 80)
         green = (first.image[..., 1] > 120) & (first.image[..., 0] < 100)
         assert 5 < red.sum() < 500 and 5 < green.sum() < 700, "a red cube and a green disc"
+        place = np.array([0.45, -0.12, TABLE_Z + CUBE_M / 2])
+        cell.place((place[0], place[1], 0.0), (0.5, 0.15))
         wait_until(lambda: camera.latest().number > first.number + 2, 5, "pictures go on")
+        seen = camera.latest().image.astype(int)
+        rows, columns = np.nonzero((seen[..., 0] > 120) & (seen[..., 1] < 80) & (seen[..., 2] < 80))
+        mount, inside = CELL.cameras["front"], camera.intrinsics
+        assert inside is not None
+        ray = np.array(rotations.matrix(mount.quaternion_wxyz)).T @ (place - np.array(mount.position_m))
+        pixel = inside.cx + inside.fx * ray[0] / ray[2], inside.cy + inside.fy * ray[1] / ray[2]
+        assert (columns.mean(), rows.mean()) == pytest.approx(pixel, abs=1.5), "intrinsics and extrinsics predict where the cube is seen"
         cell.fault("freeze front")
         wait_until(lambda: "frozen" in _error(camera), 6, "it is seen to be frozen")
         cell.fix("freeze front")
@@ -276,6 +291,34 @@ def test_a_camera_of_a_recipe(given: str, complaint: str) -> None:
     assert made.name == "front" and isinstance(made, DRIVERS["opencv"])
     with pytest.raises(UserError, match=re.escape(complaint)):
         made_by(given)
+
+
+def test_the_places_of_the_simulated_cameras_are_mujocos() -> None:
+    require("franka")
+    import mujoco
+
+    simulator, _ = scene.build()
+    simulator.init()
+    simulator.start()
+    model, data = simulator.model, simulator.data
+    mujoco.mj_forward(model, data)
+    flange = kinematics.FrankaKinematics((0, 0, 0), (1, 0, 0, 0)).pose(np.array(scene.HOME))
+    turn = np.array(rotations.matrix(flange.quaternion.tolist()))
+    for name, mount in CELL.cameras.items():
+        at, axes = np.array(mount.position_m), np.array(rotations.matrix(mount.quaternion_wxyz))
+        if mount.parent == "flange":
+            at, axes = flange.position + turn @ at, turn @ axes
+        camera = model.camera(name).id
+        assert at == pytest.approx(data.cam_xpos[camera], abs=1e-4)
+        assert axes == pytest.approx(data.cam_xmat[camera].reshape(3, 3) @ np.diag([1, -1, -1]), abs=1e-4)
+        assert model.camera(name).fovy == scene.FOVY_DEG[name]
+
+
+def test_the_geometry_of_a_resized_camera_is_that_of_its_images(scripted: Scripted) -> None:
+    resized = ResizedCamera(scripted, (2, 1))
+    assert resized.intrinsics is None is resized.mount
+    scripted.intrinsics, scripted.mount = Intrinsics(4, 4, 8.0, 6.0, 1.5, 1.5), CELL.cameras["front"]
+    assert resized.intrinsics == Intrinsics(1, 2, 2.0, 3.0, 0.0, 0.5) and resized.mount is scripted.mount
 
 
 def test_a_device_is_released_by_whoever_reads_it(scripted: Scripted) -> None:

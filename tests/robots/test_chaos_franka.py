@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from chaos import FAULTS, ROUNDS, STRICT, CameraLimits, Chaos, Round
-from franka_session import CELL_YAML, STILL_RAD_S, journal
+from franka_session import CELL_YAML, STILL_RAD_S, clear_latch, journal
 from trajectory import Trajectory
 
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.inference import Chunk, Infer, InferenceWorker, Request
 from rlinf_vla.robots.franka.plugin import franka_sim, read_cell
-from rlinf_vla.robots.runtime_folder import Latch
 from rlinf_vla.robots.simulated.client import SimulatedCell
 
 pytestmark = [pytest.mark.simulator, pytest.mark.timeout(300 + 120 * ROUNDS)]
@@ -28,7 +27,7 @@ class Real(Chaos):
     patience = 1.0 if STRICT else 8.0
 
     def __init__(self, cell: SimulatedCell, wall_clock_off: Path) -> None:
-        Latch(cell.folder).clear()
+        clear_latch(cell.folder)
         patient = cell.folder / "patient.yaml"
         patient.write_text(CELL_YAML)
         limits = "cell://franka_sim" if STRICT else str(patient)

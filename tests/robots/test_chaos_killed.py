@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 from chaos import ROUNDS, STRICT, Round
-from franka_session import CELL_YAML, SMALL, STILL_RAD_S, is_driven, journal, pursues, wait_until
+from franka_session import CELL_YAML, SMALL, STILL_RAD_S, clear_latch, is_driven, journal, pursues, wait_until
 from trajectory import Trajectory
 
 from rlinf_vla.realworld.episode import RobotEpisode
 from rlinf_vla.realworld.process import LEARNER_GONE, UNDER_WAY
 from rlinf_vla.realworld.recorder import recover_episode
 from rlinf_vla.robots.franka.plugin import read_cell
-from rlinf_vla.robots.runtime_folder import Latch
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.runtime.run_directory import EPISODES
 from rlinf_vla.telemetry.metrics import read_metrics
@@ -38,7 +37,7 @@ class Killed:
 
     def __init__(self, cell: SimulatedCell, run: Path) -> None:
         self.cell, self.run, self.seen = cell, run, Trajectory(cell)
-        Latch(cell.folder).clear()
+        clear_latch(cell.folder)
         limits = cell.folder / "patient.yaml"
         limits.write_text(CELL_YAML)
         self.limits = read_cell(str(limits))

@@ -17,8 +17,10 @@ from trajectory import Trajectory
 
 from rlinf_vla.core.listener import ask
 from rlinf_vla.core.robot import RobotError, ToolPose, ToolTarget
+from rlinf_vla.robots.franka import messages
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
-from rlinf_vla.robots.runtime_folder import ORDERS
+from rlinf_vla.robots.runtime_folder import ORDERS, STATE
+from rlinf_vla.robots.shared_record import SharedRecord
 from tests.skips import require
 
 pytestmark = pytest.mark.simulator
@@ -43,6 +45,18 @@ def test_home_is_that_of_the_cell(session: Session) -> None:
     session.move(1.0)
     session.robot.home(30)
     np.testing.assert_allclose(session.robot.observe().joints, session.robot.cell.home_joints_rad, atol=0.02)
+
+
+def test_the_arm_goes_up_before_it_goes_home(session: Session) -> None:
+    session.move(3.5, by=(0.018, 0.0, -0.018))
+    session.wait_still(STANDS_S)
+    begin, seen = session.robot.observe().pose.position, list[np.ndarray]()
+    session.robot.home(30, lambda: seen.append(session.robot.observe().pose.position))
+    way, home = np.array(seen), session.robot.cell.home.position
+    rises = way[way[:, 2] < begin[2] + 0.05]
+    assert len(rises) > 3 and np.abs(rises[:, :2] - begin[:2]).max() < 0.01, "straight up"
+    assert begin[2] < home[2] - 0.1 and way[:, 2].min() > begin[2] - 0.01
+    assert np.abs(session.robot.observe().pose.position - home).max() < 0.01
 
 
 def test_a_fault_outlives_the_arms_process(session: Session) -> None:
@@ -212,6 +226,35 @@ def test_another_process_may_stop_the_arm(session: Session) -> None:
     session.wait_still(STANDS_S)
     franka_sim.order(session.config, "acknowledge", "tester")
     wait_until(lambda: session.robot.observe().fault is None, 5, "it is released")
+
+
+def test_a_persons_stop_in_a_fault_is_acknowledged_on_its_own(session: Session) -> None:
+    """The name is not UTF-8."""
+    session.robot.stop("a policy's message with a lone surrogate: \ud800")
+    assert session.wait_fault(5).endswith(r"surrogate: \ud800")
+    lines = franka_sim.order(session.config, "stop", os.fsdecode(b"J\xf6rg"))
+    assert lines[0].endswith(r"; stopped by J\udcf6rg")
+    franka_sim.order(session.config, "acknowledge", os.fsdecode(b"\xc4da"))
+    wait_until(lambda: session.robot.observe().fault == r"stopped by J\udcf6rg", 5, "the stop remains")
+    with pytest.raises(RobotError, match="stopped by J"):
+        session.robot.home(5)
+    session.robot.close()
+    session.robot = franka_sim.make(session.config)
+    session.robot.connect(30)
+    assert session.robot.observe().fault == r"stopped by J\udcf6rg"
+    session.acknowledge()
+
+
+def test_an_acknowledgement_of_an_earlier_fault_is_refused(session: Session) -> None:
+    session.robot.stop("first")
+    session.wait_fault(5)
+    franka_sim.order(session.config, "stop", "Bob")
+    ask(session.folder / ORDERS, {"acknowledge": "Eve"}, 2.0)
+    wait_until(lambda: messages.unpack(SharedRecord(session.folder / STATE).read() or b"").fault == "stopped by Bob", 5, "it is Bob's now")
+    session.robot.acknowledge("a script")  # which has not observed Bob's stop
+    wait_until(lambda: session.robot.observe().fault and session.robot.refusal, 5, "it is refused")
+    assert session.robot.refusal == session.robot.observe().fault == "stopped by Bob"
+    session.acknowledge()
 
 
 def test_one_process_drives_an_arm(session: Session) -> None:

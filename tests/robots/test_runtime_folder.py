@@ -9,15 +9,17 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from rlinf_vla.cli import robot
 from rlinf_vla.core import user_dirs
 from rlinf_vla.core.listener import Listener
 from rlinf_vla.core.robot import RobotError
 from rlinf_vla.robots import runtime_folder, stop
-from rlinf_vla.robots.franka.plugin import franka
+from rlinf_vla.robots.franka.plugin import franka, franka_sim
 
 
 def process(folder: Path, then: str) -> list[str]:
@@ -50,17 +52,42 @@ def test_who_let_an_arm_go_was_not_killed(tmp_path: Path) -> None:
 
 
 def test_a_latch_is_kept_until_it_is_cleared(tmp_path: Path) -> None:
-    assert runtime_folder.Latch(tmp_path).read() is None
-    runtime_folder.Latch(tmp_path).write("reflex: joint_reflex")
-    assert runtime_folder.Latch(tmp_path).read() == "reflex: joint_reflex"
-    runtime_folder.Latch(tmp_path).clear()
-    runtime_folder.Latch(tmp_path).clear()
-    assert runtime_folder.Latch(tmp_path).read() is None
+    latch = runtime_folder.Latch
+    assert latch(tmp_path).fault is None
+    assert latch(tmp_path).add("reflex: joint_reflex") and not latch(tmp_path).add("reflex: joint_reflex")
+    assert latch(tmp_path).add("stopped by Bob")
+    for left in ("reflex: joint_reflex", "stopped by Bob", None, None):
+        assert latch(tmp_path).fault == left
+        latch(tmp_path).release()
 
 
-def test_a_latch_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
-    (tmp_path / "latched.json").write_text("{")
-    assert "cannot be read" in str(runtime_folder.Latch(tmp_path).read())
+def test_a_fault_that_is_being_acknowledged_can_occur_again(tmp_path: Path) -> None:
+    latch = runtime_folder.Latch(tmp_path)
+    assert latch.add("stopped by Bob") and latch.add("stopped by Bob", recovering=True)
+    assert not latch.add("stopped by Bob", recovering=True)
+    latch.release()
+    assert latch.fault == "stopped by Bob"
+
+
+def test_the_number_of_faults_is_bounded(tmp_path: Path) -> None:
+    latch = runtime_folder.Latch(tmp_path)
+    added = [latch.add(f"stopped by {number}") for number in range(latch.MOST + 1)]
+    assert added == [True] * latch.MOST + [False] and runtime_folder.Latch(tmp_path).faults == latch.faults
+
+
+@pytest.mark.parametrize(
+    "found",
+    [b"{", b"[]", b"3", b'{"fault": "reflex"}', b'{"faults": 3}', b'{"faults": [3]}', b'{"faults": "\xff"}', b"[" * 100_000, b"\xf6", None],
+)
+def test_a_latch_that_cannot_be_read_is_a_fault_that_can_be_acknowledged(tmp_path: Path, found: bytes | None) -> None:
+    if found is not None:
+        (tmp_path / "latched.json").write_bytes(found)
+    else:
+        (tmp_path / "latched.json").symlink_to("latched.json")
+    latch = runtime_folder.Latch(tmp_path)
+    assert str(latch.fault).endswith("latched.json cannot be read")
+    latch.release()
+    assert latch.fault is None is runtime_folder.Latch(tmp_path).fault
 
 
 def test_a_durable_event_is_on_disk_at_once_and_the_journal_only_grows(tmp_path: Path) -> None:
@@ -76,15 +103,35 @@ def test_a_durable_event_is_on_disk_at_once_and_the_journal_only_grows(tmp_path:
 @pytest.fixture
 def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A short path: a socket's has to be."""
-    monkeypatch.setattr(socket, "gethostname", lambda: "bench")
     with tempfile.TemporaryDirectory() as made:
         monkeypatch.setenv("XDG_STATE_HOME", made)
         yield Path(made)
 
 
-def test_the_folders_are_this_users_and_machines_alone(state: Path) -> None:
+@contextmanager
+def answering(folder: Path) -> Iterator[list[dict[str, str]]]:
+    """A process that drives the arm of this folder, and the orders that it gets."""
+    listener, heard, over = Listener(folder / runtime_folder.ORDERS), list[dict[str, str]](), threading.Event()
+
+    def answer() -> None:
+        while not over.wait(0.005):
+            for caller, message in listener.messages():
+                heard.append(message)
+                caller.send({"host": folder.name, "pid": 7, "fault": message.get("stop")})
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield heard
+    finally:
+        over.set()
+        thread.join()
+        listener.close()
+
+
+def test_the_folders_are_this_users_alone(state: Path) -> None:
     made = runtime_folder.of_arm("172.16.0.2")
-    assert made == state / "rlinf-vla/arms/bench/172.16.0.2"
+    assert made == state / "rlinf-vla/robots/172.16.0.2"
     assert runtime_folder.arms() == [made] and made.parent.stat().st_mode & 0o077 == 0
     assert runtime_folder.of_arm("../../etc").parent == made.parent
     made.parent.chmod(0o755)
@@ -94,11 +141,28 @@ def test_the_folders_are_this_users_and_machines_alone(state: Path) -> None:
 
 def test_a_latch_outlives_the_login_in_which_it_was_made(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(state / "login"))
-    runtime_folder.Latch(runtime_folder.of_arm("172.16.0.2")).write("reflex: joint_reflex")
+    runtime_folder.Latch(runtime_folder.of_arm("172.16.0.2")).add("reflex: joint_reflex")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert runtime_folder.Latch(runtime_folder.of_arm("172.16.0.2")).read() == "reflex: joint_reflex", (
+    assert runtime_folder.Latch(runtime_folder.of_arm("172.16.0.2")).fault == "reflex: joint_reflex", (
         "also for who has no login: cron, Ray, sudo"
     )
+
+
+def test_an_arm_has_one_folder_whatever_the_machine_is_called(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container has a random name; a simulated cell, on the other hand, exists only on its machine."""
+    real, simulated = franka.Config(host="172.16.0.2"), franka_sim.Config()
+    folders = []
+    for name in ("3f2a", "9c1d"):
+        monkeypatch.setattr(socket, "gethostname", lambda: name)  # noqa: B023
+        folders.append((franka.folder(real), franka_sim.folder(simulated)))
+    assert folders[0][0] == folders[1][0] and folders[0][1] != folders[1][1]
+
+
+def test_an_order_to_all_reaches_an_arm_once(state: Path) -> None:
+    """A second acknowledgement would clear the next fault."""
+    with answering(runtime_folder.of_arm("172.16.0.2")) as heard:
+        assert robot.run(["acknowledge", "operator=Ada"]) == 0
+    assert heard == [{"acknowledge": "Ada"}]
 
 
 def test_an_arm_has_one_folder_by_whichever_of_its_names(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +181,7 @@ def test_an_arm_has_one_folder_by_whichever_of_its_names(state: Path, monkeypatc
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_one_line(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spare = 107 - len(str(state / "rlinf-vla/arms/bench" / runtime_folder.ORDERS)) - 1
+    spare = 107 - len(str(state / "rlinf-vla/robots" / runtime_folder.ORDERS)) - 1
     listener = Listener(runtime_folder.of_arm("x" * spare) / runtime_folder.ORDERS)
     listener.close()
     with pytest.raises(RobotError, match=r"arm\.socket: 1 bytes too long for a socket; XDG_STATE_HOME=FOLDER names a shorter place$"):
@@ -137,20 +201,8 @@ def test_stop_finds_every_arm_that_is_driven(state: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit, match="nothing to stop"):
         stop.main()
     runtime_folder.of_arm("idle")
-    listener = Listener(runtime_folder.of_arm("172.16.0.2") / runtime_folder.ORDERS)
-    heard: list[dict[str, str]] = []
-
-    def answer() -> None:
-        while not heard:
-            for caller, message in listener.messages():
-                heard.append(message)
-                caller.send({"host": "172.16.0.2", "pid": 7, "fault": message["stop"]})
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    stop.main()
-    thread.join()
-    listener.close()
+    with answering(runtime_folder.of_arm("172.16.0.2")):
+        stop.main()
     assert capsys.readouterr().out.startswith("172.16.0.2 (process 7): stopped by ")
 
 

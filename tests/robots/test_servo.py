@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from obedient import CELL, ObedientArm, ObedientGripper
 
 from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget
+from rlinf_vla.robots.franka.messages import pack, unpack
 from rlinf_vla.robots.franka.servo import Servo
 from rlinf_vla.robots.runtime_folder import Journal, Latch
 
@@ -122,6 +126,17 @@ def test_each_cause_is_latched_and_stops_the_arm(bench: Bench, cause: str) -> No
     assert bench.run(0.2).fault is None and bench.arm.pose is not at
 
 
+@pytest.mark.parametrize(("pace", "tells"), [(0.43, True), (0.95, False)])
+def test_a_fault_in_a_slow_simulation_says_so(bench: Bench, pace: float, tells: bool) -> None:
+    bench.arm.pace = pace
+    bench.goal(0.004)
+    bench.run(0.1)
+    bench.arm.wrench = np.array([CELL.max_force_n + 1, 0, 0, 0, 0, 0])
+    state = bench.run(0.1)
+    assert str(state.fault).endswith("(the arm's clock runs at 0.43 of real time)") == tells
+    assert str(state.fault).startswith("max_force_n: ") and unpack(pack(state)).pace == pace
+
+
 def test_a_released_arm_comes_to_rest_and_nothing_is_latched(bench: Bench) -> None:
     bench.goal(0.02)
     bench.run(0.1)
@@ -157,6 +172,38 @@ def test_a_fault_outlives_the_arms_process(bench: Bench, fault: str) -> None:
         assert bench.make().fault == fault
     bench.make().acknowledge("tester")
     assert bench.make().fault is None
+
+
+def test_a_persons_stop_is_a_latch_of_its_own(bench: Bench) -> None:
+    bench.servo.stop("max_force_n: 50.0 N measured, 40 allowed", bench.now)
+    for name in ("Bob", "Bob", "Eve"):
+        bench.servo.stop(f"stopped by {name}", bench.now)
+    bench.servo.stop("policy: another reason", bench.now)
+    at = bench.arm.pose
+    for left in ("stopped by Bob", "stopped by Eve"):
+        bench.servo.acknowledge("Ada")
+        bench.goal(0.004)
+        assert bench.run(0.5).fault == left == bench.make().fault and bench.arm.pose is at
+    bench.servo.acknowledge("Ada")
+    bench.goal(0.004)
+    assert bench.run(0.5).fault is None and bench.arm.pose is not at and bench.make().fault is None
+
+
+@given(fault=st.text(st.characters(exclude_categories=()), min_size=1, max_size=2000))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_text_can_be_latched_shown_and_acknowledged(bench: Bench, fault: str) -> None:
+    bench.servo.stop(f"stopped by {fault}", bench.now)
+    shown = unpack(pack(bench.run(0.02))).fault
+    assert shown is not None and shown == bench.servo.fault == bench.make().fault and shown.isprintable()
+    bench.servo.acknowledge(fault)
+    assert bench.run(0.02).fault is None and bench.make().fault is None
+
+
+@pytest.mark.parametrize("until", [math.nan, math.inf, -math.inf])
+def test_a_goal_that_never_expires_is_a_fault(bench: Bench, until: float) -> None:
+    at = bench.arm.pose
+    bench.goal(0.02, valid_s=until)
+    assert str(bench.run(0.5).fault).startswith("policy: a goal that is valid until") and bench.arm.pose is at
 
 
 def test_it_does_not_start_in_an_invalid_state(bench: Bench) -> None:

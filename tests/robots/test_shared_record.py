@@ -115,8 +115,11 @@ def test_a_state_is_transferred_unchanged(values: list[float], width: float | No
         array[28],
         ToolTarget(pose, width) if commanded else None,
         None if fault is None else fault.replace("\x00", ""),
+        pace=array[0],
+        holding=commanded,
     )
     read = messages.unpack(messages.pack(state))
+    assert read.pace == state.pace and read.holding is commanded
     for name in ("time", "joints", "joint_velocities", "wrench", "gripper_width"):
         np.testing.assert_array_equal(getattr(read, name), getattr(state, name))
     np.testing.assert_array_equal(read.pose.quaternion, pose.quaternion)

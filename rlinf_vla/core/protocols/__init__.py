@@ -19,8 +19,10 @@ from .env import Reward as Reward
 from .env import RewardPlugin as RewardPlugin
 from .env import VectorEnv as VectorEnv
 from .policy import ImageSize as ImageSize
+from .policy import KeyedNoise as KeyedNoise
 from .policy import Learner as Learner
 from .policy import Noise as Noise
+from .policy import NoiseKeys as NoiseKeys
 from .policy import Policy as Policy
 from .policy import PolicySpec as PolicySpec
 from .policy import RealTimeChunking as RealTimeChunking

@@ -33,6 +33,24 @@ class Noise(Protocol):
 
 
 @dataclass(frozen=True)
+class NoiseKeys:
+    """What determines the random numbers of a policy call: int64 ``[B]`` each, beside the seed."""
+
+    run_seed: int
+    task: Tensor
+    """Task and attempt: ``task_id + attempt * MAX_TASKS``."""
+    seed: Tensor
+    step: Tensor
+
+
+@runtime_checkable
+class KeyedNoise(Noise, Protocol):
+    """Noise that a policy on another machine can draw itself, from the same keys."""
+
+    keys: NoiseKeys
+
+
+@dataclass(frozen=True)
 class PolicySpec:
     """Input and output sizes of a policy."""
 
@@ -81,6 +99,9 @@ class Policy(nn.Module):
     """Weights of the head of which only these rows are used, unless they have adapters."""
     noise_dim: int | None = None
     """Dimension of the noise that ``act_from_noise`` takes; None: it is unsupported."""
+    learns: ClassVar[bool] = True
+    """False: its weights are elsewhere. It has no parameters, only acts, and is not loaded from
+    ``model.checkpoint``."""
     merge_adapters: bool = True
     """Whether rollouts merge the adapters into the weights (``model.lora.merge``)."""
 
@@ -108,6 +129,18 @@ class Policy(nn.Module):
 
         For one that is not on this machine; there are no weights. None: it is not known.
         """
+        return None
+
+    @classmethod
+    def provenance(cls, config: Any) -> dict[str, Any]:
+        """For a policy that does not learn: return JSON values that identify its weights.
+
+        ``sha256`` of their files and ``device``; each None if unknown. Raises UserError.
+        """
+        raise NotImplementedError
+
+    def begin_control(self) -> None:
+        """Called before the policy acts in a control loop, where a late answer is an error."""
         return None
 
     @abstractmethod

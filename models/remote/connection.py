@@ -1,0 +1,249 @@
+"""Connections to a policy server: messages there and back, within a time, with bounded retries."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlinf_vla.config.errors import Failure, UserError, printable
+from rlinf_vla.core.array_messages import INSTALL, LIMITS, MessageError, pack, unpack
+
+from .options import OPENPI, SGLANG, VLLM_OMNI, RemoteOptions
+
+PATHS = {"/v1/realtime/robot/openpi": VLLM_OMNI, "/openpi/policy": SGLANG}
+"""Path of an address -> the dialect spoken there."""
+SHOWN = 300
+"""Characters of a server's message that are repeated to the user."""
+CLOSING_S = 1.0
+"""Seconds to wait for the server's reason after its error."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+"""Pauses before further attempts double from the first to the longest."""
+DENIED = (401, 403)
+"""HTTP statuses for a wrong token."""
+TOO_BIG, TRY_AGAIN_LATER = 1009, 1013
+"""Codes with which a server closes a connection."""
+
+
+class Lost(Exception):
+    """No connection, or no answer in time: another attempt may succeed. In one line."""
+
+
+def shown(text: str) -> str:
+    """Return the last line of a server's text, which in a traceback is the error, made safe."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["-"]
+    return printable(lines[-1][:SHOWN])
+
+
+class Connection:
+    """One WebSocket to the server, whose first message is its metadata."""
+
+    def __init__(self, options: RemoteOptions) -> None:
+        """Connect and read the metadata. Raises Lost, Failure and UserError."""
+        client = _client()
+        self.url, self._timeout = address(options), options.timeout_s
+        self._deadline, self._sent = time.monotonic() + self._timeout, 0
+        settings = {"ssl": _trust(options), "additional_headers": _token(options), "open_timeout": self._timeout, "close_timeout": 1}
+        settings |= {"ping_interval": None}  # a server may infer on the thread that would answer
+        settings |= {"compression": None, "max_size": LIMITS.size, "proxy": None}
+        self._opened = ExitStack()
+        try:
+            self._socket = self._opened.enter_context(client.connect(self.url, **settings))
+        except Exception as error:
+            raise _refused(self.url, error) from None
+        # the library waits without limit for a server that reads nothing
+        whole = int(self._timeout)
+        limit = struct.pack("ll", whole, int((self._timeout - whole) * 1e6))
+        self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        try:
+            found = self.receive()
+            if not isinstance(found, dict):
+                raise Failure(f"{self.url} does not begin with metadata, as a policy server does: check the path of model.options.url")
+            self.metadata: dict[str, Any] = found
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, message: Any) -> None:
+        """Send a message; its answer is due ``timeout_s`` from now. Raises Lost and Failure."""
+        self._deadline = time.monotonic() + self._timeout
+        data = pack(message)
+        self._sent = len(data)
+        try:
+            self._socket.send(data)
+        except Exception as error:
+            raise self._lost(error) from None
+
+    def receive(self) -> Any:
+        """Return the next message. Raises Lost, and Failure for what is no answer."""
+        try:
+            data = self._socket.recv(timeout=max(0.0, self._deadline - time.monotonic()))
+        except Exception as error:
+            raise self._lost(error) from None
+        if isinstance(data, str):
+            raise self._refused(data)
+        try:
+            return unpack(data)
+        except MessageError as error:
+            raise Failure(f"the policy server {self.url} sends what cannot be read: {error}") from None
+
+    @property
+    def is_open(self) -> bool:
+        """False once the server closed it, for instance because nothing was asked for long."""
+        from websockets.protocol import State
+
+        return bool(self._socket.protocol.state is State.OPEN)
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _refused(self, text: str) -> Exception:
+        """Return what to raise for a text instead of an answer; the server then closes."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            self._socket.recv(timeout=CLOSING_S)
+        except ConnectionClosed as error:
+            if error.rcvd is not None and error.rcvd.code == TRY_AGAIN_LATER:
+                return Lost(shown(text))
+        except TimeoutError:  # it leaves the connection open
+            pass
+        return Failure(f"the policy server {self.url} refuses: {shown(text)}")
+
+    def _lost(self, error: Exception) -> Exception:
+        from websockets.exceptions import ConnectionClosed
+
+        if isinstance(error, TimeoutError):
+            return Lost(f"no answer within {self._timeout:g} s (model.options.timeout_s)")
+        if isinstance(error, ConnectionClosed):
+            if error.rcvd is not None and error.rcvd.code == TOO_BIG:
+                return Failure(f"the policy server {self.url} takes no message of {self._sent} bytes: lower rollout.batch_size")
+            return Lost(f"the connection was closed{f': {shown(error.rcvd.reason)}' if error.rcvd and error.rcvd.reason else ''}")
+        return Lost(f"the connection failed: {shown(str(error) or type(error).__name__)}")
+
+
+class Connections:
+    """Up to ``count`` connections to a server, which is ``known`` by its metadata."""
+
+    def __init__(self, options: RemoteOptions, count: int, known: Callable[[dict[str, Any]], bool] = lambda metadata: True) -> None:
+        self.options, self.count, self.retries = options, count, options.retries
+        self._known = known
+        self._open: list[Connection] = []
+
+    def ask(self, requests: Sequence[Any], sleep: Callable[[float], None] = time.sleep) -> list[Any]:
+        """Return the answers to ``requests``, in order; ``count`` of them are under way at a time.
+
+        Raises Failure if the last attempt failed, or an answer is none.
+        """
+        answers: list[Any] = []
+        for attempt in range(self.retries + 1):
+            try:
+                while len(answers) < len(requests):
+                    answers += self._ask(requests[len(answers) : len(answers) + self.count])
+                return answers
+            except Lost as error:
+                self.close()
+                lost = error
+            except BaseException:
+                self.close()  # an answer may still be under way, and would be taken for the next
+                raise
+            if attempt < self.retries:
+                sleep(min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S))
+        attempts = f" in {self.retries + 1} attempts" if self.retries else ""
+        raise Failure(f"the policy server {address(self.options)} does not answer{attempts}: {lost}")
+
+    def _ask(self, requests: Sequence[Any]) -> list[Any]:
+        self._open = [each for each in self._open if each.is_open]
+        while len(self._open) < len(requests):
+            self._open.append(self._connect())
+        for connection, request in zip(self._open, requests, strict=False):
+            connection.send(request)
+        return [connection.receive() for connection, _ in zip(self._open, requests, strict=False)]
+
+    def _connect(self) -> Connection:
+        found = Connection(self.options)
+        if not self._known(found.metadata):
+            found.close()
+            raise Failure(f"{found.url} now serves another policy than at the beginning: start again")
+        return found
+
+    def close(self) -> None:
+        """Close all connections; the next request opens new ones."""
+        while self._open:
+            self._open.pop().close()
+
+
+def metadata_of(options: RemoteOptions) -> dict[str, Any]:
+    """Return what the server says of itself, over a connection of its own. Raises UserError."""
+    try:
+        connection = Connection(options)
+    except (Lost, Failure) as error:
+        raise UserError(f"model.options.url={options.url}: {error}: start the server first, and check address and dialect") from None
+    connection.close()
+    return connection.metadata
+
+
+def address(options: RemoteOptions) -> str:
+    """Return the server's address. Raises UserError if there is none."""
+    if options.url is None:
+        raise UserError("model.options.url has no value: give the address of a policy server, such as ws://127.0.0.1:8000")
+    return options.url
+
+
+def dialect_of(options: RemoteOptions) -> str:
+    """Return the dialect that the options name, or the path of the address."""
+    return options.dialect or PATHS.get(urlsplit(address(options)).path.rstrip("/"), OPENPI)
+
+
+def _token(options: RemoteOptions) -> dict[str, str]:
+    if options.token_env is None:
+        return {}
+    token = os.environ.get(options.token_env, "")
+    if not token or not token.isascii() or not token.isprintable():
+        raise UserError(f"model.options.token_env={options.token_env}: set this environment variable to the server's token")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _trust(options: RemoteOptions) -> ssl.SSLContext | None:
+    if not address(options).startswith("wss:"):
+        if options.ca_file is not None:
+            raise UserError(f"model.options.ca_file={options.ca_file} is for wss://, model.options.url is {options.url}: change one")
+        return None
+    try:
+        path = None if options.ca_file is None else str(Path(options.ca_file).expanduser())
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # SSLError is one
+        raise UserError(f"model.options.ca_file={options.ca_file} cannot be read as PEM certificates ({error.strerror or error})") from None
+
+
+def _refused(url: str, error: Exception) -> Exception:
+    """Return what to raise because ``url`` could not be connected to."""
+    from websockets.exceptions import InvalidStatus, InvalidURI
+
+    if isinstance(error, InvalidURI):
+        return UserError(f"model.options.url={url} is no address: give ws://HOST:PORT")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return UserError(f"{url} has no certificate to trust ({shown(error.verify_message)}): give its own as model.options.ca_file")
+    if isinstance(error, InvalidStatus):
+        status = error.response.status_code
+        if status in DENIED:
+            return UserError(f"{url} wants a token, or another one: put it into a variable and name that in model.options.token_env")
+        return Lost(f"{url} answers HTTP {status} instead of opening a WebSocket")
+    if isinstance(error, TimeoutError):
+        return Lost(f"{url} accepts no connection in time (model.options.timeout_s)")
+    return Lost(f"{url} cannot be connected to ({shown(str(error) or type(error).__name__)})")
+
+
+def _client() -> Any:
+    try:
+        from websockets.sync import client
+    except ImportError:
+        raise UserError(f"model=remote: websockets is not installed: {INSTALL}") from None
+    return client

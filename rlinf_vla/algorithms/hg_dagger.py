@@ -1,0 +1,91 @@
+"""HG-DAgger: imitate the operator's corrections of the policy's own episodes.
+
+Kelly, Sidrane, Driggs-Campbell and Kochenderfer 2019 (arXiv 1810.02890): the operator takes over
+where the policy would fail. Only these steps are labels, and all of them are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol
+
+import torch
+
+from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
+from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.config.ranges import Count, LearningRate, Name, Positive, Probability, Size
+from rlinf_vla.config.recipe import INTERACTIVE, AlgorithmConfig
+
+
+@dataclass
+class HGDAggerConfig(AlgorithmConfig):
+    """Recipe node ``algorithm``."""
+
+    family: ClassVar[str] = INTERACTIVE
+
+    name: Name = "hg_dagger"
+    demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
+    """``dataset``: imitated beside the corrections; null: the corrections alone."""
+    episodes: Count = 4
+    """Number of the policy's episodes per iteration, before its updates."""
+    updates: Count = 50
+    """Optimiser steps per iteration; none while there is neither dataset nor correction."""
+    correction_share: Probability = 0.5
+    """Fraction of every batch drawn from the corrections, if there are any and a dataset."""
+    batch_size: Size = 64
+    learning_rate: LearningRate = 3e-4
+    weight_decay: Probability = 0.01
+    max_grad_norm: Positive = 1.0
+
+
+class Flow(Protocol):
+    """The operations from which an iteration is composed; a runtime implements them."""
+
+    iteration: int
+
+    def generator(self) -> torch.Generator:
+        """Return this iteration's random number generator, identical in a resumed run."""
+
+    def demonstrate(self, config: DemonstrationConfig) -> Demonstrations:
+        """Return the dataset's demonstrations."""
+
+    def correct(self, episodes: int) -> Demonstrations | None:
+        """Run the policy's episodes; return the operator's steps of all iterations so far, None
+        without any."""
+
+    def aggregate(self, batches: Sequence[Demonstrations]) -> None:
+        """Take an optimiser step on each batch."""
+
+    def publish(self) -> None: ...
+
+
+class HGDAgger(Algorithm):
+    """Run episodes under the operator's eyes, then imitate demonstrations and corrections."""
+
+    Config = HGDAggerConfig
+    config: HGDAggerConfig
+
+    def iteration(self, flow: Flow) -> None:
+        config = self.config
+        shown = flow.demonstrate(config.demonstrations) if config.demonstrations.dataset is not None else None
+        corrections = flow.correct(config.episodes)
+        if shown is not None or corrections is not None:
+            flow.aggregate(self.batches(shown, corrections, flow))
+        flow.publish()
+
+    def batches(self, shown: Demonstrations | None, corrections: Demonstrations | None, flow: Flow) -> list[Demonstrations]:
+        """Draw the batches of an iteration: ``updates`` of ``batch_size`` rows."""
+        config, generator = self.config, flow.generator()
+        size = config.batch_size
+        if shown is None or corrections is None:
+            parts = [(shown or corrections, size)]
+        else:
+            corrected = round(config.correction_share * size)
+            parts = [(corrections, corrected), (shown, size - corrected)]
+        found = []
+        for update in range(config.updates):
+            drawn = [part[torch.randint(len(part), (count,), generator=generator)] for part, count in parts if part is not None and count]
+            first = (flow.iteration * config.updates + update) * size
+            found.append(replace(Demonstrations.cat(drawn), draws=first + torch.arange(size)))
+        return found

@@ -1,0 +1,79 @@
+"""Flow of HG-DAgger at a robot: episodes with takeovers, then imitation of the corrections."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import Inputs
+from rlinf_vla.realworld.arm_convention import ArmConvention
+from rlinf_vla.realworld.client import RobotClient
+from rlinf_vla.realworld.episode import RobotEpisode
+from rlinf_vla.realworld.flow import policy_inputs, session_metrics, training_jobs
+from rlinf_vla.realworld.records import runs
+from rlinf_vla.runtime.supervised import LocalSupervisedFlow
+
+
+class DAggerFlow(LocalSupervisedFlow):
+    """The corrections are the run directory's episode files; a resumed run reads them again."""
+
+    metrics_every = 1
+
+    def __init__(self, player: RobotClient, episodes: Path, *arguments: Any) -> None:
+        """``episodes``: directory of the episode files. ``arguments``: see the base class."""
+        super().__init__(*arguments)
+        assert isinstance(self.learner, Policy)
+        self.player, self.policy, self._episodes = player, self.learner, episodes
+        self._convention = ArmConvention(self.policy.spec.convention)
+        self._corrections: list[tuple[Inputs, Tensor]] = []
+        self._read = 0
+        """Iterations whose corrections are in ``_corrections``."""
+
+    def correct(self, episodes: int) -> Demonstrations | None:
+        for iteration in range(self._read, self.iteration):
+            for job in training_jobs(self.settings, iteration, episodes):
+                self._corrections += self._corrected(RobotEpisode.read(self._episodes / job.file))
+        started = time.perf_counter()
+        self.player.share(self.trainer.acting_weights, self.policy_version)
+        jobs = training_jobs(self.settings, self.iteration, episodes)
+        for job in jobs:
+            self.player.begin(job)
+        with self.timeline.span("rollout", "robot"):
+            played = [self.player.episode(job, partial(self._rolling, place / len(jobs))) for place, job in enumerate(jobs)]
+        self.changed = True
+        for episode in played:
+            self._corrections += self._corrected(episode)
+        self._read = self.iteration + 1
+        steps = float(sum(map(len, played)))
+        success = sum(each.success and not bool(each.human.any()) for each in played) / len(played)
+        self.log(session_metrics(played) | self.player.control_metrics())
+        self.log({"rollout/steps": steps, "rollout/success_alone": success, "replay/size": float(self._size())})
+        self.log_rollout(time.perf_counter() - started, int(steps))
+        return Demonstrations.of(self._corrections, self.policy.spec.chunk) if self._corrections else None
+
+    def aggregate(self, batches: Sequence[Demonstrations]) -> None:
+        started, losses = time.perf_counter(), list[float]()
+        with self.timeline.span("update", "trainer"):
+            for number, batch in enumerate(batches):
+                self.progress("update", number / len(batches))
+                self.player.attend()
+                losses.append(self.step(batch, 1.0)["sft/loss"])
+        seconds = time.perf_counter() - started
+        self.log({"sft/loss": sum(losses) / len(losses), "actor/updates": float(len(batches)), "timing_s/update": seconds})
+
+    def _corrected(self, episode: RobotEpisode) -> list[tuple[Inputs, Tensor]]:
+        """Return inputs and actions of each run of the operator's steps."""
+        if not bool(episode.human.any()):
+            return []
+        inputs, actions = policy_inputs(self.policy, self._convention, episode), self._convention.to_policy(episode.action)
+        return [({name: value[start:end] for name, value in inputs.items()}, actions[start:end]) for start, end in runs(episode.human)]
+
+    def _size(self) -> int:
+        return sum(len(actions) for _, actions in self._corrections)

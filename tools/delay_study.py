@@ -1,0 +1,128 @@
+"""Success against delay: policies on a server drive the simulated Franka over a slow link.
+
+python tools/delay_study.py OUT pi0=RUN oft=RUN [--delays 0 100 200 300] [--episodes 20]
+
+Each policy is served by `rlinf-vla serve` in a process of its own, and drives the arm at 10 Hz with
+`rlinf-vla robot run recipe=franka_remote` through a relay that delays every answer. All runs play
+the same episodes. Writes OUT/POLICY_MODE_DELAY/ and prints a table; a finished run is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.benchmarks.slow_link import Link, relay
+from rlinf_vla.evaluation.statistics import paired_episodes, wilson_interval
+
+PROGRAM = [sys.executable, "-P", "-m", "rlinf_vla.cli.main"]
+MODES = {
+    "synchronous": ["control.asynchronous=false"],
+    "asynchronous": ["control.asynchronous=true"],
+    "real-time chunking": ["control.asynchronous=true", "control.real_time_chunking=true"],
+}
+FLOW = ("pi0",)
+"""Policies that can continue committed actions."""
+COMMON = ["control.max_observation_age_s=2", "control.max_misses=20", "evaluation.filmed=0", "robot.max_age_s=2", "robot.frozen_s=5"]
+
+
+@contextmanager
+def served(run: str) -> Iterator[int]:
+    """Serve the policy of a run; yield the port."""
+    server = subprocess.Popen([*PROGRAM, "serve", f"run={run}", "serve.port=0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        for line in server.stdout:
+            print(line, end="", flush=True)
+            if found := re.search(r"ws://[^:/]+:(\d+)", line):
+                yield int(found[1])
+                return
+        raise RuntimeError(f"the server of {run} ended with exit code {server.wait()}")
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def play(directory: Path, port: int, delay_ms: float, arguments: argparse.Namespace, mode: str) -> None:
+    if (directory / "report.html").exists():
+        return
+    link = Link(delay_ms / 1e3, arguments.jitter / 1e3, arguments.loss)
+    with relay(port, link) as relayed:
+        command = [*PROGRAM, "robot", "run", "recipe=franka_remote", f"model.options.url=ws://127.0.0.1:{relayed}", f"run_dir={directory}"]
+        command += [f"episodes={arguments.episodes}", f"env.episode_limit={arguments.limit}", "model.options.timeout_s=10", *COMMON]
+        subprocess.run([*command, *MODES[mode]], check=True)
+
+
+def episodes_of(directory: Path) -> list[dict[str, Any]]:
+    (path,) = (directory / "evaluation").glob("*.json")
+    found: list[dict[str, Any]] = json.loads(path.read_text())["greedy"]["episodes"]
+    return found
+
+
+def row(name: str, mode: str, delay: float, directory: Path, within: int) -> str:
+    """Return a line of the table; success counts within ``within`` control periods."""
+    episodes, control = episodes_of(directory), json.loads((directory / "control.json").read_text())
+    won = [each for each in episodes if each["success"] and each["steps"] <= within]
+    low, high = wilson_interval(len(won), len(episodes))
+    solved = [each["steps"] for each in episodes if each["success"]]
+    periods = f"{sum(solved) / len(solved):.1f}" if solved else "-"
+    ticks, steps = control["delay_ticks"], control["steps"]
+    mean = sum(int(each) * count for each, count in ticks.items()) / max(1, sum(ticks.values()))
+    faults = sum(each["fault"] for each in episodes)
+    rate = f"{100 * len(won) / len(episodes):.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+    cells = [name, mode, f"{delay:g}", rate, periods, f"{mean:.1f}", str(steps["held"]), str(steps["skipped"]), str(faults)]
+    return f"| {' | '.join(cells)} |"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("policies", nargs="+", metavar="NAME=RUN")
+    parser.add_argument("--delays", type=float, nargs="+", default=[0, 100, 200, 300], help="milliseconds added to a round trip")
+    parser.add_argument("--jitter", type=float, default=0.0, help="standard deviation of the delay, milliseconds")
+    parser.add_argument("--loss", type=float, default=0.0, help="probability that an answer is sent again after 200 ms")
+    parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--limit", type=int, default=60, help="control periods per episode")
+    parser.add_argument("--within", type=int, default=30, help="control periods within which success counts in the table")
+    arguments = parser.parse_args(words)
+    lines, found = list[str](), dict[tuple[str, str, float], Path]()
+    for each in arguments.policies:
+        name, _, run = each.partition("=")
+        with served(run) as port:
+            for delay in arguments.delays:
+                for mode in MODES:
+                    if mode == "real-time chunking" and name not in FLOW:
+                        continue
+                    directory = arguments.out / f"{name}_{mode.replace(' ', '_')}_{delay:g}"
+                    play(directory, port, delay, arguments, mode)
+                    found[name, mode, delay] = directory
+                    lines.append(row(name, mode, delay, directory, arguments.within))
+                    print(lines[-1], flush=True)
+    print("\n| policy | mode | delay ms | success | periods to success | mean delay, ticks | held | skipped | faults |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    print("\n".join(lines))
+    for (name, mode, delay), directory in found.items():
+        before = found.get((name, "synchronous", delay))
+        if before is None or mode == "synchronous":
+            continue
+        pair = [
+            [each | {"success": each["success"] and each["steps"] <= arguments.within} for each in episodes_of(path)]
+            for path in (before, directory)
+        ]
+        difference = paired_episodes(*pair)
+        low, high = difference["pc_difference_ci95"]
+        print(
+            f"{name}, {delay:g} ms, {mode} - synchronous: {difference['pc_difference']:+.0f} points ({low:+.0f} to {high:+.0f}), "
+            f"p = {difference['p_value']:.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
