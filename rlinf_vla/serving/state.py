@@ -33,6 +33,12 @@ class Refusal(Exception):
         self.kind = kind
 
 
+def internal(error: Exception) -> Refusal:
+    """Return what a client is told of our own mistake, which is written to the log."""
+    traceback.print_exception(error)
+    return Refusal(Refusal.INTERNAL, f"internal error: {type(error).__name__}; the server's log says more")
+
+
 class State:
     """Shared by the connections of one server. ``ready``: the policy has acted once."""
 
@@ -108,8 +114,7 @@ class State:
             raise Refusal(outcome, f"busy: {error}: try again later") from None
         except Exception as error:
             outcome = Refusal.INTERNAL
-            traceback.print_exception(error)
-            raise Refusal(outcome, f"internal error: {type(error).__name__}; the server's log says more") from None
+            raise internal(error) from None
         finally:
             self.working -= 1
             self.metrics.requests.labels(dialect, outcome).inc()
