@@ -77,7 +77,7 @@ class Http:
                 said["chunk"] = isinstance(message, dict) and "full_image" in message
                 return self._act_request(message)
 
-            return self.act_reply(await self.state.infer("act", read), **said)
+            return self.act_reply(await self.state.infer("act", body, read), **said)
 
         return await self._answered(request, answered)
 
@@ -116,7 +116,7 @@ class Http:
                     _decode_image(found, GENERATION.image.format(name), self.state.limits.size)
                 return self.state.service.request(found, GENERATION, self.state.number(), 0)
 
-            return self._generation(await self.state.infer("sglang_http", read), runtime, packed or _accepts(request))
+            return self._generation(await self.state.infer("sglang_http", body, read), runtime, packed or _accepts(request))
 
         return await self._answered(request, answered)
 

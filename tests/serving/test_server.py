@@ -367,7 +367,7 @@ def test_a_mistake_of_ours_beside_the_policy_is_one_line(start: Start, monkeypat
     from rlinf_vla.serving.http import Http
     from rlinf_vla.serving.openpi import OpenPi
 
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("/secret/path")
 
     monkeypatch.setattr(OpenPi, "answered", broken)
