@@ -141,7 +141,7 @@ class Attacker:
 
 def attack(port: int, number: int, count: int, rate: float) -> dict[str, int]:
     """Attack from several threads; return how often each kind was sent."""
-    os.nice(10)
+    os.nice(15)
     attackers = [Attacker(port, number * THREADS + i, count // THREADS, rate / THREADS, i == 0) for i in range(THREADS)]
     with ThreadPoolExecutor(THREADS) as threads:
         return dict(sum(map(Counter, threads.map(Attacker.run, attackers)), Counter[str]()))

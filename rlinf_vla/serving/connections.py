@@ -57,7 +57,7 @@ class GuardedHttp(H11Protocol):
 
     config: GuardedConfig
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override, unused-ignore]
         super().connection_made(transport)
         self.config.waiting.begin(self)
 

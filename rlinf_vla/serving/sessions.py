@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from rlinf_vla.serving.state import Refusal, State
+from rlinf_vla.serving.state import Refusal, State, internal
 
 T = TypeVar("T")
 Frame = bytes | str
@@ -64,6 +64,10 @@ async def _conversation(reader: _Reader, dialect: Dialect, state: State, stop: a
             said = await reader.during(dialect.reply(frame))
         except Refusal as refusal:
             said, code = dialect.refused(refusal)
+        except (Left, WebSocketDisconnect):
+            raise
+        except Exception as error:
+            said, code = dialect.refused(internal(error))
         await reader.send(said, idle)
         if code is not None:
             return code, "Error: see the previous frame."

@@ -363,6 +363,25 @@ def test_an_internal_error_is_one_line(start: Start, recipe: Recipe, capsys: pyt
     assert "/secret/path" in capsys.readouterr().err
 
 
+def test_a_mistake_of_ours_beside_the_policy_is_one_line(start: Start, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    from rlinf_vla.serving.http import Http
+    from rlinf_vla.serving.openpi import OpenPi
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(OpenPi, "answered", broken)
+    monkeypatch.setattr(Http, "act_reply", broken)
+    with start() as server, connect(server) as client:
+        client.recv(timeout=10)
+        client.send(pack(native()))
+        assert client.recv(timeout=10) == "internal error: RuntimeError; the server's log says more"
+        assert closing(client)[0] == 1011
+        answered = server.http("/act", json_pack({"image": an_image(0), "instruction": "x"}).encode())
+        assert answered.status == 500 and answered.json["error"].startswith("internal error: RuntimeError")
+    assert capfd.readouterr().err.count("/secret/path") >= 2
+
+
 def test_tls(start: Start, tmp_path: Path) -> None:
     from websockets.sync.client import connect as open_socket
 
