@@ -21,7 +21,6 @@ def run(config: DictConfig) -> None:
     Raises UserError.
     """
     recipe = recipes.read(config)
-    builders.require_weights(recipe, "nothing to serve")
     if absent := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f"serve needs {', '.join(absent)}: {INSTALL}")
     token = os.environ.get(recipe.serve.token_env) if recipe.serve.token_env else None
