@@ -58,7 +58,9 @@ def good_client(port: int, seconds: float) -> dict[str, Any]:
         began = time.perf_counter()
         while (now := time.perf_counter()) < began + seconds:
             client.send(message)
-            replies[unpack(client.recv())["actions"].tobytes()] += 1
+            reply = client.recv()
+            assert isinstance(reply, bytes), reply
+            replies[unpack(reply)["actions"].tobytes()] += 1
             found.append(1e3 * (time.perf_counter() - now))
             time.sleep(max(0.0, 1 / RATE_HZ - (time.perf_counter() - now)))
     return {"ms": found, "replies": len(replies)}
