@@ -58,7 +58,9 @@ def good_client(port: int, seconds: float) -> dict[str, Any]:
         began = time.perf_counter()
         while (now := time.perf_counter()) < began + seconds:
             client.send(message)
-            replies[unpack(client.recv())["actions"].tobytes()] += 1
+            reply = client.recv()
+            assert isinstance(reply, bytes), reply
+            replies[unpack(reply)["actions"].tobytes()] += 1
             found.append(1e3 * (time.perf_counter() - now))
             time.sleep(max(0.0, 1 / RATE_HZ - (time.perf_counter() - now)))
     return {"ms": found, "replies": len(replies)}
@@ -90,7 +92,7 @@ class Attacker:
         return dict(self.sent)
 
     def send_frame(self) -> None:
-        """Send a bad message on an open websocket, and wait for the refusal; reconnect if needed."""
+        """Send a bad message on an open websocket, or a new one, and wait for the refusal."""
         path, kind = self.draw.choice(PATHS), self.draw.choice([*FRAMES, "text", "oversized", "unmasked", "left"])
         connection = self.sockets.pop(path, None) or upgraded(self.port, path)
         if kind == "text":
@@ -210,6 +212,10 @@ def page(found: dict[str, Any], command: str) -> str:
         rows.append(f"| {kind} | {len(joined[kind])} | {' | '.join(cells)} |")
     ratio = np.percentile(joined["attacked"], 99) / np.percentile(joined["quiet"], 99)
     memory = [each / (1 << 20) for each in found["memory"]]
+    pairs = [
+        "{:.0f} and {:.0f}".format(*(np.percentile(each, 99) for each in pair))
+        for pair in zip(found["quiet"], found["attacked"], strict=True)
+    ]
     sent, total = found["sent"], sum(found["sent"].values())
     kinds = "\n".join(f"| {name} | {count} |" for name, count in sorted(sent.items()) if count)
     return f"""# A policy server under attack
@@ -224,6 +230,7 @@ a lower priority.
 {chr(10).join(rows)}
 
 * p99 under attack is {ratio:.2f} times the quiet one.
+* p99 of each pair of phases, quiet and attacked, ms: {", ".join(pairs)}.
 * {total} attacks in {found["attacked_s"]:.0f} s, {total / found["attacked_s"]:.0f} a second.
 * All replies to the good client had the same bits: {"yes" if found["same"] else "no"}.
 * Memory of the server after each attacked phase, MiB: {", ".join(f"{each:.0f}" for each in memory)}; peak
