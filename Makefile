@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients prove-serve clean
 
 install: $(INSTALLED)
 
@@ -37,7 +37,7 @@ REST := .venv-all/bin/python -m pytest --all-extras
 REALTIME := -m "not slow and realtime"
 test-rest: export RLINF_VLA_CLUSTER_TEST = 1
 test-rest:
-	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed
+	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed $(CLIENTS)
 	$(REST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not realtime" @$(SKIPPED)
 	$(REST) -n 2 --dist loadfile -m "slow and not realtime"
 	$(REST) -n 0 $(REALTIME) @$(SKIPPED) || $(REST) -n 0 $(REALTIME) --last-failed --last-failed-no-failures none
@@ -177,6 +177,23 @@ soak: install
 	$(SOAK) env=libero env.num_envs=2 env.processes=1 env.tasks=[0,1] env.scenes=0
 	$(SOAK) env=maniskill env.num_envs=2 env.processes=1
 	$(SOAK) env=genesis env.num_envs=4
+
+# The official clients of openpi and vla-eval, in environments of their own (openpi's wants numpy below 2), at our server.
+CLIENTS := .venv-openpi-client/.installed .venv-vla-eval/.installed
+
+serve-clients: install $(CLIENTS)
+	$(BIN)/python -m pytest -n 0 -rs -m '' tests/serving/test_official_clients.py
+
+.venv-openpi-client/.installed: PACKAGES := openpi-client==0.1.2 "numpy<2" typing-extensions
+.venv-vla-eval/.installed: PACKAGES := vla-eval==0.8.0
+$(CLIENTS): | install
+	$(PYTHON) -m venv $(@D)
+	$(BIN)/uv pip install -q --python $(@D)/bin/python $(PACKAGES)
+	touch $@
+
+# Attacks a server with malformed frames and requests while a client is served, and writes the page. EXTRAS=serve,dev. Ten minutes.
+prove-serve: install
+	$(BIN)/python tools/attack_server.py --page docs/results/serving.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

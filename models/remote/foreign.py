@@ -76,7 +76,7 @@ class ForeignServer:
                 f"or {LEROBOT}, and model.options.chunk"
             )
         self._keys = KEYS[name]
-        self._images = dict(self._keys.images if options.images is None else options.images)
+        self._images = dict(options.images or self._keys.images)
         self.spec = self._spec(options, name)
         self._connections = Connections(options, options.connections)
 
@@ -131,7 +131,7 @@ class ForeignServer:
         """Return the actions in an answer: themselves, or the map's entry. Raises Failure."""
         if not isinstance(answer, dict):
             return answer
-        if answer.get("type") == "error" or "error" in answer:
+        if str(answer.get("type")) == "error" or "error" in answer:
             raise Failure(f"the policy server {self._url} refuses: {shown(str(answer.get('message', answer.get('error', '-'))))}")
         if "actions" not in answer:
             raise Failure(f"the policy server {self._url} sends no actions, but {shown(', '.join(map(str, answer)) or 'an empty map')}")

@@ -28,9 +28,9 @@ class RemoteOptions:
     """Names of what a row holds: ``native``, of our server; ``libero`` and ``droid``, of openpi's
     configurations; ``lerobot``: observation.images.CAMERA, observation.state, task. null: native if
     the server is ours, lerobot in the dialect sglang."""
-    images: dict[str, Label] | None = None
-    """Camera of the environment -> the server's key for it, for a server that is not ours; null: as
-    ``keys`` says."""
+    images: dict[str, Label] = field(default_factory=dict)
+    """Camera of the environment -> the server's key for it, for a server that is not ours; empty:
+    as ``keys`` says."""
     chunk: Annotated[int, Range(1, 1024)] | None = None
     """Actions to execute of each answer; null: all, which only our server tells in advance."""
     action_dim: Size | None = None

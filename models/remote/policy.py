@@ -14,7 +14,6 @@ from typing import Any, ClassVar, NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
-from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation
@@ -59,8 +58,6 @@ class RemotePolicy(Policy):
 
         Raises UserError if there is no server, or its answer and the options leave something open.
         """
-        if str(checkpoint) != NO_MODEL:
-            raise UserError(f"model.checkpoint={checkpoint}: model=remote reads no checkpoint, the server does: leave it out")
         metadata = metadata_of(config)
         server = ours.OurServer(config, metadata) if ours.is_ours(metadata, config) else ForeignServer(config)
         return RemoteFlowPolicy(server) if server.real_time_chunking else cls(server)

@@ -25,8 +25,7 @@ def run(config: DictConfig) -> None:
     checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint") if recipe.checkpoint else None
     if checkpoint is not None:  # resolved once: a run in training may write newer ones
         recipe.checkpoint = config.checkpoint = str(checkpoint)
-    if checkpoint is not None or recipe.env.name == ROBOT:
-        builders.require_weights(recipe, f"no use for checkpoint={checkpoint}" if checkpoint else "no evaluation with env=robot")
+        builders.require_weights(recipe, f"no use for checkpoint={checkpoint}")
     if recipe.sweep.policies:
         sweep.run(recipe, config)
         return

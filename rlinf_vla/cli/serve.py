@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.serve import check_serve
 from rlinf_vla.core.array_messages import INSTALL
-from rlinf_vla.runtime import recipes
+from rlinf_vla.runtime import builders, recipes
 
 PACKAGES = ("starlette", "uvicorn", "websockets", "msgpack", "prometheus_client")
 
@@ -25,6 +25,7 @@ def run(config: DictConfig) -> None:
         raise UserError(f"serve needs {', '.join(absent)}: {INSTALL}")
     token = os.environ.get(recipe.serve.token_env) if recipe.serve.token_env else None
     check_serve(recipe.serve, token)
+    builders.require_weights(recipe, "nothing to serve")
     from rlinf_vla.serving.server import serve
 
     serve(recipe, token)

@@ -57,6 +57,8 @@ class BlockWorkers:
                 for answer in worker.answers():
                     if "mistake" in answer:
                         raise UserError(answer["mistake"])
+                    if "failure" in answer:
+                        raise Failure(answer["failure"])
                     if "error" in answer:
                         raise RuntimeError(answer["error"])
                     if "reached" in answer:
@@ -132,6 +134,8 @@ def main(directory: Path) -> None:
                 answer(done=block.name)
         except UserError as error:
             answer(mistake=str(error))
+        except Failure as error:
+            answer(failure=str(error))
         except Exception as error:
             traceback.print_exc()
             answer(error=f"{type(error).__name__}: {error}")

@@ -14,7 +14,7 @@ from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe
 from rlinf_vla.core import plugins
-from rlinf_vla.core.protocols import HasSuites, Policy, Suite
+from rlinf_vla.core.protocols import HasSuites, Suite
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.recipes import asset_path
@@ -97,12 +97,6 @@ def directory_of(recipe: Recipe, source: str) -> Path:
     return asset_path(recipe.model.checkpoint if source == START else source)
 
 
-def model_plugin(recipe: Recipe) -> type[Policy]:
-    """Return the plug-in of the recipe's model. Raises UserError."""
-    found: type[Policy] = plugins.choose("model", recipe.model.name, plugins.models())
-    return found
-
-
 def _suites(recipe: Recipe) -> list[Suite]:
     plugin = plugins.choose("env", recipe.env.name, plugins.envs())
     if isinstance(plugin, HasSuites):
@@ -133,7 +127,7 @@ def _policies(recipe: Recipe) -> list[EvalPolicy]:
             raise UserError(f"sweep.policies names {policy}, but recipe={recipe.name} has no model: set model=NAME model.checkpoint=DIR")
         if policy != START:
             builders.require_weights(recipe, f"no use for {policy} in sweep.policies")
-        elif not model_plugin(recipe).learns:
+        elif not builders.model_of(recipe).learns:
             continue
         if directory_of(recipe, policy).is_dir():
             continue

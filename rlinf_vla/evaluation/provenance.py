@@ -11,8 +11,9 @@ from typing import Any
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import digest_of, write_json
-from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy, directory_of, model_plugin
+from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy, directory_of
 from rlinf_vla.evaluation.evaluate import temperature_of
+from rlinf_vla.runtime import builders
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training.checkpoint import COMPLETE, verify
 
@@ -32,7 +33,7 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
         if policy.source in SCRIPTED:
             found[policy.name] = {"policy": policy.source, "sha256": None, "mode": None}
             continue
-        directory, plugin = directory_of(recipe, policy.source), model_plugin(recipe)
+        directory, plugin = directory_of(recipe, policy.source), builders.model_of(recipe)
         weights = {"sha256": digest(directory)} if plugin.learns else plugin.provenance(recipe.model.options)
         known: dict[str, Any] = {"policy": policy.source, **weights, "mode": policy.mode, "model": recipe.model.name}
         if (directory / COMPLETE).exists():

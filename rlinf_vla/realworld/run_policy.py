@@ -32,6 +32,7 @@ def run_policy(config: DictConfig) -> None:
     checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint") if recipe.checkpoint else None
     if checkpoint is not None:
         recipe.checkpoint = config.checkpoint = str(checkpoint.absolute())
+        builders.require_weights(recipe, f"no use for checkpoint={checkpoint}")
     directory = run_directory.for_evaluation(config, None)
     if (directory / run_directory.RECIPE).exists():
         raise UserError(f"run_dir={directory} holds a run already: choose another run_dir")

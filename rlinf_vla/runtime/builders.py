@@ -40,14 +40,14 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
     One that does not learn has neither, and is on no device. Random weights depend only on the
     recipe's seed. Raises UserError if CUDA is not available.
     """
-    model = plugins.choose("model", recipe.model.name, plugins.models())
+    model = model_of(recipe)
     if not model.learns:
         return outline(recipe)
     device = _device(recipe)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         directory = asset_path(recipe.model.checkpoint)
-        policy: Policy = model.load(directory, recipe.model.options)
+        policy = model.load(directory, recipe.model.options)
     if lora:
         add_lora(policy, recipe.model.lora, recipe.seed)
     if recipe.algorithm.name != NO_ALGORITHM:
@@ -62,10 +62,17 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
 
 def outline(recipe: Recipe) -> Policy:
     """Return the recipe's policy without its weights, which may take minutes to load."""
-    model = plugins.choose("model", recipe.model.name, plugins.models())
+    model, name = model_of(recipe), recipe.model.name
+    if not model.learns and recipe.model.checkpoint != NO_MODEL:
+        raise UserError(f"model.checkpoint={recipe.model.checkpoint}: model={name} reads none, its server does: set model.checkpoint=none")
     with torch.random.fork_rng(devices=[]):
-        policy: Policy = model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
-    return policy
+        return model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
+
+
+def model_of(recipe: Recipe) -> type[Policy]:
+    """Return the plug-in of the recipe's model. Raises UserError if it is not installed."""
+    found: type[Policy] = plugins.choose("model", recipe.model.name, plugins.models())
+    return found
 
 
 def _device(recipe: Recipe) -> str:
@@ -89,8 +96,7 @@ def require_training(recipe: Recipe) -> None:
 
 def require_weights(recipe: Recipe, purpose: str) -> None:
     """Raise UserError if the recipe's model does not learn. ``purpose`` follows "there is"."""
-    name = recipe.model.name
-    if name != NO_MODEL and not plugins.choose("model", name, plugins.models()).learns:
+    if (name := recipe.model.name) != NO_MODEL and not model_of(recipe).learns:
         raise UserError(f"model={name}: its weights are on a server, there is {purpose}: choose the model itself, with its checkpoint")
 
 
@@ -98,7 +104,7 @@ def build_head(recipe: Recipe) -> Policy:
     """Return the action head of the recipe's policy, without weights (``rollout.split=head``)."""
     from rlinf_vla.rollout.split import require_separable, strip_to_head
 
-    require_separable(plugins.choose("model", recipe.model.name, plugins.models()))
+    require_separable(model_of(recipe))
     _device(recipe)
     policy = outline(recipe)
     with torch.device("meta"):

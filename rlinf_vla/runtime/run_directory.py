@@ -30,6 +30,8 @@ _FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation",
 _FREE |= {"rollout.pipeline_depth", "env.processes", "control", "serve"}
 FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes", "control", "serve"}
 """Keys that may change when a sweep is resumed."""
+_OF_A_SERVER = {f"model.options.{key}" for key in ("url", "token_env", "ca_file", "timeout_s", "retries", "connections")}
+"""Where a policy is, and how it is asked; which policy it is, is in the sweep's provenance."""
 
 
 def resolve_run(config: DictConfig, say: Callable[[str], None] = print) -> tuple[Path, Path | None]:
@@ -144,7 +146,7 @@ def locked(directory: Path, config: DictConfig, checkpoint: Path | None) -> Abst
 
 def opened_for_sweep(directory: Path, config: DictConfig) -> AbstractContextManager[None]:
     """Do the same for a sweep, which always resumes if there is one. Raises UserError."""
-    return _locked(directory, config, FREE_IN_SWEEPS, lambda: True, f"run_dir={directory} belongs to another recipe")
+    return _locked(directory, config, FREE_IN_SWEEPS | _OF_A_SERVER, lambda: True, f"run_dir={directory} belongs to another recipe")
 
 
 def opened_for_recording(directory: Path, config: DictConfig) -> AbstractContextManager[None]:

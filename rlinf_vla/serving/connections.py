@@ -13,8 +13,8 @@ MOST_FRAGMENTS = 4096
 """Frames of one websocket message; empty ones cost memory, too."""
 MOST_UNREAD = 1 << 20
 """Bytes of pongs that a client does not read."""
-GRACE_S = 10.0
-"""For a client to read the last frame of a closed connection."""
+GRACE_S = 3.0
+"""For a client to read the last frame of a connection, and to answer that it closes."""
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -57,20 +57,22 @@ class GuardedHttp(H11Protocol):
 
     config: GuardedConfig
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override, unused-ignore]
         super().connection_made(transport)
         self.config.waiting.begin(self)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        running = self.cycle is not None and not self.cycle.response_complete
-        if running or self not in self.connections:  # upgraded to a websocket
+        if self._running() or self not in self.connections:  # upgraded to a websocket
             self.config.waiting.end(self)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if not self.transport.is_closing():
+        super().on_response_complete()  # which may begin a request that came early
+        if not self._running() and not self.transport.is_closing():
             self.config.waiting.begin(self)
+
+    def _running(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.config.waiting.end(self)
@@ -79,6 +81,10 @@ class GuardedHttp(H11Protocol):
 
 class GuardedWebSocket(WebSocketsSansIOProtocol):
     """Closed if it collects frames or pongs without end, or is not read after its end."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.close_timeout = GRACE_S
 
     async def run_asgi(self) -> None:
         try:

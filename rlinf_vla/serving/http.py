@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -18,7 +19,7 @@ from rlinf_vla.core.message_images import read_image
 from rlinf_vla.serving.observations import NATIVE, Keys, Request, flat
 from rlinf_vla.serving.openpi import action_metadata
 from rlinf_vla.serving.service import Answer
-from rlinf_vla.serving.state import Refusal, State
+from rlinf_vla.serving.state import Refusal, State, internal
 
 MSGPACK = "application/msgpack"
 STATUS = {Refusal.MISTAKE: 400, Refusal.BUSY: 503, Refusal.INTERNAL: 500}
@@ -76,11 +77,13 @@ class Http:
                 said["chunk"] = isinstance(message, dict) and "full_image" in message
                 return self._act_request(message)
 
-            answer = await self.state.infer("act", read)
-            found = json_pack(list(answer.actions) if said["chunk"] else answer.actions[0])
-            return Response(json.dumps(found) if said["encoded"] else found, media_type="application/json")
+            return self.act_reply(await self.state.infer("act", body, read), **said)
 
         return await self._answered(request, answered)
+
+    def act_reply(self, answer: Answer, encoded: bool, chunk: bool) -> Response:
+        found = json_pack(list(answer.actions) if chunk else answer.actions[0])
+        return Response(json.dumps(found) if encoded else found, media_type="application/json")
 
     def _act_request(self, message: Any) -> Request:
         if not isinstance(message, dict):
@@ -113,7 +116,7 @@ class Http:
                     _decode_image(found, GENERATION.image.format(name), self.state.limits.size)
                 return self.state.service.request(found, GENERATION, self.state.number(), 0)
 
-            return self._generation(await self.state.infer("sglang_http", read), runtime, packed or _accepts(request))
+            return self._generation(await self.state.infer("sglang_http", body, read), runtime, packed or _accepts(request))
 
         return await self._answered(request, answered)
 
@@ -137,6 +140,8 @@ class Http:
             body = await asyncio.wait_for(_body(request, config.max_message_bytes), config.handshake_timeout_s)
         except TooLarge:
             return _error(413, f"the body has more than {config.max_message_bytes} bytes")
+        except ClientDisconnect:
+            return Response(status_code=LEFT)
         except TimeoutError:
             return _error(408, f"the body did not come within {config.handshake_timeout_s:g} s")
         answer, gone = asyncio.ensure_future(work(body)), asyncio.ensure_future(_gone(request))
@@ -145,6 +150,8 @@ class Http:
             return await answer if answer.done() else Response(status_code=LEFT)
         except Refusal as refusal:
             return _error(STATUS[refusal.kind], str(refusal))
+        except Exception as error:
+            return _error(500, str(internal(error)))
         finally:
             gone.cancel()
             answer.cancel()

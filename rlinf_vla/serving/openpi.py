@@ -31,7 +31,7 @@ class OpenPi:
 
     async def reply(self, frame: Frame) -> Frame:
         began = time.perf_counter()
-        answer = await self.state.infer(self.name, lambda: self.request(self.read(frame)))
+        answer = await self.state.infer(self.name, frame, lambda: self.request(self.read(frame)))
         timing = {"infer_ms": 1e3 * (time.perf_counter() - began)}
         if self._total is not None:
             timing["prev_total_ms"] = 1e3 * self._total
@@ -81,7 +81,7 @@ class VllmOmni(OpenPi):
 
     async def reply(self, frame: Frame) -> Frame:
         try:
-            message = await self.state.read(lambda: self.read(frame))
+            message = await self.state.read(frame, lambda: self.read(frame))
         except MessageError as error:
             raise Refusal(Refusal.MISTAKE, str(error)) from None
         endpoint = message.get("endpoint", "infer") if isinstance(message, dict) else "infer"
@@ -90,7 +90,7 @@ class VllmOmni(OpenPi):
             return pack({"status": "reset successful"})
         if endpoint != "infer":
             raise Refusal(Refusal.MISTAKE, "endpoint is neither infer nor reset")
-        answer = await self.state.infer(self.name, lambda: self.request(message))
+        answer = await self.state.infer(self.name, frame, lambda: self.request(message))
         return pack(answer.actions)
 
     def request(self, message: Any) -> Request:

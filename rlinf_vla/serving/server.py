@@ -114,7 +114,7 @@ class Listener(Server):
         loop, config = asyncio.get_running_loop(), self.config
 
         def protocol() -> asyncio.Protocol:
-            return config.http_protocol_class(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]
+            return config.http_protocol_class(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg, unused-ignore]
 
         await self.lifespan.startup()
         assert sockets

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from rlinf_vla.serving.state import Refusal, State
+from rlinf_vla.serving.state import Refusal, State, internal
 
 T = TypeVar("T")
 Frame = bytes | str
@@ -51,7 +51,8 @@ async def converse(socket: WebSocket, dialect: Dialect, state: State) -> None:
 async def _conversation(reader: _Reader, dialect: Dialect, state: State, stop: asyncio.Task[Any]) -> tuple[int, str]:
     """Return the code to close with, and the reason. Raises Left."""
     idle = state.config.idle_timeout_s
-    await reader.during(_either(state.ready, state.draining))
+    if not state.ready.is_set():
+        await reader.during(_either(state.ready, state.draining))
     if state.ready.is_set():
         await reader.send(dialect.greeting(), idle)
     while True:
@@ -63,6 +64,10 @@ async def _conversation(reader: _Reader, dialect: Dialect, state: State, stop: a
             said = await reader.during(dialect.reply(frame))
         except Refusal as refusal:
             said, code = dialect.refused(refusal)
+        except (Left, WebSocketDisconnect):
+            raise
+        except Exception as error:
+            said, code = dialect.refused(internal(error))
         await reader.send(said, idle)
         if code is not None:
             return code, "Error: see the previous frame."

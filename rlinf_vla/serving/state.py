@@ -22,6 +22,10 @@ T = TypeVar("T")
 READERS = 2
 """Threads that decode messages, so that a large one does not delay the others."""
 
+SHORT = 1 << 14
+"""Bytes of a message that is decoded at once, unless it holds image files, which may be large."""
+FILES = (b"__image__", b"base64")
+
 
 class Refusal(Exception):
     """What a client is told, in one line, instead of an answer."""
@@ -31,6 +35,12 @@ class Refusal(Exception):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(" ".join(text.split()))
         self.kind = kind
+
+
+def internal(error: Exception) -> Refusal:
+    """Return what a client is told of our own mistake, which is written to the log."""
+    traceback.print_exception(error)
+    return Refusal(Refusal.INTERNAL, f"internal error: {type(error).__name__}; the server's log says more")
 
 
 class State:
@@ -86,18 +96,25 @@ class State:
             self.sessions -= 1
             self.metrics.sessions.set(self.sessions)
 
-    async def read(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in a thread that decodes messages."""
+    async def read(self, data: bytes | str, work: Callable[[], T]) -> T:
+        """Run ``work``, which decodes ``data`` (text is refused): at once if that is quick, else in
+        a thread.
+
+        Most malformed messages are short. A change of threads would cost more than to refuse them,
+        and a thread that acts waits for Python's lock at each change.
+        """
+        if isinstance(data, str) or (len(data) <= SHORT and not any(mark in data for mark in FILES)):
+            return work()
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
-    async def infer(self, dialect: str, request: Callable[[], Request]) -> Answer:
-        """Decode a ``request`` and return its answer. Raises Refusal."""
+    async def infer(self, dialect: str, data: bytes | str, request: Callable[[], Request]) -> Answer:
+        """Return the answer to the ``request`` that ``data`` holds. Raises Refusal."""
         began, outcome = time.perf_counter(), "cancelled"
         self.working += 1
         try:
             if self.draining.is_set() or self._batcher is None:
                 raise Busy("the server is stopping" if self.draining.is_set() else "the policy is being loaded")
-            answer = await self._batcher.ask(await self.read(request))
+            answer = await self._batcher.ask(await self.read(data, request))
             outcome = "ok"
             return answer
         except MessageError as error:
@@ -108,8 +125,7 @@ class State:
             raise Refusal(outcome, f"busy: {error}: try again later") from None
         except Exception as error:
             outcome = Refusal.INTERNAL
-            traceback.print_exception(error)
-            raise Refusal(outcome, f"internal error: {type(error).__name__}; the server's log says more") from None
+            raise internal(error) from None
         finally:
             self.working -= 1
             self.metrics.requests.labels(dialect, outcome).inc()

@@ -37,7 +37,7 @@ class VlaEval:
 
     async def reply(self, frame: Frame) -> Frame | None:
         try:
-            message = await self.state.read(lambda: self._read(frame))
+            message = await self.state.read(frame, lambda: self._read(frame))
         except MessageError as error:
             raise Refusal(Refusal.MISTAKE, str(error)) from None
         self._seq, kind, payload = message["seq"], message["type"], message["payload"]
@@ -50,7 +50,7 @@ class VlaEval:
             raise Refusal(Refusal.MISTAKE, "type is none of hello, observation, episode_start, episode_end, error")
         if not self._actions:
             service = self.state.service
-            answer = await self.state.infer(self.name, lambda: service.request(payload, VLA_EVAL, self.seed, self.step))
+            answer = await self.state.infer(self.name, frame, lambda: service.request(payload, VLA_EVAL, self.seed, self.step))
             self.step += 1
             self._actions.extend(answer.actions.reshape(-1, answer.actions.shape[-1]))
         return self._packed("action", {"actions": self._actions.popleft()})

@@ -29,7 +29,8 @@ while True:
     for word in mine.split()[1:]:
         if word == "dies":
             sys.exit("as the script says")
-        parent.send({"done": name} if word == "done" else {"reached": float(word)})
+        said = {"done": {"done": name}, "fails": {"failure": "no server answers"}}
+        parent.send(said.get(word) or {"reached": float(word)})
 """
 Play = Callable[[str, int], tuple[list[int], int]]
 
@@ -73,3 +74,8 @@ def test_losses_without_progress_end_the_sweep(play: Play, lost: list[str]) -> N
 
 def test_several_answers_at_once_are_all_received(play: Play) -> None:
     assert play("0 0.1 0.2 0.3 0.4 0.5 done", 2) == ([0, 1], 0)
+
+
+def test_a_failure_in_a_worker_ends_the_sweep_at_once(play: Play) -> None:
+    with pytest.raises(Failure, match=r"^no server answers$"):
+        play("0 0.5 fails", 2)

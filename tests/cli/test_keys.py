@@ -16,6 +16,7 @@ import torch
 from rlinf_vla.config.cluster import ClusterConfig, RobotRoleConfig, RoleConfig, RolesConfig
 from rlinf_vla.config.recipe import PresetConfig, Recipe
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
+from rlinf_vla.config.serve import ServeConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.types import Observation
 from rlinf_vla.runtime import recipes
@@ -183,6 +184,10 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     on_ray = ROOT / "rlinf_vla" / "realworld" / "ray_link.py"
     seen |= {(RolesConfig, name) for name in said(iter([on_ray]), {"roles"})}
     seen |= {(RobotRoleConfig, name) for name in said(iter([on_ray]), {"own"})}
+    # a server runs until a signal comes
+    serving = [*(ROOT / "rlinf_vla" / "serving").glob("*.py"), ROOT / "rlinf_vla" / "config" / "serve.py"]
+    seen |= {(ServeConfig, name) for name in said(iter(serving), {"config", "serve"})} | {(Recipe, "serve")}
+    seen |= {(ServeConfig, name) for name in said(iter([ROOT / "rlinf_vla" / "cli" / "serve.py"]), {"serve"})}
     seen.add((Recipe, "preset"))  # read only by the schema's check, as all of its keys
     assert unread(keys, seen) == []
 

@@ -24,6 +24,7 @@ from rlinf_vla.core.types import Episodes, Observation
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime.saved_recipe import read_saved
+from rlinf_vla.testing.toy_policy import LinearPolicy
 from rlinf_vla.training.checkpoint import load_checkpoint
 from rlinf_vla.training.lora import acting
 from tests.cli.conftest import CommandLine, Counting
@@ -101,6 +102,13 @@ def test_mistakes_are_one_line(rlinf_vla: CommandLine, counting: Counting, monke
     assert complaint("serve.token_env=NO_SUCH_TOKEN").startswith("serve.token_env=NO_SUCH_TOKEN: this environment variable is not set")
     assert complaint("serve.prot=1").startswith("serve.prot is not a key; did you mean serve.p")
     assert complaint("serve.protocol=grpc") == "serve.protocol=grpc is not known: use openpi or vla_eval"
+
+
+def test_a_policy_on_another_server_is_not_served(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "PACKAGES", ())
+    monkeypatch.setattr(LinearPolicy, "learns", False)
+    found = rlinf_vla(*counting.arguments("serve", "counting_ppo", "cluster=laptop"))
+    assert found.complaint.startswith("model=linear: its weights are on a server, there is nothing to serve")
 
 
 @needs("serve")

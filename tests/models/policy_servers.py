@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -83,3 +84,35 @@ def serving(server: PolicyServer, **settings: Any) -> Iterator[str]:
         finally:
             listener.shutdown()
             thread.join()
+
+
+@contextmanager
+def deaf(metadata: Any) -> Iterator[str]:
+    """Yields the address of a server that says its metadata, and reads nothing more."""
+    from websockets.server import ServerProtocol
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        held: list[socket.socket] = []
+
+        def accept() -> None:
+            with suppress(OSError):  # the listener is shut down
+                while True:
+                    connection, _ = listener.accept()
+                    held.append(connection)
+                    protocol = ServerProtocol()
+                    protocol.receive_data(connection.recv(4096))
+                    (request,) = protocol.events_received()
+                    protocol.send_response(protocol.accept(request))
+                    protocol.send_binary(packed(metadata))
+                    connection.sendall(b"".join(protocol.data_to_send()))
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"ws://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in held:
+                connection.close()

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import Failure, UserError
@@ -21,7 +23,7 @@ from rlinf_vla.models.cards import LIBERO_CONVENTION
 from rlinf_vla.models.remote.options import RemoteOptions
 from rlinf_vla.models.remote.policy import RemotePolicy
 from rlinf_vla.testing.policy_calls import act, observations
-from tests.models.policy_servers import PolicyServer, packed, serving
+from tests.models.policy_servers import PolicyServer, deaf, packed, serving
 from tests.skips import needs
 
 pytestmark = needs("serve")
@@ -230,8 +232,6 @@ def test_no_server_and_no_address() -> None:
         remote("ws://127.0.0.1:1")
     with pytest.raises(UserError, match=r"model\.options\.url has no value"):
         RemotePolicy.load(Path(NO_MODEL), RemoteOptions())
-    with pytest.raises(UserError, match=r"model\.checkpoint=somewhere: model=remote reads no checkpoint"):
-        RemotePolicy.load(Path("somewhere"), RemoteOptions())
 
 
 @pytest.mark.parametrize("metadata", ["welcome", b"\x93\x01\x02\x03", b"\xff\xff"])
@@ -249,3 +249,39 @@ def test_the_token_travels_and_is_not_told(monkeypatch: pytest.MonkeyPatch) -> N
         act(policy, policy.prepare(observations(policy, 1)))
     assert [each["Authorization"] for each in server.headers] == ["Bearer s3cret"] * 2
     assert "s3cret" not in repr(policy.server) + repr(policy.spec)
+
+
+def test_a_server_that_does_not_read() -> None:
+    with deaf({}) as url:
+        policy = remote(url, timeout_s=0.5, image_size=1024)
+        with pytest.raises(Failure, match="does not answer: the connection was closed"):
+            act(policy, policy.prepare(observations(policy, 1)))
+
+
+numbers = st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.uint8, np.bool_]).flatmap(
+    lambda dtype: st.lists(st.integers(0, 10), max_size=3).map(lambda shape: np.ones(shape, dtype))
+)
+answers = st.binary(max_size=40) | st.recursive(
+    st.none() | st.integers(-9, 9) | st.floats() | st.text(max_size=5) | numbers | st.just(np.ones((6, 7))),
+    lambda each: st.lists(each, max_size=2) | st.dictionaries(st.sampled_from(["actions", "error", "type", "x"]), each, max_size=3),
+    max_leaves=4,
+)
+
+
+def test_whatever_a_server_answers_is_actions_or_one_line() -> None:
+    server = PolicyServer(lambda observation: None)
+    with serving(server) as url:
+        policy = remote(url, image_size=16)
+        inputs = policy.prepare(observations(policy, 1))
+
+        @given(answers)
+        def check(reply: Any) -> None:
+            server.answer = lambda observation: reply
+            try:
+                found = act(policy, inputs).actions
+            except Failure as error:
+                assert str(error).count("\n") == 0 and url in str(error)
+            else:
+                assert found.shape == (1, 5, 7) and found.isfinite().all()
+
+        check()

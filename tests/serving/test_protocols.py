@@ -16,7 +16,6 @@ from rlinf_vla.core.array_messages import json_pack, json_unpack, pack, unpack
 from rlinf_vla.core.protocols import Convention, PolicySpec
 from rlinf_vla.serving.observations import NATIVE
 from rlinf_vla.serving.service import opened
-from rlinf_vla.serving.vla_eval import action_spec, observation_spec
 from tests.serving.conftest import Running, Start, an_image, native
 
 
@@ -161,6 +160,8 @@ def test_vla_eval(start: Start, wanted: np.ndarray[Any, Any], keys: dict[str, st
 
 
 def test_specs_of_vla_eval() -> None:
+    from rlinf_vla.serving.vla_eval import action_spec, observation_spec
+
     libero = Convention(gripper="close_positive", state="axis_angle", images="rot180")
     spec = PolicySpec(8, 7, 8, {"base": (224, 224), "wrist": (224, 224)}, libero)
     assert {name: part["format"] for name, part in action_spec(spec).items()} == {

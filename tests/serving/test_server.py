@@ -259,6 +259,20 @@ def test_slow_and_silent_connections_are_closed(start: Start) -> None:
             assert read_until(part, b"nothing came for 0.3 s")
 
 
+def test_requests_that_come_early_are_answered(start: Start) -> None:
+    """The second one runs for longer than the head of a request may take."""
+    body = json_pack({"image": an_image(0), "instruction": "x"}).encode()
+    act = b"POST /act HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with start(handshake_timeout_s=0.2, max_wait_ms=500.0) as server, connect(server) as first, connect(server) as second:
+        for each in (first, second):  # with two clients, a request waits for another one
+            each.recv(timeout=10)
+        with raw(server, act + act) as client:
+            found = b""
+            while found.count(b"__numpy__") < 2 and (data := client.recv(1 << 16)):
+                found += data
+        assert found.count(b"HTTP/1.1 200") == found.count(b"__numpy__") == 2
+
+
 def test_connections_without_a_request_make_room(start: Start) -> None:
     with start(max_connections=4) as server, connect(server) as first, connect(server) as second:
         for each in (first, second):
@@ -347,6 +361,25 @@ def test_an_internal_error_is_one_line(start: Start, recipe: Recipe, capsys: pyt
         answered = server.http("/act", json_pack({"image": an_image(0), "instruction": "x"}).encode())
         assert answered.status == 500 and "secret" not in answered.json["error"]
     assert "/secret/path" in capsys.readouterr().err
+
+
+def test_a_mistake_of_ours_beside_the_policy_is_one_line(start: Start, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    from rlinf_vla.serving.http import Http
+    from rlinf_vla.serving.openpi import OpenPi
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(OpenPi, "answered", broken)
+    monkeypatch.setattr(Http, "act_reply", broken)
+    with start() as server, connect(server) as client:
+        client.recv(timeout=10)
+        client.send(pack(native()))
+        assert client.recv(timeout=10) == "internal error: RuntimeError; the server's log says more"
+        assert closing(client)[0] == 1011
+        answered = server.http("/act", json_pack({"image": an_image(0), "instruction": "x"}).encode())
+        assert answered.status == 500 and answered.json["error"].startswith("internal error: RuntimeError")
+    assert capfd.readouterr().err.count("/secret/path") >= 2
 
 
 def test_tls(start: Start, tmp_path: Path) -> None:
