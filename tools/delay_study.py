@@ -104,9 +104,8 @@ def main(words: Sequence[str] | None = None) -> None:
                     found[name, mode, delay] = directory
                     lines.append(row(name, mode, delay, directory, arguments.within))
                     print(lines[-1], flush=True)
-    print(
-        "\n| policy | mode | delay ms | success | periods to success | median age of the observation behind an action, ms | held | skipped | faults |"
-    )
+    heads = ["policy", "mode", "delay ms", "success", "periods to success", "age of an action's observation, ms (median)"]
+    print(f"\n| {' | '.join([*heads, 'held', 'skipped', 'faults'])} |")
     print("|---|---|---|---|---|---|---|---|---|")
     print("\n".join(lines))
     for (name, mode, delay), directory in found.items():

@@ -98,7 +98,7 @@ class DeadlineConfig:
     draws one of the list. Empty, without ``measured``: chunks arrive at once."""
     measured: str | None = None
     """control.json of a robot run, whose measured delays are drawn instead."""
-    horizon: Size | None = None
+    execution_horizon: Size | None = None
     """Actions executed per inference; null: the chunk less the longest delay."""
     drop: Annotated[float, Range(0, 1, below=True)] = 0.0
     """Probability that a chunk never arrives, so that the arm is held for the horizon."""

@@ -210,7 +210,7 @@ def _host(model: MemoryModel) -> Iterator[Part]:
     simulator starts."""
     recipe, config = model.recipe, model.recipe.algorithm
     limit, deadline, chunk = recipe.env.episode_limit, recipe.rollout.deadline, model.policy.spec.chunk
-    steps = chunk if deadline.horizon is None else deadline.horizon
+    steps = deadline.execution_horizon or chunk
     merged = model.weights().merged * (recipe.cluster.device == CUDA)
     if merged:
         yield Part("main memory", "weights before merging", ROLLOUT, merged, "model.lora.merge=false")

@@ -50,11 +50,11 @@ def deadline_of(config: DeadlineConfig, chunk: int, control_hz: float) -> Deadli
         return None
     ticks = tuple(config.delays) if config.measured is None else _measured(config.measured, control_hz)
     longest = max(ticks)
-    horizon = config.horizon or chunk - longest
+    horizon = config.execution_horizon or chunk - longest
     if not longest <= horizon <= chunk - longest:
         raise UserError(
-            f"rollout.deadline: with delays of up to {longest} steps and horizon={horizon}, chunks of {chunk} actions run out: "
-            f"the horizon must be from {longest} to chunk - {longest} = {chunk - longest}, so use longer chunks or shorter delays"
+            f"rollout.deadline: with delays of up to {longest} steps and execution_horizon={horizon}, chunks of {chunk} actions run out: "
+            f"it must be from {longest} to chunk - {longest} = {chunk - longest}, so use longer chunks or shorter delays"
         )
     return Deadline(ticks, horizon, config.drop)
 

@@ -159,7 +159,11 @@ def test_the_recipe_says_what_does_not_fit(tmp_path: Path) -> None:
     assert deadline_of(DeadlineConfig(), 8, 10.0) is None
     found = deadline_of(DeadlineConfig(delays=[1, 3]), 8, 10.0)
     assert found == Deadline((1, 3), 5, 0.0)
-    for config in (DeadlineConfig(delays=[5]), DeadlineConfig(delays=[2], horizon=7), DeadlineConfig(delays=[4], horizon=3)):
+    for config in (
+        DeadlineConfig(delays=[5]),
+        DeadlineConfig(delays=[2], execution_horizon=7),
+        DeadlineConfig(delays=[4], execution_horizon=3),
+    ):
         with pytest.raises(UserError, match="chunks of 8 actions run out"):
             deadline_of(config, 8, 10.0)
     path = tmp_path / "control.json"
