@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients prove-serve clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients prove-serve clean
 
 install: $(INSTALLED)
 
@@ -132,6 +132,15 @@ robot-deadlines: install
 # training episodes without success after 3 s, never in evaluations.
 prove-franka: install
 	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=runs/$@/seed-0 resume=auto iterations=100000 episodes=30 session.minutes=28 session.patience_s=3
+
+# Success against delay: small policies imitate recorded episodes, then drive the simulated arm from a server over a slow link, in real
+# time. 20 minutes of recording, 15 of training, 3 minutes per delay and mode; on an otherwise idle machine.
+DELAY := runs/prove-delay
+prove-delay: install
+	test -d $(DELAY)/data || $(FRANKA) record recipe=franka_rlpd output=$(DELAY)/data algorithm.demonstrations=150 record.video=false
+	$(BIN)/rlinf-vla train recipe=franka_sft run_dir=$(DELAY)/pi0 resume=auto algorithm.demonstrations.dataset=$(DELAY)/data
+	$(BIN)/rlinf-vla train recipe=franka_sft model=openvla_oft run_dir=$(DELAY)/oft resume=auto algorithm.demonstrations.dataset=$(DELAY)/data
+	$(BIN)/python tools/delay_study.py $(DELAY)/study pi0=$(DELAY)/pi0 oft=$(DELAY)/oft
 
 # Produces assets/openvla_oft_tiny_putonplate.
 sft-putonplate: install

@@ -5,7 +5,9 @@ from __future__ import annotations
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
+from operator import truediv
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from omegaconf import DictConfig
@@ -23,13 +25,15 @@ from rlinf_vla.runtime import open as runtimes
 from rlinf_vla.runtime.base import OnPolicyFlow
 from rlinf_vla.telemetry.timeline import Timeline
 
-ITERATIONS = 3
-"""Iterations under each plan; the first is not counted."""
+ROUNDS = 3
+"""Times that each plan is predicted and measured, in turn with the others."""
+ITERATIONS = 2
+"""Iterations of a plan in a round; the first is not counted."""
 
 
 @dataclass(frozen=True)
 class PlanTiming:
-    """The fastest iteration under a plan, and the bytes that it transferred.
+    """The median iteration under a plan, and the bytes that it transferred.
 
     ``busy``: share of its time in which each role had work, the mean over the role's workers.
     """
@@ -47,7 +51,11 @@ class PlanTiming:
 
 
 def run(config: DictConfig) -> None:
-    """Predict and measure each plan, print a table and write bench_throughput.json."""
+    """Predict and measure each plan, print a table and write bench_throughput.json.
+
+    A machine's speed changes within minutes, so each round measures the profile anew, and the
+    table has medians over the rounds; the ratio of prediction and time is that within a round.
+    """
     recipe = recipes.read(config)
     if recipe.algorithm.family != ON_POLICY:
         raise UserError(f"bench throughput runs on-policy algorithms, not algorithm={recipe.algorithm.name}")
@@ -56,21 +64,27 @@ def run(config: DictConfig) -> None:
     report = harness.Report(config, "bench_throughput")
     console = report.console
     wanted = plans(recipe)
-    found: dict[str, PlanTiming] = {}
+    timings: dict[str, list[PlanTiming]] = {name: [] for name in wanted}
+    predictions: dict[str, list[float]] = {name: [] for name in wanted}
     with console.status("profiling this machine") as status:
-        problem, measured = planning.plan_problem(recipe)
-        predicted = {name: simulate(problem, plan).seconds for name, plan in wanted.items()}
-        for name, plan in wanted.items():
-            status.update(name)
-            found[name] = _measure(planning.with_plan(recipe, plan), status.update)
-            console.print(f"{name}: {found[name].seconds:.1f} s, predicted {predicted[name]:.1f} s")
+        for turn in range(ROUNDS):
+            status.update(f"profiling this machine, round {turn + 1} of {ROUNDS}")
+            problem, measured = planning.plan_problem(recipe)
+            for name, plan in wanted.items():
+                status.update(name)
+                predictions[name].append(simulate(problem, plan).seconds)
+                timings[name].append(_measure(planning.with_plan(recipe, plan), status.update))
+                console.print(f"{name}: {timings[name][-1].seconds:.1f} s, predicted {predictions[name][-1]:.1f} s")
+    found = {name: sorted(each, key=lambda timing: timing.seconds)[len(each) // 2] for name, each in timings.items()}
+    predicted = {name: median(each) for name, each in predictions.items()}
+    accuracy = {name: median(map(truediv, each, (timing.seconds for timing in timings[name]))) for name, each in predictions.items()}
     columns = ("plan", "s", "predicted", "rollout s", "update s", "steps/s", "samples/s", "busy", "MB rollouts", "MB weights")
     rows = []
     for name, each in found.items():
         busy = ", ".join(f"{role} {share:.0%}" for role, share in each.busy.items())
         numbers = (each.rollout_seconds, each.update_seconds, each.steps_per_s, each.samples_per_s)
         moved = (f"{each.rollout_bytes / 1e6:.1f}", f"{each.weights_bytes / 1e6:.1f}")
-        share = f"{predicted[name]:.1f} ({predicted[name] / each.seconds:.2f})"
+        share = f"{predicted[name]:.1f} ({accuracy[name]:.2f})"
         rows.append((name, f"{each.seconds:.1f}", share, *(f"{number:.1f}" for number in numbers), busy, *moved))
     report.show(columns, rows)
     serial = found[SERIAL]
@@ -85,7 +99,9 @@ def run(config: DictConfig) -> None:
     chosen = next(name for name, seconds in predicted.items() if seconds <= (1 + TIE_TOLERANCE) * least)  # as the planner does
     regret = found[chosen].seconds / found[best].seconds
     console.print(f"fastest: {best}; predicted to be: {chosen}, which took {regret:.2f} times as long")
-    document: dict[str, Any] = {name: asdict(each) | {"predicted_seconds": predicted[name]} for name, each in found.items()}
+    document: dict[str, Any] = {
+        name: asdict(each) | {"predicted_seconds": predicted[name], "accuracy": accuracy[name]} for name, each in found.items()
+    }
     document |= {"ratios": ratios, "rollout_ratio": reached, "rollout_bound": bound, "regret": regret}
     if measured is not None:
         measured.write(report.directory / "profile.json")
@@ -123,7 +139,7 @@ def _measure(recipe: Recipe, say: Any) -> PlanTiming:
             flow.begin(iteration)
             algorithm.iteration(flow)
             found.append(_of(flow, recipe, time.perf_counter() - started))
-    return min(found[1:], key=lambda each: each.seconds)
+    return found[-1]
 
 
 def _of(flow: OnPolicyFlow, recipe: Recipe, seconds: float) -> PlanTiming:

@@ -14,6 +14,11 @@ from rlinf_vla.core.robot import RobotError
 
 from .extra import INSTALL
 
+ENDING_SIGNALS = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR),
+)
+"""Signals that would end a process and can be caught, so that it stops an arm first."""
 _NOT_INSTALLED = "ModuleNotFoundError: No module named "
 
 

@@ -63,7 +63,7 @@ STATE = "arm.state"
 JOURNAL = "journal.jsonl"
 LOCK = "lock"
 _LATCH = "latched.json"
-_DRIVES = " drives"
+_HOLDS, _DRIVES, _ENDS = " holds", " drives", " ends"
 _LONGEST_SOCKET = 107
 """The system's limit on the path of a socket, bytes."""
 
@@ -123,37 +123,55 @@ class Lock:
     ``killed``: id of the previous process if it was killed while it drove the arm, else None.
     """
 
+    ENDING_S = 15.0
+    """Longer than a process needs to stop the arm and to write what it knows, on a busy machine."""
+
     def __init__(self, folder: Path, name: str) -> None:
-        """Take the lock. Raises RobotError if another process drives the arm ``name``."""
+        """Take the lock; wait ENDING_S for a process that is ending.
+
+        Raises RobotError if another process drives the arm ``name``.
+        """
         self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        until = time.monotonic() + self.ENDING_S
+        while not self._taken():
+            holder, state = self._read()
+            if state not in (_ENDS, "") or time.monotonic() > until:
+                os.close(self._file)
+                advice = "end that session first (`rlinf-vla robot stop` stops the arm)"
+                raise RobotError(f"{name} is driven by process {holder or 'unknown'} already: {advice}")
+            time.sleep(0.05)
+        holder, state = self._read()
+        self.killed = holder if state in (_DRIVES, _ENDS) else None
+        if self.killed is None:
+            self.hold()
+
+    def _taken(self) -> bool:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = self._read()[0] or "unknown"
-            os.close(self._file)
-            raise RobotError(
-                f"{name} is driven by process {holder} already: end that session first (`rlinf-vla robot stop` stops the arm)"
-            ) from None
-        holder, drove = self._read()
-        self.killed = holder if drove else None
-        if not drove:
-            self.hold()
+            return False
+        return True
 
     def hold(self) -> None:
         """Record this process as the holder; a killed predecessor must be latched by now."""
-        self._write(str(os.getpid()))
+        self._write(f"{os.getpid()}{_HOLDS}")
 
     def drive(self) -> None:
         """Record that the arm may move from now on."""
         self._write(f"{os.getpid()}{_DRIVES}")
 
+    def end(self) -> None:
+        """Record that this process stops the arm and ends."""
+        self._write(f"{os.getpid()}{_ENDS}")
+
     def release(self) -> None:
         """Record that the arm stands and that any fault is latched on disk."""
         self._write("")
 
-    def _read(self) -> tuple[str, bool]:
-        text = os.pread(self._file, 64, 0).decode()
-        return text.removesuffix(_DRIVES), text.endswith(_DRIVES)
+    def _read(self) -> tuple[str, str]:
+        """Return the id of the last process, and what it did; empty after ``release``."""
+        holder, space, state = os.pread(self._file, 64, 0).decode().partition(" ")
+        return holder, space + state
 
     def _write(self, text: str) -> None:
         os.truncate(self._file, 0)

@@ -188,9 +188,9 @@ BUDGETS = {
     "rlinf_vla/testing": 1_840,
     "models": 4_620,
     "envs": 5_220,
-    "robots": 5_200,
+    "robots": 5_120,
     "rewards": 110,
-    "benchmarks": 2_530,
+    "benchmarks": 2_545,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 

@@ -73,11 +73,10 @@ def row(name: str, mode: str, delay: float, directory: Path, within: int) -> str
     low, high = wilson_interval(len(won), len(episodes))
     solved = [each["steps"] for each in episodes if each["success"]]
     periods = f"{sum(solved) / len(solved):.1f}" if solved else "-"
-    ticks, steps = control["delay_ticks"], control["steps"]
-    mean = sum(int(each) * count for each, count in ticks.items()) / max(1, sum(ticks.values()))
+    steps, age = control["steps"], control["ages_ms"]["action"]["p50"]
     faults = sum(each["fault"] for each in episodes)
     rate = f"{100 * len(won) / len(episodes):.0f} % ({100 * low:.0f} to {100 * high:.0f})"
-    cells = [name, mode, f"{delay:g}", rate, periods, f"{mean:.1f}", str(steps["held"]), str(steps["skipped"]), str(faults)]
+    cells = [name, mode, f"{delay:g}", rate, periods, f"{age:.0f}", str(steps["held"]), str(steps["skipped"]), str(faults)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -105,7 +104,9 @@ def main(words: Sequence[str] | None = None) -> None:
                     found[name, mode, delay] = directory
                     lines.append(row(name, mode, delay, directory, arguments.within))
                     print(lines[-1], flush=True)
-    print("\n| policy | mode | delay ms | success | periods to success | mean delay, ticks | held | skipped | faults |")
+    print(
+        "\n| policy | mode | delay ms | success | periods to success | median age of the observation behind an action, ms | held | skipped | faults |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     print("\n".join(lines))
     for (name, mode, delay), directory in found.items():

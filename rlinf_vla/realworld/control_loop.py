@@ -17,7 +17,7 @@ import numpy as np
 from rlinf_vla.config.robot import ControlConfig, timing
 from rlinf_vla.core.robot import Camera, CameraError, Intervention, Robot, RobotError, Timed, ToolTarget
 from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.inference import Actions, Chosen, ChunkQueue, InferenceWorker, Request
+from rlinf_vla.realworld.inference import SUPERSEDED, Actions, Chosen, ChunkQueue, InferenceWorker, Request
 from rlinf_vla.realworld.loop_statistics import ACCEPTED, HELD, HUMAN, POLICY, SKIPPED, STARTING, LoopStatistics
 from rlinf_vla.realworld.sensing import Reading, Sensors
 from rlinf_vla.realworld.tool_target import TrackedTarget
@@ -187,8 +187,9 @@ class ControlLoop:
         for chunk in self._background.take():
             for section, seconds in chunk.sections.items():
                 self.accounting.took(section, seconds)
-            self.accounting.delays[tick - chunk.request.tick] += 1
             rejected = self._chunks.offer(chunk, self._clock.now(), self._executed, tick)
+            if rejected != SUPERSEDED:  # which may be of an earlier run
+                self.accounting.delays[tick - chunk.request.tick] += 1
             self.accounting.chunks[rejected or ACCEPTED] += 1
             found |= rejected is None
         return found

@@ -13,6 +13,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from rlinf_vla.config.errors import printable
+
 PLAIN_STEPS = 10
 """Number of lines that replace the progress bar of a stage where there is no terminal."""
 
@@ -78,7 +80,7 @@ class TrainingConsole:
         if self._live is None:
             say(text)
         else:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(printable(text), markup=False, highlight=False)
 
 
 @contextmanager
@@ -117,7 +119,7 @@ def say(text: str) -> None:
     closed, or the disk of the log file is full.
     """
     try:
-        print(text, flush=True)
+        print(printable(text), flush=True)
     except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())  # also silences later prints of other modules

@@ -19,6 +19,7 @@ from rlinf_vla.core.robot import RobotError, ToolPose, Vector
 from ..cell import Cell
 from ..homing import way_home
 from ..pace import Pace
+from ..safety import LATEST
 from .errors import ConnectionLost, explained, is_dead, is_ending, robot_error, words
 from .messages import Measured
 from .reflexes import MARGIN, joint_thresholds, tool_thresholds
@@ -58,6 +59,11 @@ class FrankyArm:
             if state.robot_mode == franky.RobotMode.Idle:
                 self._configure(state)
         self._motion: Any = None
+        self._tracking = threading.Lock()
+        self._still: Any = None
+        """The last command without its velocity, until it has been sent."""
+        self._tracked = 0.0
+        """Time of the last command."""
         self.homing = self._home_next = False
         self._breaking = self._broken = False
         """Homing is to be aborted; the arm has accepted the stop."""
@@ -89,7 +95,8 @@ class FrankyArm:
         """Track ``pose`` by impedance control; ``velocity``: tool m/s and rad/s ``[6]``."""
         tool = franky.Affine(pose.position, _xyzw(pose.quaternion))
         reference = franky.CartesianReference(tool, franky.Twist(velocity[:3], velocity[3:]))
-        with self._noted():
+        with self._noted(), self._tracking:
+            self._still, self._tracked = franky.CartesianReference(tool), time.monotonic()
             if self._motion is None:
                 cell = self._cell
                 motion = franky.CartesianImpedanceTrackingMotion(
@@ -107,6 +114,16 @@ class FrankyArm:
                 self._motion = motion
             else:
                 self._motion.set_reference(reference)
+
+    def _hold_if_late(self) -> None:
+        """Set the velocity to 0 if the next command is late.
+
+        Else the damping, which follows the last velocity, pulls the tool centimetres further.
+        """
+        with self._tracking:
+            if self._motion is not None and self._still is not None and time.monotonic() - self._tracked > LATEST / self._cell.servo_hz:
+                self._motion.set_reference(self._still)
+                self._still = None
 
     def home(self) -> None:
         """Start moving to the rest position (``way_home``), joints at ``home_speed_rad_s`` at most.
@@ -171,6 +188,7 @@ class FrankyArm:
                     self.measured = _measure(state, self._pace.value)
                 if self.problem is None:
                     self.problem = robot_error(state)
+                self._hold_if_late()
                 self._robot.poll_motion()
                 self._controlled = self._robot.is_in_control
                 if self.homing and not self._controlled:

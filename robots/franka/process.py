@@ -28,10 +28,11 @@ from typing import Any, TypeVar
 
 from rlinf_vla.core.channel import Channel, ChannelClosed
 from rlinf_vla.core.listener import Listener
-from rlinf_vla.core.robot import POLICY, CellError, RobotError
+from rlinf_vla.core.robot import POLICY, STOPPED_BY, CellError, RobotError, stopped_by_a_person
 
 from .. import cell_file
 from ..cell import Cell
+from ..child_process import ENDING_SIGNALS
 from ..runtime_folder import JOURNAL, ORDERS, STATE, BackgroundWriter, Journal, Latch, Lock
 from ..shared_record import SharedRecord
 from . import messages
@@ -75,7 +76,7 @@ class ArmProcess:
         """The running recovery and the operator who acknowledged."""
         self._homing = False
         self._asked_to_end: str | None = None
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        for signum in ENDING_SIGNALS:
             signal.signal(signum, lambda number, _: self._end(f"{POLICY}the arm's process got {signal.Signals(number).name}"))
 
     def run(self) -> None:
@@ -101,6 +102,7 @@ class ArmProcess:
                 else:
                     self._servo.stop(self._asked_to_end, now)
                 leaving = now + _END_S
+                self._lock.end()
             self._look_at_recovery()
             if self._disk.problem is not None:
                 self._servo.stop(self._disk.problem, now)
@@ -187,8 +189,10 @@ class ArmProcess:
         if "goal" in message:
             self._servo.pursue(messages.unpack_target(message["goal"]), float(message["until"]), now)
         if "stop" in message:
-            why = str(message["stop"])
-            self._journal.write("stop", why=why, durable=True)
+            why = str(message["stop"])[: Latch.LONGEST]
+            if own and not stopped_by_a_person(why):  # from outside the session, which must not release it by a script
+                why = f"{STOPPED_BY}{why}"
+            self._journal.write("stop", why=why)
             self._servo.stop(why, now, own or self._servo.recovering)
         if "home" in message:
             self._servo.home()
@@ -198,7 +202,7 @@ class ArmProcess:
                 self._tell({"recovered": self._servo.fault})
                 return
             self._servo.recovering = True
-            self._recovery = ThreadPoolExecutor(1).submit(self._recover), str(message["acknowledge"])
+            self._recovery = ThreadPoolExecutor(1).submit(self._recover), str(message["acknowledge"])[: Latch.LONGEST]
 
     def _recover(self) -> tuple[FrankyArm, FrankyGripper]:
         """Recover arm and gripper, reconnecting if needed; the servo keeps using the old ones."""

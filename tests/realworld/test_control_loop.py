@@ -279,3 +279,14 @@ def test_garbage_collection_skips_earlier_objects() -> None:
     gc.unfreeze()
     Cell([20.0])
     assert gc.get_freeze_count() > 10_000 > len(gc.get_objects())
+
+
+def test_delays_are_counted_in_ticks_and_not_across_episodes() -> None:
+    """The last inference of an episode ends in the next one: its delay is of no use to anybody."""
+    cell = Cell([150], 4, ControlConfig(warmup=0, asynchronous=True, execution_horizon=2))
+    for _ in range(2):
+        cell.run(9)
+    found = cell.loop.accounting.document()
+    assert (
+        found["delay_ticks"] == {"2": sum(found["chunks"].values()) - found["chunks"]["superseded"]} and found["chunks"]["superseded"] >= 1
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
 import time
@@ -9,14 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from franka_session import wait_until
+from franka_session import is_driven, wait_until
 from obedient import CELL
 
 from rlinf_vla.core.channel import Channel
 from rlinf_vla.core.listener import ask
+from rlinf_vla.core.robot import RobotError
 from rlinf_vla.robots import stop
+from rlinf_vla.robots.child_process import ENDING_SIGNALS
 from rlinf_vla.robots.franka.client import FrankaRobot
-from rlinf_vla.robots.runtime_folder import ORDERS
+from rlinf_vla.robots.runtime_folder import ORDERS, Latch
 
 HERE = Path(__file__).parent
 
@@ -40,6 +44,34 @@ def test_half_open_connections_do_not_prevent_a_stop(robot: FrankaRobot, tmp_pat
     assert robot.observe().fault == "stopped by Bob"
     for each in half_open:
         each.close()
+
+
+@pytest.mark.parametrize("signum", ENDING_SIGNALS)
+def test_each_signal_that_ends_the_process_is_latched(robot: FrankaRobot, tmp_path: Path, signum: signal.Signals) -> None:
+    os.kill(robot.pid, signum)
+    wait_until(lambda: not is_driven(tmp_path), 10, "the process ends")
+    assert Latch(tmp_path).fault == f"policy: the arm's process got {signum.name}"
+
+
+def test_an_acknowledgement_reports_what_is_left(robot: FrankaRobot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    robot.stop("NaN")
+    wait_until(lambda: robot.observe().fault, 5, "it is latched")
+    for name in ("Bob", "Bob", "Eve"):
+        stop.send_order([tmp_path], "stop", name)
+    ask(tmp_path / ORDERS, {"stop": "a light curtain"}, 5.0)
+    who = f"made up (process {robot.pid}): "
+    left = ["stopped by Bob; stopped by Eve; stopped by a light curtain", "stopped by Eve; stopped by a light curtain"]
+    for faults in [*left, "stopped by a light curtain"]:
+        assert stop.send_order([tmp_path], "acknowledge", "Ada") == [f"{who}{faults}: still latched, acknowledge that, too"]
+    assert stop.send_order([tmp_path], "acknowledge", "Ada") == [f"{who}no fault"]
+
+
+def test_an_acknowledgement_that_clears_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "RECOVERY_S", 0.2)
+    answer = {"host": "fr3", "pid": 7, "fault": "user stop: pressed at the arm"}
+    monkeypatch.setattr(stop, "ask", lambda path, message, timeout: answer)
+    with pytest.raises(RobotError, match=r"^fr3 \(process 7\): user stop: .*: still latched, fix its cause and acknowledge again$"):
+        stop.send_order([tmp_path], "acknowledge", "Ada")
 
 
 NESTED = b"[" * 60_000

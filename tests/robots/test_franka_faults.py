@@ -271,6 +271,28 @@ def test_malformed_goals_move_nothing(session: Session) -> None:
     assert np.abs(session.robot.observe().pose.position - before.position).max() < 0.002
 
 
+def test_without_a_new_command_the_tool_stays_at_the_last_one(session: Session) -> None:
+    """A late servo tick: the velocity of the last command does not pull the tool on."""
+    from rlinf_vla.robots.franka.driver import FrankyArm
+
+    host, limits = session.robot.found["host"], session.robot.cell
+    session.robot.close()
+    arm = FrankyArm(host, limits)
+    try:
+        position, speed = arm.measured.pose.position.copy(), np.array([0.15, 0.0, -0.15])
+        for _ in range(30):
+            position = position + speed / limits.servo_hz
+            arm.track(ToolPose(position, limits.home.quaternion), np.array([*speed, 0.0, 0.0, 0.0]))
+            time.sleep(1 / limits.servo_hz)
+        time.sleep(1.0)
+        assert arm.problem is None
+        assert np.abs(arm.measured.pose.position - position).max() < 0.005
+        arm.rest()
+        wait_until(lambda: not arm.controlled, 5, "the motion ends")
+    finally:
+        arm.close()
+
+
 @pytest.fixture
 def real_cell(tmp_path: Path) -> str:
     """A cell file like that of a real arm, but with short time limits."""

@@ -46,6 +46,29 @@ def test_an_arm_has_one_process_and_a_dead_one_holds_nothing(tmp_path: Path, dri
     assert killed(tmp_path) == "None"
 
 
+@pytest.mark.parametrize("released", [True, False])
+def test_a_process_that_is_ending_is_waited_for(tmp_path: Path, released: bool) -> None:
+    """A robot process that died is replaced at once, but its arm's process needs a moment to stop the arm."""
+    last = "lock.release()" if released else "pass"
+    command = process(tmp_path, f"lock.drive(); lock.end(); print('ends', flush=True); input(); {last}; import time; time.sleep(0.3)")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline() == b"ends\n"
+        holder.stdin.write(b"\n")
+        holder.stdin.flush()
+        lock = runtime_folder.Lock(tmp_path, "arm")
+        assert lock.killed == (None if released else str(holder.pid))
+
+
+def test_a_process_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_folder.Lock, "ENDING_S", 0.2)
+    command = process(tmp_path, "lock.drive(); lock.end(); print('ends', flush=True); input()")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"ends\n"
+        with pytest.raises(RobotError, match=f"arm is driven by process {holder.pid} already"):
+            runtime_folder.Lock(tmp_path, "arm")
+        holder.kill()
+
+
 def test_who_let_an_arm_go_was_not_killed(tmp_path: Path) -> None:
     subprocess.run(process(tmp_path, "lock.drive(); lock.release()"), check=True)
     assert killed(tmp_path) == "None"

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from rlinf_vla.telemetry.console import TrainingConsole, duration, stages
+from rlinf_vla.telemetry.console import TrainingConsole, duration, say, stages
 from tests.unread import unread
 
 METRICS = {"rollout/success_once": 0.4375, "rollout/reward_mean": 0.5, "throughput/steps_per_s": 1234.4, "timing_s/iteration": 20.0}
@@ -30,6 +30,12 @@ def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> N
         "iteration 2/3  success 43.8 %  reward 0.5  1,234 steps/s  20 s left",
         "iteration 3/3",
     ]
+
+
+def test_any_text_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A fault at a robot may contain whatever a policy's error contains."""
+    say("fault: \ud800\x1b[31m")
+    assert capsys.readouterr().out == "fault: \\ud800\\x1b[31m\n"
 
 
 def test_stages_become_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
