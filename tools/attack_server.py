@@ -173,7 +173,7 @@ def measure(attacks: int, pairs: int, seconds: float, rate: float, say: Callable
         good_client(port, 3)
         for pair in range(pairs):
             quiet = result(begun("--client", port, seconds))
-            began, share = time.perf_counter(), attacks // pairs // ATTACKERS
+            began, share = time.perf_counter(), -(-attacks // (pairs * ATTACKERS * THREADS)) * THREADS
             attackers = [begun("--attacker", port, ATTACKERS * pair + number, share, rate / ATTACKERS) for number in range(ATTACKERS)]
             attacked: list[float] = []
             while any(each.poll() is None for each in attackers):
@@ -220,10 +220,10 @@ def page(found: dict[str, Any], command: str) -> str:
     kinds = "\n".join(f"| {name} | {count} |" for name, count in sorted(sent.items()) if count)
     return f"""# A policy server under attack
 
-`{command}` attacks `rlinf-vla serve` with malformed frames and requests, while a good client asks
-for actions {RATE_HZ:g} times a second. Quiet and attacked phases take turns ({len(found["quiet"])} of each),
-because other programs used the two cores at the same time. The attackers ran on the same cores, at
-a lower priority.
+`{command}` attacks `rlinf-vla serve` with malformed frames and requests, while a good client
+asks for actions {RATE_HZ:g} times a second. Quiet and attacked phases take turns
+({len(found["quiet"])} of each), because other programs used the two cores at the same time. The attackers ran on the
+same cores, at a lower priority.
 
 | phase | requests of the good client | median, ms | p99, ms | longest, ms |
 |---|---|---|---|---|
@@ -242,8 +242,9 @@ a lower priority.
 {kinds}
 
 Policy: `openvla_tiny_pushcube` on the CPU, from `recipe=maniskill_ppo`. Server:
-`{" ".join(SERVE[2:])}`, otherwise defaults. All attacks came from the same machine; a
-network's own limits, and floods that fill a link, were not tested.
+`{" ".join(SERVE[2:])}`, otherwise
+defaults. All attacks came from the same machine; a network's own limits, and floods that fill a
+link, were not tested.
 """
 
 

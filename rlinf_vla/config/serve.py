@@ -47,7 +47,7 @@ class ServeConfig:
     """Close a WebSocket on which nothing came for this long, or whose client does not read."""
     drain_s: Seconds = 30.0
     """After SIGTERM, finish running requests for at most this long."""
-    token_env: str | None = None
+    token_env: str | None = field(default=None, metadata=OUTSIDE)
     """Environment variable that holds the token that clients must send."""
     insecure: bool = field(default=False, metadata=OUTSIDE)
     """Listen on other than loopback addresses without a token."""
