@@ -71,12 +71,13 @@ def row(name: str, mode: str, delay: float, directory: Path, within: int) -> str
     episodes, control = episodes_of(directory), json.loads((directory / "control.json").read_text())
     won = [each for each in episodes if each["success"] and each["steps"] <= within]
     low, high = wilson_interval(len(won), len(episodes))
+    at_all = f"{sum(each['success'] for each in episodes)} of {len(episodes)}"
     solved = [each["steps"] for each in episodes if each["success"]]
     periods = f"{sum(solved) / len(solved):.1f}" if solved else "-"
     steps, age = control["steps"], control["ages_ms"]["action"]["p50"]
     faults = sum(each["fault"] for each in episodes)
     rate = f"{100 * len(won) / len(episodes):.0f} % ({100 * low:.0f} to {100 * high:.0f})"
-    cells = [name, mode, f"{delay:g}", rate, periods, f"{age:.0f}", str(steps["held"]), str(steps["skipped"]), str(faults)]
+    cells = [name, mode, f"{delay:g}", rate, at_all, periods, f"{age:.0f}", str(steps["held"]), str(steps["skipped"]), str(faults)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -104,9 +105,9 @@ def main(words: Sequence[str] | None = None) -> None:
                     found[name, mode, delay] = directory
                     lines.append(row(name, mode, delay, directory, arguments.within))
                     print(lines[-1], flush=True)
-    heads = ["policy", "mode", "delay ms", "success", "periods to success", "age of an action's observation, ms (median)"]
+    heads = ["policy", "mode", "delay ms", "success in time", "at all", "periods to success", "age of an action's observation, ms (median)"]
     print(f"\n| {' | '.join([*heads, 'held', 'skipped', 'faults'])} |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---" * 10 + "|")
     print("\n".join(lines))
     for (name, mode, delay), directory in found.items():
         before = found.get((name, "synchronous", delay))
