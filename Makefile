@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients prove-serve clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-cost prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients prove-serve clean
 
 install: $(INSTALLED)
 
@@ -73,6 +73,14 @@ prove-ppo-putonplate: RECIPE = maniskill_ppo_putonplate
 prove-grpo: RECIPE = maniskill_grpo
 prove-ppo prove-ppo-putonplate prove-grpo: install
 	for seed in 0 1; do $(BIN)/rlinf-vla train recipe=$(RECIPE) seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto || exit; done
+
+# Safety as a signal: PushCube under a limit on the arm's translation, with and without a cost limit. Interventions are the
+# cost_per_episode of each run's evaluation/before.json and after.json.
+LIMIT = algorithm.cost_limit=3 algorithm.cost_initial=0.2 algorithm.cost_rate=0.01
+prove-cost: install
+	for seed in 0 1; do for arm in without with; do \
+		$(BIN)/rlinf-vla train recipe=maniskill_ppo seed=$$seed run_dir=runs/$@/$$arm-seed-$$seed resume=auto episodes=96 \
+		evaluation.modes=[sampled] rollout.limits.translation=1.0 $$(test $$arm = without || echo $(LIMIT)) || exit; done; done
 
 # Kills workers (all roles but the trainer) or tells them to leave, 200 times, while others join.
 chaos: install

@@ -180,11 +180,11 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
     loaded = said.rpartition("LOADED ")[2].split()
     others = ("planner", "realworld", "robots", "benchmarks", "envs.libero", "envs.genesis", "models.pi0", "models.compact")
     assert [name for name in loaded if name.startswith(tuple(f"rlinf_vla.{each}" for each in others))] == []
-    assert len(loaded) <= 90
+    assert len(loaded) <= 91
 
 
 BUDGETS = {
-    "rlinf_vla": 27_320,
+    "rlinf_vla": 27_470,
     "rlinf_vla/testing": 1_840,
     "models": 4_620,
     "envs": 5_220,

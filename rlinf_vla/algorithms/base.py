@@ -84,6 +84,17 @@ class Algorithm:
         """Compose an iteration of the operations of the family's flow."""
         raise NotImplementedError
 
+    def adapt(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Adapt to the metrics of the iteration that has ended; return further metrics."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``adapt`` changes, as JSON for a checkpoint."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore it from a checkpoint's state; an empty one is that of a new run."""
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:

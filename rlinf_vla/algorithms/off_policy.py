@@ -11,16 +11,17 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.algorithms.augmentation import shift_images
-from rlinf_vla.algorithms.base import Algorithm, Trainable
+from rlinf_vla.algorithms.base import Trainable
+from rlinf_vla.algorithms.cost import CostConfig, CostLimited
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, CountOrZero, Label, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
-from rlinf_vla.config.recipe import OFF_POLICY, AlgorithmConfig
+from rlinf_vla.config.recipe import OFF_POLICY
 from rlinf_vla.core.transitions import Transitions
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Episodes, Tensors
+from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, Episodes, Tensors
 
 
 @dataclass
-class OffPolicyConfig(AlgorithmConfig):
+class OffPolicyConfig(CostConfig):
     """Recipe node ``algorithm``: keys shared by off-policy algorithms."""
 
     family: ClassVar[str] = OFF_POLICY
@@ -86,7 +87,7 @@ class Flow(Protocol):
     def log(self, metrics: dict[str, float]) -> None: ...
 
 
-class OffPolicy(Algorithm):
+class OffPolicy(CostLimited):
     """Base class of off-policy algorithms: collect episodes, then update from the replay.
 
     Subclasses implement ``wrap``, ``optimizers`` and ``step``.
@@ -133,7 +134,7 @@ class OffPolicy(Algorithm):
 
     def inputs(self, batch: Transitions, records: Tensors, generator: torch.Generator, device: torch.device) -> Tensors:
         """Return the inputs in ``records`` of ``batch`` on ``device``, images shifted at random."""
-        found = {name: value.to(device) for name, value in records.items() if name not in (ACTION, REWARD, DISCOUNT, ACTED)}
+        found = {name: value.to(device) for name, value in records.items() if name not in (ACTION, REWARD, DISCOUNT, ACTED, COST)}
         return shift_images(found, self.config.shift, generator, batch)
 
 

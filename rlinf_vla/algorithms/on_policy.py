@@ -10,16 +10,17 @@ from torch import Tensor
 
 from rlinf_vla.algorithms import losses
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
-from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
+from rlinf_vla.algorithms.base import DemonstrationConfig
+from rlinf_vla.algorithms.cost import Charged, CostConfig, CostLimited
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
-from rlinf_vla.config.recipe import ON_POLICY, AlgorithmConfig
+from rlinf_vla.config.recipe import ON_POLICY
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Batched, Rollouts, Trajectory
 
 
 @dataclass
-class OnPolicyConfig(AlgorithmConfig):
+class OnPolicyConfig(CostConfig):
     """Recipe node ``algorithm``: keys shared by on-policy algorithms."""
 
     family: ClassVar[str] = ON_POLICY
@@ -134,7 +135,7 @@ class Flow(Protocol):
     def log(self, metrics: dict[str, float]) -> None: ...
 
 
-class OnPolicy(Algorithm):
+class OnPolicy(CostLimited):
     """Base class of on-policy algorithms: the loss. Subclasses implement ``iteration``."""
 
     value_coef = 0.0
@@ -156,9 +157,10 @@ class OnPolicy(Algorithm):
         return self.config.kl_coef > 0
 
     def prepared(self, flow: Flow, rollouts: Rollouts) -> Rollouts:
-        """Add the reward to each shard, and with ``kl_coef`` also the ``reference``."""
+        """Set each shard's reward, less the cost's penalty; with ``kl_coef`` add ``reference``."""
         rollouts = flow.score(rollouts)
-        return flow.reference(rollouts) if self.config.kl_coef else rollouts
+        rollouts = flow.reference(rollouts) if self.config.kl_coef else rollouts
+        return Charged(rollouts, self.multiplier) if self.multiplier else rollouts
 
     def minibatch_size(self, batch: Batch) -> int:
         """Return the number of policy calls per optimiser step."""

@@ -118,6 +118,7 @@ def _attempt(
         if checkpoint is not None:
             console.resume(done)
             console.say(f"continuing after iteration {done} from {builders.relative(checkpoint)}")
+        algorithm.restore(runtime.state)
         if runtime.env is not None:
             algorithm.check(runtime.env)
         metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
@@ -190,7 +191,7 @@ class TrainingRun:
                     unsaid = False
                     self.console.say(flow.parity.report())
                 seconds = time.perf_counter() - started
-                flow.log({"timing_s/iteration": seconds})
+                flow.log({"timing_s/iteration": seconds} | self.algorithm.adapt(flow.metrics))
                 if "rollout/steps" in flow.metrics:
                     flow.log({"throughput/steps_per_s": flow.metrics["rollout/steps"] / seconds})
                 if self.monitor is not None:
@@ -226,7 +227,7 @@ class TrainingRun:
 
     def save(self, iteration: int) -> None:
         directory = self.directory / run_directory.CHECKPOINTS
-        state = {"iteration": iteration, "seed": self.recipe.seed} | self.flow.save()
+        state = {"iteration": iteration, "seed": self.recipe.seed} | self.flow.save() | self.algorithm.state()
         self.runtime.save(state)
         self.flow.saved([_read_json(each / STATE) for each in complete_checkpoints(directory)])
 

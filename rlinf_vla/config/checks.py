@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_vla.config.cluster import BROADCAST, GIVEN
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import INTERACTIVE, NO_ALGORITHM, OFF_POLICY, ON_POLICY, DeadlineConfig, RewardConfig
+from rlinf_vla.config.recipe import INTERACTIVE, NO_ALGORITHM, OFF_POLICY, ON_POLICY, DeadlineConfig, LimitsConfig, RewardConfig
 from rlinf_vla.config.robot import ROBOT
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def check(recipe: Recipe) -> None:
     )
     _check_robot(recipe, require)
     _check_deadline(recipe, require)
+    _check_limits(recipe, require)
     cluster = recipe.cluster
     algorithm = recipe.algorithm
     family = f"algorithm={algorithm.name} is {algorithm.family}"
@@ -93,6 +94,21 @@ def _check_deadline(recipe: Recipe, require: Callable[[bool, str], None]) -> Non
     require(not predicted, "rollout.deadline: no plan is predicted for it, use cluster.plan=given and no profile")
     apart = recipe.reward == RewardConfig() or recipe.cluster.reward_workers == 0 or recipe.algorithm.family != ON_POLICY
     require(apart, "rollout.deadline: rewards are computed in the rollout workers, use cluster.reward_workers=0")
+
+
+def _check_limits(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
+    limits, at_robot = recipe.rollout.limits, recipe.env.name == ROBOT
+    limit = getattr(recipe.algorithm, "cost_limit", None)
+    if limits == LimitsConfig():
+        told = f"algorithm.cost_limit={limit}: nothing counts a cost here, set rollout.limits or learn at a robot"
+        require(limit is None or at_robot, told)
+        return
+    require(not recipe.sweep.policies, "rollout.limits is for one policy: leave sweep.policies out, and use --multirun")
+    require(not at_robot, "rollout.limits is for simulators: a robot has the limits of its cell file")
+    box = list(limits.workspace)
+    ordered = len(box) == 6 and all(low < high for low, high in zip(box[:3], box[3:], strict=True))
+    told = f"rollout.limits.workspace={box} is not a box: give [x0,y0,z0,x1,y1,z1] in metres with x0 < x1, y0 < y1 and z0 < z1"
+    require(not box or ordered, told)
 
 
 def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:

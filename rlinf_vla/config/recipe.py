@@ -105,6 +105,21 @@ class DeadlineConfig:
 
 
 @dataclass
+class LimitsConfig:
+    """Recipe node ``rollout.limits``: simulators change actions as an arm's safety filter does.
+
+    Training and evaluation then count the changes as costs (docs/algorithms.md).
+    """
+
+    translation: Annotated[float, Range(0, 2, above=True)] | None = None
+    """Largest length of an action's translation, in units of a full action; null: no limit."""
+    rotation: Annotated[float, Range(0, 2, above=True)] | None = None
+    """The same of its rotation."""
+    workspace: list[Annotated[float, Range(-100, 100)]] = field(default_factory=list)
+    """Box [x0, y0, z0, x1, y1, z1] in metres in which the tool's target stays; empty: no limit."""
+
+
+@dataclass
 class RolloutConfig:
     temperature: Annotated[float, Range(0, 100, above=True)] = 1.0
     """Sampling temperature, the same in rollouts and in updates."""
@@ -113,6 +128,7 @@ class RolloutConfig:
     batch_size: Size = 8
     """Environments per policy call."""
     deadline: DeadlineConfig = field(default_factory=DeadlineConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     split: Annotated[str, OneOf(*SPLITS)] = "none"
     """head: rollout workers hold only the policy's action head; feature workers on the trainer's
     machine run its backbone (docs/split.md). none: rollout workers hold the whole policy."""

@@ -130,6 +130,8 @@ class StepResult:
     reward: float32 ``[B, C]``; terminated, truncated, success, valid: bool ``[B, C]``.
     An environment stops at its first ``terminated`` or ``truncated``. The rest of the chunk is not
     executed: there ``valid`` is false and every other entry is zero.
+    cost: float32 ``[B, C]``, the number of safety limits that changed each action; None: there are
+    no limits.
     """
 
     observation: Observation
@@ -138,6 +140,7 @@ class StepResult:
     truncated: Tensor
     success: Tensor
     valid: Tensor
+    cost: Tensor | None = None
 
     @property
     def done(self) -> Tensor:
@@ -146,7 +149,7 @@ class StepResult:
 
     def outcome_to(self, device: torch.device) -> StepResult:
         """Return the result with all but the observation on ``device``, moved in one copy."""
-        names = ("reward", "terminated", "truncated", "success", "valid")
+        names = ("reward", "terminated", "truncated", "success", "valid", *(() if self.cost is None else ("cost",)))
         found: dict[str, Any] = moved({name: getattr(self, name) for name in names}, device)
         return replace(self, **found)
 
@@ -193,7 +196,7 @@ class Trajectory(Batched):
     call; zero elsewhere.
     Per control step ``[T, B, C]``: reward, terminated, truncated, success, valid.
     reference ``[T, B, C, D]``: log-probabilities of the actions under the reference policy of the
-    KL penalty; None where they are not computed.
+    KL penalty; None where they are not computed. cost ``[T, B, C]``: see ``StepResult``.
     """
 
     inputs: Inputs
@@ -213,6 +216,7 @@ class Trajectory(Batched):
     step: Tensor
     policy_version: Tensor
     reference: Tensor | None = None
+    cost: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -270,7 +274,7 @@ def flattened(shard: Trajectory) -> Trajectory:
     return shard.flatten() if shard.value.ndim == 2 else shard
 
 
-ACTION, REWARD, DISCOUNT, ACTED = "action", "reward", "discount", "acted"
+ACTION, REWARD, DISCOUNT, ACTED, COST = "action", "reward", "discount", "acted", "cost"
 """Fields of a replay record beside the policy's inputs: see ``EpisodeRecords``."""
 
 
@@ -278,11 +282,13 @@ ACTION, REWARD, DISCOUNT, ACTED = "action", "reward", "discount", "acted"
 class EpisodeRecords:
     """Replay records of one episode.
 
-    ``records``: fields ``[L, ...]``: the policy's inputs, ``action`` as chosen, ``reward`` and
-    ``discount`` of the chunk (0 if the episode terminated there), and ``acted``: false in a last
-    record that holds only the observation at a truncation.
+    ``records``: fields ``[L, ...]``: the policy's inputs, ``action`` as chosen, ``reward``,
+    ``cost`` (discounted like the reward; 0 without safety limits) and ``discount`` of the chunk (0
+    if the episode terminated there), and ``acted``: false in a last record that holds only the
+    observation at a truncation. ``cost``: the episode's, not discounted; None: without limits.
     """
 
     records: Tensors
     success: bool
     steps: int
+    cost: float | None = None

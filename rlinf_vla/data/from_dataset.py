@@ -18,7 +18,7 @@ from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, prepared
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Inputs, Observation
+from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords, Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_reader import Episode, LeRobotReader
 
@@ -115,7 +115,8 @@ def _records(policy: Policy, source: _Source, episode: Episode, steps: int, term
     valid, step = step < steps, step.clamp(max=steps - 1)
     reward = torch.from_numpy(episode.columns[form.REWARD]).float()
     earned, discount = chunk_rewards(reward[step], valid, config.gamma, config.gamma_unit)
-    done = {ACTION: actions[step].clamp(-1, 1), REWARD: earned, DISCOUNT: discount, ACTED: torch.ones_like(discount, dtype=torch.bool)}
+    acted, cost = torch.ones_like(discount, dtype=torch.bool), torch.zeros_like(earned)  # a dataset has no column of costs
+    done = {ACTION: actions[step].clamp(-1, 1), REWARD: earned, DISCOUNT: discount, ACTED: acted, COST: cost}
     if terminated:
         done[DISCOUNT][-1] = 0
     else:

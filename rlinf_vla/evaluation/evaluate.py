@@ -38,7 +38,9 @@ def evaluate(
         results = play(temperature, filmed, partial(progress, f"{name} ({mode})"))
         rows = [result.row() for result in results]
         counts = summary(sorted(rows, key=itemgetter("task")), "task")
-        document[mode] = {"temperature": temperature} | counts | {"episodes": rows}
+        costs = [row["cost"] for row in rows if "cost" in row]
+        mean = {"cost_per_episode": sum(costs) / len(costs)} if costs else {}
+        document[mode] = {"temperature": temperature} | counts | mean | {"episodes": rows}
         for result in results[:filmed]:
             film(result, run_dir / "videos" / f"{name}_{result.task}_{result.seed}.mp4", calls_per_s)
     write_json(run_dir / "evaluation" / f"{name}.json", document)

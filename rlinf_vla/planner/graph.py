@@ -251,4 +251,5 @@ def _made_up(number: int, shape: tuple[int, ...]) -> Trajectory:
         attempt=attempt,
         step=step.clone(),
         policy_version=zeros,
+        cost=torch.zeros(steps),
     )

@@ -11,7 +11,7 @@ from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT
 from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.transitions import Transitions
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, ActionSample, Inputs
+from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, ActionSample, Inputs
 from rlinf_vla.planner.accounting import META, UnknownNumbers, repeated
 
 
@@ -34,7 +34,7 @@ class ReplayUpdate:
     def __init__(self, algorithm: OffPolicy, policy: Policy, inputs: Inputs, sample: ActionSample) -> None:
         """``inputs``, ``sample``: of one call ``[1]``, as the replay stores them."""
         number, acted = torch.empty(1, device=META), torch.empty(1, dtype=torch.bool, device=META)
-        self._record = inputs | {ACTION: sample.latent[ACTOR_OUTPUT], REWARD: number, DISCOUNT: number, ACTED: acted}
+        self._record = inputs | {ACTION: sample.latent[ACTOR_OUTPUT], REWARD: number, DISCOUNT: number, ACTED: acted, COST: number}
         self._algorithm = algorithm
         self._averages = nn.ModuleDict({name: copy.deepcopy(getattr(policy, name)) for name in algorithm.averaged})
         self._averages.requires_grad_(False)

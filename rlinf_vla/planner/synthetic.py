@@ -12,7 +12,7 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.protocols import Policy, PolicySpec
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, ActionSample, Episodes, Inputs, Observation, Trajectory
+from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, ActionSample, Episodes, Inputs, Observation, Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.runtime import builders
 
@@ -65,6 +65,7 @@ def stored(inputs: Inputs, sample: ActionSample, episodes: Episodes) -> Trajecto
         attempt=episodes.attempt,
         step=zeros,
         policy_version=zeros,
+        cost=torch.zeros_like(reward),
     )
 
 
@@ -77,7 +78,8 @@ def records(policy: Policy, count: int, settings: Settings, gamma: float) -> dic
     chunk = torch.full((count,), gamma**policy.spec.chunk)
     with torch.no_grad():
         rows = moved(policy.precompute(inputs), CPU)
-    return rows | {ACTION: sample.latent[ACTOR_OUTPUT], REWARD: reward, DISCOUNT: chunk, ACTED: torch.ones(count, dtype=torch.bool)}
+    acted, cost = torch.ones(count, dtype=torch.bool), torch.zeros(count)
+    return rows | {ACTION: sample.latent[ACTOR_OUTPUT], REWARD: reward, DISCOUNT: chunk, ACTED: acted, COST: cost}
 
 
 def _play(policy: Policy, count: int, settings: Settings, episodes: Episodes) -> tuple[Inputs, ActionSample]:

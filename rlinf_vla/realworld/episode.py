@@ -63,10 +63,11 @@ class RobotEpisode:
     images: uint8 ``[N + 1, H, W, 3]`` by camera. state: float32 ``[N + 1, 8]``. tick: int64
     ``[N + 1]``, control periods since the start, with gaps where the arm was held. action: float32
     ``[N, D]``. human: bool ``[N]``, true for the operator's actions. reward: float32 ``[N]``, of
-    the next observation. terminated: no reward can follow; otherwise the episode was truncated.
-    ended: the reason. begins: bool ``[N]``, true for the first executed action of an inference.
-    chosen: float32 ``[N, ...]``, what the actor chose instead of actions, 0 where the operator
-    acted; ``[N, 0]`` if it chose the actions.
+    the next observation. cost: float32 ``[N]``, interventions of the safety filter reported after
+    the action, until the next one. terminated: no reward can follow; otherwise the episode was
+    truncated. ended: the reason. begins: bool ``[N]``, true for the first executed action of an
+    inference. chosen: float32 ``[N, ...]``, what the actor chose instead of actions, 0 where the
+    operator acted; ``[N, 0]`` if it chose the actions.
     """
 
     job: Job
@@ -80,6 +81,7 @@ class RobotEpisode:
     begins: Tensor
     chosen: Tensor
     reward: Tensor
+    cost: Tensor
     terminated: bool
     success: bool
     ended: str
@@ -119,7 +121,7 @@ class RobotEpisode:
         return Observation({name: value[rows] for name, value in self.images.items()}, state, [self.instruction] * len(state))
 
 
-_TENSORS = ("state", "tick", "action", "human", "begins", "chosen", "reward")
+_TENSORS = ("state", "tick", "action", "human", "begins", "chosen", "reward", "cost")
 _FACTS = ("task", "instruction", "terminated", "success", "ended", "fault", "weights", "interventions")
 
 

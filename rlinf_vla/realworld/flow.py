@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
+from rlinf_vla.algorithms.cost import EPISODE_COST
 from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, prepared
@@ -168,6 +169,7 @@ def session_metrics(played: Sequence[RobotEpisode]) -> dict[str, float]:
     steps = max(1, sum(map(len, played)))
     interventions = sum(sum(each.interventions.values()) for each in played)
     return {
+        EPISODE_COST: sum(float(each.cost.sum()) for each in played) / max(1, len(played)),
         "rollout/human_share": sum(int(each.human.sum()) for each in played) / steps,
         "rollout/faults": float(sum(each.fault for each in played)),
         "rollout/safety_interventions_per_step": interventions / steps,

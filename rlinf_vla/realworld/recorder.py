@@ -37,6 +37,8 @@ class EpisodeRecorder:
         self._now: Step | None = None
         self._done: list[Step] = []
         self._rewards: list[float] = []
+        self._costs: list[float] = []
+        """Interventions of the safety filter reported after each action, until the next one."""
         self._rules: Counter[str] = Counter()
 
     @property
@@ -57,13 +59,17 @@ class EpisodeRecorder:
     def look(self, step: Step) -> None:
         self._now = step
         self._rules.update(each.rule for each in step.interventions)
+        if self._costs:
+            self._costs[-1] += len(step.interventions)
 
     def act(self, step: Step) -> None:
         """Record the step's action, if any."""
         if step.action is not None:
-            self._journal.act(step, self._done[-1] if self._done else None, self._rewards[-1] if self._rewards else 0.0)
+            earned = (self._rewards[-1], self._costs[-1]) if self._done else (0.0, 0.0)
+            self._journal.act(step, self._done[-1] if self._done else None, *earned)
             self._done.append(replace(step, action=np.array(step.action, np.float32)))
             self._rewards.append(0.0)
+            self._costs.append(0.0)
             self.before = step.seen
 
     def reward(self, value: float) -> None:
@@ -93,6 +99,7 @@ class EpisodeRecorder:
             begins=torch.tensor([_begins(step, before) for before, step in zip([None, *done], done, strict=False)], dtype=torch.bool),
             chosen=_chosen(done),
             reward=torch.tensor(self._rewards[: len(done)]),
+            cost=torch.tensor(self._costs[: len(done)]),
             terminated=self.terminated and not fault,
             success=self.success and not fault,
             ended=ended,
@@ -134,15 +141,15 @@ class EpisodeJournal:
         about = {"job": asdict(job), "task": task, "instruction": instruction, "weights": weights}
         self._append("wb", lambda: json.dumps(about).encode())
 
-    def act(self, step: Step, before: Step | None, earned: float) -> None:
+    def act(self, step: Step, before: Step | None, earned: float, cost: float) -> None:
         """Append a step that has an action; ``before``: the one executed before it, which earned
-        ``earned``."""
+        ``earned`` at ``cost``."""
         assert step.action is not None
         action, chosen, begins = torch.tensor(step.action, dtype=torch.float32), _chosen([step]), _begins(step, before)
 
         def record() -> bytes:
             seen = step.seen.observation("")
-            facts = {"tick": step.tick, "human": step.human, "reward": earned, "begins": begins}
+            facts = {"tick": step.tick, "human": step.human, "reward": earned, "cost": cost, "begins": begins}
             images = {f"{IMAGE}{name}": value for name, value in seen.images.items()}
             numbers = {name: torch.tensor([value]) for name, value in facts.items()}
             return save(numbers | images | {"state": seen.state, "action": action[None], "chosen": chosen})
@@ -203,6 +210,7 @@ def recover_episode(path: Path) -> RobotEpisode | None:
         begins=whole["begins"][:-1],
         chosen=whole["chosen"][:-1],
         reward=whole["reward"][1:].float(),
+        cost=whole["cost"][1:].float(),
         terminated=False,
         success=False,
         ended=LOST,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Inputs, Tensors
+from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords, Inputs, Tensors
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.episode import RobotEpisode
 
@@ -48,9 +48,9 @@ def to_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm, start: i
     """Return the records of the steps from ``start`` to before ``end``, at least one.
 
     A record is a step of a semi-Markov decision process (Sutton, Precup and Singh 1999): the
-    discounted rewards of at most ``form.chunk`` executed actions, and ``gamma`` to the power of the
-    control periods until the next record; held periods count. A chunk that was not executed to its
-    end repeats its last action, as ``dataset_transitions`` does.
+    discounted rewards and costs of at most ``form.chunk`` executed actions, and ``gamma`` to the
+    power of the control periods until the next record; held periods count. A chunk that was not
+    executed to its end repeats its last action, as ``dataset_transitions`` does.
     """
     first = torch.tensor([*_decisions(episode, form.chunk, start, end), end])
     calls = len(first) - 1
@@ -59,9 +59,11 @@ def to_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm, start: i
     last = step.minimum(first[1:, None] - 1)
     waited = episode.tick[last] - episode.tick[first[:-1], None]
     terminated = episode.terminated and end == len(episode)
+    reward, cost = ((form.gamma ** waited.float() * each[last] * valid).sum(1) for each in (episode.reward, episode.cost))
     acted: Tensors = {
         ACTION: episode.chosen[first[:-1]] if form.noise else form.convention.to_policy(episode.action[last]),
-        REWARD: (form.gamma ** waited.float() * episode.reward[last] * valid).sum(1),
+        REWARD: reward,
+        COST: cost,
         DISCOUNT: form.gamma ** torch.diff(episode.tick[first]).float(),
         ACTED: torch.ones(calls, dtype=torch.bool),
     }
@@ -71,7 +73,8 @@ def to_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm, start: i
     else:
         acted = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in acted.items()}
     success = episode.success and end == len(episode)
-    return EpisodeRecords({name: value[first] for name, value in inputs.items()} | acted, success, end - start)
+    paid = float(episode.cost[start:end].sum())
+    return EpisodeRecords({name: value[first] for name, value in inputs.items()} | acted, success, end - start, paid)
 
 
 def _decisions(episode: RobotEpisode, chunk: int, start: int, end: int) -> Iterator[int]:

@@ -164,6 +164,7 @@ def _result(episode: RobotEpisode, filmed: bool) -> EpisodeResult:
         "executed": len(episode),
         "by_operator": int(episode.human.sum()),
         "interventions": episode.interventions,
+        "cost": float(episode.cost.sum()),
     }
     if filmed:
         found.frames = _frames(episode)

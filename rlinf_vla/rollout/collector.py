@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.cost import EPISODE_COST
 from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Tensors, Trajectory
@@ -105,7 +106,7 @@ def episode_metrics(calls: Trajectory) -> dict[str, float]:
         "rollout/reward_mean": calls.reward[calls.valid].mean().item(),
         "rollout/success_once": success.float().mean().item(),
         "rollout/episode_len": calls.valid.sum().item() / len(success),
-    }
+    } | cost_metrics(calls)
 
 
 def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
@@ -124,7 +125,18 @@ def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
     if episodes:
         metrics["rollout/success_once"] = success[ended].float().mean().item()
         metrics["rollout/episode_len"] = lengths[ended].float().mean().item()
-    return metrics
+    return metrics | cost_metrics(rollouts)
+
+
+def cost_metrics(calls: Trajectory) -> dict[str, float]:
+    """Return the mean cost of the episodes that ended; nothing without a cost or if none ended."""
+    if calls.cost is None:
+        return {}
+    ids = calls.episode_ids().flatten()
+    ended = ((calls.terminated | calls.truncated) & calls.valid).any(-1).flatten()
+    over = torch.zeros(int(ids.max()) + 1, dtype=torch.bool).index_fill(0, ids[ended], True)
+    cost = torch.zeros(len(over), dtype=torch.float64).index_add(0, ids, calls.cost.double().sum(-1).flatten())
+    return {EPISODE_COST: cost[over].mean().item()} if bool(over.any()) else {}
 
 
 def _row(call: Call, policy_version: int, beside: Beside) -> Trajectory:
@@ -146,4 +158,5 @@ def _row(call: Call, policy_version: int, beside: Beside) -> Trajectory:
         attempt=call.episodes.attempt,
         step=call.step,
         policy_version=torch.full_like(call.step, policy_version),
+        cost=result.cost,
     )

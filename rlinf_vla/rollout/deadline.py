@@ -161,7 +161,7 @@ class DeadlineEnv(VectorEnv):
     def _spread(self, parts: Sequence[StepResult]) -> StepResult:
         """Return one result with the outcome of each action at its place in the chunk."""
         rows, found = torch.arange(len(self._place))[:, None], dict[str, Tensor]()
-        for name in ("reward", "terminated", "truncated", "success", "valid"):
+        for name in ("reward", "terminated", "truncated", "success", "valid", *(() if parts[0].cost is None else ("cost",))):
             value = torch.cat([getattr(each, name).cpu() for each in parts], 1)
             found[name] = torch.zeros(self._shape, dtype=value.dtype)
             found[name][rows, self._place[:, : value.shape[1]]] = value

@@ -30,7 +30,8 @@ class EpisodeResult:
     frames: list[Tensor] = field(default_factory=list)
     """uint8 ``[H, W, 3]`` after every policy call; empty unless the episode was filmed."""
     details: dict[str, Any] = field(default_factory=dict)
-    """JSON values of an episode at a robot: why it ended, who acted, what the limits changed."""
+    """JSON values: ``cost``, the number of changes by safety limits, where there are limits; at a
+    robot also why it ended, who acted, what the limits changed."""
 
     def row(self) -> dict[str, Any]:
         """Return the outcome as JSON values, as every result file lists it."""
@@ -66,10 +67,13 @@ def play_episode_list(
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
         result = call.result
         steps, rewards, success = result.valid.sum(1).tolist(), result.reward.sum(1).tolist(), result.success.any(1).tolist()
+        costs = None if result.cost is None else result.cost.sum(1).tolist()
         for slot, number in enumerate(index.tolist()):
             if number < 0:
                 continue
             running = results[number]
+            if costs is not None:
+                running.details["cost"] = running.details.get("cost", 0.0) + costs[slot]
             running.steps += steps[slot]
             running.episode_return += rewards[slot]
             running.success |= success[slot]

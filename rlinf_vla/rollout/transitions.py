@@ -8,10 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.cost import EPISODE_COST
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FEATURES
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, VectorEnv, prepared
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords, Episodes
+from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords, Episodes
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.player import Call, EpisodeRows, Spans, play_episodes
 from rlinf_vla.rollout.scripted_actors import ExpertActor
@@ -45,6 +46,7 @@ def record_transitions(
         result = call.result
         terminated, done = (result.terminated & result.valid).any(dim=1), result.done
         reward, discount = rewards(result.reward, result.valid)
+        cost = torch.zeros_like(result.reward) if result.cost is None else result.cost
         latent = call.sample.latent
         seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else policy.precompute(call.inputs)
         outcome = {
@@ -52,6 +54,7 @@ def record_transitions(
             REWARD: reward,
             DISCOUNT: torch.where(terminated, 0, discount),
             ACTED: torch.ones_like(terminated),
+            COST: rewards(cost, result.valid)[0],
         }
         kept.add(index, seen | outcome)
         cut = done & ~terminated
@@ -62,6 +65,8 @@ def record_transitions(
             if number >= 0:
                 found[number].success |= bool((result.success & result.valid)[slot].any())
                 found[number].steps += int(result.valid[slot].sum())
+                if result.cost is not None:
+                    found[number].cost = (found[number].cost or 0.0) + float(cost[slot].sum())
 
     actor_of = partial(ExpertActor, prepare=partial(prepared, policy)) if expert else lambda env: actor
     play_episodes(actor_of, groups, episodes, on_call, spans, progress)
@@ -71,8 +76,8 @@ def record_transitions(
 
 
 def transition_metrics(episodes: Sequence[EpisodeRecords]) -> dict[str, float]:
-    count = len(episodes)
-    return {
+    count, costs = len(episodes), [each.cost for each in episodes if each.cost is not None]
+    return ({EPISODE_COST: sum(costs) / len(costs)} if costs else {}) | {
         "rollout/episodes": float(count),
         "rollout/success_once": sum(each.success for each in episodes) / count,
         "rollout/episode_len": sum(each.steps for each in episodes) / count,

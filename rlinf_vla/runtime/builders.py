@@ -13,7 +13,7 @@ import torch
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, DeadlineConfig, Recipe, RewardConfig
+from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, DeadlineConfig, LimitsConfig, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.devices import set_tf32
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
@@ -183,18 +183,30 @@ def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Se
 
 
 def rewarded(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:
-    """Return the environments with the recipe's training reward, and its deadline for a policy with
-    chunks of ``chunk`` actions. Raises UserError."""
+    """Return the environments with the recipe's training reward, and its limits and deadline for a
+    policy with chunks of ``chunk`` actions. Raises UserError."""
     if recipe.reward == RewardConfig():
         return timed(recipe, groups, chunk)
     from rlinf_vla.rollout.reward_shaping import RewardedEnv
 
     reward_shaper = build_reward_shaper(recipe, groups[0].spec)
-    return timed(recipe, [RewardedEnv(env, reward_shaper) for env in groups], chunk)
+    return _delayed(recipe, [RewardedEnv(env, reward_shaper) for env in _limited(recipe, groups)], chunk)
 
 
 def timed(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:
-    """Return the environments with the recipe's deadline. Raises UserError."""
+    """Return the environments with the recipe's limits and deadline. Raises UserError."""
+    return _delayed(recipe, _limited(recipe, groups), chunk)
+
+
+def _limited(recipe: Recipe, groups: Sequence[VectorEnv]) -> Sequence[VectorEnv]:
+    if recipe.rollout.limits == LimitsConfig():
+        return groups
+    from rlinf_vla.rollout.safety_limits import LimitedEnv
+
+    return [LimitedEnv(env, recipe.rollout.limits) for env in groups]
+
+
+def _delayed(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:
     config = recipe.rollout.deadline
     if config == DeadlineConfig():
         return groups

@@ -134,7 +134,7 @@ def learn_from_replay(
         # random numbers depend only on the update's index: a resumed run draws the same
         seed = ((run_seed * 1_000_003 + iteration) << 20) + index
         generator = torch.Generator().manual_seed(seed % (1 << 63))
-        batch = sample_mixed(replays, [1 - share, share], size, generator)
+        batch = algorithm.charged(sample_mixed(replays, [1 - share, share], size, generator))
         imitated = partial(sample_mixed, replays, [0.0, 1.0], size, generator)
         for name, value in algorithm.step(trainer, batch, generator, index, imitated).items():
             sums[name] += value

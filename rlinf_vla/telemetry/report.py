@@ -24,6 +24,8 @@ CURVES = {
     "throughput/steps_per_s": "Control steps per second",
     "rollout/human_share": "Share of steps by the human operator",
     "rollout/held_share": "Share of control periods in which the arm was held",
+    "rollout/cost_per_episode": "Changes by safety limits, per episode",
+    "actor/cost_multiplier": "Penalty for each such change",
     "rollout/safety_interventions_per_step": "Limits that changed a command, per step",
 }
 """Metric -> title of its chart, in page order; a metric that was not logged has no chart."""

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlinf_vla.core.protocols import Diagnosis, EnvSpec, Task, VectorEnv
+from rlinf_vla.core.protocols import Diagnosis, EnvSpec, Task, ToolUnits, VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 
 GOALS = {"Low": 2, "High": 3}
@@ -72,6 +72,7 @@ class CounterWorld(VectorEnv):
     journal: a list that is told each call, in order.
     ends_at_goal: if false, every episode goes on to its limit.
     state_dim: the state is level and clock, padded with zeros.
+    tool_m: metres that an action of 1 is said to move a tool; None: there is no tool.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class CounterWorld(VectorEnv):
         name: str = "",
         ends_at_goal: bool = True,
         state_dim: int = 2,
+        tool_m: float | None = None,
     ) -> None:
         self.spec = EnvSpec(
             num_envs=num_envs,
@@ -92,6 +94,7 @@ class CounterWorld(VectorEnv):
             images={"base": (IMAGE, IMAGE)},
             tasks=tuple(GOALS),
             device=torch.device("cpu"),
+            tool=None if tool_m is None else ToolUnits(tool_m),
         )
         self.played: list[tuple[str, int]] = []
         self.closed = False
@@ -198,6 +201,7 @@ class CounterConfig:
     num_envs: int = 4
     episode_limit: int = 6
     state_dim: int = 2
+    tool_m: float | None = None
 
 
 class CounterPlugin:
@@ -210,7 +214,8 @@ class CounterPlugin:
         self.created: list[CounterWorld] = []
 
     def create(self, config: CounterConfig, groups: int) -> list[VectorEnv]:
-        envs = [CounterWorld(config.num_envs // groups, config.episode_limit, state_dim=config.state_dim) for _ in range(groups)]
+        options: dict[str, Any] = {"state_dim": config.state_dim, "tool_m": config.tool_m}
+        envs = [CounterWorld(config.num_envs // groups, config.episode_limit, **options) for _ in range(groups)]
         self.created += envs
         return list(envs)
 

@@ -141,7 +141,14 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
 
     single = LinearPolicy(LinearOptions(chunk=1))
     single.save(tmp_path / "single")
-    everything = ["algorithm.decoupled=true", "algorithm.kl_coef=0.1", "algorithm.sft_coef=0.1", "algorithm.demonstrations.episodes=2"]
+    limited = ["env.tool_m=0.1", "rollout.limits.translation=2.0", "algorithm.cost_limit=1"]
+    everything = [
+        *limited,
+        "algorithm.decoupled=true",
+        "algorithm.kl_coef=0.1",
+        "algorithm.sft_coef=0.1",
+        "algorithm.demonstrations.episodes=2",
+    ]
     run("train", "counting_ppo", "run_dir=ppo", "episodes=2", "evaluation.every=1", *everything)
     run("train", "counting_grpo", "run_dir=grpo", "episodes=2", "iterations=1", "reward=success", *everything)
     run(
@@ -151,6 +158,7 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
         "iterations=1",
         "algorithm.demonstrations=2",
         "algorithm.sft_coef=0.1",
+        *limited,
         f"model.checkpoint={tmp_path}/single",
     )
     run("train", "counting_sft", "run_dir=sft", "iterations=1", "evaluation.before_and_after=false")

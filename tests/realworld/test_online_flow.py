@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import COST, REWARD
 from rlinf_vla.models.compact.options import CompactOptions
 from rlinf_vla.models.compact.policy import CompactPolicy
 from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode
@@ -66,6 +67,7 @@ class Played:
             begins=~human & (job.kind != DEMONSTRATION),
             chosen=torch.zeros(length, 0),
             reward=torch.tensor([0.0] * (length - 1) + [float(success)] * (length > 0)),
+            cost=torch.arange(length) % 2.0,
             terminated=success,
             success=success,
             ended="",
@@ -174,6 +176,20 @@ def test_collected_episodes_are_used_for_training(policy: SACPolicy, tmp_path: P
     assert len(again.replay) == len(flow.replay) and len(again.shown) == len(flow.shown)
     flow.saved([{"iteration": 1} | state, {"iteration": 2} | state])
     assert [entry for entry in player.log if entry[0] == "forget"] == [("forget", 0), ("forget", 1)]
+
+
+def test_interventions_are_a_cost(policy: SACPolicy, tmp_path: Path) -> None:
+    player, config = Played(), replace(CONFIG, cost_limit=0.5, cost_rate=0.1)
+    flow, subject = flow_of(policy, player, tmp_path / "replay"), SAC(config, 1.0)
+    flow.begin(0)
+    subject.iteration(flow)
+    lengths = [4 + job.seed % 3 for job in player.played if job.kind == TRAINING]
+    cost = sum(length // 2 for length in lengths) / len(lengths)
+    assert flow.metrics["rollout/cost_per_episode"] == cost
+    assert subject.adapt(flow.metrics) == {"actor/cost_multiplier": pytest.approx(0.1 * (cost - 0.5))}
+    batch = flow.replay.sample(64, torch.Generator().manual_seed(0))
+    assert set(batch.now[COST].tolist()) == {0.0, 1.0}
+    torch.testing.assert_close(subject.charged(batch).now[REWARD], batch.now[REWARD] - subject.multiplier * batch.now[COST])
 
 
 def test_without_demonstrations_the_operators_steps_are_the_first(policy: SACPolicy, tmp_path: Path) -> None:

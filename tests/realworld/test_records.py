@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_vla.core.protocols import Convention
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, EpisodeRecords
+from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
 from rlinf_vla.realworld.records import RecordForm, operator_records, training_records
@@ -37,6 +38,7 @@ def episodes(draw: st.DrawFn) -> RobotEpisode:
         begins=torch.tensor(begins),
         chosen=torch.arange(steps).float()[:, None],
         reward=torch.tensor(rewards),
+        cost=torch.tensor(rewards).flip(0).abs(),
         terminated=terminated,
         success=terminated,
         ended="",
@@ -53,6 +55,7 @@ def steps_of(found: EpisodeRecords) -> list[tuple[int, int]]:
 def check(episode: RobotEpisode, found: EpisodeRecords, chunk: int) -> None:
     rows = steps_of(found)
     assert rows[0][0] + found.steps == rows[-1][1], "the records cover every step"
+    assert found.cost == pytest.approx(float(episode.cost[rows[0][0] : rows[-1][1]].sum()), abs=1e-5)
     for number, (first, end) in enumerate(rows):
         assert 1 <= end - first <= chunk
         assert not (episode.human[first:end] != episode.human[first]).any(), "one hand per record"
@@ -60,6 +63,8 @@ def check(episode: RobotEpisode, found: EpisodeRecords, chunk: int) -> None:
         tick = episode.tick.tolist()
         earned = sum(GAMMA ** (tick[step] - tick[first]) * float(episode.reward[step]) for step in range(first, end))
         torch.testing.assert_close(float(found.records[REWARD][number]), earned, atol=1e-5, rtol=1e-5)
+        paid = sum(GAMMA ** (tick[step] - tick[first]) * float(episode.cost[step]) for step in range(first, end))
+        torch.testing.assert_close(float(found.records[COST][number]), paid, atol=1e-5, rtol=1e-5)
         over = episode.terminated and end == len(episode)
         wanted = 0.0 if over else GAMMA ** (tick[end] - tick[first])
         torch.testing.assert_close(float(found.records[DISCOUNT][number]), wanted)

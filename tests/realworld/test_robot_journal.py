@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf_vla.core.robot import Intervention
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
 from rlinf_vla.realworld.recorder import LOST, recover_episode
 from tests.realworld.toy_cell import Toy
@@ -22,6 +23,8 @@ def killed_at_its_end(path: Path) -> RobotEpisode:
     slow = iter([20.0] * 3 + [230.0] + [20.0] * 30)
     toy.delay = lambda request: next(slow) / 1024
     toy.operator.acts = lambda hand: np.array([0.0, 1.0, 0.0, 1.0], np.float32) if len(toy.robot.commands) in (7, 8) else None
+    reported = iter([0, 2, 1, 0, 0, 3] + [0] * 30)  # before the first action, and after each
+    toy.robot.interventions = lambda: [Intervention(0.0, "speed", 2.0, 1.0)] * next(reported)  # type: ignore[method-assign]
     found = list[RobotEpisode]()
 
     def keep(episode: RobotEpisode) -> None:
@@ -37,7 +40,7 @@ def killed_at_its_end(path: Path) -> RobotEpisode:
 def same_beginning(cut: RobotEpisode, whole: RobotEpisode) -> None:
     steps = len(cut)
     assert (cut.job, cut.task, cut.instruction, cut.weights) == (whole.job, whole.task, whole.instruction, whole.weights)
-    for name in ("action", "human", "reward"):
+    for name in ("action", "human", "reward", "cost"):
         assert torch.equal(getattr(cut, name), getattr(whole, name)[:steps]), name
         assert getattr(cut, name).dtype == getattr(whole, name).dtype
     for name in ("state", "tick"):
@@ -50,6 +53,7 @@ def same_beginning(cut: RobotEpisode, whole: RobotEpisode) -> None:
 def test_all_but_the_last_action_is_there(tmp_path: Path) -> None:
     whole = killed_at_its_end(tmp_path / "left")
     cut = recover_episode(tmp_path / "left")
+    assert sum(whole.interventions.values()) == whole.cost.sum() == 6 and whole.cost[:2].tolist() == [2, 1]
     assert cut is not None and len(cut) == len(whole) - 1 and whole.human.any() and torch.diff(whole.tick).max() > 1
     same_beginning(cut, whole)
     same_beginning(RobotEpisode.read(cut.write(tmp_path)), whole)

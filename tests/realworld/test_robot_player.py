@@ -503,12 +503,12 @@ def test_an_episode_is_stored_in_a_file(tmp_path: Path) -> None:
     path = episode.write(tmp_path / "episodes")
     found = RobotEpisode.read(path)
     assert [each.name for each in path.parent.iterdir()] == ["training_000003.safetensors"]
-    for name in ("state", "tick", "action", "human", "begins", "chosen", "reward"):
+    tensors = ("state", "tick", "action", "human", "begins", "chosen", "reward", "cost")
+    for name in tensors:
         assert (getattr(found, name) == getattr(episode, name)).all()
     assert (found.images["front"] == episode.images["front"]).all()
-    assert replace(found, **dict.fromkeys(("images", "state", "tick", "action", "human", "begins", "chosen", "reward"))) == replace(
-        episode, **dict.fromkeys(("images", "state", "tick", "action", "human", "begins", "chosen", "reward"))
-    )
+    without = dict.fromkeys(("images", *tensors))
+    assert replace(found, **without) == replace(episode, **without)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match="is not a valid robot episode file"):
         RobotEpisode.read(path)

@@ -61,7 +61,9 @@ class LearnerWorker(TrainerWorker):
     def forget_records(self, number: int, total: int) -> None:
         self.replays[number].forget(total)
 
-    def learn(self, updates: int, iteration: int) -> dict[str, float]:
+    def learn(self, updates: int, iteration: int, algorithm: dict[str, Any]) -> dict[str, float]:
+        """``algorithm``: the state of the driver's, which adapts it."""
+        self.algorithm.restore(algorithm)
         with self.builders.update_threads():
             return learn_from_replay(self.trainer, self.algorithm, self.replays, updates, self.builders.settings.run_seed, iteration)
 
@@ -119,7 +121,7 @@ class RayCollector:
         works = [(self.weights, part, rewards, expert) for part in parts(episodes, self.share)]
         found = []
         for played, spans in self.pool.map("collect_transitions", works, progress):
-            found += [EpisodeRecords(packed.tensors(), success, steps) for packed, success, steps in played]
+            found += [EpisodeRecords(packed.tensors(), *outcome) for packed, *outcome in played]
             add_spans(timeline, spans)
         return found
 
@@ -157,7 +159,7 @@ class RayOffPolicyFlow(SimulatorFlow):
         return super().save() | ({RANKS: ranks} if ranks > 1 else {})
 
     def learn(self, updates: int, algorithm: OffPolicy) -> dict[str, float]:
-        metrics: dict[str, float] = self._trainers.call("learn", updates, self.iteration)[0][0]
+        metrics: dict[str, float] = self._trainers.call("learn", updates, self.iteration, algorithm.state())[0][0]
         return metrics
 
 
