@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -59,10 +59,10 @@ def test_an_adapter_that_breaks_a_convention_is_caught_by_physics(mistake: str) 
     assert caught(mistake)
 
 
-Convert = Callable[[NDArray[Any]], NDArray[Any]]
+Convert = Callable[[NDArray[Any]], Sequence[float]]
 
 
-def shorter_way(quaternion: NDArray[Any]) -> NDArray[Any]:
+def shorter_way(quaternion: NDArray[Any]) -> Sequence[float]:
     """The mistake: q and -q are the same orientation, so take the one with the smaller angle."""
     return conventions.axis_angle(quaternion if quaternion[0] >= 0 else -quaternion)
 
@@ -70,7 +70,7 @@ def shorter_way(quaternion: NDArray[Any]) -> NDArray[Any]:
 def jump(convert: Convert) -> float:
     """The largest change between neighbours while the tool, which points down, moves through pi."""
     swaying = [np.array([math.cos(angle / 2), math.sin(angle / 2), 0.0, 0.0]) for angle in np.linspace(math.pi - 0.1, math.pi + 0.1, 21)]
-    found = [convert(each) for each in swaying]
+    found = [np.array(convert(each)) for each in swaying]
     return max(float(np.abs(b - a).max()) for a, b in itertools.pairwise(found))
 
 
