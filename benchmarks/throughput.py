@@ -126,7 +126,7 @@ def plans(recipe: Recipe) -> dict[str, Plan]:
 
 def _measure(recipe: Recipe, say: Any) -> PlanTiming:
     recipe = replace(recipe, iterations=ITERATIONS)
-    algorithm, found = builders.build_algorithm(recipe), list[PlanTiming]()
+    algorithm = builders.build_algorithm(recipe)
     with (
         tempfile.TemporaryDirectory(prefix="rlinf_vla_bench_") as directory,
         runtimes.open_runtime(recipe, Path(directory), None, say) as runtime,
@@ -138,8 +138,8 @@ def _measure(recipe: Recipe, say: Any) -> PlanTiming:
             started = time.perf_counter()
             flow.begin(iteration)
             algorithm.iteration(flow)
-            found.append(_of(flow, recipe, time.perf_counter() - started))
-    return found[-1]
+            seconds = time.perf_counter() - started
+        return _of(flow, recipe, seconds)
 
 
 def _of(flow: OnPolicyFlow, recipe: Recipe, seconds: float) -> PlanTiming:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import Failure, UserError
+from rlinf_vla.core import observation_keys
 from rlinf_vla.core.images import padded
+from rlinf_vla.core.observation_keys import ObservationKeys
 from rlinf_vla.core.protocols import Convention, Noise, PolicySpec
 from rlinf_vla.core.types import Inputs, Observation
 
@@ -29,35 +31,19 @@ IMAGE_SIZE = 224
 
 
 @dataclass(frozen=True)
-class Keys:
+class Meaning:
     """How a server names what a row holds, and what its numbers mean."""
 
-    images: Mapping[str, str]
-    """Camera of the environment -> key."""
-    state: Mapping[str, int | None]
-    """Key -> how many of the state's numbers it takes, in order; None: all that are left."""
-    prompt: str
+    keys: ObservationKeys
     action_dim: int | None = None
     convention: Convention = Convention()  # noqa: RUF009  (frozen)
     env: Mapping[str, Any] = field(default_factory=dict)
 
 
-KEYS = {
-    LIBERO: Keys(
-        {"base": "observation/image", "wrist": "observation/wrist_image"},
-        {"observation/state": 8},
-        "prompt",
-        7,
-        LIBERO_CONVENTION,
-        {"convention": "openvla"},
-    ),
-    DROID: Keys(
-        {"base": "observation/exterior_image_1_left", "wrist": "observation/wrist_image_left"},
-        {"observation/joint_position": 7, "observation/gripper_position": 1},
-        "prompt",
-        8,
-    ),
-    LEROBOT: Keys({"base": "observation.images.base"}, {"observation.state": None}, "task"),
+MEANINGS = {
+    LIBERO: Meaning(observation_keys.LIBERO, 7, LIBERO_CONVENTION, {"convention": "openvla"}),
+    DROID: Meaning(observation_keys.DROID, 8),
+    LEROBOT: Meaning(observation_keys.LEROBOT),
 }
 
 
@@ -70,12 +56,13 @@ class ForeignServer:
         """Raises UserError if the options leave something open."""
         self._url, self._dialect = address(options), dialect_of(options)
         name = options.keys or (LEROBOT if self._dialect == SGLANG else None)
-        if name not in KEYS:
+        if name not in MEANINGS:
             raise UserError(
                 f"{self._url} does not describe its policy, as a server of rlinf-vla does: set model.options.keys={LIBERO}, {DROID} "
                 f"or {LEROBOT}, and model.options.chunk"
             )
-        self._keys = KEYS[name]
+        self._meaning = MEANINGS[name]
+        self._keys = self._meaning.keys
         self._images = dict(options.images or self._keys.images)
         self.spec = self._spec(options, name)
         self._connections = Connections(options, options.connections)
@@ -83,7 +70,7 @@ class ForeignServer:
     def _spec(self, options: RemoteOptions, name: str) -> PolicySpec:
         known = [each for each in self._keys.state.values() if each is not None]
         state_dim = options.state_dim if options.state_dim is not None else sum(known) if len(known) == len(self._keys.state) else None
-        action_dim = options.action_dim or self._keys.action_dim
+        action_dim = options.action_dim or self._meaning.action_dim
         for option, value in (("chunk", options.chunk), ("action_dim", action_dim), ("state_dim", state_dim)):
             if value is None:
                 raise UserError(f"{self._url} does not describe its policy: set model.options.{option} (keys={name} does not say it)")
@@ -91,10 +78,10 @@ class ForeignServer:
             raise UserError(f"model.options.state_dim={state_dim}: keys={name} has a state of {sum(known)} numbers: use that, or 0")
         assert options.chunk is not None and action_dim is not None and state_dim is not None
         size = options.image_size or IMAGE_SIZE
-        env = {**self._keys.env, "cameras": list(self._images)}
+        env = {**self._meaning.env, "cameras": list(self._images)}
         remark = f"{self._url} chooses how it samples: evaluation.modes and rollout.temperature do not reach it"
         return PolicySpec(
-            options.chunk, action_dim, state_dim, dict.fromkeys(self._images, (size, size)), self._keys.convention, env, (remark,)
+            options.chunk, action_dim, state_dim, dict.fromkeys(self._images, (size, size)), self._meaning.convention, env, (remark,)
         )
 
     def prepare(self, obs: Observation) -> Inputs:

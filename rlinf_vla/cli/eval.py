@@ -52,7 +52,7 @@ def run(config: DictConfig) -> None:
             stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
             timed = builders.timed(recipe, groups, policy.spec.chunk)
             env = timed[0].spec
-            play, rate = play_in_process(recipe, policy, timed), env.control_hz / (env.steps_per_call or policy.spec.chunk)
+            play, rate = play_in_process(recipe, policy, timed), env.control_hz / env.steps(policy.spec.chunk)
             where = f"of {recipe.env.name}"
         document = evaluate(recipe, play, rate, name, told, version, directory, progress)
     print(f"success of {name} in {recipe.episodes} episodes {where}: {headline(document)}")

@@ -147,10 +147,15 @@ class StepResult:
         """bool ``[B]``: whether the episode ended in this chunk."""
         return (self.terminated | self.truncated).any(dim=1)
 
+    @property
+    def outcome(self) -> Tensors:
+        """All but the observation, by name; without a cost that is None."""
+        found = {name: getattr(self, name) for name in ("reward", "terminated", "truncated", "success", "valid", "cost")}
+        return {name: value for name, value in found.items() if value is not None}
+
     def outcome_to(self, device: torch.device) -> StepResult:
         """Return the result with all but the observation on ``device``, moved in one copy."""
-        names = ("reward", "terminated", "truncated", "success", "valid", *(() if self.cost is None else ("cost",)))
-        found: dict[str, Any] = moved({name: getattr(self, name) for name in names}, device)
+        found: dict[str, Any] = moved(self.outcome, device)
         return replace(self, **found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ from rlinf_vla.planner.profile import CPU, GPU, Cost, Profile, fit
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.wrapped_env import WrappedEnv
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.machines import this_machine
 from rlinf_vla.telemetry.measurement import synchronise, usage
@@ -47,36 +48,24 @@ class TimedCommand(NamedTuple):
     processes: int = 0
 
 
-@dataclass
-class InstrumentedEnv(VectorEnv):
+class InstrumentedEnv(WrappedEnv):
     """Wrap an environment group and record each step and reset with its cost."""
 
-    env: VectorEnv
-    commands: list[TimedCommand] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.spec = self.env.spec
+    def __init__(self, env: VectorEnv) -> None:
+        super().__init__(env)
+        self.commands: list[TimedCommand] = []
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
-        self._begin("reset", len(episodes) if mask is None else int(mask.sum()), partial(self.env.reset_async, episodes, mask))
+        self._begin("reset", len(episodes) if mask is None else int(mask.sum()), partial(super().reset_async, episodes, mask))
 
     def reset_wait(self) -> Observation:
-        return self._end(self.env.reset_wait)
+        return self._end(super().reset_wait)
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
-        self._begin("simulate", len(actions), partial(self.env.step_async, actions))
+        self._begin("simulate", len(actions), partial(super().step_async, actions, skip_ended))
 
     def step_wait(self) -> StepResult:
-        return self._end(self.env.step_wait)
-
-    def render(self, index: int) -> Tensor:
-        return self.env.render(index)
-
-    def expert_actions(self) -> Tensor:
-        return self.env.expert_actions()
-
-    def close(self) -> None:
-        self.env.close()
+        return self._end(super().step_wait)
 
     def _begin(self, name: str, environments: int, call: Callable[[], None]) -> None:
         synchronise(self.spec.device)

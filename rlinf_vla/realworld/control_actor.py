@@ -11,7 +11,6 @@ import torch
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FeaturePolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.robot import ControlConfig
-from rlinf_vla.core.devices import moved
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
 from rlinf_vla.realworld.arm_convention import ArmConvention
@@ -19,8 +18,7 @@ from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.inference import Chunk, Committed, Request
 from rlinf_vla.realworld.sensing import STATE
 from rlinf_vla.realworld.tool_target import DIMENSIONS
-from rlinf_vla.rollout.actor import Actor, Settings, noise_task
-from rlinf_vla.rollout.noise import CounterNoise
+from rlinf_vla.rollout.actor import Actor, Settings
 
 
 class ControlActor(Actor):
@@ -53,15 +51,9 @@ class ControlActor(Actor):
             sections["encode"] = self._encoded - prepared
         return Chunk(request, actions, sections, chosen)
 
-    @torch.no_grad()
     def _act_onto(self, inputs: Inputs, tick: torch.Tensor, committed: Committed) -> ActionSample:
-        """Continue committed actions; no inference mode, as guidance may need gradients."""
-        assert isinstance(self.policy, RealTimeChunking)
-        settings, episode = self.settings, self.episode
         actions = self._convention.to_policy(torch.from_numpy(np.ascontiguousarray(committed.actions)))[None]
-        given = moved({"task": noise_task(episode), "seed": episode.seed, "step": tick, "actions": actions}, self.device)
-        noise = CounterNoise(settings.run_seed, given["task"], given["seed"], given["step"]) if settings.temperature > 0 else None
-        return self.policy.act_with_prefix(self._features(inputs), noise, settings.temperature, given["actions"], committed.frozen)
+        return self.act_onto(inputs, self.episode, tick, actions, committed.frozen)
 
     def _features(self, inputs: Tensors) -> Any:
         found = super()._features(inputs)

@@ -17,6 +17,7 @@ from rlinf_vla.realworld.runtime import playing_at_robot
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.telemetry import robot_report
 from rlinf_vla.telemetry.console import stages
+from rlinf_vla.telemetry.control_timing import control_table
 from rlinf_vla.telemetry.run_files import CONTROL_FILE
 
 
@@ -53,4 +54,4 @@ def _show(name: str, document: dict[str, Any], mode: str, control: Path) -> None
     console = Console(highlight=False)
     console.print(robot_report.episode_table(document[mode]["episodes"]))
     if (timing := robot_report.read_control(control)) is not None:
-        console.print(robot_report.control_table(timing))
+        console.print(control_table(timing))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.core.devices import CPU, device_of, moved
-from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.protocols import Policy, RealTimeChunking
 from rlinf_vla.core.types import MAX_TASKS, ActionSample, Episodes, Inputs, Observation, Tensors
 from rlinf_vla.rollout.noise import CounterNoise
 
@@ -74,6 +74,18 @@ class Actor:
         found = moved(self._in_blocks(self._act, moved(inputs | counters, self.device)), CPU)
         latent = {name.removeprefix(_LATENT): value for name, value in found.items() if name.startswith(_LATENT)}
         return ActionSample(found["actions"], latent, found["log_prob"], found["value"])
+
+    @torch.no_grad()
+    def act_onto(self, inputs: Inputs, episodes: Episodes, step: Tensor, committed: Tensor, frozen: int) -> ActionSample:
+        """Continue ``committed`` actions, see ``RealTimeChunking``; the sample is on the device.
+
+        No inference mode, as guidance may need gradients.
+        """
+        assert isinstance(self.policy, RealTimeChunking)
+        settings = self.settings
+        given = moved({"task": noise_task(episodes), "seed": episodes.seed, "step": step, "actions": committed}, self.device)
+        noise = CounterNoise(settings.run_seed, given["task"], given["seed"], given["step"]) if settings.temperature > 0 else None
+        return self.policy.act_with_prefix(self._features(inputs), noise, settings.temperature, given["actions"], frozen)
 
     def value(self, obs: Observation, wanted: Tensor) -> Tensor:
         """Return the critic's estimate where ``wanted``, else 0: float32 ``[B]``, on the CPU.

@@ -26,6 +26,7 @@ from rlinf_vla.config.recipe import DeadlineConfig
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 from rlinf_vla.rollout.noise import DELAY, CounterNoise
+from rlinf_vla.rollout.wrapped_env import WrappedEnv
 
 OPEN = 1.0
 """Gripper action of an arm that is held before its first action."""
@@ -59,12 +60,6 @@ def deadline_of(config: DeadlineConfig, chunk: int, control_hz: float) -> Deadli
     return Deadline(ticks, horizon, config.drop)
 
 
-def steps_per_call(config: DeadlineConfig, chunk: int, control_hz: float) -> int:
-    """Return the control steps that a policy call moves. Raises UserError."""
-    deadline = deadline_of(config, chunk, control_hz)
-    return chunk if deadline is None else deadline.horizon
-
-
 def _measured(location: str, control_hz: float) -> tuple[int, ...]:
     """Return 100 delays distributed as in a ``control.json``, in steps at ``control_hz``."""
     try:
@@ -80,7 +75,7 @@ def _measured(location: str, control_hz: float) -> tuple[int, ...]:
     return tuple(math.ceil(scale * ordered[place * total // 100]) for place in range(100))
 
 
-class DeadlineEnv(VectorEnv):
+class DeadlineEnv(WrappedEnv):
     """Wrap ``env`` so that chunks arrive late.
 
     A step executes ``horizon`` actions of each chunk, from its environment's delay on, and returns
@@ -93,8 +88,9 @@ class DeadlineEnv(VectorEnv):
         """Raises UserError if an arm cannot be held in ``env``: its actions are not motions."""
         if env.spec.tool is None:
             raise UserError("rollout.deadline: actions of this environment do not move a tool, so that none holds it: leave it out")
+        super().__init__(env)
         self.spec = replace(env.spec, steps_per_call=deadline.horizon)
-        self._env, self._deadline, self._seed = env, deadline, run_seed
+        self._deadline, self._seed = deadline, run_seed
         self._delays = torch.tensor(deadline.ticks)
         self._delay = self._step = torch.zeros(env.spec.num_envs, dtype=torch.int64)
         self._gripper = torch.full((env.spec.num_envs,), OPEN)
@@ -161,8 +157,8 @@ class DeadlineEnv(VectorEnv):
     def _spread(self, parts: Sequence[StepResult]) -> StepResult:
         """Return one result with the outcome of each action at its place in the chunk."""
         rows, found = torch.arange(len(self._place))[:, None], dict[str, Tensor]()
-        for name in ("reward", "terminated", "truncated", "success", "valid", *(() if parts[0].cost is None else ("cost",))):
-            value = torch.cat([getattr(each, name).cpu() for each in parts], 1)
+        for name in parts[0].outcome:
+            value = torch.cat([each.outcome[name].cpu() for each in parts], 1)
             found[name] = torch.zeros(self._shape, dtype=value.dtype)
             found[name][rows, self._place[:, : value.shape[1]]] = value
         return StepResult(self._late, **found).outcome_to(self.spec.device)
@@ -175,21 +171,6 @@ class DeadlineEnv(VectorEnv):
         drawn = noise.uniform(2)
         index = (drawn[:, 0].double() * len(self._delays)).long().clamp(max=len(self._delays) - 1)
         return self._delays[index], drawn[:, 1] < self._deadline.drop
-
-    def add_jpeg(self, cameras: Sequence[str]) -> None:
-        self._env.add_jpeg(cameras)
-
-    def render(self, index: int) -> Tensor:
-        return self._env.render(index)
-
-    def expert_actions(self) -> Tensor:
-        return self._env.expert_actions()
-
-    def losses(self) -> int:
-        return self._env.losses()
-
-    def close(self) -> None:
-        self._env.close()
 
 
 def _chosen(where: Tensor, new: Observation, old: Observation) -> Observation:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Reward, VectorEnv
-from rlinf_vla.core.types import Episodes, Observation, StepResult, Tensors, Trajectory
+from rlinf_vla.core.types import Observation, StepResult, Tensors, Trajectory
 from rlinf_vla.rollout.player import Call
+from rlinf_vla.rollout.wrapped_env import WrappedEnv
 
 
 def env_reward(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
@@ -44,17 +45,15 @@ class RewardShaper:
         return replace(scored, reward=earned)
 
 
-class RewardedEnv(VectorEnv):
+class RewardedEnv(WrappedEnv):
     """Wrap ``env`` with another reward."""
 
     def __init__(self, env: VectorEnv, reward_shaper: RewardShaper) -> None:
-        self.spec, self._env, self._reward_shaper = env.spec, env, reward_shaper
+        super().__init__(env)
+        self._reward_shaper = reward_shaper
 
     _seen: Observation
     _actions: Tensor
-
-    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
-        self._env.reset_async(episodes, mask)
 
     def reset_wait(self) -> Observation:
         self._seen = self._env.reset_wait()
@@ -70,18 +69,6 @@ class RewardedEnv(VectorEnv):
         scored = self._reward_shaper(self._seen, self._actions, result)
         self._seen = result.observation
         return scored
-
-    def render(self, index: int) -> Tensor:
-        return self._env.render(index)
-
-    def expert_actions(self) -> Tensor:
-        return self._env.expert_actions()
-
-    def losses(self) -> int:
-        return self._env.losses()
-
-    def close(self) -> None:
-        self._env.close()
 
 
 SEEN = "seen."

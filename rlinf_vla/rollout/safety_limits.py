@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +10,8 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LimitsConfig
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.core.types import Episodes, Observation, StepResult
+from rlinf_vla.core.types import Observation, StepResult
+from rlinf_vla.rollout.wrapped_env import WrappedEnv
 
 SLACK = 1e-6
 """What counts as no change, in units of a full action: a limited action is not changed again."""
@@ -57,7 +57,7 @@ def _where_changed(after: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(changed[:, None], after, before), changed
 
 
-class LimitedEnv(VectorEnv):
+class LimitedEnv(WrappedEnv):
     """Wrap ``env`` with limits: ``StepResult.cost`` counts those that changed an action."""
 
     def __init__(self, env: VectorEnv, config: LimitsConfig) -> None:
@@ -68,13 +68,11 @@ class LimitedEnv(VectorEnv):
             raise UserError(f"rollout.limits.rotation: this environment's {env.spec.action_dim} action numbers do not rotate: leave it out")
         if config.workspace and env.spec.state_dim < 3:
             raise UserError("rollout.limits.workspace: this environment's states do not begin with the tool's position: leave it out")
-        self.spec, self._env, self._config, self._unit_m = env.spec, env, config, env.spec.tool.translation_m
+        super().__init__(env)
+        self._config, self._unit_m = config, env.spec.tool.translation_m
 
     _seen: Observation
     _cost: Tensor
-
-    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
-        self._env.reset_async(episodes, mask)
 
     def reset_wait(self) -> Observation:
         self._seen = self._env.reset_wait()
@@ -88,18 +86,3 @@ class LimitedEnv(VectorEnv):
         result = self._env.step_wait()
         self._seen = result.observation
         return replace(result, cost=self._cost.to(result.valid.device) * result.valid)
-
-    def add_jpeg(self, cameras: Sequence[str]) -> None:
-        self._env.add_jpeg(cameras)
-
-    def render(self, index: int) -> Tensor:
-        return self._env.render(index)
-
-    def expert_actions(self) -> Tensor:
-        return self._env.expert_actions()
-
-    def losses(self) -> int:
-        return self._env.losses()
-
-    def close(self) -> None:
-        self._env.close()

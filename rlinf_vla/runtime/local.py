@@ -49,7 +49,7 @@ class InProcessFlow(OnPolicyFlow):
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         env = self.groups[0].spec
-        calls = rollout_calls(horizon, env.episode_limit, env.steps_per_call or self.policy.spec.chunk)
+        calls = rollout_calls(horizon, env.episode_limit, env.steps(self.policy.spec.chunk))
         return self._played(version, lambda: collect(self.actor, self.groups, iteration, version, calls, self.timeline, self._rolling))
 
     def start_groups(self, iteration: int, version: int, groups: int, attempts: int, draw: int) -> Rollouts:

@@ -81,7 +81,7 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
         else:
             timed = builders.timed(recipe, groups, policy.spec.chunk)
             spec = timed[0].spec
-            rate = spec.control_hz / (spec.steps_per_call or policy.spec.chunk)
+            rate = spec.control_hz / spec.steps(policy.spec.chunk)
             yield Runtime(flow, spec, rate, play_in_process(recipe, policy, timed), save, state)
 
 

@@ -15,6 +15,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.serve import ServeConfig
 from rlinf_vla.core.array_messages import MessageError
 from rlinf_vla.core.images import padded
+from rlinf_vla.core.observation_keys import DROID, LEROBOT, LEROBOT_IMAGE, LIBERO
 from rlinf_vla.core.protocols import Convention, PolicySpec
 from rlinf_vla.core.types import MAX_ATTEMPTS, MAX_TASKS, Episodes, Observation
 
@@ -46,21 +47,15 @@ PRESETS = {
     "native": NATIVE,
     "libero": Keys(
         "observation/{}",
-        ("observation/state",),
-        "prompt",
-        {"base": "observation/image", "wrist": "observation/wrist_image"},
+        tuple(LIBERO.state),
+        LIBERO.prompt,
+        LIBERO.images,
         pads=True,
         convention=Convention(gripper="close_positive", state="axis_angle", images="rot180"),
     ),
-    "droid": Keys(
-        "observation/{}",
-        ("observation/joint_position", "observation/gripper_position"),
-        "prompt",
-        {"base": "observation/exterior_image_1_left", "wrist": "observation/wrist_image_left"},
-        pads=True,
-    ),
+    "droid": Keys("observation/{}", tuple(DROID.state), DROID.prompt, DROID.images, pads=True),
 }
-SGLANG = Keys("observation.images.{}", ("observation.state",), "task")
+SGLANG = Keys(LEROBOT_IMAGE, tuple(LEROBOT.state), LEROBOT.prompt)
 VLA_EVAL = Keys("images.{}", ("states",), "task_description", {"base": "images.agentview"})
 
 

@@ -18,12 +18,11 @@ from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.array_messages import MessageError
-from rlinf_vla.core.devices import device_of, moved
+from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.io import digest_of
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
-from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation
-from rlinf_vla.rollout.actor import RECORDERS, Actor, noise_task
-from rlinf_vla.rollout.noise import CounterNoise
+from rlinf_vla.core.types import Episodes, Inputs, Observation
+from rlinf_vla.rollout.actor import RECORDERS, Actor
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.fit import fitted
 from rlinf_vla.runtime.recipes import asset_path
@@ -102,7 +101,7 @@ class PolicyService:
     def _act(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> torch.Tensor:
         first, actor = requests[0], self._actor(requests[0])
         if first.committed is not None:
-            return self._act_onto(first, inputs[0]).actions
+            return actor.act_onto(inputs[0], first.episodes, first.step, first.committed, first.frozen).actions
         episodes, step = Episodes.cat([each.episodes for each in requests]), torch.cat([each.step for each in requests])
         whole = {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]} if len(inputs) > 1 else dict(inputs[0])
         if self._graphs and not first.alone and len(step) & (len(step) - 1):
@@ -110,16 +109,6 @@ class PolicyService:
             rows = torch.arange(min(1 << len(step).bit_length(), self.defaults.most_rows)).clamp(max=len(step) - 1)
             whole, episodes, step = {name: value[rows.to(value.device)] for name, value in whole.items()}, episodes[rows], step[rows]
         return actor.act(whole, episodes, step).actions
-
-    @torch.no_grad()
-    def _act_onto(self, request: Request, inputs: Inputs) -> ActionSample:
-        """Continue committed actions; no inference mode, as guidance may need gradients."""
-        assert isinstance(self.policy, RealTimeChunking) and request.committed is not None
-        keys = {"task": noise_task(request.episodes), "seed": request.episodes.seed, "step": request.step, "actions": request.committed}
-        given = moved(keys, device_of(self.policy))
-        noise = CounterNoise(request.run_seed, given["task"], given["seed"], given["step"]) if request.temperature > 0 else None
-        features = self.policy.encode(inputs)
-        return self.policy.act_with_prefix(features, noise, request.temperature, given["actions"], request.frozen)
 
     def _actor(self, request: Request) -> Actor:
         """Return the actor of the request's temperature and run seed; the least used one goes."""

@@ -10,11 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from rlinf_vla.telemetry import control_timing
-from rlinf_vla.telemetry.control_timing import control_table
 from rlinf_vla.telemetry.page import machine_line, read_videos, write_page
 from rlinf_vla.telemetry.run_files import CONTROL_FILE
-
-__all__ = ["control_table", "episode_table", "read_control", "write_report"]
 
 HEADS = ("episode", "instruction", "outcome", "ended", "control periods", "steps by the operator", "limits that acted")
 

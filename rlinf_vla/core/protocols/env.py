@@ -41,6 +41,10 @@ class EnvSpec:
     steps_per_call: int | None = None
     """Control steps executed per policy call; None: the policy's whole chunk."""
 
+    def steps(self, chunk: int) -> int:
+        """Return the control steps of a policy call with ``chunk`` actions."""
+        return self.steps_per_call or chunk
+
     @property
     def convention(self) -> Convention:
         if self.native is not None:

@@ -67,7 +67,7 @@ class RayFlow(OnPolicyFlow):
         introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
         assert introduced.env is not None and introduced.policy is not None
         self.trainers, self.env = trainers, introduced.env
-        self.steps = self.env.steps_per_call or introduced.policy.chunk
+        self.steps = self.env.steps(introduced.policy.chunk)
         """Control steps of a policy call."""
         self._feature_pids: dict[int, int] = {}
         self._serial = itertools.count()

@@ -106,7 +106,7 @@ class RayCollector:
         self.pool, self._publisher = pool, Publisher(pool, trainers)
         introduced = pool.call("worker_info")[0]
         self.env = introduced.env
-        self.steps = self.env.steps_per_call or introduced.policy.chunk
+        self.steps = self.env.steps(introduced.policy.chunk)
         self.share = share
         self._version = 0
         self.publish()

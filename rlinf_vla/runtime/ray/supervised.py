@@ -78,4 +78,4 @@ def open_supervised(recipe: Recipe, workers: Workers, directory: Path, checkpoin
         yield Runtime(flow, None, 0.0, None, save, state)
     else:
         play = partial(flow.evaluate, recipe.episodes, recipe.env.num_envs // recipe.cluster.shards)
-        yield Runtime(flow, env, env.control_hz / introduced.policy.chunk, play, save, state)
+        yield Runtime(flow, env, env.control_hz / env.steps(introduced.policy.chunk), play, save, state)
