@@ -210,7 +210,7 @@ def _host(model: MemoryModel) -> Iterator[Part]:
     simulator starts."""
     recipe, config = model.recipe, model.recipe.algorithm
     limit, deadline, chunk = recipe.env.episode_limit, recipe.rollout.deadline, model.policy.spec.chunk
-    steps = deadline.execution_horizon or chunk
+    steps = deadline.execution_horizon or max(1, chunk - max(deadline.delays, default=0))
     merged = model.weights().merged * (recipe.cluster.device == CUDA)
     if merged:
         yield Part("main memory", "weights before merging", ROLLOUT, merged, "model.lora.merge=false")
