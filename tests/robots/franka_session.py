@@ -97,6 +97,12 @@ class Session:
         self.robot = franka_sim.make(self.config)
         self.robot.connect(30)
 
+    def reconnect(self) -> None:
+        """As the next process would: with a new process of the arm."""
+        self.robot.close()
+        self.robot = franka_sim.make(self.config)
+        self.robot.connect(30)
+
     @property
     def speed(self) -> float:
         """Speed of the fastest joint, as the simulator reports it."""

@@ -62,9 +62,7 @@ def test_the_arm_goes_up_before_it_goes_home(session: Session) -> None:
 def test_a_fault_outlives_the_arms_process(session: Session) -> None:
     session.cell.fault("reflex")
     fault = session.wait_fault(10)
-    session.robot.close()
-    session.robot = franka_sim.make(session.config)
-    session.robot.connect(30)
+    session.reconnect()
     assert session.robot.observe().fault == fault
     session.acknowledge()
 
@@ -114,9 +112,7 @@ def test_the_arm_stops_when_its_process_is_killed(session: Session) -> None:
     session.wait_still(STANDS_S)
     with pytest.raises(RobotError, match=r"the arm's process .* ended with exit code -9"):
         session.robot.observe()
-    session.robot.close()
-    session.robot = franka_sim.make(session.config)
-    session.robot.connect(30)
+    session.reconnect()
     assert session.robot.observe().fault == f"the arm's process {killed} was killed"
     session.acknowledge()
 
@@ -198,9 +194,7 @@ def test_an_error_of_the_arms_process_is_latched_and_named(session: Session) -> 
     with pytest.raises(RobotError, match=r"ended with exit code 1: IndexError"):
         wait_until(lambda: session.robot.observe() is None, 10, "the arm's process ends")
     session.wait_still(STANDS_S)
-    session.robot.close()
-    session.robot = franka_sim.make(session.config)
-    session.robot.connect(30)
+    session.reconnect()
     assert str(session.robot.observe().fault).startswith("the arm's process failed: IndexError")
     session.acknowledge()
 
@@ -238,9 +232,7 @@ def test_a_persons_stop_in_a_fault_is_acknowledged_on_its_own(session: Session) 
     wait_until(lambda: session.robot.observe().fault == r"stopped by J\udcf6rg", 5, "the stop remains")
     with pytest.raises(RobotError, match="stopped by J"):
         session.robot.home(5)
-    session.robot.close()
-    session.robot = franka_sim.make(session.config)
-    session.robot.connect(30)
+    session.reconnect()
     assert session.robot.observe().fault == r"stopped by J\udcf6rg"
     session.acknowledge()
 
