@@ -8,14 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from franka_session import CELL_YAML, wait_until
-from recording_cell import NUMBERS, RECEIVED
 from test_joint_limits import model
 
 from rlinf_vla.core.child_process import Child
 from rlinf_vla.core.robot import ToolPose, ToolTarget
 from rlinf_vla.robots import kinematics
 from rlinf_vla.robots.franka.plugin import franka_sim
-from tests.skips import require
+from tests.skips import NOT_INSTALLED
+
+pytest.importorskip("franky_sim", reason=NOT_INSTALLED + "franka")
+
+from recording_cell import NUMBERS, RECEIVED
 
 pytestmark = [pytest.mark.simulator, pytest.mark.realtime]
 TORQUE_RATE, JOINT_ACCELERATION, JOINT_JERK = 1000.0, 10.0, 5000.0
@@ -27,7 +30,6 @@ SQUARE = [(1, 0, -1), (0, 1, 0), (-1, 0, 1), (0, -1, 0)]
 @pytest.fixture(scope="module")
 def received(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """An arm that goes round a square at full speed, stops, and goes home."""
-    require("franka")
     folder = tmp_path_factory.mktemp("recorded")
     child = Child([str(Path(__file__).parent / "recording_cell.py")])
     child.channel.send({"folder": str(folder)})
