@@ -67,9 +67,19 @@ def gaussian_entropy(std: Tensor) -> Tensor:
 
 
 def interpolate(actions: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``x_t`` and its target velocity; ``time``: ``[B]``."""
-    t = time.reshape(-1, *[1] * (actions.ndim - 1))
+    """Return ``x_t`` and its target velocity; ``time``: ``[B]``, or of each action ``[B, H]``."""
+    t = time.reshape(*time.shape, *[1] * (actions.ndim - time.ndim))
     return t * noise + (1 - t) * actions, noise - actions
+
+
+def matching_loss(velocity: Tensor, target: Tensor, time: Tensor) -> Tensor:
+    """Return the mean squared error ``[B]`` of velocities ``[B, H, A]``; if ``time`` is ``[B, H]``,
+    without given actions, whose time is 0."""
+    error = (velocity - target) ** 2
+    if time.ndim == 1:
+        return error.mean(dim=(1, 2))
+    counted = time > 0
+    return (error.mean(dim=2) * counted).sum(1) / counted.sum(1)
 
 
 def training_times(uniform: Tensor) -> Tensor:

@@ -35,7 +35,8 @@ KeysAndValues = list[tuple[Tensor, Tensor]]
 class RMSNorm(nn.Module):
     """Gemma's RMS norm: in float32, scaled by ``1 + weight``.
 
-    With ``condition_dim`` (adaRMS), a condition determines scale, shift and a gate instead.
+    With ``condition_dim`` (adaRMS), a condition ``[B, dim]``, or of each token ``[B, N, dim]``,
+    determines scale, shift and a gate instead.
     """
 
     def __init__(self, dim: int, condition_dim: int | None = None) -> None:
@@ -49,12 +50,13 @@ class RMSNorm(nn.Module):
         self.adaptive = condition_dim is not None
 
     def forward(self, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the normalised ``x`` and a gate ``[B, 1, dim]`` for the sublayer's output."""
+        """Return the normalised ``x`` and a gate ``[B, 1 or N, dim]`` for the sublayer's output."""
         normed = x.float()
         normed = normed * torch.rsqrt(normed.square().mean(-1, keepdim=True) + 1e-6)
         if not self.adaptive:
             return (normed * (1 + self.weight.float())).to(x.dtype), None
-        scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
+        assert condition is not None
+        scale, shift, gate = self.dense(condition if condition.ndim == 3 else condition[:, None]).chunk(3, dim=-1)
         return (normed * (1 + scale.float()) + shift.float()).to(x.dtype), gate.to(x.dtype)
 
 

@@ -34,10 +34,10 @@ _STATES, _KEYS, _VALUES, _MASK = "prefix.states", "prefix.keys", "prefix.values"
 
 
 def time_embedding(time: Tensor, dim: int, min_period: float = 4e-3, max_period: float = 4.0) -> Tensor:
-    """Embed times ``[B]`` as sin and cos of geometric periods ``[B, dim]``; float64, as openpi."""
+    """Embed times ``[...]`` as sin and cos of geometric periods ``[..., dim]``; float64, as openpi."""
     fraction = torch.linspace(0.0, 1.0, dim // 2, dtype=torch.float64, device=time.device)
-    angles = time.double()[:, None] * (2 * math.pi / (min_period * (max_period / min_period) ** fraction))
-    return torch.cat([angles.sin(), angles.cos()], dim=1).float()
+    angles = time.double()[..., None] * (2 * math.pi / (min_period * (max_period / min_period) ** fraction))
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
 
 
 @dataclass
@@ -155,13 +155,14 @@ class Pi0Network(nn.Module):
         return torch.cat([patches.flatten(1, 2), text.to(patches.dtype)], dim=1), mask
 
     def embed_suffix(self, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return suffix tokens ``[B, N, width]`` and, for π₀.₅, adaRMS condition ``[B, width]``."""
+        """Return suffix tokens ``[B, N, width]`` and, for π₀.₅, the condition of adaRMS, which has
+        the shape of ``time`` (``[B]`` or ``[B, N]``) and then ``width``."""
         dtype = self.action_in_proj.weight.dtype
         actions = self.action_in_proj(x.to(dtype))
         embedded = time_embedding(time, actions.shape[-1]).to(dtype)
         if self.config.pi05:
             return actions, F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(embedded))))
-        mixed = torch.cat([actions, embedded[:, None].expand_as(actions)], dim=-1)
+        mixed = torch.cat([actions, (embedded if time.ndim == 2 else embedded[:, None]).expand_as(actions)], dim=-1)
         mixed = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(mixed)))
         return torch.cat([self.state_proj(state.to(dtype))[:, None], mixed], dim=1), None
 
@@ -176,7 +177,7 @@ class Pi0Network(nn.Module):
         """Return the velocity and the expert's last states ``[B, H, width]``.
 
         The velocity ``E[noise - action | x]`` is float32 ``[B, H, action_dim]``. ``time``: ``[B]``,
-        from 1 (noise) to 0 (action). ``state``: ``[B, action_dim]``, used by π₀ only.
+        or of each action ``[B, H]``, from 1 (noise) to 0 (action). ``state``: ``[B, action_dim]``, used by π₀ only.
         """
         embeds, condition = self.embed_suffix(state, x, time)
         embeds = embeds.to(prefix.states.dtype)

@@ -44,6 +44,10 @@ class Pi0Options(WeightOptions):
     """Action dimensions relative to the state at the start of the chunk, in openpi's notation:
     [6,-1] is six relative, then one absolute (pi0_libero; [7,-1] for seven joints). null: as in
     config.json (ours), else none."""
+    simulated_delay: Annotated[int, Range(0, 1023)] | None = None
+    """Longest delay, in control steps, that supervised training simulates: the model learns to
+    continue as many given actions, and ``control.real_time_chunking`` gives them to it. null: as in
+    config.json (ours), else 0."""
     asset_id: Label | None = None
     """Dataset whose norm_stats.json to use; needed only if the checkpoint has several."""
     denoise_steps: Annotated[int, Range(1, 1000)] = 10

@@ -29,7 +29,7 @@ from .cards import CARDS
 from .checkpoint import find_tokenizer, network_config, read_document, read_normalizers, read_state
 from .network import NoiseHead, Pi0Network, Prefix, mlp
 from .options import Pi0Options
-from .processor import NORM_STATS, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad, to_unit_range
+from .processor import NORM_STATS, PromptEncoder, absolute, copy_statistics, delta_dimensions, relative, resize_with_pad, to_unit_range
 
 PROMPT_LENGTHS = {False: 48, True: 200}
 """Whether the state is in the prompt -> token ids per prompt, as in openpi."""
@@ -75,14 +75,14 @@ class Pi0Policy(PretrainedPolicy):
         document = self.document = read_document(directory)
         card = self.take_card(document)
         options = self.options
-        if options.action_horizon is not None:
-            document["action_horizon"] = options.action_horizon
+        delta_mask = None if options.delta_mask is None else list(options.delta_mask)
+        asked = {"action_horizon": options.action_horizon, "simulated_delay": options.simulated_delay, "delta_mask": delta_mask}
+        document |= {key: value for key, value in asked.items() if value is not None}
         config = self.config = network_config(document)
         self.state_normalizer, self.action_normalizer = read_normalizers(directory, document, options.asset_id)
         with_state = config.pi05 if options.state_in_prompt is None else options.state_in_prompt
-        if options.delta_mask is not None:
-            document["delta_mask"] = list(options.delta_mask)
         self.delta = delta_dimensions(document.get("delta_mask", []), len(self.action_normalizer), len(self.state_normalizer))
+        self.simulated_delay: int = document.get("simulated_delay", 0)
         length = options.prompt_length or PROMPT_LENGTHS[with_state]
         self.tokenizer = find_tokenizer(directory)
         bos, numbers = document.get("bos_token_id", 2), options.prompt_state_dim or 0
@@ -99,6 +99,8 @@ class Pi0Policy(PretrainedPolicy):
         chunk = options.chunk or document.get("n_action_steps", config.horizon)
         if chunk > config.horizon:
             raise UserError(f"model.options.chunk={chunk} is more than the model's horizon of {config.horizon} actions")
+        if self.simulated_delay >= chunk:
+            raise UserError(f"model.options.simulated_delay={self.simulated_delay} leaves nothing of a chunk of {chunk} actions: reduce it")
         size = (config.vision["image_size"],) * 2
         images = dict.fromkeys(options.images or ["base"], size)
         self.spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), images)
@@ -112,10 +114,7 @@ class Pi0Policy(PretrainedPolicy):
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         shutil.copyfile(self.tokenizer, checkpoint / files.TOKENIZER)
-        for path in self.directory.glob(f"**/{NORM_STATS}"):
-            target = checkpoint / path.relative_to(self.directory)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+        copy_statistics(self.directory, checkpoint)
         files.save(self.backbone, self.document, checkpoint, self.stored_dtypes, dtype)
 
     def fit_instructions(self, instructions: Sequence[str]) -> None:
@@ -170,14 +169,17 @@ class Pi0Policy(PretrainedPolicy):
         return self._denoise(features, noise, temperature, self._flow(features))
 
     def act_with_prefix(self, features: Features, noise: Noise | None, temperature: float, committed: Tensor, frozen: int) -> ActionSample:
-        """See ``RealTimeChunking``. The log-probability is that of the guided chain."""
+        """See ``RealTimeChunking``. The log-probability is that of the guided or conditioned chain.
+        Of a longer delay than the simulated ones, the model is given the actions of the longest."""
         count, horizon = committed.shape[1], self.config.horizon
         known = self.action_normalizer(relative(committed, self._robot_state(features), self.delta))
         target = F.pad(known, (0, self.config.action_dim - known.shape[-1], 0, horizon - count))
-        weights = F.pad(
-            real_time.prefix_weights(count, frozen, horizon)[:, None].expand(-1, known.shape[-1]), (0, target.shape[-1] - known.shape[-1])
-        )
-        flow_onto = real_time.guided_velocity(self._flow(features), target, weights.to(target.device))
+        if self.simulated_delay:
+            flow_onto = real_time.conditioned_velocity(self._flow(features), target, min(frozen, self.simulated_delay))
+        else:
+            real = torch.arange(self.config.action_dim) < known.shape[-1]
+            weights = real_time.prefix_weights(count, frozen, horizon)[:, None] * real
+            flow_onto = real_time.guided_velocity(self._flow(features), target, weights.to(target.device))
         sample = self._denoise(features, noise, temperature, flow_onto)
         return replace(sample, actions=torch.cat([committed[:, :frozen], sample.actions[:, frozen:]], dim=1))
 
@@ -244,14 +246,16 @@ class Pi0Policy(PretrainedPolicy):
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         """Return the conditional flow-matching loss; short chunks repeat their last action."""
-        features, config = self.encode(inputs), self.config
+        features, horizon = self.encode(inputs), self.config.horizon
         target = self.action_normalizer(relative(actions, self._robot_state(features), self.delta))
-        target = torch.cat([target, target[:, -1:].expand(-1, config.horizon - target.shape[1], -1)], dim=1)
-        target = F.pad(target, (0, config.action_dim - target.shape[2]))
+        target = torch.cat([target, target[:, -1:].expand(-1, horizon - target.shape[1], -1)], dim=1)
+        target = F.pad(target, (0, self.config.action_dim - target.shape[2]))
         time = flow.training_times(noise.uniform(1)[:, 0])
-        x, velocity = flow.interpolate(target, noise.normal(config.horizon, config.action_dim), time)
+        if self.simulated_delay:
+            time = real_time.simulated_times(time, noise.uniform(1)[:, 0], self.simulated_delay, horizon)
+        x, velocity = flow.interpolate(target, noise.normal(*target.shape[1:]), time)
         found, _ = self._velocity(features.prefix, features.state, x, time)
-        return ((found - velocity) ** 2).mean(dim=(1, 2))
+        return flow.matching_loss(found, velocity, time)
 
     @property
     def _one_step(self) -> bool:
@@ -265,7 +269,7 @@ class Pi0Policy(PretrainedPolicy):
         return self.state_normalizer.inverse(features.state[:, : self.spec.state_dim])
 
     def _velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        return self.backbone.velocity(prefix, state, x, time.expand(len(x)))
+        return self.backbone.velocity(prefix, state, x, time if time.ndim == 2 else time.expand(len(x)))
 
     def _transition(self, x: Tensor, velocity: Tensor, states: Tensor, time: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of a stochastic step; temperature 0 counts as 1."""

@@ -5,6 +5,8 @@ Sources: openpi ``transforms.py``, ``models/tokenizer.py``, ``image_tools.py``.
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,14 @@ NORM_STATS = "norm_stats.json"
 STATE_BINS = 256
 RANGES = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": ("min", "max")}
 """Modes that map this range to [-1, 1]; names as in lerobot."""
+
+
+def copy_statistics(source: Path, target: Path) -> None:
+    """Copy the normalisation statistics of all datasets of a checkpoint."""
+    for path in source.glob(f"**/{NORM_STATS}"):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def resize_with_pad(images: Tensor, size: tuple[int, int]) -> Tensor:

@@ -1,8 +1,13 @@
-"""Real-time chunking: guide a new chunk to continue the actions executed while it is denoised.
+"""Real-time chunking: make a new chunk continue the actions executed while it is denoised.
 
-Black, Galliker and Levine, "Real-Time Execution of Action Chunking Flow Policies" (2025, arXiv
-2506.07339), section 4, with the guidance of ΠGDM (Song et al. 2023, Pokle et al. 2024). The paper's
-time runs from noise to action; ours is ``t = 1 - tau``, with opposite velocities (``flow.py``).
+Any flow policy can be guided: Black, Galliker and Levine, "Real-Time Execution of Action Chunking
+Flow Policies" (2025, arXiv 2506.07339), section 4, with the guidance of ΠGDM (Song et al. 2023,
+Pokle et al. 2024). The paper's time runs from noise to action; ours is ``t = 1 - tau``, with
+opposite velocities (``flow.py``).
+
+A policy that was trained with simulated delays is conditioned on these actions: Black et al.,
+"Training-Time Action Conditioning for Efficient Real-Time Chunking" (2025, arXiv 2512.05964). They
+enter the network as denoised actions, each at ``t = 0``; no gradient is needed.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import torch
 from torch import Tensor
 
 Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(``x`` ``[B, H, A]``, time ``[]``) -> the flow's velocity ``[B, H, A]``, the network's states."""
+"""(``x`` ``[B, H, A]``, time ``[]`` or ``[B, H]``) -> the flow's velocity ``[B, H, A]``, the network's states."""
 
 MAX_GUIDANCE = 5.0
 """The paper's beta; larger values make chunks discontinuous with few denoising steps."""
@@ -56,3 +61,25 @@ def guided_velocity(velocity: Velocity, target: Tensor, weights: Tensor) -> Velo
         return found.detach() - guidance(time) * pull, states.detach()
 
     return pulled
+
+
+def conditioned_velocity(velocity: Velocity, given: Tensor, frozen: int) -> Velocity:
+    """Return the velocity of chunks whose first ``frozen`` actions are those of ``given``
+    ``[B, H, A]``; what it says of these actions themselves means nothing."""
+
+    def conditioned(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        known = torch.arange(x.shape[1], device=x.device) < frozen
+        return velocity(torch.where(known[:, None], given, x), torch.where(known, 0.0, time).expand(x.shape[:2]))
+
+    return conditioned
+
+
+def simulated_times(time: Tensor, uniform: Tensor, longest: int, horizon: int) -> Tensor:
+    """Return the time of each action ``[B, H]``: 0 for those that a delay has made past, else
+    ``time`` ``[B]``.
+
+    Delays are 0 to ``longest`` control steps with equal probability; ``uniform`` ``[B]``, in (0, 1),
+    draws them.
+    """
+    delay = (uniform * (longest + 1)).long().clamp(max=longest)
+    return torch.where(torch.arange(horizon, device=time.device) < delay[:, None], 0.0, time[:, None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Noise, RealTimeChunking
 from rlinf_vla.models.pi0 import flow, real_time
+from rlinf_vla.models.pi0.gemma import RMSNorm
+from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.testing.policy_calls import observations
 from tests.models.test_pi0 import small
@@ -135,3 +139,94 @@ def test_pi0_continues_the_committed_actions(tmp_path: Path, pi05: bool) -> None
     assert distance < 0.8 * before
     assert not torch.equal(found[:, 3], plain[:, 3]), "later actions depend on it through the network"
     assert policy.backbone.action_out_proj.weight.grad is None
+
+
+@given(st.integers(1, 8), st.floats(0.01, 0.99))
+def test_simulated_delays_are_equally_frequent(longest: int, time: float) -> None:
+    uniform = (torch.arange(9000) + 0.5) / 9000
+    times = real_time.simulated_times(torch.full((9000,), time), uniform, longest, HORIZON)
+    delays = (times == 0).sum(1)
+    assert torch.equal(times, torch.where(delays[:, None] > PLACE, 0.0, torch.tensor(time)))
+    assert delays.bincount().tolist() == pytest.approx([9000 / (longest + 1)] * (longest + 1), abs=1)
+
+
+@pytest.mark.parametrize("pi05", [False, True])
+@torch.no_grad()
+def test_equal_times_of_all_actions_are_one_time(tmp_path: Path, pi05: bool) -> None:
+    policy = with_live_conditions(small(tmp_path / "pi0", pi05))
+    features = policy.encode(policy.prepare(observations(policy, 3)))
+    x = torch.randn(3, policy.config.horizon, policy.config.action_dim)
+    time = torch.tensor([0.2, 0.5, 1.0])
+    one, each = (policy._velocity(features.prefix, features.state, x, t)[0] for t in (time, time[:, None].expand(x.shape[:2])))
+    torch.testing.assert_close(each, one, atol=1e-6, rtol=1e-5)
+    changed = policy._velocity(
+        features.prefix, features.state, x, torch.cat([time[:, None] / 2, time[:, None].expand(3, x.shape[1] - 1)], 1)
+    )[0]
+    assert (changed - one).abs().amax(dim=2).gt(1e-6).all(), "the time of one action reaches all through attention"
+
+
+@pytest.mark.parametrize("pi05", [False, True])
+@torch.no_grad()
+def test_the_loss_leaves_out_given_actions(tmp_path: Path, pi05: bool) -> None:
+    """Against the definition in arXiv 2512.05964, example by example."""
+    policy = with_live_conditions(small(tmp_path / "pi0", pi05, simulated_delay=2))
+    horizon, dim = policy.config.horizon, policy.config.action_dim
+    inputs = policy.prepare(observations(policy, 12))
+    actions = torch.rand(12, policy.spec.chunk, policy.spec.action_dim)
+    found = policy.supervised_loss(inputs, actions, noise(12))
+    again = noise(12)
+    time = flow.training_times(again.uniform(1)[:, 0])
+    delays = (3 * again.uniform(1)[:, 0]).long().tolist()
+    normal = again.normal(horizon, dim)
+    features = policy.encode(inputs)
+    target = policy.action_normalizer(actions)
+    target = torch.cat([target, target[:, -1:].expand(-1, horizon - target.shape[1], -1)], 1)
+    target = torch.nn.functional.pad(target, (0, dim - target.shape[2]))
+    assert set(delays) == {0, 1, 2}
+    for row, delay in enumerate(delays):
+        x, times = target.clone(), torch.zeros(12, horizon)
+        x[row, delay:] = time[row] * normal[row, delay:] + (1 - time[row]) * target[row, delay:]
+        times[row, delay:] = time[row]
+        velocity = policy._velocity(features.prefix, features.state, x, times)[0]
+        expected = (velocity - (normal - target))[row, delay:].square().mean()
+        assert float(found[row]) == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("pi05", [False, True])
+@torch.no_grad()
+def test_a_policy_of_simulated_delays_is_given_the_committed_actions(tmp_path: Path, pi05: bool) -> None:
+    """Its chunk depends on the frozen actions and on nothing else of what is committed."""
+    policy = with_live_conditions(small(tmp_path / "pi0", pi05, simulated_delay=2))
+    features = policy.encode(policy.prepare(observations(policy, 4)))
+    committed = policy.act(features, noise(4), 1.0).actions[:, :3] + 0.1
+
+    def rest(committed: Tensor, frozen: int) -> Tensor:
+        found = policy.act_with_prefix(features, noise(4), 1.0, committed, frozen).actions
+        assert torch.equal(found[:, :frozen], committed[:, :frozen])
+        return found[:, frozen:]
+
+    torch.testing.assert_close(rest(committed, 0), policy.act(features, noise(4), 1.0).actions)
+    beyond, within = committed.clone(), committed.clone()
+    beyond[:, 2] += 0.3
+    within[:, 1] += 0.3
+    assert torch.equal(rest(beyond, 2), rest(committed, 2))
+    assert not torch.equal(rest(within, 2), rest(committed, 2))
+    assert torch.equal(rest(beyond, 3), rest(committed, 3)), "a longer delay counts as the longest simulated one"
+
+
+def test_a_simulated_delay_is_stored_in_the_checkpoint_and_must_fit(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    policy = small(tmp_path / "small", simulated_delay=2)
+    policy.save(saved)
+    assert json.loads((saved / "config.json").read_text())["simulated_delay"] == 2
+    with pytest.raises(UserError, match="simulated_delay=3 leaves nothing of a chunk of 3 actions"):
+        small(tmp_path / "other", chunk=3, simulated_delay=3)
+
+
+def with_live_conditions(policy: Pi0Policy) -> Pi0Policy:
+    """Give adaRMS weights: a new network has zeros, which ignore the time."""
+    for module in policy.modules():
+        if isinstance(module, RMSNorm) and module.adaptive:
+            torch.nn.init.normal_(module.dense.weight, std=0.2, generator=torch.Generator().manual_seed(1))
+    return policy
