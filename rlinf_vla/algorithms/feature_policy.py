@@ -33,22 +33,25 @@ class FeaturePolicy(Policy):
     """Base of policies with their own ``actor`` on the features of another policy.
 
     The actor outputs ``size`` numbers: actions in [-1, 1] in place of the policy's head, or, with
-    ``noise_bound``, the noise from which that head generates actions. Subclasses add ``critics``,
-    also as ``value_head``.
+    ``noise_bound``, the noise from which that head generates actions. With ``refine``, the features
+    end with the actions that the head generates greedily. Subclasses add ``critics``, also as
+    ``value_head``.
     """
 
     critics: nn.Module
     split_unsupported: ClassVar[str | None] = "is trained off-policy here, which stores rollout features in the trainer process"
     lora_targets: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, base: Policy, features: int, hidden: int, outputs: int, noise_bound: float | None = None) -> None:
+    def __init__(
+        self, base: Policy, features: int, hidden: int, outputs: int, noise_bound: float | None = None, refine: bool = False
+    ) -> None:
         """Wrap ``base``, whose ``pooled`` returns ``features`` values per row.
 
         ``actor`` maps them to ``[B, outputs, *size]``. Raises UserError if ``noise_bound`` is set
         but ``base`` has no ``act_from_noise``.
         """
         super().__init__()
-        self.noise_bound = noise_bound
+        self.noise_bound, self.refine = noise_bound, refine
         self.backbone, self.base, self.spec = base.backbone, base, base.spec
         self.merge_adapters = base.merge_adapters
         for name, parameter in base.named_parameters():
@@ -59,8 +62,10 @@ class FeaturePolicy(Policy):
             if base.noise_dim is None:
                 raise UserError(f"algorithm.noise_bound: model={base.name} has no initial noise: use a flow policy, such as model=pi0")
             self.size = (base.noise_dim,)
+        self.features = features + (math.prod(self.size) if refine else 0)
         self.actor = nn.Sequential(
-            *(nn.Linear(features, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.ReLU()),
+            *(nn.Linear(self.features, hidden), nn.LayerNorm(hidden), nn.ReLU()),
+            *(nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.ReLU()),
             *(nn.Linear(hidden, outputs * math.prod(self.size)), nn.Unflatten(1, (outputs, *self.size))),
         )
 
@@ -88,10 +93,17 @@ class FeaturePolicy(Policy):
         if FEATURES in inputs:
             return Features(inputs[FEATURES])
         found = self.base.encode(inputs)
-        return Features(self.base.pooled(found), found)
+        pooled = self.base.pooled(found)
+        if self.refine:
+            pooled = torch.cat([pooled, self.base.act(found, None, 0.0).actions.flatten(1)], dim=1)
+        return Features(pooled, found)
 
     def pooled(self, features: Features) -> Tensor:
         return features.pooled
+
+    def own_actions(self, features: Tensor) -> Tensor:
+        """Return the wrapped policy's greedy actions ``[B, C, D]`` in ``features`` (``refine``)."""
+        return features[:, -math.prod(self.size) :].unflatten(1, self.size)
 
     def mode(self, features: Tensor) -> Tensor:
         """Return the most likely output ``[B, *size]``, in [-1, 1], for ``[B, F]``."""

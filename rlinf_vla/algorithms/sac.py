@@ -2,6 +2,7 @@
 
 SAC: Haarnoja et al. 2018. Ensemble: REDQ, Chen et al. 2021. Demonstrations: RLPD, Ball et al. 2023.
 In the noise space of a frozen flow policy it is DSRL (Wagenmaker et al. 2025, arXiv 2506.15799).
+Refining the chunks of a frozen policy follows RL Token (Xu et al. 2026, arXiv 2604.23073).
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from rlinf_vla.algorithms.base import Trainable
 from rlinf_vla.algorithms.feature_policy import Critics, FeaturePolicy, Features, with_fresh_heads
 from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig, critic_loss
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import Count, Name, OneOf, Range
+from rlinf_vla.config.ranges import Count, Name, NonNegative, OneOf, Range
 from rlinf_vla.core.protocols import Noise, Policy
 from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import ACTION, DISCOUNT, REWARD, ActionEval, ActionSample, Inputs
 
 AGGREGATES = ("mean", "min")
 LOG_STD_RANGE = (-5.0, 2.0)
+LARGEST_OWN_ACTION = 0.98
+"""Bound of an action that the actor refines: the inverse of tanh is infinite at 1."""
 
 
 @dataclass
@@ -48,6 +51,9 @@ class SACConfig(OffPolicyConfig):
     """Target entropy per policy call in nats; null: minus the dimension of the actor's output."""
     backup_entropy: bool = False
     """Include the entropy term in the critics' targets."""
+    anchor: NonNegative | None = None
+    """Let the actor refine the actions of a frozen policy (RL Token), with this coefficient of its
+    mean squared distance to them in its loss. null: the actor generates actions from nothing."""
 
 
 class SAC(OffPolicy):
@@ -60,6 +66,10 @@ class SAC(OffPolicy):
     def __init__(self, config: SACConfig, temperature: float = 1.0, iterations: int = 0) -> None:
         if config.critic_subset > config.critics:
             raise UserError(f"algorithm.critic_subset={config.critic_subset} is more than algorithm.critics={config.critics}: lower it")
+        if config.anchor is not None and not config.frozen_backbone:
+            raise UserError("algorithm.anchor refines the actions of a frozen policy: set algorithm.frozen_backbone=true")
+        if config.anchor is not None and config.noise_bound is not None:
+            raise UserError("algorithm.anchor refines actions, algorithm.noise_bound generates them from noise: set only one of them")
         super().__init__(config, temperature, iterations)
 
     def wrap(self, policy: Policy, seed: int) -> SACPolicy:
@@ -113,9 +123,12 @@ class SAC(OffPolicy):
             total = climbing
             if imitated is not None:
                 with torch.no_grad():
-                    features = policy.encode(self.inputs(imitated, imitated.now, generator, device)).pooled
-                metrics["sft/loss"] = imitated.part(policy.imitation(features, imitated.now[ACTION].to(device)).mean())
+                    shown_features = policy.encode(self.inputs(imitated, imitated.now, generator, device)).pooled
+                metrics["sft/loss"] = imitated.part(policy.imitation(shown_features, imitated.now[ACTION].to(device)).mean())
                 total = total + config.sft_coef * metrics["sft/loss"]
+            if config.anchor is not None:
+                metrics["actor/distance"] = batch.part((drawn - policy.own_actions(features.detach())).pow(2).mean())
+                total = total + config.anchor * metrics["actor/distance"]
             trainer.descend("actor", total)
             policy.critics.requires_grad_(True)
             trainer.descend("alpha", batch.part(alpha_loss(policy.log_alpha, log_prob.detach(), self.target_entropy(policy))))
@@ -166,8 +179,11 @@ class SACPolicy(FeaturePolicy):
     critics: Critics
 
     def __init__(self, base: Policy, features: int, config: SACConfig) -> None:
-        super().__init__(base, features, config.hidden, 2, config.noise_bound)
-        self.value_head = self.critics = Critics(config.critics, features + math.prod(self.size), config.hidden)
+        super().__init__(base, features, config.hidden, 2, config.noise_bound, config.anchor is not None)
+        self.value_head = self.critics = Critics(config.critics, self.features + math.prod(self.size), config.hidden)
+        if self.refine:  # the first actor is the policy that it refines
+            for parameter in self.actor[-2].parameters():
+                nn.init.zeros_(parameter)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_alpha)))
 
     def mode(self, features: Tensor) -> Tensor:
@@ -176,6 +192,8 @@ class SACPolicy(FeaturePolicy):
     def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log standard deviation ``[B, *size]``, both before squashing."""
         mean, free = self.actor(features).unbind(1)
+        if self.refine:
+            mean = mean + self.own_actions(features).clamp(-LARGEST_OWN_ACTION, LARGEST_OWN_ACTION).atanh()
         low, high = LOG_STD_RANGE
         return mean, low + 0.5 * (high - low) * (free.tanh() + 1)
 

@@ -324,6 +324,76 @@ def test_steered_log_probabilities_are_those_of_the_noise(tmp_path: Path) -> Non
     assert torch.equal(sample.actions, subject.base.act_from_noise(None, 1.6 * sample.latent["chosen"]))
 
 
+REFINED = replace(CONFIG, anchor=0.0, frozen_backbone=True, episodes=8, updates_per_step=1.0, learning_rate=3e-3, gamma=0.9)
+
+
+def refining(anchor: float, chunk: int = 2) -> SACPolicy:
+    return SAC(replace(REFINED, anchor=anchor)).wrap(LinearPolicy(LinearOptions(chunk=chunk)), 0)
+
+
+@torch.no_grad()
+def test_a_refining_actor_starts_as_the_frozen_policy() -> None:
+    subject = refining(0.1)
+    inputs = subject.prepare(observations(subject, 5))
+    own = subject.base.act(subject.base.encode(inputs), None, 0.0).actions
+    features = subject.encode(inputs)
+    assert torch.equal(subject.own_actions(features.pooled), own)
+    assert torch.equal(features.pooled[:, : -own[0].numel()], subject.base.pooled(subject.base.encode(inputs)))
+    torch.testing.assert_close(subject.act(features, None, 0.0).actions, own.clamp(-0.98, 0.98))
+    assert {name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad} == {"actor", "value_head", "log_alpha"}
+
+
+def test_the_anchor_is_the_squared_distance_to_the_frozen_policys_actions() -> None:
+    """The gradient of a step with it is that of one without it, and its own."""
+    gradients, distance = [], 0.0
+    for anchor in (0.0, 0.7):
+        subject = refining(anchor)
+        trainer = Trainer(subject, SAC(replace(REFINED, anchor=anchor, max_grad_norm=1e6)), 64)
+        kept: list[Tensor] = []
+        bias: Any = subject.actor[-2].bias
+        bias.register_hook(kept.append)
+        inputs = subject.precompute(subject.prepare(observations(subject, 6)))
+        distance = sac_step(trainer, stored(subject, inputs), torch.Generator().manual_seed(1), True)["actor/distance"]
+        gradients.append(kept[-1])
+    subject = refining(0.7)
+    inputs = subject.precompute(subject.prepare(observations(subject, 6)))
+    generator = torch.Generator().manual_seed(1)
+    size = (6, *subject.size)
+    torch.randperm(REFINED.critics, generator=generator)
+    torch.randn(size, generator=generator)  # of the critics' targets
+    drawn = torch.randn(size, generator=generator)
+    own = subject.own_actions(inputs["features"])
+    chosen, _ = subject.draw(inputs["features"], drawn)
+    expected = (chosen - own).pow(2).mean()
+    assert distance == pytest.approx(expected.item(), rel=1e-5)
+    (slope,) = torch.autograd.grad(0.7 * expected, subject.actor[-2].bias)
+    torch.testing.assert_close(gradients[1] - gradients[0], slope, atol=1e-6, rtol=1e-3)
+
+
+def stored(subject: SACPolicy, inputs: dict[str, Tensor]) -> Transitions:
+    count = len(inputs["features"])
+    acted = {
+        "action": normal(count, *subject.size).float().clamp(-1, 1),
+        "reward": torch.ones(count),
+        "discount": torch.full((count,), 0.9),
+    }
+    return Transitions({**inputs, **acted}, inputs)
+
+
+def test_refining_a_frozen_policy_improves_it(tmp_path: Path) -> None:
+    subject = refining(0.0)
+    trainer = Trainer(subject, SAC(REFINED), 64)
+    running = flow(tmp_path, subject, trainer, REFINED, {})
+    success = []
+    for iteration in range(12):
+        running.begin(iteration)
+        SAC(REFINED, 1.0).iteration(running)
+        success.append(running.metrics["rollout/success_once"])
+    assert sum(success[-3:]) / 3 > sum(success[:3]) / 3 + 0.25
+    stored = running.replay.sample(16, torch.Generator().manual_seed(0)).now
+    assert "image" not in stored and stored["features"].shape[1] == subject.features
+
+
 def test_a_policy_without_noise_cannot_be_steered() -> None:
     with pytest.raises(UserError, match="model=linear has no initial noise: use a flow policy"):
         policy(STEERED)
@@ -335,6 +405,8 @@ def test_a_policy_without_noise_cannot_be_steered() -> None:
         ({"sft_coef": 0.1}, "algorithm.sft_coef=0.1 needs demonstrations: set algorithm.demonstrations or"),
         ({"noise_bound": 1.0}, "algorithm.noise_bound needs a frozen policy: set algorithm.frozen_backbone=true"),
         ({"noise_bound": 1.0, "frozen_backbone": True, "demonstrations": 2}, "algorithm.noise_bound cannot use demonstrations"),
+        ({"anchor": 0.1}, "algorithm.anchor refines the actions of a frozen policy: set algorithm.frozen_backbone=true"),
+        ({"anchor": 0.1, "frozen_backbone": True, "noise_bound": 1.0}, "set only one of them"),
         ({"critic_subset": 5}, "algorithm.critic_subset=5 is more than algorithm.critics=4"),
         ({"demonstration_share": 0.0, "demonstrations": 3}, "algorithm.demonstration_share=0 disables"),
         ({"demonstrations": 3, "dataset": "somewhere"}, "algorithm.dataset and algorithm.demonstrations exclude"),
