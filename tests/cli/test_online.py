@@ -201,6 +201,10 @@ def test_a_chunked_policy_acts_and_learns(toy: Arguments, rlinf_vla: CommandLine
     found = rlinf_vla(*toy("train", *PI0, *learn, "control.asynchronous=false", "run_dir=dsrl"))
     assert found.code == 0, found.out + found.err
     assert read_metrics(tmp_path / "dsrl")[0]["replay/size"] >= 2
+    refine = ["algorithm.anchor=0.1" if word == "algorithm.noise_bound=2" else word for word in learn]
+    found = rlinf_vla(*toy("train", *PI0, *refine, "control.asynchronous=false", "run_dir=rlt"))
+    assert found.code == 0, found.out + found.err
+    assert read_metrics(tmp_path / "rlt")[0]["replay/size"] >= 2
     assert "robot record makes one" in rlinf_vla(*sft("train", "run_dir=no")).complaint
     ppo = tmp_path / "recipe" / "toy_ppo.yaml"
     ppo.write_text(recipe.replace("/algorithm: sac", "/algorithm: ppo").replace("toy_rlpd", "toy_ppo"))
