@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_vla.core import rotations
+from rlinf_vla.core.action_space import ToolSpace
 from rlinf_vla.core.camera_geometry import Mount
 from rlinf_vla.core.robot import CellError, RobotSpec, ToolPose
 
@@ -101,9 +102,11 @@ class Cell:
 
     @property
     def spec(self) -> RobotSpec:
-        return RobotSpec(
-            self.name, self.control_hz, self.action_translation_m, self.action_rotation_rad, self.gripper_width_m[1], self.lag_s
-        )
+        return RobotSpec(self.name, self.control_hz, self.lag_s, self.space)
+
+    @property
+    def space(self) -> ToolSpace:
+        return ToolSpace(self.action_translation_m, self.action_rotation_rad, self.gripper_width_m[1])
 
     @property
     def ticks_per_step(self) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.core.channel import ChannelClosed
-from rlinf_vla.core.robot import POLICY, Intervention, RobotError, RobotState, ToolTarget
+from rlinf_vla.core.robot import POLICY, Intervention, RobotError, Target, ToolState, ToolTarget
 
 from .. import cell_file
 from ..cell import Cell
@@ -84,14 +84,15 @@ class FrankaRobot:
         """Id of the arm's process."""
         return self._living().pid
 
-    def observe(self) -> RobotState:
+    def observe(self) -> ToolState:
         self._drain()
         self._send({})  # heartbeat
         state = self._look()
         self._seen = state.fault
         return state
 
-    def command(self, target: ToolTarget, valid_until: float) -> None:
+    def command(self, target: Target, valid_until: float) -> None:
+        assert isinstance(target, ToolTarget)
         fault = self._look().fault
         if fault is not None:
             raise RobotError(f"{fault}: look at the arm, then `rlinf-vla robot acknowledge operator=NAME`")
@@ -149,7 +150,7 @@ class FrankaRobot:
             self._child = None
         self._leave()
 
-    def _look(self) -> RobotState:
+    def _look(self) -> ToolState:
         assert self._record is not None  # connected
         data = self._record.read()
         assert data is not None  # written before the process reported that it was ready

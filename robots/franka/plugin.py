@@ -119,7 +119,7 @@ class FrankaSim:
         return [SimulatedCamera(name, folder, config.max_age_s, config.frozen_s, mounts.get(name)) for name in config.cameras]
 
     def scene(self, config: FrankaSimConfig) -> Scene:
-        return Touch(SimulatedCell(self.folder(config)), read_cell(config.cell).spec)
+        return Touch(SimulatedCell(self.folder(config)), read_cell(config.cell).space)
 
     def check(self, config: FrankaSimConfig) -> Iterator[Finding]:
         return findings(self.make(config), self.cameras(config))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import POLICY, Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector, stopped_by_a_person
+from rlinf_vla.core.robot import POLICY, Intervention, RobotError, ToolPose, ToolState, ToolTarget, Vector, stopped_by_a_person
 
 from ..cell import Cell
 from ..runtime_folder import Journal, Latch
@@ -140,7 +140,7 @@ class Servo:
         still = self._commanded is None or self._still > self._cell.servo_hz * self._cell.stop_time_s
         return still and not self.arm.homing
 
-    def tick(self, now: float) -> tuple[RobotState, list[Intervention]]:
+    def tick(self, now: float) -> tuple[ToolState, list[Intervention]]:
         """Run one step at ``now`` (monotonic s); return the new state and the interventions."""
         state = self._state()
         self._watch(now, state)
@@ -155,7 +155,7 @@ class Servo:
             interventions = self._step(now, state, self._commanded)
         return replace(self._state(), commanded=self._commanded), interventions
 
-    def _take_springs(self, now: float, state: RobotState) -> None:
+    def _take_springs(self, now: float, state: ToolState) -> None:
         if np.abs(state.joint_velocities).max() > STANDING_RAD_S:
             return  # wait until the arm stands, or the goal expires
         try:
@@ -165,7 +165,7 @@ class Servo:
         else:
             self._commanded, self._stepped, self._still = self._filter.admitted, now - 1 / self._cell.servo_hz, 0
 
-    def _step(self, now: float, state: RobotState, before: ToolTarget) -> list[Intervention]:
+    def _step(self, now: float, state: ToolState, before: ToolTarget) -> list[Intervention]:
         if self.arm.problem is not None:  # the arm has ended impedance control by itself
             self._commanded = None
             return []
@@ -190,7 +190,7 @@ class Servo:
             self._commanded = None
             self.arm.rest()
 
-    def _watch(self, now: float, state: RobotState) -> None:
+    def _watch(self, now: float, state: ToolState) -> None:
         """Stop the arm if it, its connection, the gripper or the policy's process has a fault."""
         age = now - state.time
         if self.arm.problem is not None:
@@ -204,19 +204,19 @@ class Servo:
         elif self.arm.homing and (felt := self._felt(state)) is not None:
             self._stop_in_time(felt, now)
 
-    def _felt(self, state: RobotState) -> str | None:
+    def _felt(self, state: ToolState) -> str | None:
         """Return the force or torque fault during homing, or None."""
         felt = self._filter.felt(state)
         self._homed, self._freed = self._homed + 1, self._freed or felt is None
         return felt if self._freed or self._homed > _RELIEF_S * self._cell.servo_hz else None
 
-    def _state(self) -> RobotState:
+    def _state(self) -> ToolState:
         found = self.arm.measured
-        return RobotState(
+        return ToolState(
             found.time,
-            found.pose,
             found.joints,
             found.joint_velocities,
+            found.pose,
             found.wrench,
             self.gripper.width,
             fault=self.fault,

@@ -35,7 +35,7 @@ class ObedientArm:
 
     @property
     def measured(self) -> Measured:
-        return Measured(self.now - self.stale_s, self.pose, self.joints, np.zeros(7), self.wrench, self.pace)
+        return Measured(self.now - self.stale_s, self.joints, np.zeros(7), self.pose, self.wrench, self.pace)
 
     def track(self, pose: ToolPose, velocity: Vector) -> None:
         self.pose, self.on_springs = pose, True

@@ -33,7 +33,7 @@ def error(tmp_path: Path, text: str) -> str:
 def test_the_shipped_cell_is_valid_and_conservative() -> None:
     cell = cell_file.load(SHIPPED)
     assert cell.name == "franka_sim"
-    assert cell.spec.control_hz == 10 and cell.spec.gripper_width_m == 0.08
+    assert cell.spec.control_hz == 10 and cell.space.gripper_width_m == 0.08
     assert cell.stop_time_s < 0.3 and cell.stop_distance_m < 0.04
     assert cell.max_speed_m_s <= 0.25 and cell.max_force_n <= 40
     assert cell.home.position == pytest.approx([0.307, 0, 0.487], abs=1e-3)
