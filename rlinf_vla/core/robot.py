@@ -92,7 +92,7 @@ class Intervention:
 
     time: float
     rule: str
-    """Key of the limit in the cell file."""
+    """Key of the limit in the cell file, and the joint if it is of one."""
     before: float
     """Requested value, in the rule's unit."""
     after: float
@@ -120,7 +120,9 @@ def stopped_by_a_person(fault: str) -> bool:
 
 
 class Robot(Protocol):
-    """One arm, or several that move together. Only ``connect``, ``home`` and ``close`` may block for a control period or longer.
+    """One arm, or several that move together.
+
+    Only ``connect``, ``home`` and ``close`` may block for a control period or longer.
 
     A separate process moves the arm: it smooths targets to the servo rate within the cell's limits,
     stops the arm when targets cease, and latches faults. Raises RobotError for failures at the

@@ -28,8 +28,8 @@ FORWARD, BACK, UP, DOWN = (0, 1.0), (0, -1.0), (2, 1.0), (2, -1.0)
 class Scale:
     """Distances in metres of the tool, or in the units of a JointSpace.
 
-    still: an arm that moves less in ``REST_S`` stands still. near: two visits of one place differ by
-    less. far: beyond every limit.
+    still: an arm that moves less in ``REST_S`` stands still. near: two visits of one place differ
+    by less. far: beyond every limit.
     """
 
     still: float
