@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-cost prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients prove-serve clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-cost prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients lerobot prove-serve clean
 
 install: $(INSTALLED)
 
@@ -37,7 +37,7 @@ REST := .venv-all/bin/python -m pytest --all-extras
 REALTIME := -m "not slow and realtime"
 test-rest: export RLINF_VLA_CLUSTER_TEST = 1
 test-rest:
-	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed $(CLIENTS)
+	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed $(CLIENTS) $(LEROBOT)
 	$(REST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not realtime" @$(SKIPPED)
 	$(REST) -n 2 --dist loadfile -m "slow and not realtime"
 	$(REST) -n 0 $(REALTIME) @$(SKIPPED) || $(REST) -n 0 $(REALTIME) --last-failed --last-failed-no-failures none
@@ -197,6 +197,19 @@ serve-clients: install $(CLIENTS)
 $(CLIENTS): | install
 	$(PYTHON) -m venv $(@D)
 	$(BIN)/uv pip install -q --python $(@D)/bin/python $(PACKAGES)
+	touch $@
+
+# LeRobot for robot.python, in an environment of its own: its packages conflict with ours. Later versions than 0.3.3 import torchvision,
+# which needs a PyTorch with CUDA.
+LEROBOT := .venv-lerobot/.installed
+
+lerobot: $(LEROBOT)
+
+$(LEROBOT): PACKAGES := torch numpy huggingface_hub pillow draccus==0.10.0 "deepdiff<9" pyserial feetech-servo-sdk==1.0.0 tqdm
+$(LEROBOT): | install
+	$(PYTHON) -m venv $(@D)
+	UV_FIND_LINKS="$(FIND_LINKS)" $(BIN)/uv pip install -q --python $(@D)/bin/python -c constraints.txt $(PACKAGES)
+	$(BIN)/uv pip install -q --python $(@D)/bin/python --no-deps lerobot==0.3.3
 	touch $@
 
 # Attacks a server with malformed frames and requests while a client is served, and writes the page. EXTRAS=serve,dev. Ten minutes.

@@ -18,7 +18,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from rlinf_vla.benchmarks import harness
-from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera, SyntheticRobot
+from rlinf_vla.benchmarks.synthetic_cell import SPACE, SyntheticCamera, SyntheticRobot
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import inference_budget, timing
 from rlinf_vla.core.protocols import Policy
@@ -29,7 +29,7 @@ from rlinf_vla.realworld.control_loop import ControlLoop
 from rlinf_vla.realworld.inference import Chunk, InferenceWorker, Request
 from rlinf_vla.realworld.loop_statistics import LoopStatistics
 from rlinf_vla.realworld.sensing import Sensors
-from rlinf_vla.realworld.tool_target import TrackedTarget
+from rlinf_vla.realworld.tool_target import tracked_target
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.control_timing import control_table
 from rlinf_vla.training.lora import acting
@@ -77,7 +77,7 @@ def run(config: DictConfig) -> None:
     """Run both loops at each rate in ``RATES``, print tables and write bench_control.json."""
     recipe = recipes.read(config)
     policy = builders.build_policy(recipe)
-    require_fit(policy, policy.spec.images, recipe.control)
+    require_fit(policy, SPACE, policy.spec.images, recipe.control)
     for hz in RATES:
         timing(recipe.control, hz, policy.spec.chunk)
     report = harness.Report(config, "bench_control")
@@ -133,13 +133,13 @@ def _measure(recipe: Recipe, policy: Policy, actor: ControlActor, hz: float) -> 
 
 def sleep_loop(robot: SyntheticRobot, sensors: Sensors, infer: Stalling, ticks: int) -> None:
     """Run the usual control loop: the next period starts after an overrun, which is not made up."""
-    target, period = TrackedTarget(robot.spec), 1 / robot.spec.control_hz
+    target, period = tracked_target(robot.spec), 1 / robot.spec.control_hz
     end, left = time.monotonic() + ticks * period, np.zeros((0, 7), np.float32)
     while (began := time.monotonic()) < end:
         seen = sensors.read(lambda *_: None, lambda *_: None)
         if not len(left):
             left = infer(Request(seen, INSTRUCTION, 0, 0)).actions
-        robot.command(target.move(left[0], seen.state.pose), began + 2 * period)
+        robot.command(target.move(left[0], seen.state), began + 2 * period)
         left = left[1:]
         time.sleep(max(0.0, period - (time.monotonic() - began)))
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.core.robot import ToolPose, ToolState, ToolTarget, Vector
 from rlinf_vla.robots import kinematics
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.safety import SafetyFilter
@@ -49,9 +49,9 @@ class Follower:
         joints = self._arm.reach(self.joints, command.pose, 1e-5, 20)
         self.joints = self.joints if joints is None else joints
 
-    def state(self, wrench: Vector | None = None) -> RobotState:
+    def state(self, wrench: Vector | None = None) -> ToolState:
         felt = np.zeros(6) if wrench is None else wrench
-        return RobotState(self._time, self._pose, self.joints, np.zeros(7), felt, 0.08)
+        return ToolState(self._time, self.joints, np.zeros(7), self._pose, felt, 0.08)
 
 
 def goals(draw: Draw, cell: Cell, admitted: Callable[[], ToolTarget]) -> Iterator[ToolTarget | None]:

@@ -7,20 +7,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlinf_vla.core.robot import Frame, Intervention, RobotError, RobotSpec, RobotState, ToolPose, ToolTarget
+from rlinf_vla.core.action_space import ToolSpace
+from rlinf_vla.core.robot import Frame, Intervention, RobotError, RobotSpec, RobotState, Target, ToolPose, ToolState, ToolTarget
 from rlinf_vla.realworld.clock import Clock
 
 REST = ToolPose(np.array([0.45, 0.0, 0.3]), np.array([0.0, 1.0, 0.0, 0.0]))
+
+
+SPACE = ToolSpace(translation_m=0.05, rotation_rad=0.25, gripper_width_m=0.08)
 
 
 class SyntheticRobot:
     """A robot that reaches every target at once. ``cost``: seconds per observation or command."""
 
     def __init__(self, clock: Clock, control_hz: float, cost: float = 0.0) -> None:
-        self.spec = RobotSpec("synthetic", control_hz, translation_m=0.05, rotation_rad=0.25, gripper_width_m=0.08, lag_s=1 / control_hz)
+        self.spec = RobotSpec("synthetic", control_hz, 1 / control_hz, SPACE)
         self._clock, self._cost = clock, cost
         zeros = np.zeros(7)
-        self.state = RobotState(clock.now(), REST, zeros, zeros, np.zeros(6), self.spec.gripper_width_m)
+        self.state = ToolState(clock.now(), zeros, zeros, REST, np.zeros(6), SPACE.gripper_width_m)
         self.commands: list[tuple[float, ToolTarget, float]] = []
         """(time of the command, target, valid until)."""
         self.observed: list[float] = []
@@ -33,7 +37,8 @@ class SyntheticRobot:
         pass_time(self._clock, self._cost)
         return replace(self.state, time=self._clock.now())
 
-    def command(self, target: ToolTarget, valid_until: float) -> None:
+    def command(self, target: Target, valid_until: float) -> None:
+        assert isinstance(target, ToolTarget)
         pass_time(self._clock, self._cost)
         self.commands.append((self._clock.now(), target, valid_until))
         self.state = replace(self.state, pose=target.pose, commanded=target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlinf_vla.core.robot import RobotState, ToolTarget, Vector
+from rlinf_vla.core.robot import ToolState, ToolTarget, Vector
 from rlinf_vla.core.rotations import Triple
 
 from . import kinematics
@@ -42,7 +42,7 @@ class Admission:
     """
 
     def __init__(
-        self, cell: Cell, space: Workspace, arm: kinematics.FrankaKinematics, goal: ToolTarget, start: Start, state: RobotState
+        self, cell: Cell, space: Workspace, arm: kinematics.FrankaKinematics, goal: ToolTarget, start: Start, state: ToolState
     ) -> None:
         self.end, self.joints = start.place, start.joints
         self.width: float | None = None

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.core.camera_geometry import Intrinsics, Mount
-from rlinf_vla.core.robot import CameraError, Frame
+from rlinf_vla.core.camera_geometry import Calibrated, Intrinsics, Mount
+from rlinf_vla.core.robot import Camera, CameraError, Finding, Frame
 
 from .extra import INSTALL, LIBUSB
-from .franka.config import CameraConfig
+from .real_cell import CameraConfig
 from .shared_record import FrameRecord
 from .simulated.client import frames_path
 from .simulated.scene import intrinsics
@@ -238,3 +238,24 @@ def device(name: str, options: CameraConfig, mount: Mount | None = None) -> Capt
     if options.driver not in DRIVERS:
         raise CameraError(f"robot.cameras.{name}.driver={options.driver}: must be one of {', '.join(DRIVERS)}")
     return DRIVERS[options.driver](name, options, mount)
+
+
+def check_camera(camera: Camera) -> Finding:
+    name = f"camera {camera.name}"
+    try:
+        camera.start()
+        frame = camera.latest()
+        height, width, _ = frame.image.shape
+        age = 1000 * (time.monotonic() - frame.time)
+        return Finding(name, True, f"{width}x{height}, {age:.0f} ms old; {_geometry(camera)}")
+    except CameraError as error:
+        return Finding(name, False, str(error))
+    finally:
+        camera.close()
+
+
+def _geometry(camera: Camera) -> str:
+    known = camera if isinstance(camera, Calibrated) else None
+    inside, mount = (known.intrinsics, known.mount) if known else (None, None)
+    focal = "intrinsics not known" if inside is None else f"focal length {inside.fx:.1f}, {inside.fy:.1f} pixels"
+    return f"{focal}; {'place not in the cell file' if mount is None else f'on the {mount.parent}'}"

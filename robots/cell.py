@@ -9,106 +9,83 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from rlinf_vla.core import rotations
+from rlinf_vla.core.action_space import ToolSpace
 from rlinf_vla.core.camera_geometry import Mount
 from rlinf_vla.core.robot import CellError, RobotSpec, ToolPose
 
 from . import kinematics
+from .arm_cell import ArmCell, check_timing, number, unbounded
 from .smoothing import Windows
 
 
-def _number(low: float, high: float, length: int | None = None) -> Any:
-    """Return a field for a number in this range, or for ``length`` such numbers."""
-    return field(metadata={"low": low, "high": high, "length": length})
-
-
 @dataclass(frozen=True)
-class Cell:
+class Cell(ArmCell):
     """Each field is a key of the cell file, with its range as metadata. ``check`` does the rest."""
 
-    name: str
-    """File name without suffix."""
-
-    realtime: str
+    realtime: str = unbounded()
     """enforce: refuse a kernel that is not real-time. ignore: for simulated arms."""
-    cameras: Mapping[str, Mount]
+    cameras: Mapping[str, Mount] = unbounded()
     """Where the cameras are, by name; empty if that is not known."""
-    servo_hz: float = _number(20, 1000)
-    """Rate of commands to the arm."""
-    control_hz: float = _number(1, 100)
-    """Rate of the policy's goals; divides servo_hz."""
-    connect_timeout_s: float = _number(0.1, 60)
-    heartbeat_timeout_s: float = _number(0.02, 2)
-    """Stop and latch a fault after this long without a message from the policy's process."""
-    max_goal_validity_s: float = _number(0.02, 2)
-    """Longest time for which a goal is pursued, whatever its ``valid_until``."""
-    expired_goals_to_stop: float = _number(1, 100)
-    """Stop and latch a fault after this many consecutive goals expired before the next arrived."""
-    max_state_age_s: float = _number(0.002, 0.5)
-    """A measured state older than this is a fault."""
 
-    action_translation_m: float = _number(1e-4, 0.1)
+    action_translation_m: float = number(1e-4, 0.1)
     """Translation of an action of 1 in dx, dy or dz."""
-    action_rotation_rad: float = _number(1e-3, 0.5)
+    action_rotation_rad: float = number(1e-3, 0.5)
 
-    tool_position_m: tuple[float, ...] = _number(-0.5, 0.5, 3)
+    tool_position_m: tuple[float, ...] = number(-0.5, 0.5, 3)
     """Tool centre point in the flange's frame; must agree with Desk."""
-    tool_quaternion_wxyz: tuple[float, ...] = _number(-1, 1, 4)
-    home_joints_rad: tuple[float, ...] = _number(-4, 5, 7)
-    home_speed_rad_s: float = _number(0.01, 1)
+    tool_quaternion_wxyz: tuple[float, ...] = number(-1, 1, 4)
+    home_joints_rad: tuple[float, ...] = number(-4, 5, 7)
+    home_speed_rad_s: float = number(0.01, 1)
     """Speed of the fastest joint during homing."""
 
-    workspace_x_m: tuple[float, ...] = _number(-1.5, 1.5, 2)
-    workspace_y_m: tuple[float, ...] = _number(-1.5, 1.5, 2)
-    workspace_z_m: tuple[float, ...] = _number(-1.0, 2.0, 2)
-    orientation_axis: tuple[float, ...] = _number(-1, 1, 3)
+    workspace_x_m: tuple[float, ...] = number(-1.5, 1.5, 2)
+    workspace_y_m: tuple[float, ...] = number(-1.5, 1.5, 2)
+    workspace_z_m: tuple[float, ...] = number(-1.0, 2.0, 2)
+    orientation_axis: tuple[float, ...] = number(-1, 1, 3)
     """Axis of the cone in which the tool's z axis must stay, base frame, unit length."""
-    max_tilt_deg: float = _number(1, 90)
+    max_tilt_deg: float = number(1, 90)
     """Half-angle of the cone."""
-    max_twist_deg: float = _number(1, 150)
+    max_twist_deg: float = number(1, 150)
     """Rotation about the axis, each way from home; under 180 to exclude the long way round."""
 
-    max_translation_per_step_m: float = _number(1e-4, 0.3)
-    max_rotation_per_step_rad: float = _number(1e-3, 1)
-    max_translation_per_second_m: float = _number(1e-3, 3)
-    max_rotation_per_second_rad: float = _number(1e-2, 2.5)
-    max_speed_m_s: float = _number(1e-3, 3)
-    max_acceleration_m_s2: float = _number(1e-2, 9)
-    max_jerk_m_s3: float = _number(0.1, 4500)
-    max_rotation_speed_rad_s: float = _number(1e-2, 2.5)
-    max_rotation_acceleration_rad_s2: float = _number(0.1, 17)
-    max_rotation_jerk_rad_s3: float = _number(1, 8500)
+    max_translation_per_step_m: float = number(1e-4, 0.3)
+    max_rotation_per_step_rad: float = number(1e-3, 1)
+    max_translation_per_second_m: float = number(1e-3, 3)
+    max_rotation_per_second_rad: float = number(1e-2, 2.5)
+    max_speed_m_s: float = number(1e-3, 3)
+    max_acceleration_m_s2: float = number(1e-2, 9)
+    max_jerk_m_s3: float = number(0.1, 4500)
+    max_rotation_speed_rad_s: float = number(1e-2, 2.5)
+    max_rotation_acceleration_rad_s2: float = number(0.1, 17)
+    max_rotation_jerk_rad_s3: float = number(1, 8500)
 
-    joint_margin_rad: float = _number(0.02, 0.5)
-    max_joint_speed_rad_s: float = _number(0.01, 2.62)
-    max_lead_m: float = _number(0.005, 0.2)
+    joint_margin_rad: float = number(0.02, 0.5)
+    max_joint_speed_rad_s: float = number(0.01, 2.62)
+    max_lead_m: float = number(0.005, 0.2)
     """Distance of the goal ahead of the measured tool."""
-    max_lead_rad: float = _number(0.02, 0.8)
-    max_force_n: float = _number(1, 100)
-    max_torque_n_m: float = _number(0.5, 30)
-    stiffness_n_m: float = _number(10, 3000)
-    rotation_stiffness_n_m_rad: float = _number(1, 300)
+    max_lead_rad: float = number(0.02, 0.8)
+    max_force_n: float = number(1, 100)
+    max_torque_n_m: float = number(0.5, 30)
+    stiffness_n_m: float = number(10, 3000)
+    rotation_stiffness_n_m_rad: float = number(1, 300)
 
-    gripper_width_m: tuple[float, ...] = _number(0, 0.08, 2)
+    gripper_width_m: tuple[float, ...] = number(0, 0.08, 2)
     """Narrowest and widest opening."""
-    gripper_speed_m_s: float = _number(0.001, 0.1)
-    gripper_force_n: float = _number(1, 70)
+    gripper_speed_m_s: float = number(0.001, 0.1)
+    gripper_force_n: float = number(1, 70)
 
     @property
     def spec(self) -> RobotSpec:
-        return RobotSpec(
-            self.name, self.control_hz, self.action_translation_m, self.action_rotation_rad, self.gripper_width_m[1], self.lag_s
-        )
+        return RobotSpec(self.name, self.control_hz, self.lag_s, self.space)
 
     @property
-    def ticks_per_step(self) -> int:
-        """Servo ticks per control period."""
-        return round(self.servo_hz / self.control_hz)
+    def space(self) -> ToolSpace:
+        return ToolSpace(self.action_translation_m, self.action_rotation_rad, self.gripper_width_m[1])
 
     @property
     def arm(self) -> kinematics.FrankaKinematics:
@@ -180,14 +157,7 @@ def check(cell: Cell) -> None:
     """Raise CellError (key, what is wrong, the fix) if limits contradict each other or the arm."""
     if cell.realtime not in ("enforce", "ignore"):
         raise CellError(f"realtime: {cell.realtime!r} is not known; one of enforce, ignore")
-    if abs(cell.servo_hz / cell.control_hz - cell.ticks_per_step) > 1e-9:
-        raise CellError(f"servo_hz: {cell.servo_hz:g} is not a multiple of control_hz {cell.control_hz:g}; make it one")
-    if cell.expired_goals_to_stop % 1:
-        raise CellError(f"expired_goals_to_stop: {cell.expired_goals_to_stop:g} is a number of goals; write a whole number")
-    if cell.max_goal_validity_s < 1 / cell.control_hz:
-        raise CellError(
-            f"max_goal_validity_s: {cell.max_goal_validity_s:g} s is below one control period, {1 / cell.control_hz:g} s; raise it"
-        )
+    check_timing(cell)
     for key in ("orientation_axis", "tool_quaternion_wxyz"):
         if abs(math.hypot(*getattr(cell, key)) - 1) > 1e-3:
             raise CellError(f"{key}: {list(getattr(cell, key))} is not of length 1; divide it by its length")

@@ -7,18 +7,31 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlinf_vla.core.camera_geometry import PARENTS, Mount
 from rlinf_vla.core.robot import CellError
 
-from .cell import Cell, check
+from . import cell, joint_cell
+from .arm_cell import ArmCell
+from .cell import Cell
+from .joint_cell import ANY, JointCell
 
 CELLS = Path(__file__).parent / "cells"
-"""Shipped cells; franka_sim.yaml explains each key."""
+"""Shipped cells; they explain each key."""
+SHIPPED = "cell://"
+_EXAMPLE: dict[type[ArmCell], str] = {Cell: "cells/franka_sim.yaml", JointCell: "cells/so101_sim.yaml"}
+AnyCell = TypeVar("AnyCell", bound=ArmCell)
 
 
-def load(path: Path) -> Cell:
+def read(location: str, kind: type[AnyCell]) -> AnyCell:
+    """Return the cell at a path or ``cell://NAME``. Raises CellError."""
+    if location.startswith(SHIPPED):
+        return load(CELLS / f"{location[len(SHIPPED) :]}.yaml", kind)
+    return load(Path(location).expanduser(), kind)
+
+
+def load(path: Path, kind: type[AnyCell]) -> AnyCell:
     """Return the checked cell of a file.
 
     Raises CellError: one line with the file, the key, what is wrong and the fix.
@@ -53,31 +66,35 @@ def load(path: Path) -> Cell:
     try:
         if not isinstance(values, dict):
             raise CellError("is not a mapping of keys to values; write lines like max_speed_m_s: 0.2")
-        return of(values, path.stem)
+        return of(values, path.stem, kind)
     except CellError as error:
         raise CellError(f"{path}: {error}") from None
 
 
-def of(values: Mapping[Any, Any], name: str) -> Cell:
+def of(values: Mapping[Any, Any], name: str, kind: type[AnyCell]) -> AnyCell:
     """Return the checked cell of ``values``. Raises CellError, which does not name the file."""
-    keys = {field.name: field for field in fields(Cell) if field.name != "name"}
+    keys = {field.name: field for field in fields(kind) if field.name != "name"}
     for key in values:
         if key not in keys:
             close = difflib.get_close_matches(str(key), list(keys), n=1, cutoff=0.5)
             raise CellError(f"{key}: no such key; {f'did you mean {close[0]}?' if close else 'remove it'}")
     missing = [key for key in keys if key not in values]
     if missing:
-        raise CellError(f"{', '.join(missing)}: missing; a cell file must give every key, cells/franka_sim.yaml explains each")
+        raise CellError(f"{', '.join(missing)}: missing; a cell file must give every key, {_EXAMPLE[kind]} explains each")
     read: dict[str, Any] = {
         key: values[key] if field.metadata == {} else _read(key, values[key], **field.metadata) for key, field in keys.items()
     }
-    read["cameras"] = _mounts(read["cameras"])
-    cell = Cell(name=name, **read)
-    check(cell)
-    return cell
+    if "cameras" in keys:
+        read["cameras"] = _mounts(read["cameras"])
+    made = kind(name=name, **read)
+    if isinstance(made, Cell):
+        cell.check(made)
+    elif isinstance(made, JointCell):
+        joint_cell.check(made)
+    return made
 
 
-def as_json(cell: Cell) -> dict[str, Any]:
+def as_json(cell: ArmCell) -> dict[str, Any]:
     """Return ``cell`` as JSON values, which ``of`` turns back into the same cell."""
     return {key: value for key, value in asdict(cell).items() if key != "name"}
 
@@ -105,6 +122,8 @@ def _mount(key: str, value: Any) -> Mount:
 def _read(key: str, value: Any, low: float, high: float, length: int | None) -> float | tuple[float, ...]:
     if length is None:
         return _number(key, value, low, high)
+    if length == ANY and isinstance(value, list | tuple):
+        length = len(value)
     if not isinstance(value, list | tuple) or len(value) != length:
         raise CellError(f"{key}: {value!r} is not a list of {length} numbers; write [{', '.join(['…'] * length)}]")
     return tuple(_number(key, each, low, high) for each in value)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolTarget
+from rlinf_vla.core.robot import Intervention, RobotError, ToolState, ToolTarget
 
 from .admission import Admission, Start
 from .cell import Cell
@@ -74,7 +74,7 @@ class SafetyFilter:
         """The target of the current motion: the last goal after all limits."""
         return ToolTarget(self._space.pose(self._end), self._width)
 
-    def start(self, state: RobotState) -> None:
+    def start(self, state: ToolState) -> None:
         """Start at rest at the measured pose. Raises RobotError where the arm must not start."""
         wrong = self._watch.misplaced(state)
         if wrong is not None:
@@ -83,11 +83,11 @@ class SafetyFilter:
         self._width, self._gate_fault = None, None
         self._rest(place, state)
 
-    def felt(self, state: RobotState) -> str | None:
+    def felt(self, state: ToolState) -> str | None:
         """Return the exceeded force or torque limit, or None; also valid while not commanding."""
         return self._watch.felt(state)
 
-    def step(self, goal: ToolTarget | None, state: RobotState, dt: float) -> Filtered:
+    def step(self, goal: ToolTarget | None, state: ToolState, dt: float) -> Filtered:
         """Return the command of this tick, ``dt`` seconds after the last.
 
         A goal is new if it is a different object than at the last tick. None: decelerate and hold.
@@ -114,7 +114,7 @@ class SafetyFilter:
             self._command = command
         return Filtered(self._command, self._told, fault or self._gate_fault)
 
-    def _rest(self, at: Place, state: RobotState) -> None:
+    def _rest(self, at: Place, state: ToolState) -> None:
         self._joints = state.joints.copy()
         self._reference = self._end = self._commanded = at
         self._hold()
@@ -125,11 +125,11 @@ class SafetyFilter:
     def _hold(self) -> None:
         self._end, self._left, self._goal = self._reference, 0, None
 
-    def _tell(self, state: RobotState, rule: str, before: float, after: float) -> None:
+    def _tell(self, state: ToolState, rule: str, before: float, after: float) -> None:
         self._told.append(Intervention(state.time, rule, float(before), float(after)))
         self.counts[rule] += 1
 
-    def _admit(self, goal: ToolTarget, state: RobotState) -> None:
+    def _admit(self, goal: ToolTarget, state: ToolState) -> None:
         gone_m, gone_rad = self._ways.sum(axis=0).tolist()
         admission = Admission(self._cell, self._space, self._arm, goal, Start(self._reference, self._joints, gone_m, gone_rad), state)
         self._end, self._end_joints, self._left = admission.end, admission.joints, self._ticks

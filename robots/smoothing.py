@@ -19,6 +19,7 @@ A stop within all limits therefore exists from every state: keep the reference w
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,8 +60,14 @@ class Windows:
         free_jerk = _SLACK * jerk - 1.5 * speed * max(free, 0) - speed**3 / 3
         if free <= 0 or free_jerk <= 0:
             raise ValueError("turning at full speed already takes all of the rotation's acceleration or jerk")
+        return cls.within(tick_s, (translation, (speed, free, free_jerk)))
+
+    @classmethod
+    def within(cls, tick_s: float, motions: Iterable[tuple[float, float, float]]) -> Windows:
+        """Return the shortest windows that keep acceleration and jerk of each motion, given as
+        (speed, acceleration, jerk) of a vector or a single number."""
         first = second = 1
-        for v, a, j in (translation, (speed, free, free_jerk)):
+        for v, a, j in motions:
             least = 2 * v / (a * tick_s)
             product = 4 * v / (j * tick_s**2)
             one = max(math.ceil(least), math.ceil(math.sqrt(product)))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import RobotState
+from rlinf_vla.core.robot import ToolState
 
 from . import kinematics
 from .cell import Cell
@@ -32,21 +32,21 @@ class StateMonitor:
         self._joints = list(zip((kinematics.LOWER + half).tolist(), (kinematics.UPPER - half).tolist(), strict=True))
         """Half the margin is kept for unpredicted motion: a drifting elbow, a person's push."""
 
-    def fault(self, state: RobotState) -> str | None:
+    def fault(self, state: ToolState) -> str | None:
         """Return the limit that the arm exceeds, or None."""
         return self.felt(state) or self._at_a_joints_end(state)
 
-    def felt(self, state: RobotState) -> str | None:
+    def felt(self, state: ToolState) -> str | None:
         """Return the force or torque limit that the arm exceeds, or None."""
         return self._unmeasured(state) or self._wrench(state)
 
-    def misplaced(self, state: RobotState) -> str | None:
+    def misplaced(self, state: ToolState) -> str | None:
         """Return why the arm must not start where it stands, or None."""
         return (
             self._unmeasured(state) or self._at_a_joints_end(state) or self._moves(state) or self._other_tool(state) or self._outside(state)
         )
 
-    def _unmeasured(self, state: RobotState) -> str | None:
+    def _unmeasured(self, state: ToolState) -> str | None:
         shapes = (state.pose.position.shape, state.pose.quaternion.shape, state.joints.shape, state.wrench.shape)
         if shapes != ((3,), (4,), (7,), (6,)):
             return f"state: arrays of shapes {shapes} are not a measurement"
@@ -57,7 +57,7 @@ class StateMonitor:
             return "state: the measured quaternion is not of length 1"
         return None
 
-    def _wrench(self, state: RobotState) -> str | None:
+    def _wrench(self, state: ToolState) -> str | None:
         fx, fy, fz, tx, ty, tz = state.wrench.tolist()
         force, torque = math.hypot(fx, fy, fz), math.hypot(tx, ty, tz)
         if force > self._cell.max_force_n:
@@ -66,7 +66,7 @@ class StateMonitor:
             return f"max_torque_n_m: {torque:.1f} N m measured, {self._cell.max_torque_n_m:g} allowed"
         return None
 
-    def _at_a_joints_end(self, state: RobotState) -> str | None:
+    def _at_a_joints_end(self, state: ToolState) -> str | None:
         for joint, (at, (low, high)) in enumerate(zip(state.joints.tolist(), self._joints, strict=True), 1):
             if not low <= at <= high:
                 half = self._cell.joint_margin_rad / 2
@@ -74,12 +74,12 @@ class StateMonitor:
                 return f"joint_margin_rad: joint {joint} is {left:.3f} rad from its limit, {half:g} allowed; guide the arm back by hand"
         return None
 
-    def _moves(self, state: RobotState) -> str | None:
+    def _moves(self, state: ToolState) -> str | None:
         if float(np.abs(state.joint_velocities).max()) > STANDING_RAD_S:
             return "the arm is moving; wait until it stands"
         return None
 
-    def _other_tool(self, state: RobotState) -> str | None:
+    def _other_tool(self, state: ToolState) -> str | None:
         computed, pose = self._arm.pose(state.joints), state.pose
         apart = 1000 * math.dist(computed.position, pose.position)
         turn = rotations.multiply(computed.quaternion.tolist(), rotations.inverse(pose.quaternion.tolist()))
@@ -91,7 +91,7 @@ class StateMonitor:
             )
         return None
 
-    def _outside(self, state: RobotState) -> str | None:
+    def _outside(self, state: ToolState) -> str | None:
         _, outside = self._space.inside(self._space.place(state.pose, (0.0, 0.0, 0.0)))
         for rule, (at, limit) in outside.items():
             if abs(at - limit) <= (SAG_DEG if rule.endswith("_deg") else SAG_M):

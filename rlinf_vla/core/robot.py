@@ -6,17 +6,16 @@ SI units; axes and signs of docs/conventions.md; times: ``time.monotonic()`` of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_vla.config.errors import Failure, UserError
-
-Vector = NDArray[np.float64]
-Action = NDArray[np.float32]
-"""``[D]`` in [-1, 1], D 4 or 7: docs/conventions.md."""
+from rlinf_vla.core.action_space import Action as Action
+from rlinf_vla.core.action_space import ActionSpace
+from rlinf_vla.core.action_space import Vector as Vector
 
 
 @dataclass(frozen=True)
@@ -37,32 +36,50 @@ class ToolTarget:
 
 
 @dataclass(frozen=True)
+class JointTarget:
+    """Joint positions to reach by the end of the control period."""
+
+    positions: Vector
+    """In the units of the robot's JointSpace ``[J]``."""
+
+
+Target = ToolTarget | JointTarget
+
+
+@dataclass(frozen=True)
 class RobotState:
+    """What every robot measures. A robot with a ToolSpace returns a ToolState."""
+
     time: float
     """Time of the measurement."""
-    pose: ToolPose
     joints: Vector
-    """Radians ``[7]``."""
+    """Radians, or the units of the robot's JointSpace ``[J]``."""
     joint_velocities: Vector
-    """Radians per second ``[7]``."""
-    wrench: Vector
-    """Wrench at the tool in the base's frame: force in N ``[3]``, then torque in Nm ``[3]``."""
-    gripper_width: float
-    """Metres between the fingers."""
-    commanded: ToolTarget | None = None
+    """The same per second ``[J]``."""
+    commanded: Target | None = field(default=None, kw_only=True)
     """Last target sent to the arm, after all limits; None before the first and at rest."""
-    fault: str | None = None
+    fault: str | None = field(default=None, kw_only=True)
     """Latched fault that stopped the arm, which stands still until an operator acknowledges it."""
-    pace: float = 1.0
+    pace: float = field(default=1.0, kw_only=True)
     """Seconds of the arm's clock per second: below 1 in a simulation on a slow machine."""
-
-    holding: bool = False
-    """Whether the fingers have closed on an object and press on it."""
 
     @property
     def slow(self) -> str | None:
         """Return what to tell if the arm's clock is slow, else None."""
         return f"the arm's clock runs at {self.pace:.2f} of real time" if self.pace < SLOW else None
+
+
+@dataclass(frozen=True)
+class ToolState(RobotState):
+    """State of one arm that is moved by its tool."""
+
+    pose: ToolPose
+    wrench: Vector
+    """Wrench at the tool in the base's frame: force in N ``[3]``, then torque in Nm ``[3]``."""
+    gripper_width: float
+    """Metres between the fingers."""
+    holding: bool = field(default=False, kw_only=True)
+    """Whether the fingers have closed on an object and press on it."""
 
 
 SLOW = 0.9
@@ -75,7 +92,7 @@ class Intervention:
 
     time: float
     rule: str
-    """Key of the limit in the cell file."""
+    """Key of the limit in the cell file, and the joint if it is of one."""
     before: float
     """Requested value, in the rule's unit."""
     after: float
@@ -86,14 +103,10 @@ class RobotSpec:
     name: str
     control_hz: float
     """Rate of the policy's actions in Hz."""
-    translation_m: float
-    """Metres that an action with (dx, dy, dz) of length 1 moves the tool (docs/conventions.md)."""
-    rotation_rad: float
-    """Radians that an action with (rx, ry, rz) of length 1 turns the tool."""
-    gripper_width_m: float
-    """Maximum distance between the fingers."""
     lag_s: float
-    """Maximum delay between a target and the tool reaching it in free motion."""
+    """Maximum delay between a target and the arm reaching it in free motion."""
+    space: ActionSpace
+    """What actions and states are; it also says how many joints and arms there are."""
 
 
 STOPPED_BY, PAUSED_BY, POLICY = "stopped by ", "paused by ", "policy: "
@@ -107,7 +120,9 @@ def stopped_by_a_person(fault: str) -> bool:
 
 
 class Robot(Protocol):
-    """One arm. Only ``connect``, ``home`` and ``close`` may block for a control period or longer.
+    """One arm, or several that move together.
+
+    Only ``connect``, ``home`` and ``close`` may block for a control period or longer.
 
     A separate process moves the arm: it smooths targets to the servo rate within the cell's limits,
     stops the arm when targets cease, and latches faults. Raises RobotError for failures at the
@@ -121,7 +136,7 @@ class Robot(Protocol):
     def observe(self) -> RobotState:
         """Return the newest measured state; its ``time`` tells its age."""
 
-    def command(self, target: ToolTarget, valid_until: float) -> None:
+    def command(self, target: Target, valid_until: float) -> None:
         """Move towards ``target``; decelerate and hold if no new target arrives by ``valid_until``.
         Raises RobotError while a fault is latched."""
 
@@ -232,7 +247,7 @@ class OperatorPlugin(Protocol):
     """Entry point group ``rlinf_vla.operators``: one kind of operator device."""
 
     def __call__(self, device: str | None, dimensions: int) -> Operator:
-        """Open the device at this path (None: find one) for actions of this many dimensions.
+        """Open the device at this path (None: find one) for actions of a ToolSpace of this size.
         Raises RobotError if there is none."""
 
 

@@ -14,6 +14,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe, RewardConfig
 from rlinf_vla.config.robot import BY_SCRIPT, NO_OPERATOR, ROBOT, ControlConfig
 from rlinf_vla.core import plugins
+from rlinf_vla.core.action_space import ActionSpace, ToolSpace
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, ToolUnits
 from rlinf_vla.core.robot import Action, CellError, Operator, Robot, RobotSpec, Scene
 from rlinf_vla.core.types import Episodes, Observation
@@ -24,7 +25,7 @@ from rlinf_vla.realworld.episode import Job
 from rlinf_vla.realworld.inference import Chunk, InferenceWorker, Request
 from rlinf_vla.realworld.operator_session import Cell, Tell
 from rlinf_vla.realworld.player import RobotPlayer
-from rlinf_vla.realworld.sensing import STATE, ResizedCamera
+from rlinf_vla.realworld.sensing import ResizedCamera
 from rlinf_vla.rollout.reward_shaping import env_reward
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.fit import check_meaning
@@ -78,11 +79,11 @@ class Inference:
                     self.version = version
         return self.version
 
-    def warm_up(self) -> None:
+    def warm_up(self, state_size: int) -> None:
         """Run the policy on zeros, so that kernels are loaded before the robot is connected."""
         spec = self._policy.spec
         images = {name: torch.zeros(1, *size, 3, dtype=torch.uint8) for name, size in spec.images.items()}
-        inputs = self._actor.prepare(Observation(images, torch.zeros(1, STATE), ["nothing"]))
+        inputs = self._actor.prepare(Observation(images, torch.zeros(1, state_size), ["nothing"]))
         for _ in range(WARMUP):
             self._actor.act(inputs, self._actor.episode, torch.zeros(1, dtype=torch.int64))
 
@@ -154,15 +155,15 @@ def open_cell(
     policy = builders.build_initial(recipe)
     assert isinstance(policy, Policy)
     robot, cameras, scene = plugin.make(recipe.robot), plugin.cameras(recipe.robot), plugin.scene(recipe.robot)
-    require_fit(policy, [camera.name for camera in cameras], recipe.control)
+    require_fit(policy, robot.spec.space, [camera.name for camera in cameras], recipe.control)
     policy.fit_instructions(scene.instructions)
     sizes = policy.spec.images
     cameras = [ResizedCamera(camera, sizes[camera.name]) for camera in cameras if camera.name in sizes]
     inference, clock = Inference(recipe, policy), Clock()
     with ExitStack() as stack:
         stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
-        inference.warm_up()
-        operator = _operator(recipe, policy.spec.action_dim)
+        inference.warm_up(robot.spec.space.state_size)
+        operator = _operator(recipe, robot.spec.space, policy.spec.action_dim)
         stack.callback(operator.close)
         stack.callback(robot.close)
         robot.connect(settings.connect_s)
@@ -185,11 +186,12 @@ def env_spec(recipe: Recipe, spec: RobotSpec, scene: Scene, policy: PolicySpec) 
 
     Raises UserError if it would misunderstand the policy.
     """
-    tool = ToolUnits(spec.translation_m, spec.rotation_rad)
+    space = spec.space
+    tool = ToolUnits(space.translation_m, space.rotation_rad) if isinstance(space, ToolSpace) else None
     described = EnvSpec(
         num_envs=1,
         action_dim=policy.action_dim,
-        state_dim=STATE,
+        state_dim=space.state_size,
         control_hz=spec.control_hz,
         episode_limit=recipe.env.episode_limit,
         images=dict(policy.images),
@@ -213,8 +215,12 @@ def spec_of(recipe: Recipe, policy: PolicySpec) -> EnvSpec:
         raise UserError(str(error)) from None
 
 
-def _operator(recipe: Recipe, dimensions: int) -> Operator:
+def _operator(recipe: Recipe, space: ActionSpace, dimensions: int) -> Operator:
     settings = recipe.session
     if settings.operator == NO_OPERATOR:
         return NoOperator()
+    if not isinstance(space, ToolSpace):
+        raise UserError(
+            f"session.operator={settings.operator} moves a tool, robot={recipe.robot.name} is moved by its joints: set it to none"
+        )
     return plugins.operators()[settings.operator](settings.device, dimensions)

@@ -11,13 +11,12 @@ import torch
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FeaturePolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.robot import ControlConfig
+from rlinf_vla.core.action_space import ActionSpace, JointSpace
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.inference import Chunk, Committed, Request
-from rlinf_vla.realworld.sensing import STATE
-from rlinf_vla.realworld.tool_target import DIMENSIONS
 from rlinf_vla.rollout.actor import Actor, Settings
 
 
@@ -63,14 +62,16 @@ class ControlActor(Actor):
         return found
 
 
-def require_fit(policy: Policy, cameras: Collection[str], config: ControlConfig) -> None:
-    """Raises UserError if ``policy`` cannot drive a robot that has these cameras."""
-    spec = policy.spec
-    if spec.action_dim not in DIMENSIONS or spec.state_dim not in (0, STATE):
+def require_fit(policy: Policy, space: ActionSpace, cameras: Collection[str], config: ControlConfig) -> None:
+    """Raises UserError if ``policy`` cannot drive a robot of this action space and cameras."""
+    spec, sizes = policy.spec, " or ".join(map(str, space.sizes))
+    if spec.action_dim not in space.sizes or spec.state_dim not in (0, space.state_size):
         raise UserError(
-            f"the policy has {spec.action_dim} action and {spec.state_dim} state dimensions; a robot has 4 or 7, and {STATE} "
+            f"the policy has {spec.action_dim} action and {spec.state_dim} state dimensions; the robot has {sizes}, and {space.state_size} "
             "(docs/conventions.md): choose another model.checkpoint"
         )
+    if isinstance(space, JointSpace) and (spec.convention.tool or spec.convention.gripper or spec.convention.state):
+        raise UserError("the policy's actions move a tool, the robot's move joints: choose another model.checkpoint")
     if blind := spec.images.keys() - cameras:
         raise UserError(f"the policy needs image {min(blind)!r}, the robot's cameras are {sorted(cameras)}: set model.options.images")
     if config.real_time_chunking and not isinstance(policy, RealTimeChunking):

@@ -12,15 +12,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from rlinf_vla.config.robot import ControlConfig, timing
-from rlinf_vla.core.robot import Camera, CameraError, Intervention, Robot, RobotError, Timed, ToolTarget
+from rlinf_vla.core.robot import Camera, CameraError, Intervention, Robot, RobotError, Target, Timed
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.inference import SUPERSEDED, Actions, Chosen, ChunkQueue, InferenceWorker, Request
 from rlinf_vla.realworld.loop_statistics import ACCEPTED, HELD, HUMAN, POLICY, SKIPPED, STARTING, LoopStatistics
 from rlinf_vla.realworld.sensing import Reading, Sensors
-from rlinf_vla.realworld.tool_target import TrackedTarget
+from rlinf_vla.realworld.tool_target import tracked_target
 
 FINISHED, MISSED, FAULT, CAMERA, ROBOT, INVALID = "finished", "missed deadlines", "fault", "camera", "robot", "invalid action"
 
@@ -49,7 +47,7 @@ class Step:
     by: str
     chosen: Chosen | None
     action: Actions | None
-    target: ToolTarget | None
+    target: Target | None
     interventions: list[Intervention]
 
     @property
@@ -60,9 +58,6 @@ class Step:
 COMMAND_GRACE_PERIODS = 0.5
 """Periods beyond the next tick for which a command stays valid, so that a slightly late tick does
 not slow the arm down."""
-MAX_ACTION = 10.0
-"""Largest accepted action component. Policies act in [-1, 1]; larger values are wrong units: one
-metre is 10 to 50 times a full action."""
 WARMUP_TIMEOUT = 600.0
 """Seconds; the first inference of a policy compiles or loads kernels."""
 
@@ -89,7 +84,7 @@ class ControlLoop:
         self._config, self._timing = config, timing(config, robot.spec.control_hz, chunk)
         self._sensors = Sensors(robot, cameras, clock)
         self._chunks = ChunkQueue(self._timing.max_age)
-        self._target = TrackedTarget(robot.spec)
+        self._target = tracked_target(robot.spec)
         self.accounting = LoopStatistics(robot.spec.control_hz)
         if not gc.get_freeze_count():  # a full collection of torch's objects alone takes 110 ms, in which no thread runs
             gc.collect()
@@ -171,9 +166,9 @@ class ControlLoop:
             human = None
         chosen = self._chunks.next(now, self._executed) if human is None and not over else None
         action = human if human is not None else chosen.action if chosen is not None else None
-        if action is not None and not (np.abs(action) <= MAX_ACTION).all():  # also catches NaN
+        if action is not None and not self._robot.spec.space.accepts(action):
             return self._failed(INVALID, f"{'the operator' if human is not None else 'the policy'} asked for {action.tolist()}")
-        target = self._target.move(action, seen.state.pose) if action is not None else None
+        target = self._target.move(action, seen.state) if action is not None else None
         if target is not None:
             self._command(target, due, chosen)
         by = HUMAN if human is not None else POLICY if chosen is not None else STARTING if self._starting else HELD
@@ -211,7 +206,7 @@ class ControlLoop:
                 return
             self._background.wait(deadline)
 
-    def _command(self, target: ToolTarget, due: float, chosen: Chosen | None) -> None:
+    def _command(self, target: Target, due: float, chosen: Chosen | None) -> None:
         began = self._clock.now()
         self._robot.command(target, due + (1 + COMMAND_GRACE_PERIODS) * self._timing.period)
         now, account = self._clock.now(), self.accounting

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
+from rlinf_vla.core.action_space import OPEN
 from rlinf_vla.core.robot import FAILURE, PAUSE, PAUSED_BY, QUIT, RESUME, SUCCESS, Action, CameraError, RobotError
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.realworld.clock import Clock
@@ -24,8 +24,6 @@ from rlinf_vla.rollout.reward_shaping import env_reward
 
 SETTLE_S = 0.3
 """Seconds after the layout, until objects rest and cameras show them."""
-OPEN = 1.0
-"""Last number of an action that opens the gripper."""
 
 Result = TypeVar("Result")
 Score = Callable[[Observation, Tensor, StepResult], StepResult]
@@ -62,8 +60,8 @@ class RobotPlayer:
         """Of the current episode."""
         self._recorder = EpisodeRecorder(Job(TRAINING, 0, 0), "", "", 0.0, self.journal)
         self._warm = False
-        self._hand = OPEN
-        """Last gripper command in this episode."""
+        self._last: Action | None = None
+        """Last action in this episode."""
         self._paused = False
         """The operator paused this episode."""
 
@@ -105,7 +103,7 @@ class RobotPlayer:
             task = self._cell.scene.task
             self.journal.begin(job, task, instruction, weights)
             self._recorder = EpisodeRecorder(job, task, instruction, self._clock.now(), self.journal)
-            self._hand, self._paused = OPEN, False
+            self._last, self._paused = None, False
             self._cell.operator.action(OPEN)  # discard earlier presses of the gripper button
             try:
                 ended = self._loop.run(instruction, self._after_step)
@@ -170,13 +168,14 @@ class RobotPlayer:
     def _takeover(self) -> Action | None:
         job, patience_s = self._recorder.job, self._settings.patience_s
         helping = patience_s is not None and self._clock.now() - self._recorder.began >= patience_s
-        found = self._cell.operator.action(self._hand)
+        found = self._cell.operator.action(OPEN if self._last is None else float(self._last[-1]))
         if found is None and (job.scripted or (job.kind == TRAINING and helping)):
             found = self._cell.scene.expert(self._cell.robot.observe())
         if found is not None:
-            self._hand = float(found[-1])
+            self._last = found
         elif job.scripted or job.kind == DEMONSTRATION:  # the policy never acts in these
-            found = np.array([0.0] * (self._dimensions - 1) + [self._hand], np.float32)  # keep holding a grasped object
+            robot = self._cell.robot
+            found = robot.spec.space.hold(self._dimensions, self._last, robot.observe().joints)  # keep holding a grasped object
         return found
 
     def _after_step(self, step: Step) -> str | None:
@@ -185,7 +184,7 @@ class RobotPlayer:
         take, words = self._recorder, self._operator_session.said()
         take.look(step)
         if step.action is not None:
-            self._hand = float(step.action[-1])
+            self._last = step.action
         self._paused |= PAUSE in words
         if reason := self._judged(step, words):
             return reason

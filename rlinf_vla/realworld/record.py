@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,28 @@ from omegaconf import DictConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
+from rlinf_vla.core.action_space import ActionSpace
 from rlinf_vla.core.robot import Action, RobotState, Scene
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.from_dataset import require_same_control_rate
 from rlinf_vla.data.lerobot_format import Column, Feature, recorded_features
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
-from rlinf_vla.realworld.cell import open_cell, require_demonstrator, require_robot
+from rlinf_vla.realworld.cell import RobotCell, open_cell, require_demonstrator, require_robot
 from rlinf_vla.realworld.episode import DEMONSTRATION, Job, RobotEpisode, first_jobs
 from rlinf_vla.realworld.operator_session import OperatorLeft
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
 from rlinf_vla.runtime import builders, recipes, run_directory
 
 
-def robot_frames(episode: RobotEpisode) -> dict[str, Column]:
+def robot_frames(episode: RobotEpisode, space: ActionSpace) -> dict[str, Column]:
     """Return a frame per executed step, with every feature of ``recorded_features``.
     A truncated episode also gets its last observation, with an action that moves nothing."""
     rows = len(episode) + (not episode.terminated)
     last = np.arange(rows) == rows - 1
     action, reward = np.zeros((rows, episode.action.shape[1]), np.float32), np.zeros(rows, np.float32)
     action[: len(episode)], reward[: len(episode)] = episode.action, episode.reward
-    action[len(episode) :, -1] = episode.action[-1, -1]  # the gripper
+    action[len(episode) :] = space.hold(action.shape[1], episode.action[-1].numpy(), episode.state[-1].numpy())
     found: dict[str, Column] = {form.STATE: episode.state[:rows].numpy(), form.ACTION: action, form.REWARD: reward}
     found |= {form.DONE: last, form.TRUNCATED: last & (not episode.terminated), form.SUCCESS: last & episode.success}
     return found | {form.IMAGES + name: images[:rows].numpy() for name, images in episode.images.items()}
@@ -98,7 +100,7 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
         print(f"episode {episode.job.number + 1}/{count}: {episode.ended}, {len(episode)} steps", flush=True)
 
     with open_cell(recipe, say) as cell:
-        features, hz = recorded_features(cell.spec, recipe.record.video), cell.spec.control_hz
+        features, hz, space = _features(recipe, cell), cell.spec.control_hz, cell.robot.spec.space
         try:
             for job in missing:
                 cell.inference.begin(job)
@@ -109,18 +111,26 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
             kept = sum((parts / job.file).exists() for job in jobs)
             print(f"{kept} of {count} episodes are in {builders.relative(parts)}: the same command continues")
             raise
-    _write(recipe, output, hz, features, [path for job in jobs if (path := parts / job.file).exists()])
+    _write(recipe, output, hz, features, space, [path for job in jobs if (path := parts / job.file).exists()])
     shutil.rmtree(parts)
 
 
-def _write(recipe: Recipe, output: Path, hz: float, features: dict[str, Feature], played: Sequence[Path]) -> None:
+def _features(recipe: Recipe, cell: RobotCell) -> dict[str, Feature]:
+    """Return the dataset's features; joints have LeRobot's names."""
+    found, names = recorded_features(cell.spec, recipe.record.video), cell.robot.spec.space.joint_names
+    if names is None:
+        return found
+    return found | {key: replace(found[key], names=[f"{name}.pos" for name in names]) for key in (form.STATE, form.ACTION)}
+
+
+def _write(recipe: Recipe, output: Path, hz: float, features: dict[str, Feature], space: ActionSpace, played: Sequence[Path]) -> None:
     successes = 0
     with LeRobotWriter(output, hz, features, recipe.robot.name) as writer:
         for path in played:
             episode = RobotEpisode.read(path)
             successes += episode.success
             if len(episode) and (episode.success or recipe.record.failures):
-                writer.add_episode(robot_frames(episode), episode.instruction)
+                writer.add_episode(robot_frames(episode, space), episode.instruction)
         if played and not writer.episodes:
             raise UserError(f"none of the {len(played)} episodes in {played[0].parent} is a success: record.failures=true keeps them too")
     frames, where = writer.frames, builders.relative(output)
@@ -134,7 +144,7 @@ def say(message: dict[str, Any]) -> None:
 
 
 def replay(config: DictConfig, number: int) -> None:
-    """Replay episode ``number`` through all limits of the cell, and print how far the tool was from
+    """Replay episode ``number`` through all limits of the cell, and print how far the arm was from
     its recorded positions. Raises UserError."""
     recipe = recipes.read(config)
     require_robot(recipe, "replay")
@@ -160,7 +170,18 @@ def replay(config: DictConfig, number: int) -> None:
             return
     (episode,) = found
     both = min(len(episode.state), len(recorded[form.STATE]))
-    apart = 1e3 * np.linalg.norm(episode.state[:both, :3].numpy() - recorded[form.STATE][:both, :3], axis=1)
+    apart = episode.state[:both].numpy() - recorded[form.STATE][:both]
     print(f"{len(episode)} of {len(recorded[form.ACTION])} actions: {episode.ended}")
-    print(f"the tool was {np.mean(apart):.1f} mm from where it had been, at most {np.max(apart):.1f} mm")
+    print(_distance(apart, cell.robot.spec.space))
     print(f"limits that changed a command: {episode.interventions or 'none'}")
+
+
+def _distance(apart: Column, space: ActionSpace) -> str:
+    """Describe differences of states ``[L, S]``."""
+    if space.joint_names is None:
+        found = 1e3 * np.linalg.norm(apart[:, :3], axis=1)
+        return f"the tool was {np.mean(found):.1f} mm from where it had been, at most {np.max(found):.1f} mm"
+    joint = int(np.abs(apart).max(0).argmax())
+    found = np.abs(apart[:, joint])
+    name = space.joint_names[joint]
+    return f"{name}, the furthest joint, was {np.mean(found):.1f} from where it had been, at most {np.max(found):.1f}"

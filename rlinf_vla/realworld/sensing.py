@@ -11,12 +11,9 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.camera_geometry import Calibrated, Intrinsics, Mount
 from rlinf_vla.core.images import resized
-from rlinf_vla.core.robot import Camera, Frame, Robot, RobotState
+from rlinf_vla.core.robot import Camera, Frame, Robot, RobotState, ToolState, Vector
 from rlinf_vla.core.types import Observation
 from rlinf_vla.realworld.clock import Clock
-
-STATE = 8
-"""Size of a policy's state: tool position, quaternion, one finger (docs/conventions.md)."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +30,17 @@ class Reading:
         return min([self.state.time, *(frame.time for frame in self.frames.values())])
 
     def observation(self, instruction: str) -> Observation:
-        """Return one row: images ``[1, H, W, 3]`` by camera, state ``[1, 8]``
-        (docs/conventions.md)."""
-        pose = self.state.pose
-        state = np.concatenate([pose.position, pose.quaternion, [self.state.gripper_width / 2]])
+        """Return one row: images ``[1, H, W, 3]`` by camera, state ``[1, S]``."""
         images = {name: torch.from_numpy(np.array(frame.image))[None] for name, frame in self.frames.items()}
-        return Observation(images, torch.from_numpy(state.astype(np.float32))[None], [instruction])
+        state = proprioception(self.state).astype(np.float32)
+        return Observation(images, torch.from_numpy(state)[None], [instruction])
+
+
+def proprioception(state: RobotState) -> Vector:
+    """Return the state ``[S]`` as the robot's action space describes it."""
+    if not isinstance(state, ToolState):
+        return state.joints
+    return np.concatenate([state.pose.position, state.pose.quaternion, [state.gripper_width / 2]])
 
 
 class ResizedCamera:

@@ -1,42 +1,58 @@
-"""Convert actions to tool targets by moving a tracked target (docs/conventions.md).
+"""Convert actions to targets by moving a tracked target (docs/conventions.md).
 
-A target recomputed from the measured pose at every step would drift by the arm's sag and lag.
+A target recomputed from the measured state at every step would drift by the arm's sag and lag.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
-from numpy.typing import NDArray
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import RobotSpec, ToolPose, ToolTarget, Vector
-
-DIMENSIONS = (4, 7)
-"""Sizes of an action: (dx, dy, dz, gripper), with or without (rx, ry, rz) before the gripper."""
+from rlinf_vla.core.action_space import Action, JointSpace, ToolSpace
+from rlinf_vla.core.robot import JointTarget, RobotSpec, RobotState, Target, ToolPose, ToolState, ToolTarget, Vector
 
 
-class TrackedTarget:
+class TrackedTarget(Protocol):
+    """The target of a robot, moved by each action."""
+
+    def restart(self) -> None:
+        """Start the next action from the measured state: the arm may have been moved meanwhile."""
+
+    def move(self, action: Action, measured: RobotState) -> Target:
+        """Return the target after ``action`` ``[D]``."""
+
+
+def tracked_target(spec: RobotSpec) -> TrackedTarget:
+    return TrackedTool(spec, spec.space) if isinstance(spec.space, ToolSpace) else TrackedJoints(spec, spec.space)
+
+
+class TrackedTool:
     """The tool target, moved by each action.
 
     It never leads the measured pose by more than consecutive full actions cover within the arm's
     lag. If a limit or a contact holds the arm back, the target waits for it.
     """
 
-    def __init__(self, spec: RobotSpec) -> None:
-        self._spec, self._lead = spec, max(1.0, spec.lag_s * spec.control_hz)
+    def __init__(self, spec: RobotSpec, space: ToolSpace) -> None:
+        self._space, self._lead = space, max(1.0, spec.lag_s * spec.control_hz)
         self._pose: ToolPose | None = None
 
     def restart(self) -> None:
-        """Start the next action from the measured pose: the arm may have been moved meanwhile."""
         self._pose = None
 
-    def move(self, action: NDArray[np.float32], measured: ToolPose) -> ToolTarget:
-        """Return the target after ``action`` ``[D]``, one of DIMENSIONS, clipped to [-1, 1].
+    def move(self, action: Action, measured: RobotState) -> ToolTarget:
+        """Return the target after ``action`` ``[D]``, clipped to [-1, 1].
 
         A translation or rotation vector longer than 1 is then scaled to length 1.
         """
+        assert isinstance(measured, ToolState)
+        return self._moved(action, measured.pose)
+
+    def _moved(self, action: Action, measured: ToolPose) -> ToolTarget:
         unit = np.clip(np.asarray(action, np.float64), -1.0, 1.0)
-        spec, from_pose = self._spec, self._pose or measured
+        spec, from_pose = self._space, self._pose or measured
         position = from_pose.position + limited(unit[:3], 1.0) * spec.translation_m
         position = measured.position + limited(position - measured.position, self._lead * spec.translation_m)
         turn = limited(unit[3:6], 1.0) * spec.rotation_rad if len(unit) == 7 else np.zeros(3)
@@ -45,6 +61,35 @@ class TrackedTarget:
         quaternion = turned(measured.quaternion, ahead)
         self._pose = ToolPose(position, quaternion)
         return ToolTarget(self._pose, spec.gripper_width_m * float(unit[-1] + 1) / 2)
+
+
+class TrackedJoints:
+    """The joint target: the action itself, or moved by each action.
+
+    A moved target leads the measured joints by no more than TrackedTool's does.
+    """
+
+    def __init__(self, spec: RobotSpec, space: JointSpace) -> None:
+        self._space, self._grippers = space, space.is_gripper
+        self._lower, self._upper = np.array(space.lower), np.array(space.upper)
+        self._step = np.array(space.step)
+        self._lead = max(1.0, spec.lag_s * spec.control_hz) * self._step
+        self._positions: Vector | None = None
+
+    def restart(self) -> None:
+        self._positions = None
+
+    def move(self, action: Action, measured: RobotState) -> JointTarget:
+        numbers = np.asarray(action, np.float64)
+        if not self._space.relative:
+            return JointTarget(numbers)
+        unit, at = np.clip(numbers, -1.0, 1.0), measured.joints
+        before = at if self._positions is None else self._positions
+        moved = np.clip(before + unit * self._step, at - self._lead, at + self._lead)
+        self._positions = np.where(
+            self._grippers, self._lower + (unit + 1) / 2 * (self._upper - self._lower), np.clip(moved, self._lower, self._upper)
+        )
+        return JointTarget(self._positions)
 
 
 def limited(vector: Vector, length: float) -> Vector:

@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.robot import CellError, Finding, Robot, RobotError, RobotPlugin, Timed, ToolTarget
+from rlinf_vla.core.action_space import JointSpace, ToolSpace
+from rlinf_vla.core.robot import CellError, Finding, Robot, RobotError, RobotPlugin, Timed, ToolState
 
 from .config import assert_recipe_node
-from .robot_motion import BACK, FORWARD, STILL_M, UP, RobotMotion, distance
-
-FAR_M = 10.0
+from .robot_motion import BACK, DOWN, FORWARD, UP, RobotMotion, distance, one_action, openings, place, scale, target
 
 
 class RobotConformance(RobotMotion):
@@ -53,19 +52,29 @@ class RobotConformance(RobotMotion):
             assert "\n" not in str(error.value), error.value
 
     def test_its_spec_is_complete(self, robot: Robot) -> None:
-        spec = robot.spec
-        numbers = (spec.control_hz, spec.translation_m, spec.rotation_rad, spec.gripper_width_m, spec.lag_s)
+        spec, space = robot.spec, robot.spec.space
+        numbers = [spec.control_hz, spec.lag_s]
+        if isinstance(space, ToolSpace):
+            numbers += [space.translation_m, space.rotation_rad, space.gripper_width_m]
+        else:
+            lower, upper, names = np.array(space.lower), np.array(space.upper), space.joint_names
+            assert len(lower) == len(upper) == len(space.step) == len(names) == len(set(names)) > 0, space
+            assert set(space.grippers) <= set(names)
+            numbers += [*(upper - lower), *space.step]
         assert spec.name and all(math.isfinite(number) and number > 0 for number in numbers), spec
 
     def test_a_state_is_complete(self, robot: Robot) -> None:
-        first = robot.observe()
-        pose = first.pose
-        shapes = {"position": (pose.position, 3), "quaternion": (pose.quaternion, 4), "joints": (first.joints, 7)}
-        shapes |= {"joint_velocities": (first.joint_velocities, 7), "wrench": (first.wrench, 6)}
+        first, space = robot.observe(), robot.spec.space
+        count = space.state_size if isinstance(space, JointSpace) else len(first.joints)
+        shapes = {"joints": (first.joints, count), "joint_velocities": (first.joint_velocities, count)}
+        if isinstance(first, ToolState):
+            pose = first.pose
+            shapes |= {"position": (pose.position, 3), "quaternion": (pose.quaternion, 4), "wrench": (first.wrench, 6)}
+            assert abs(np.linalg.norm(pose.quaternion) - 1) < 1e-3, "the quaternion has unit length"
         for name, (vector, length) in shapes.items():
             assert (vector.shape, vector.dtype) == ((length,), np.float64) and np.isfinite(vector).all(), name
-        assert abs(np.linalg.norm(pose.quaternion) - 1) < 1e-3, "the quaternion has unit length"
-        assert -0.005 < first.gripper_width < robot.spec.gripper_width_m + 0.005
+        for opening in openings(robot, first):
+            assert -0.07 < opening < 1.07
         assert first.fault is None
         self.sleep(0.5)
         second = robot.observe()
@@ -73,29 +82,29 @@ class RobotConformance(RobotMotion):
 
     def test_a_state_stays_as_it_was(self, robot: Robot) -> None:
         state = robot.observe()
-        before = state.pose.position.copy(), state.joints.copy()
+        before = place(state).copy(), state.joints.copy()
         self.move(robot, FORWARD)
-        assert np.array_equal(state.pose.position, before[0]) and np.array_equal(state.joints, before[1])
+        assert np.array_equal(place(state), before[0]) and np.array_equal(state.joints, before[1])
 
     def test_it_follows_targets(self, robot: Robot) -> None:
         """Each way by itself, with the sign that is told."""
-        for direction in (FORWARD, BACK, -UP):
+        for direction in (FORWARD, BACK, DOWN):
             before = robot.observe()
             told = self.move(robot, direction)
             assert robot.observe().commanded is not None
             after = self.wait_still(robot)
-            moved = after.pose.position - before.pose.position
-            along = float(moved @ direction)
-            assert 0.5 * told < along < 1.2 * told, f"told {told} m along {direction}, moved {moved}"
-            assert np.linalg.norm(moved - along * direction) < 0.25 * told
+            moved, way = place(after) - place(before), one_action(robot, direction)
+            way = way / np.linalg.norm(way)
+            along = float(moved @ way)
+            assert 0.5 * told < along < 1.2 * told, f"told {told} along {direction}, moved {moved}"
+            assert np.linalg.norm(moved - along * way) < 0.25 * told
             assert after.fault is None
 
     def test_the_gripper_closes_and_opens(self, robot: Robot) -> None:
-        widest = robot.spec.gripper_width_m
-        for width in (0.0, widest):
-            self.move(robot, UP if width else -UP, width)
-            state = self.wait_still(robot)
-            assert abs(state.gripper_width - width) < 0.2 * widest, f"told {width} m, the fingers are {state.gripper_width} m apart"
+        for wanted in (0.0, 1.0):
+            self.move(robot, UP if wanted else DOWN, wanted)
+            for opening in openings(robot, self.wait_still(robot)):
+                assert abs(opening - wanted) < 0.2, f"told to open by {wanted:g}, a gripper is open by {opening}"
 
     def test_it_holds_when_targets_cease(self, robot: Robot) -> None:
         before = robot.observe()
@@ -108,20 +117,20 @@ class RobotConformance(RobotMotion):
         before = robot.observe()
         for wrong in (math.nan, math.inf):
             try:
-                self.command(robot, before.pose.position + np.array([wrong, 0, 0]))
+                self.command(robot, np.array([wrong, *place(before)[1:]]))
             except (RobotError, ValueError):
                 continue
         after = self.wait_still(robot)
-        assert distance(before, after) < 5 * STILL_M
+        assert distance(before, after) < 5 * scale(robot).still
 
     def test_a_target_beyond_its_limits_is_cut_and_reported(self, robot: Robot) -> None:
         """Or it is a fault."""
-        before = robot.observe()
+        before, far = robot.observe(), scale(robot).far
         robot.interventions()
-        self.command(robot, before.pose.position + FAR_M * UP, 10 * robot.spec.gripper_width_m)
+        self.command(robot, place(before) + far * np.sign(one_action(robot, UP)), 10.0)
         after = self.wait_still(robot)
-        assert distance(before, after) < 0.1 * FAR_M, "the arm goes wherever it is told"
-        assert after.gripper_width < 1.1 * robot.spec.gripper_width_m
+        assert distance(before, after) < 0.1 * far, "the arm goes wherever it is told"
+        assert (openings(robot, after) < 1.1).all()
         if after.fault is None:
             found = robot.interventions()
             assert found and all(each.rule and math.isfinite(each.before) and math.isfinite(each.after) for each in found)
@@ -135,10 +144,10 @@ class RobotConformance(RobotMotion):
         stands = self.wait_still(robot)
         assert "the first reason" in str(stands.fault), "the first reason stays"
         with pytest.raises(RobotError):
-            self.command(robot, stands.pose.position + 0.01 * UP)
+            self.command(robot, place(stands) + 0.5 * one_action(robot, UP))
         with pytest.raises(RobotError):
             robot.home(60)
-        assert distance(self.wait_still(robot), stands) < 5 * STILL_M and robot.observe().fault is not None
+        assert distance(self.wait_still(robot), stands) < 5 * scale(robot).still and robot.observe().fault is not None
         self.acknowledge(robot)
         self.move(robot, BACK)
         assert robot.observe().fault is None
@@ -151,18 +160,18 @@ class RobotConformance(RobotMotion):
             robot.connect(60)
             if robot.observe().fault is not None:
                 self.acknowledge(robot)
-            pose = robot.observe().pose
+            state = robot.observe()
             robot.close()
             robot.close()
             with pytest.raises(RobotError):
-                robot.command(ToolTarget(pose), self.now() + 0.1)
+                robot.command(target(robot, state, place(state)), self.now() + 0.1)
             robot.stop("after it was closed")
 
     def test_home_is_one_place(self, robot: Robot) -> None:
         rest = self.wait_still(robot)
         self.move(robot, FORWARD)
         robot.home(60)
-        assert distance(self.wait_still(robot), rest) < 0.02
+        assert distance(self.wait_still(robot), rest) < scale(robot).near
 
     def test_an_objection_stops_the_way_home(self, robot: Robot) -> None:
         self.move(robot, FORWARD)
@@ -210,13 +219,16 @@ class RobotConformance(RobotMotion):
         advice, again = scene.expert(state), scene.expert(state)
         assert (advice is not None) == (again is not None) == scene.has_expert
         if advice is not None and again is not None:
-            assert advice.dtype == np.float32 and advice.shape in ((4,), (7,)) and (np.abs(advice) <= 1 + 1e-6).all()
+            space = robot.spec.space
+            assert advice.dtype == np.float32 and advice.ndim == 1 and len(advice) in space.sizes
+            normal = isinstance(space, ToolSpace) or space.relative
+            assert (np.abs(advice) <= 1 + 1e-6).all() if normal else space.accepts(advice)
             assert np.array_equal(advice, again), "an expert's advice depends on the state alone"
 
     def test_check_moves_nothing(self, config: Any) -> None:
-        before = self.seen(config)
+        before, robot = self.seen(config), self.plugin.make(config)
         found = list(self.plugin.check(config))
-        assert distance(self.seen(config), before) < 5 * STILL_M
+        assert distance(self.seen(config), before) < 5 * scale(robot).still
         for finding in [*found, *self.plugin.diagnose()]:
             assert isinstance(finding, Finding) and finding.name and "\n" not in finding.detail
         assert found

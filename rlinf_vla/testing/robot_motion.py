@@ -5,28 +5,81 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlinf_vla.core.robot import Robot, RobotPlugin, RobotState, ToolPose, ToolTarget
+from rlinf_vla.core.action_space import JointSpace, ToolSpace
+from rlinf_vla.core.robot import JointTarget, Robot, RobotPlugin, RobotState, Target, ToolPose, ToolState, ToolTarget, Vector
 
 POLL_S = 0.05
 STEPS = 10
 """Targets of one motion."""
 PART = 0.4
 """Of an action of 1, in each of these steps."""
-STILL_M = 0.001
-"""A tool that moves less in ``REST_S`` stands still."""
 REST_S = 0.3
-FORWARD, BACK, UP = np.array([1.0, 0, 0]), np.array([-1.0, 0, 0]), np.array([0, 0, 1.0])
+Direction = tuple[int, float]
+"""Axis of the base, or number of a joint; sign."""
+FORWARD, BACK, UP, DOWN = (0, 1.0), (0, -1.0), (2, 1.0), (2, -1.0)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Distances in metres of the tool, or in the units of a JointSpace.
+
+    still: an arm that moves less in ``REST_S`` stands still. near: two visits of one place differ
+    by less. far: beyond every limit.
+    """
+
+    still: float
+    near: float
+    far: float
+
+
+def scale(robot: Robot) -> Scale:
+    return Scale(0.001, 0.02, 10.0) if isinstance(robot.spec.space, ToolSpace) else Scale(0.5, 2.0, 1000.0)
+
+
+def place(state: RobotState) -> Vector:
+    """Return the tool's position ``[3]``, or that of the joints ``[J]``."""
+    return state.pose.position if isinstance(state, ToolState) else state.joints
 
 
 def distance(first: RobotState, second: RobotState) -> float:
-    """Return metres between the tools of two states."""
-    assert np.isfinite([first.pose.position, second.pose.position]).all(), "the tool's position is not finite"
-    return float(np.linalg.norm(first.pose.position - second.pose.position))
+    """Return the distance between the places of two states."""
+    assert np.isfinite([place(first), place(second)]).all(), "the arm's position is not finite"
+    return float(np.linalg.norm(place(first) - place(second)))
+
+
+def openings(robot: Robot, state: RobotState) -> Vector:
+    """Return how far each gripper is open, from 0 to 1."""
+    space = robot.spec.space
+    if isinstance(state, ToolState):
+        assert isinstance(space, ToolSpace), "a robot with a JointSpace has no ToolState"
+        return np.array([state.gripper_width / space.gripper_width_m])
+    assert isinstance(space, JointSpace), "a robot with a ToolSpace has ToolStates"
+    lower, upper = np.array(space.lower), np.array(space.upper)
+    return ((state.joints - lower) / (upper - lower))[space.is_gripper]
+
+
+def one_action(robot: Robot, direction: Direction) -> Vector:
+    """Return how an action of 1 in this direction moves the place."""
+    space, (axis, sign) = robot.spec.space, direction
+    length = np.full(3, space.translation_m) if isinstance(space, ToolSpace) else np.array(space.step)
+    return np.where(np.arange(len(length)) == axis, sign * length, 0.0)
+
+
+def target(robot: Robot, state: RobotState, position: Vector, opening: float | None = None) -> Target:
+    """Return a target at this place, with the orientation of ``state``; None keeps the grippers."""
+    space = robot.spec.space
+    if isinstance(space, ToolSpace):
+        assert isinstance(state, ToolState)
+        return ToolTarget(ToolPose(position, state.pose.quaternion), None if opening is None else opening * space.gripper_width_m)
+    if opening is None:
+        return JointTarget(position)
+    lower, upper = np.array(space.lower), np.array(space.upper)
+    return JointTarget(np.where(space.is_gripper, lower + opening * (upper - lower), position))
 
 
 class RobotMotion:
@@ -60,32 +113,31 @@ class RobotMotion:
         self.wait_until(sound, "an acknowledged fault is cleared")
 
     def wait_still(self, robot: Robot) -> RobotState:
-        """Wait until the tool stands still; return the state. Observes, as a living policy does."""
+        """Wait until the arm stands still; return the state. Observes, as a living policy does."""
 
         def still() -> bool:
             first = robot.observe()
             for _ in range(round(REST_S / POLL_S)):
                 self.sleep(POLL_S)
-                if distance(robot.observe(), first) > STILL_M:
+                if distance(robot.observe(), first) > scale(robot).still:
                     return False
             return True
 
         self.wait_until(still, "the arm stands still")
         return robot.observe()
 
-    def command(self, robot: Robot, position: NDArray[np.float64], width: float | None = None) -> None:
+    def command(self, robot: Robot, position: Vector, opening: float | None = None) -> None:
         """Send a target with the current orientation, valid for two and a half periods."""
-        state, period = robot.observe(), 1 / robot.spec.control_hz
-        robot.command(ToolTarget(ToolPose(position, state.pose.quaternion), width), self.now() + 2.5 * period)
+        robot.command(target(robot, robot.observe(), position, opening), self.now() + 2.5 / robot.spec.control_hz)
 
-    def move(self, robot: Robot, direction: NDArray[np.float64], width: float | None = None) -> float:
-        """Send targets along ``direction`` as a policy does; return their length in metres."""
-        position, step = robot.observe().pose.position.copy(), PART * robot.spec.translation_m
+    def move(self, robot: Robot, direction: Direction, opening: float | None = None) -> float:
+        """Send targets along ``direction`` as a policy does; return the length of the way."""
+        position, step = place(robot.observe()).copy(), PART * one_action(robot, direction)
         for _ in range(STEPS):
-            position = position + step * direction
-            self.command(robot, position, width)
+            position = position + step
+            self.command(robot, position, opening)
             self.sleep(1 / robot.spec.control_hz)
-        return STEPS * step
+        return STEPS * float(np.linalg.norm(step))
 
     @contextmanager
     def connected(self, config: Any) -> Iterator[Robot]:

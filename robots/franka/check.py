@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rlinf_vla.core.camera_geometry import Calibrated
-from rlinf_vla.core.robot import Camera, CameraError, Finding, RobotError
+from rlinf_vla.core.robot import Camera, Finding, RobotError
 from rlinf_vla.core.rotations import Triple
 
 from .. import kinematics
+from ..cameras import check_camera
 from ..cell import Cell
 from ..extra import INSTALL, LIBUSB
 from ..pace import LEAST_S
@@ -66,7 +66,7 @@ def findings(robot: FrankaRobot, cameras: list[Camera]) -> Iterator[Finding]:
         yield Finding("connection", True, f"{robot.found['host']} in {time.monotonic() - begun:.1f} s; {robot.found['versions']}")
         yield from _state(robot)
         for camera in cameras:
-            yield _camera(camera)
+            yield check_camera(camera)
     except RobotError as error:
         yield Finding("connection", False, str(error))
     finally:
@@ -115,27 +115,6 @@ def _state(robot: FrankaRobot) -> Iterator[Finding]:
     detail = f"{1000 * state.gripper_width:.0f} mm open, {1000 * widest:.0f} mm at most"
     homed = widest > wanted - 0.005
     yield Finding("gripper", homed, detail if homed else f"{detail}, but the cell has {1000 * wanted:.0f} mm: home the fingers in Desk")
-
-
-def _camera(camera: Camera) -> Finding:
-    name = f"camera {camera.name}"
-    try:
-        camera.start()
-        frame = camera.latest()
-        height, width, _ = frame.image.shape
-        age = 1000 * (time.monotonic() - frame.time)
-        return Finding(name, True, f"{width}x{height}, {age:.0f} ms old; {_geometry(camera)}")
-    except CameraError as error:
-        return Finding(name, False, str(error))
-    finally:
-        camera.close()
-
-
-def _geometry(camera: Camera) -> str:
-    known = camera if isinstance(camera, Calibrated) else None
-    inside, mount = (known.intrinsics, known.mount) if known else (None, None)
-    focal = "intrinsics not known" if inside is None else f"focal length {inside.fx:.1f}, {inside.fy:.1f} pixels"
-    return f"{focal}; {'place not in the cell file' if mount is None else f'on the {mount.parent}'}"
 
 
 _LEVELS = 5

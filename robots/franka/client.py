@@ -1,37 +1,27 @@
-"""Client of the arm's process, used in the policy's process; implements ``Robot`` and ``Timed``.
-
-States are read from shared memory; a command is one small message.
-"""
+"""Client of the Franka's process, used in the policy's process."""
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.core.channel import ChannelClosed
-from rlinf_vla.core.robot import POLICY, Intervention, RobotError, RobotState, ToolTarget
+from rlinf_vla.core.robot import Target, ToolState, ToolTarget
 
 from .. import cell_file
+from ..arm_client import ArmClient
 from ..cell import Cell
-from ..child_process import ChildProcess
-from ..runtime_folder import STATE, Latch
-from ..shared_record import SharedRecord
 from . import messages
 
-_POLL_S = 0.01
-_END_S = 5.0
-"""Time for the arm's process to stop the arm and exit."""
 
-
-class FrankaRobot:
-    """Start the arm's process and exchange states, goals and orders with it.
+class FrankaRobot(ArmClient):
+    """A Franka with its hand; ``found`` also has ``widest``, the hand's opening in metres.
 
     find_host: returns the arm's host within the given seconds, starting a simulated cell if needed.
     leave: undoes that.
     """
+
+    module = "franka.process"
 
     def __init__(
         self,
@@ -42,141 +32,26 @@ class FrankaRobot:
         journal: str | None = None,
         python: str | None = None,
     ) -> None:
-        self.spec, self.cell = cell.spec, cell
-        self._folder = folder
-        self.found: dict[str, str] = {}
-        """Set by ``connect``: ``host``, ``versions``, and ``widest``, the hand's opening (m)."""
-        self._find_host, self._leave = find_host, leave
-        self._journal, self._python = journal, python
-        self._child: ChildProcess | None = None
-        self._record: SharedRecord | None = None
-        self._interventions: list[Intervention] = []
-        self._safety: list[float] = []
-        self._homed = False
-        self._seen: str | None = None
-        """The fault that was observed last."""
-        self.refusal: str | None = None
-        """Why the last acknowledgement failed, or None."""
+        super().__init__(cell.spec, folder, leave, python)
+        self.cell, self._find_host, self._journal = cell, find_host, journal
 
-    def connect(self, timeout_s: float) -> None:
-        """Start the arm's process and wait until it is connected. Raises RobotError."""
-        deadline = time.monotonic() + timeout_s
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._leave)
-            host = self._find_host(timeout_s)
-            child = ChildProcess("the arm's process", "franka.process", self._python)
-            undo.callback(child.end, 0.0)
-            child.begin(
-                {
-                    "host": host,
-                    "cell": self.cell.name,
-                    "limits": cell_file.as_json(self.cell),
-                    "folder": str(self._folder),
-                    "journal": self._journal,
-                }
-            )
-            self.found = child.wait_ready(deadline)["found"]
-            undo.pop_all()
-        self._child, self._record = child, SharedRecord(self._folder / STATE)
+    def options(self, timeout_s: float) -> dict[str, Any]:
+        return {
+            "host": self._find_host(timeout_s),
+            "cell": self.cell.name,
+            "limits": cell_file.as_json(self.cell),
+            "folder": str(self._folder),
+            "journal": self._journal,
+        }
 
-    @property
-    def pid(self) -> int:
-        """Id of the arm's process."""
-        return self._living().pid
+    def pack(self, target: Target) -> list[float | None]:
+        assert isinstance(target, ToolTarget)
+        return messages.pack_target(target)
 
-    def observe(self) -> RobotState:
-        self._drain()
-        self._send({})  # heartbeat
-        state = self._look()
-        self._seen = state.fault
-        return state
-
-    def command(self, target: ToolTarget, valid_until: float) -> None:
-        fault = self._look().fault
-        if fault is not None:
-            raise RobotError(f"{fault}: look at the arm, then `rlinf-vla robot acknowledge operator=NAME`")
-        self._send({"goal": messages.pack_target(target), "until": valid_until})
-
-    def interventions(self) -> list[Intervention]:
-        self._drain()
-        found, self._interventions = self._interventions, []
-        return found
-
-    def timings(self) -> dict[str, list[float]]:
-        """Return ``safety``: seconds per step of the safety filter in the arm's process."""
-        self._drain()
-        found, self._safety = self._safety, []
-        return {"safety": found}
-
-    def stop(self, why: str) -> None:
-        if self._child is not None:  # without its process the arm has stopped
-            with contextlib.suppress(RobotError):
-                self._send({"stop": f"{POLICY}{why[: Latch.LONGEST]}"})
-
-    def acknowledge(self, operator: str) -> None:
-        """Start the recovery, which may take seconds.
-
-        It has succeeded when ``observe().fault`` is another fault or None, and failed when
-        ``refusal`` is set.
-        """
-        self.refusal = None
-        self._send({"acknowledge": operator, "fault": self._seen})
-
-    def home(self, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
-        """Move home. Raises RobotError on a fault, an objection or timeout; the arm stops."""
-        self._send({"home": True})
-        self._homed = False
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            fault = self.observe().fault
-            if fault is not None:
-                raise RobotError(f"{fault}: homing ended")
-            if self._homed:
-                return
-            if (why := objection()) is not None:
-                self.stop(why)
-                raise RobotError(f"{why}: homing ended")
-            time.sleep(_POLL_S)
-        late = f"the arm was not home within {timeout_s:g} s"
-        self.stop(late)
-        raise RobotError(late)
-
-    def close(self) -> None:
-        if self._child is not None:
-            with contextlib.suppress(RobotError):
-                self._send({"goodbye": True})
-            self._child.end(_END_S)
-            self._child = None
-        self._leave()
-
-    def _look(self) -> RobotState:
-        assert self._record is not None  # connected
-        data = self._record.read()
-        assert data is not None  # written before the process reported that it was ready
+    def unpack(self, data: bytes) -> ToolState:
         return messages.unpack(data)
 
-    def _send(self, message: dict[str, Any]) -> None:
-        """Send without waiting. Raises RobotError if the arm's process is dead or does not read."""
-        child = self._living()
-        try:
-            child.channel.send(message)
-        except ChannelClosed:
-            raise child.reason() from None
-        except BlockingIOError:
-            raise RobotError(f"the arm's process ({child.pid}) does not read its messages") from None
-
-    def _drain(self) -> None:
-        child = self._living()
-        try:
-            while (message := child.channel.receive(0)) is not None:
-                self._interventions += [Intervention(*row) for row in message.get("interventions", [])]
-                self._safety += message.get("safety", [])
-                self._homed = message.get("homed", self._homed)
-                self.refusal = message.get("recovered", self.refusal)
-        except ChannelClosed:
-            raise child.reason() from None
-
-    def _living(self) -> ChildProcess:
-        if self._child is None:
-            raise RobotError("the robot is not connected")
-        return self._child
+    def observe(self) -> ToolState:
+        state = super().observe()
+        assert isinstance(state, ToolState)
+        return state

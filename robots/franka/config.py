@@ -3,29 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
+from typing import Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
-from rlinf_vla.config.ranges import OUTSIDE, Hertz, ImageSize, Name, Range, Seconds
-
-
-@dataclass
-class CameraConfig:
-    """One camera of a real robot.
-
-    driver: opencv or realsense.
-    device: index or path for OpenCV (/dev/v4l/by-id/... survives a reboot), serial number for a
-    RealSense; null uses the first camera.
-    width, height: requested size in pixels. hz: requested frames per second.
-    max_age_s: an older frame is an error. frozen_s: bit-identical images for longer are an error.
-    """
-
-    driver: Name = "realsense"
-    device: Optional[str] = None  # noqa: UP045
-    width: Annotated[int, Range(16, 8192)] = 640
-    height: Annotated[int, Range(16, 8192)] = 480
-    hz: Annotated[int, Range(1, 1000)] = 30
-    max_age_s: Seconds = 0.2
-    frozen_s: Seconds = 1.0
+from rlinf_vla.config.ranges import OUTSIDE, Hertz, ImageSize, Name, Seconds
 
 
 @dataclass

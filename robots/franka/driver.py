@@ -238,7 +238,7 @@ def _measure(state: Any, pace: float) -> Measured:
     # flicker: keep x positive.
     quaternion = np.array([w, x, y, z]) * (1.0 if x >= 0 else -1.0)
     return Measured(
-        time.monotonic(), ToolPose(pose.translation.copy(), quaternion), state.q.copy(), state.dq.copy(), state.O_F_ext_hat_K.copy(), pace
+        time.monotonic(), state.q.copy(), state.dq.copy(), ToolPose(pose.translation.copy(), quaternion), state.O_F_ext_hat_K.copy(), pace
     )
 
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.core.robot import ToolPose, ToolState, ToolTarget, Vector
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured part of ``RobotState``, with the same fields."""
+    """Measured part of ``ToolState``, with the same fields."""
 
     time: float
-    pose: ToolPose
     joints: Vector
     joint_velocities: Vector
+    pose: ToolPose
     wrench: Vector
     pace: float = 1.0
 
@@ -29,12 +29,12 @@ _FAULT_BYTES = 2000
 CAPACITY = 8 * _NUMBERS + _FAULT_BYTES
 
 
-def pack(state: RobotState) -> bytes:
+def pack(state: ToolState) -> bytes:
     numbers = np.zeros(_NUMBERS)
     numbers[0] = state.time
     numbers[1:4], numbers[4:8] = state.pose.position, state.pose.quaternion
     numbers[8:15], numbers[15:22], numbers[22:28], numbers[28] = state.joints, state.joint_velocities, state.wrench, state.gripper_width
-    if state.commanded is not None:
+    if isinstance(state.commanded, ToolTarget):
         numbers[29] = 1.0
         numbers[30:33], numbers[33:37] = state.commanded.pose.position, state.commanded.pose.quaternion
         numbers[37] = math.nan if state.commanded.gripper_width is None else state.commanded.gripper_width
@@ -42,22 +42,22 @@ def pack(state: RobotState) -> bytes:
     return numbers.tobytes() + (state.fault or "").encode()[:_FAULT_BYTES]
 
 
-def unpack(data: bytes) -> RobotState:
+def unpack(data: bytes) -> ToolState:
     numbers: Vector = np.frombuffer(data, count=_NUMBERS)
     commanded = None
     if numbers[29]:
         commanded = ToolTarget(ToolPose(numbers[30:33], numbers[33:37]), None if math.isnan(numbers[37]) else float(numbers[37]))
     fault = data[8 * _NUMBERS :].decode(errors="replace") or None
     pose = ToolPose(numbers[1:4], numbers[4:8])
-    return RobotState(
+    return ToolState(
         float(numbers[0]),
-        pose,
         numbers[8:15],
         numbers[15:22],
+        pose,
         numbers[22:28],
         float(numbers[28]),
-        commanded,
-        fault,
+        commanded=commanded,
+        fault=fault,
         pace=float(numbers[38]),
         holding=bool(numbers[39]),
     )

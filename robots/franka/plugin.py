@@ -7,64 +7,22 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
 
-from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import check_values
-from rlinf_vla.core.robot import Action, Camera, Finding, RobotState, Scene
+from rlinf_vla.core.robot import Camera, Finding, Scene
 
 from .. import cell_file, runtime_folder, stop
 from ..cell import Cell
+from ..real_cell import ManualScene, camera
 from ..simulated.client import SimulatedCell
 from ..simulated.touch import Touch
 from .check import findings, of_an_arm, package
 from .client import FrankaRobot
-from .config import CameraConfig, FrankaConfig, FrankaSimConfig
-
-SHIPPED = "cell://"
+from .config import FrankaConfig, FrankaSimConfig
 
 
 def read_cell(location: str) -> Cell:
-    """Return the cell at a path or ``cell://NAME``. Raises CellError."""
-    if location.startswith(SHIPPED):
-        return cell_file.load(cell_file.CELLS / f"{location[len(SHIPPED) :]}.yaml")
-    return cell_file.load(Path(location).expanduser())
-
-
-def camera(name: str, given: Any) -> CameraConfig:
-    """Return the configuration of one camera. Raises UserError for an invalid key or value."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    known = ", ".join(each.name for each in fields(CameraConfig))
-    if not isinstance(given, dict):
-        raise UserError(f"robot.cameras.{name}={given} must be keys and values: {known}")
-    try:
-        found = cast(CameraConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CameraConfig), given)))
-    except (OmegaConfBaseException, ValueError) as error:
-        raise UserError(f"robot.cameras.{name}: {str(error).splitlines()[0]}; its keys: {known}") from None
-    check_values(found, f"robot.cameras.{name}.")
-    return found
-
-
-class ManualScene:
-    """Implements ``Scene``: the operator arranges it by hand and reports success or failure."""
-
-    task, by_hand, has_expert = "ManualScene", True, False
-
-    def __init__(self, instruction: str) -> None:
-        self.instructions: tuple[str, ...] = (instruction,)
-
-    def arrange(self, seed: int) -> str:
-        return self.instructions[0]
-
-    def succeeded(self, state: RobotState) -> bool | None:
-        return None
-
-    def expert(self, state: RobotState) -> Action | None:
-        return None
+    return cell_file.read(location, Cell)
 
 
 class Franka:
@@ -119,7 +77,7 @@ class FrankaSim:
         return [SimulatedCamera(name, folder, config.max_age_s, config.frozen_s, mounts.get(name)) for name in config.cameras]
 
     def scene(self, config: FrankaSimConfig) -> Scene:
-        return Touch(SimulatedCell(self.folder(config)), read_cell(config.cell).spec)
+        return Touch(SimulatedCell(self.folder(config)), read_cell(config.cell).space)
 
     def check(self, config: FrankaSimConfig) -> Iterator[Finding]:
         return findings(self.make(config), self.cameras(config))

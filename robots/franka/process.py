@@ -1,269 +1,74 @@
-"""Main module of the arm's process, which holds the arm's lock, runs the servo and takes orders.
+"""Main module of the Franka's process (``arm_process.py``). It needs only numpy and franky.
 
-It needs only numpy and franky. Messages, all JSON:
-
-* from the policy's process: ``{"goal": [x, y, z, qw, qx, qy, qz, width], "until": s}``, ``{}`` as a
-  heartbeat, ``{"stop": WHY}``, ``{"home": true}``, ``{"acknowledge": OPERATOR}``, with the key
-  ``fault`` for this fault only, and ``{"goodbye": true}`` before it closes its end of the channel;
-  closing it ends this process;
-* from any process of this user, at the socket in the arm's folder: all but goals and goodbyes;
-* to the policy's process: ``{"ready": ...}`` or ``{"error": ...}`` once, then ``{"interventions":
-  [[time, rule, before, after], ...]}``, ``{"safety": [s, ...]}`` (the filter's time in each tick),
-  ``{"homed": true}``, and ``{"recovered": null}``, why not, or the next fault.
+A goal's numbers are x, y, z, qw, qx, qy, qz and the gripper's width.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import sys
-import time
-import traceback
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from rlinf_vla.core.channel import Channel, ChannelClosed
-from rlinf_vla.core.listener import Listener
-from rlinf_vla.core.robot import POLICY, STOPPED_BY, CellError, RobotError, stopped_by_a_person
+from rlinf_vla.core.channel import Channel
+from rlinf_vla.core.robot import RobotState, ToolState, ToolTarget
 
 from .. import cell_file
+from ..arm_process import ArmProcess, main
 from ..cell import Cell
-from ..child_process import ENDING_SIGNALS
-from ..runtime_folder import JOURNAL, ORDERS, STATE, BackgroundWriter, Journal, Latch, Lock
-from ..shared_record import SharedRecord
+from ..runtime_folder import Journal, Latch
+from ..servo import NETWORK
 from . import messages
 from .driver import FrankyArm
 from .errors import ConnectionLost
 from .gripper import FrankyGripper
-from .servo import NETWORK, Servo
-
-Result = TypeVar("Result")
-
-OWNER_LOST = f"{POLICY}its process is gone"
-_GOODBYE = "goodbye"
-_OWNERS = ("goal", _GOODBYE)
-"""Messages that only the policy's process may send."""
-_SOONEST = 0.6
-"""Shortest time between ticks, in periods; slightly above safety.EARLIEST."""
-_END_S = 3.0
-"""Longest time to stop and exit, well above the time that the arm needs."""
+from .servo import Servo
 
 
-class ArmProcess:
-    """The arm's lock, connection, servo and message loop."""
+class FrankaProcess(ArmProcess):
+    """An arm and its hand, each with a connection of its own."""
+
+    capacity = messages.CAPACITY
 
     def __init__(self, owner: Channel, options: dict[str, Any], cell: Cell) -> None:
-        self._owner, self._cell, self._host = owner, cell, str(options["host"])
-        folder = Path(options["folder"])
-        self._lock, self._disk = Lock(folder, self._host), BackgroundWriter()
-        latch = self._latch = Latch(folder, self._disk)
-        if self._lock.killed is not None and latch.fault is None:
-            latch.add(f"the arm's process {self._lock.killed} was killed")
-            if not self._disk.settle(_END_S):
-                raise RobotError(f"{folder}: {self._disk.problem or 'the disk does not answer'}; make room, and begin again")
-        self._lock.hold()
-        self._journal = Journal(Path(options["journal"]) if options["journal"] else folder / JOURNAL, self._disk)
-        self._arm = self._within(lambda: FrankyArm(self._host, cell))
-        self._gripper = self._within(lambda: FrankyGripper(self._host, cell))
-        self._servo = Servo(cell, self._arm, self._gripper, latch, self._journal)
-        self._record = SharedRecord(folder / STATE, messages.CAPACITY)
-        self._listener = Listener(folder / ORDERS)
-        self._recovery: tuple[Future[tuple[FrankyArm, FrankyGripper]], str] | None = None
-        """The running recovery and the operator who acknowledged."""
-        self._homing = False
-        self._asked_to_end: str | None = None
-        for signum in ENDING_SIGNALS:
-            signal.signal(signum, lambda number, _: self._end(f"{POLICY}the arm's process got {signal.Signals(number).name}"))
+        self._franka = cell
+        super().__init__(owner, options, cell)
 
-    def run(self) -> None:
-        """Run until the owner closes the channel or a signal arrives; then the arm stands still."""
-        period = 1 / self._cell.servo_hz
-        self._lock.drive()
-        self._publish(time.monotonic())
-        versions = f"franky-control {version('franky-control')}, hand's server version {self._gripper.server_version}"
-        self._owner.send({"ready": True, "found": {"host": self._host, "versions": versions, "widest": str(self._gripper.widest)}})
-        due = time.monotonic()
-        leaving = None
-        now = due
-        while leaving is None or not (self._left or time.monotonic() > leaving):
-            # Return to the schedule after a late tick, but never sooner than the filter accepts.
-            due = max(due + period, now + _SOONEST * period)
-            time.sleep(max(0.0, due - time.monotonic()))
-            now = time.monotonic()
-            if leaving is None:
-                self._listen(now)
-            if self._asked_to_end is not None and leaving is None:
-                if self._asked_to_end == _GOODBYE:
-                    self._servo.release()
-                else:
-                    self._servo.stop(self._asked_to_end, now)
-                leaving = now + _END_S
-                self._lock.end()
-            self._look_at_recovery()
-            if self._disk.problem is not None:
-                self._servo.stop(self._disk.problem, now)
-            self._publish(now)
-            self._journal.flush()
-        if self._disk.settle(_END_S) or self._servo.fault is None:  # else the next process finds this one killed
-            self._lock.release()
+    def connected(self, latch: Latch, journal: Journal) -> Servo:
+        self._arm = self.within(lambda: FrankyArm(self._host, self._franka))
+        self._gripper = self.within(lambda: FrankyGripper(self._host, self._franka))
+        self._own = Servo(self._franka, self._arm, self._gripper, latch, journal)
+        return self._own
 
-    @property
-    def _left(self) -> bool:
-        """Whether arm and fingers stand still and no motion is running."""
-        return self._servo.standing and not (self._arm.controlled or self._gripper.halting)
-
-    def fail(self, error: BaseException) -> None:
-        """Latch the failure of this process and brake the arm."""
-        try:
-            self._servo.stop(f"the arm's process failed: {type(error).__name__}: {error}", time.monotonic())
-        finally:
-            self._arm.rest()
-        deadline = time.monotonic() + _END_S
-        while (self._arm.homing or self._arm.controlled or self._gripper.halting) and time.monotonic() < deadline:
-            if self._arm.homing:
-                self._arm.halt()
-            time.sleep(1 / self._cell.servo_hz)
-
-    def close(self) -> None:
-        self._listener.close()
-        self._record.remove()
-        self._journal.write("end", fault=self._servo.fault, durable=True)
-        self._journal.close()
-        self._disk.settle(_END_S)
-        self._disk.close()
-
-    def _within(self, connect: Callable[[], Result]) -> Result:
-        """Connect in a thread within ``connect_timeout_s``.
-
-        Raises RobotError, also if the host accepts the connection but stays silent; the waiting
-        thread then ends with this process.
-        """
-        future = ThreadPoolExecutor(1).submit(connect)
-        try:
-            return future.result(self._cell.connect_timeout_s)
-        except TimeoutError:
-            future.add_done_callback(_let_go)  # the arm takes one connection at a time
-            seconds = self._cell.connect_timeout_s
-            raise RobotError(f"{self._host} accepted the connection but was silent for {seconds:g} s: restart the arm's control") from None
-
-    def _end(self, why: str) -> None:
-        self._asked_to_end = self._asked_to_end or why  # keep the first: after a goodbye the channel closes, too
-
-    def _publish(self, now: float) -> None:
-        state, interventions = self._servo.tick(now)
-        self._record.write(messages.pack(state))
-        if self._homing and not self._servo.arm.homing:
-            self._homing = False
-            self._tell({"homed": True})
-        if len(self._servo.took) >= self._cell.ticks_per_step:
-            self._tell({"safety": self._servo.took})
-            self._servo.took = []
-        if interventions:
-            rows = [[each.time, each.rule, each.before, each.after] for each in interventions]
-            self._journal.write("interventions", rows=[row[1:] for row in rows])
-            self._tell({"interventions": rows})
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(ChannelClosed, BlockingIOError):  # _listen notices the former; the latter has not read for long
-            self._owner.send(message)
-
-    def _listen(self, now: float) -> None:
-        try:
-            while (message := self._owner.receive(0)) is not None:
-                self._servo.hear(now)
-                self._obey(message, now)
-                if _GOODBYE in message:
-                    self._end(_GOODBYE)
-        except ChannelClosed:
-            self._end(OWNER_LOST)
-        for caller, message in self._listener.messages():
-            self._obey({key: value for key, value in message.items() if key not in _OWNERS}, now, own=True)
-            with contextlib.suppress(ChannelClosed, BlockingIOError):
-                caller.send({"host": self._host, "pid": os.getpid(), "fault": "; ".join(self._latch.faults) or None})
-
-    def _obey(self, message: dict[str, Any], now: float, own: bool = False) -> None:
-        if "goal" in message:
-            self._servo.pursue(messages.unpack_target(message["goal"]), float(message["until"]), now)
-        if "stop" in message:
-            why = str(message["stop"])[: Latch.LONGEST]
-            if own and not stopped_by_a_person(why):  # from outside the session, which must not release it by a script
-                why = f"{STOPPED_BY}{why}"
-            self._journal.write("stop", why=why)
-            self._servo.stop(why, now, own or self._servo.recovering)
-        if "home" in message:
-            self._servo.home()
-            self._homing = True
-        if "acknowledge" in message and self._recovery is None and self._servo.fault is not None:
-            if message.get("fault", self._servo.fault) != self._servo.fault:
-                self._tell({"recovered": self._servo.fault})
-                return
-            self._servo.recovering = True
-            self._recovery = ThreadPoolExecutor(1).submit(self._recover), str(message["acknowledge"])[: Latch.LONGEST]
-
-    def _recover(self) -> tuple[FrankyArm, FrankyGripper]:
+    def recover(self) -> tuple[FrankyArm, FrankyGripper]:
         """Recover arm and gripper, reconnecting if needed; the servo keeps using the old ones."""
         arm, gripper = self._arm, self._gripper
         try:
             if (self._servo.fault or "").startswith(NETWORK):
                 raise ConnectionLost
-            arm.recover(self._cell.connect_timeout_s)
+            arm.recover(self._franka.connect_timeout_s)
         except ConnectionLost:
             arm.close()  # the arm takes one connection at a time
-            arm = self._arm = self._within(lambda: FrankyArm(self._host, self._cell))
-            arm.recover(self._cell.connect_timeout_s)
+            arm = self._arm = self.within(lambda: FrankyArm(self._host, self._franka))
+            arm.recover(self._franka.connect_timeout_s)
         if gripper.lost:
             gripper.close()
-            gripper = self._within(lambda: FrankyGripper(self._host, self._cell))
+            gripper = self.within(lambda: FrankyGripper(self._host, self._franka))
         gripper.fix()
         return arm, gripper
 
-    def _look_at_recovery(self) -> None:
-        if self._recovery is None or not self._recovery[0].done():
-            return
-        future, operator = self._recovery
-        self._recovery, self._servo.recovering = None, False
-        try:
-            self._arm, self._gripper = self._servo.arm, self._servo.gripper = future.result()
-        except Exception as error:
-            why = str(error) if isinstance(error, RobotError) else f"{type(error).__name__}: {error}"
-            self._journal.write("not recovered", operator=operator, error=why, durable=True)
-            self._tell({"recovered": why})
-        else:
-            self._disk.problem = None
-            self._servo.acknowledge(operator)
-            self._tell({"recovered": self._servo.fault})
+    def install(self, recovered: tuple[FrankyArm, FrankyGripper]) -> None:
+        self._arm, self._gripper = self._own.arm, self._own.gripper = recovered
 
+    def found(self) -> dict[str, str]:
+        versions = f"franky-control {version('franky-control')}, hand's server version {self._gripper.server_version}"
+        return {"versions": versions, "widest": str(self._gripper.widest)}
 
-def _let_go(late: Future[Any]) -> None:
-    if late.exception() is None:
-        late.result().close()
+    def pack(self, state: RobotState) -> bytes:
+        assert isinstance(state, ToolState)
+        return messages.pack(state)
 
-
-def main() -> None:
-    owner = Channel.to_parent()
-    options = owner.receive(10.0) or {}
-    try:
-        process = ArmProcess(owner, options, cell_file.of(options["limits"], options["cell"]))
-    except (RobotError, CellError) as error:
-        owner.send({"error": str(error)})
-        os._exit(1)  # the thread of a hanging connection would keep this process alive
-    code = 0
-    try:
-        process.run()
-    except BaseException as error:
-        code = 1
-        traceback.print_exc()
-        process.fail(error)
-    finally:
-        process.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # likewise
+    def unpack_target(self, numbers: list[float | None]) -> ToolTarget:
+        return messages.unpack_target(numbers)
 
 
 if __name__ == "__main__":
-    main()
+    main(lambda owner, options: FrankaProcess(owner, options, cell_file.of(options["limits"], options["cell"], Cell)))

@@ -1,222 +1,64 @@
-"""Servo loop of the arm: pursue the newest goal through the safety filter, latch faults.
-
-It does not depend on franky or sockets, and time is an argument, so tests use a virtual clock.
-"""
+"""Servo of a Franka with its hand."""
 
 from __future__ import annotations
 
-import math
-import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import POLICY, Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector, stopped_by_a_person
+from rlinf_vla.core.robot import RobotState, Target, ToolPose, ToolState, ToolTarget, Vector
 
 from ..cell import Cell
 from ..runtime_folder import Journal, Latch
 from ..safety import SafetyFilter
+from ..servo import ArmServo
 from ..state_monitor import STANDING_RAD_S
 
 if TYPE_CHECKING:
     from .driver import FrankyArm
     from .gripper import FrankyGripper
 
-NETWORK = "network: "
-"""Prefix of faults of the connection to the arm."""
-
-_RELIEF_S = 1.0
-"""How long homing tolerates the contact force that it starts with."""
 _STANDING = 1e-4
 """Metres or radians per second below which a command counts as standing still."""
 
 
-class Servo:
-    """Servo of one arm.
-
-    On a fault the arm decelerates within its limits, stands still and refuses goals until
-    ``acknowledge``.
-    """
+class Servo(ArmServo):
+    """Servo of one arm and hand. Commands are tracked by impedance control."""
 
     def __init__(self, cell: Cell, arm: FrankyArm, gripper: FrankyGripper, latch: Latch, journal: Journal) -> None:
-        self._cell, self._latch, self._journal = cell, latch, journal
-        self.arm, self.gripper = arm, gripper
-        self._filter = SafetyFilter(cell)
-        self.recovering = False
-        """The latched fault is acknowledged, and the arm is recovering from it."""
-        self.took: list[float] = []
-        """Seconds per step of the safety filter; the caller empties it."""
-        self._goal: ToolTarget | None = None
-        self._valid_until = -math.inf
-        self._expired = 0
-        self._armed = False
-        """The policy moves the arm, so silence of its process is a fault."""
-        self._heard = -math.inf
-        self._commanded: ToolTarget | None = None
-        """The last command, while impedance control is on."""
-        self._stepped = -math.inf
-        """Time of the last command."""
-        self._still = 0
-        """Ticks for which the command has stood still."""
-        self._halting = False
-        """Homing is being aborted."""
-        self._homed, self._freed = 0, True
-        """Ticks of homing; whether the force was within limits yet: homing may start in contact."""
-        if arm.problem is not None and self.fault is None:
-            latch.add(arm.problem)
-        if self.fault is not None:
-            journal.write("fault found at the start", fault=self.fault, durable=True)
+        self.gripper = gripper
+        super().__init__(cell, arm, SafetyFilter(cell), latch, journal)
 
-    @property
-    def fault(self) -> str | None:
-        """The oldest latched fault."""
-        return self._latch.fault
-
-    def hear(self, now: float) -> None:
-        """Record a message from the policy's process."""
-        self._heard = now
-
-    def pursue(self, goal: ToolTarget, valid_until: float, now: float) -> None:
-        """Set the goal; refused while a fault is latched or the arm is homing.
-
-        A time that is not finite is a fault: it would never expire.
-        """
-        if self.fault is not None or self.arm.homing:
-            self._journal.write("goal refused", fault=self.fault or "homing")
-            return
-        if not math.isfinite(valid_until):
-            self.stop(f"{POLICY}a goal that is valid until {valid_until} s", now)
-            return
-        late = self._armed and self._goal is None
-        self._expired = self._expired + 1 if late else 0
-        if self._expired >= self._cell.expired_goals_to_stop:
-            self._stop_in_time(f"{POLICY}late, {self._expired} goals in a row arrived after the previous one had expired", now)
-            return
-        self._goal, self._armed = goal, True
-        self._valid_until = min(valid_until, now + self._cell.max_goal_validity_s)
-
-    def stop(self, fault: str, now: float, own: bool = False) -> None:
-        """Stop the arm and latch ``fault``, unless a fault is already latched.
-
-        A person's stop, and with ``own`` any other, is latched after earlier faults and has to be
-        acknowledged on its own.
-        """
-        self.release()
+    def stop_gripper(self) -> None:
         self.gripper.stop()
-        own = own or stopped_by_a_person(fault)
-        if (own or self.fault is None) and self._latch.add(fault, self.recovering):
-            self._journal.write("fault", fault=self._latch.faults[-1], at=now, durable=True)
-
-    def _stop_in_time(self, fault: str, now: float) -> None:
-        """Stop because of a fault that a slow simulation can cause; say so."""
-        slow = self._state().slow
-        self.stop(fault if slow is None else f"{fault} ({slow})", now)
-
-    def release(self) -> None:
-        """Drop the goal: the arm decelerates to a stop, also during homing; a grasp is kept."""
-        self._goal, self._armed, self._halting = None, False, True
-
-    def acknowledge(self, operator: str) -> None:
-        """Clear the oldest fault: an operator has inspected the arm and the cause is removed."""
-        self._journal.write("acknowledged", fault=self.fault, operator=operator, durable=True)
-        self._latch.release()
-        self._leave_springs()
-        self._expired = 0
-
-    def home(self) -> None:
-        """Start homing, unless a fault is latched or the arm is homing already."""
-        if self.fault is None and not self.arm.homing:
-            self._journal.write("homing")
-            self._goal, self._armed = None, False
-            self._leave_springs()
-            self._halting, self._homed, self._freed = False, 0, False
-            self.arm.home()
 
     @property
-    def standing(self) -> bool:
-        """Whether the arm is not homing and the command stands still, or none is being sent."""
-        still = self._commanded is None or self._still > self._cell.servo_hz * self._cell.stop_time_s
-        return still and not self.arm.homing
+    def gripper_problem(self) -> str | None:
+        return self.gripper.problem
 
-    def tick(self, now: float) -> tuple[RobotState, list[Intervention]]:
-        """Run one step at ``now`` (monotonic s); return the new state and the interventions."""
-        state = self._state()
-        self._watch(now, state)
-        if self._halting and self.arm.homing:  # at each tick: a motion that is starting cannot be stopped yet
-            self.arm.halt()
-        interventions: list[Intervention] = []
-        if self._goal is not None and now > self._valid_until:
-            self._goal = None
-        if self._goal is not None and self._commanded is None:
-            self._take_springs(now, state)
-        if self._commanded is not None:
-            interventions = self._step(now, state, self._commanded)
-        return replace(self._state(), commanded=self._commanded), interventions
+    @property
+    def busy(self) -> bool:
+        return self.arm.controlled or self.gripper.halting
 
-    def _take_springs(self, now: float, state: RobotState) -> None:
-        if np.abs(state.joint_velocities).max() > STANDING_RAD_S:
-            return  # wait until the arm stands, or the goal expires
-        try:
-            self._filter.start(state)
-        except RobotError as error:
-            self.stop(str(error), now)
-        else:
-            self._commanded, self._stepped, self._still = self._filter.admitted, now - 1 / self._cell.servo_hz, 0
+    def moves(self, state: RobotState) -> bool:
+        return bool(np.abs(state.joint_velocities).max() > STANDING_RAD_S)
 
-    def _step(self, now: float, state: RobotState, before: ToolTarget) -> list[Intervention]:
-        if self.arm.problem is not None:  # the arm has ended impedance control by itself
-            self._commanded = None
-            return []
-        passed, self._stepped = now - self._stepped, now
-        begun = time.perf_counter()
-        command, interventions, fault = self._filter.step(self._goal, state, passed)
-        self.took.append(time.perf_counter() - begun)
-        if fault is not None:
-            self._stop_in_time(fault, now)
+    def track(self, before: Target, command: Target) -> bool:
+        assert isinstance(before, ToolTarget) and isinstance(command, ToolTarget)
         velocity = _velocity(before.pose, command.pose, self._cell.servo_hz)
-        self._still = 0 if np.abs(velocity).max() > _STANDING else self._still + 1
         self.arm.track(command.pose, velocity)
         if command.gripper_width is not None and self.fault is None:
             self.gripper.pursue(command.gripper_width)
-        self._commanded = command
-        if self._goal is None and self.standing:
-            self._leave_springs()  # the arm's own controller holds better than impedance control, which oscillates
-        return interventions
+        return bool(np.abs(velocity).max() > _STANDING)
 
-    def _leave_springs(self) -> None:
-        if self._commanded is not None:
-            self._commanded = None
-            self.arm.rest()
-
-    def _watch(self, now: float, state: RobotState) -> None:
-        """Stop the arm if it, its connection, the gripper or the policy's process has a fault."""
-        age = now - state.time
-        if self.arm.problem is not None:
-            self.stop(self.arm.problem, now)
-        elif age > self._cell.max_state_age_s:
-            self._stop_in_time(f"{NETWORK}no state of the arm for {age:.2f} s", now)
-        elif self.gripper.problem is not None:
-            self.stop(self.gripper.problem, now)
-        elif (self._armed or self.arm.homing) and now - self._heard > self._cell.heartbeat_timeout_s:
-            self._stop_in_time(f"{POLICY}its process has said nothing for {now - self._heard:.2f} s", now)
-        elif self.arm.homing and (felt := self._felt(state)) is not None:
-            self._stop_in_time(felt, now)
-
-    def _felt(self, state: RobotState) -> str | None:
-        """Return the force or torque fault during homing, or None."""
-        felt = self._filter.felt(state)
-        self._homed, self._freed = self._homed + 1, self._freed or felt is None
-        return felt if self._freed or self._homed > _RELIEF_S * self._cell.servo_hz else None
-
-    def _state(self) -> RobotState:
+    def state(self) -> ToolState:
         found = self.arm.measured
-        return RobotState(
+        return ToolState(
             found.time,
-            found.pose,
             found.joints,
             found.joint_velocities,
+            found.pose,
             found.wrench,
             self.gripper.width,
             fault=self.fault,

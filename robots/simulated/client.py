@@ -27,8 +27,12 @@ def frames_path(folder: Path, camera: str) -> Path:
     return folder / f"camera-{camera}.frames"
 
 
-class SimulatedCell:
-    """The cell of one folder. Its processes end with the process that started them."""
+class CellProcesses:
+    """The processes of one folder's cell, which end with the process that started them."""
+
+    cell_module: str
+    """Main module of the physics, relative to ``robots``."""
+    renderer_module: str
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,36 +48,32 @@ class SimulatedCell:
         # replace it.
         if _asked(self.folder / ORDERS, {}, timeout / 2) is None:
             (self.folder / TRUTH).unlink(missing_ok=True)  # from an earlier cell; the cameras wait for the new one
-            cell = ChildProcess("the simulated cell", "simulated.cell")
+            cell = ChildProcess("the simulated cell", self.cell_module)
             self._children.append(cell)
             cell.begin({"folder": str(self.folder)})
             if cameras:
                 options = {"folder": str(self.folder), "cameras": cameras, "height": height, "width": width, "hz": hz}
-                self._children.append(_cameras(options, deadline))
+                self._children.append(_cameras(self.renderer_module, options, deadline))
             cell.wait_ready(deadline)
-        return str(self._ask({})["host"])
+        return str(self.ask({})["host"])
 
     def fault(self, fault: str) -> None:
-        """Inject a fault of the arm (server.FAULTS), or ``freeze CAMERA`` or ``lose CAMERA``."""
+        """Inject a fault of the arm, or ``freeze CAMERA`` or ``lose CAMERA``."""
         self._order("fault", fault)
 
     def fix(self, fault: str) -> None:
         """Remove the cause of a fault; what the arm latched stays."""
         self._order("end", fault)
 
-    def place(self, cube: tuple[float, float, float], target: tuple[float, float]) -> None:
-        """Place the cube at x, y (metres) and yaw (radians), and the target at x, y."""
-        self._ask({"place": {"cube": cube, "target": target}})
-
-    def truth(self) -> scene.SimulatorState:
-        """Return the true state of the simulation, for scripted experts, rewards and tests."""
+    def read_truth(self) -> bytes:
+        """Return the packed true state of the simulation."""
         try:
             data = SharedRecord(self.folder / TRUTH).read()
         except OSError:
             data = None
         if data is None:
             raise RobotError(f"no simulated cell in {self.folder}")
-        return scene.SimulatorState.unpack(data)
+        return data
 
     def close(self) -> None:
         """End the processes that were started here. Idempotent."""
@@ -84,17 +84,31 @@ class SimulatedCell:
     def _order(self, verb: str, fault: str) -> None:
         what, _, camera = fault.partition(" ")
         if camera:
-            self._ask({what if verb == "fault" else "fix": camera}, CAMERA_ORDERS)
+            self.ask({what if verb == "fault" else "fix": camera}, CAMERA_ORDERS)
         else:
-            self._ask({verb: fault})
+            self.ask({verb: fault})
 
-    def _ask(self, order: dict[str, Any], socket: str = ORDERS) -> dict[str, Any]:
+    def ask(self, order: dict[str, Any], socket: str = ORDERS) -> dict[str, Any]:
         answer = _asked(self.folder / socket, order, ANSWER_S)
         if answer is None:
             raise RobotError(f"no simulated cell answers in {self.folder}")
         if "error" in answer:
             raise RobotError(f"the simulated cell refuses: {answer['error']}")
         return answer
+
+
+class SimulatedCell(CellProcesses):
+    """A Franka at its table; faults are those of server.FAULTS."""
+
+    cell_module, renderer_module = "simulated.cell", "simulated.renderer"
+
+    def place(self, cube: tuple[float, float, float], target: tuple[float, float]) -> None:
+        """Place the cube at x, y (metres) and yaw (radians), and the target at x, y."""
+        self.ask({"place": {"cube": cube, "target": target}})
+
+    def truth(self) -> scene.SimulatorState:
+        """Return the true state of the simulation, for scripted experts, rewards and tests."""
+        return scene.SimulatorState.unpack(self.read_truth())
 
 
 def _asked(path: Path, order: dict[str, Any], timeout: float) -> dict[str, Any] | None:
@@ -104,12 +118,12 @@ def _asked(path: Path, order: dict[str, Any], timeout: float) -> dict[str, Any] 
     return None
 
 
-def _cameras(options: dict[str, Any], deadline: float) -> ChildProcess:
+def _cameras(module: str, options: dict[str, Any], deadline: float) -> ChildProcess:
     reasons = []
     for backend in GL_BACKENDS:
         # By default Mesa caches compiled shaders in the user's home.
         environment = {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "MESA_SHADER_CACHE_DISABLE": "true"}
-        child = ChildProcess("the simulated cameras", "simulated.renderer", variables=environment)
+        child = ChildProcess("the simulated cameras", module, variables=environment)
         child.begin(options)
         try:
             child.wait_ready(deadline)

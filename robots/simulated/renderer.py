@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ from .client import CAMERA_ORDERS, TRUTH, frames_path
 class SimulatedCameras:
     """Render and publish the frames of all simulated cameras, and inject camera faults."""
 
-    def __init__(self, folder: Path, cameras: list[str], height: int, width: int, hz: float) -> None:
-        simulator, _ = scene.build()
-        simulator.init()
-        simulator.start()
-        self._model, self._data = simulator.model, simulator.data
+    def __init__(
+        self, model: Any, data: Any, show: Callable[[bytes], float], folder: Path, cameras: list[str], height: int, width: int, hz: float
+    ) -> None:
+        """``show``: writes a packed true state into ``data`` and returns its time."""
+        self._model, self._data, self._show = model, data, show
         self._model.vis.quality.offsamples = 4
         self._renderer = mujoco.Renderer(self._model, height, width)
         # No shadows, and the 3200 triangles of the collision meshes instead of the 242000 of the
@@ -71,15 +72,14 @@ class SimulatedCameras:
         """Render and publish a frame of every camera that is not lost."""
         data = self._truth.read()
         assert data is not None  # _wait_for has seen a published state
-        truth = scene.SimulatorState.unpack(data)
-        self._data.qpos[:], self._data.mocap_pos[0] = truth.positions, truth.target
+        moment = self._show(data)
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
         self._number += 1
         for name, frames in self._frames.items():
             if name in self._lost:
                 continue
-            frames.write(Frame(truth.time, self._number, self._frozen[name] if name in self._frozen else self._look(name)))
+            frames.write(Frame(moment, self._number, self._frozen[name] if name in self._frozen else self._look(name)))
 
     def _look(self, camera: str) -> NDArray[np.uint8]:
         self._renderer.update_scene(self._data, camera=camera, scene_option=self._option)
@@ -113,5 +113,18 @@ def _wait_for(path: Path) -> SharedRecord:
         time.sleep(0.05)
 
 
+def cameras_of_the_franka(options: dict[str, Any]) -> SimulatedCameras:
+    simulator, _ = scene.build()
+    simulator.init()
+    simulator.start()
+
+    def show(packed: bytes) -> float:
+        truth = scene.SimulatorState.unpack(packed)
+        simulator.data.qpos[:], simulator.data.mocap_pos[0] = truth.positions, truth.target
+        return truth.time
+
+    return SimulatedCameras(simulator.model, simulator.data, show, Path(options.pop("folder")), **options)
+
+
 if __name__ == "__main__":
-    serve(lambda options: SimulatedCameras(Path(options.pop("folder")), **options))
+    serve(cameras_of_the_franka)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlinf_vla.core.robot import Action, RobotSpec, RobotState, Vector
+from rlinf_vla.core.action_space import ToolSpace
+from rlinf_vla.core.robot import Action, RobotState, ToolState, Vector
 
 from .client import SimulatedCell
 from .scene import CUBE_M
@@ -25,8 +26,8 @@ class Touch:
     task, by_hand, has_expert = "TouchCube", False, True
     instructions: tuple[str, ...] = ("touch the red cube",)
 
-    def __init__(self, cell: SimulatedCell, spec: RobotSpec) -> None:
-        self._cell, self._spec = cell, spec
+    def __init__(self, cell: SimulatedCell, space: ToolSpace) -> None:
+        self._cell, self._space = cell, space
 
     def arrange(self, seed: int) -> str:
         draw = np.random.default_rng(seed).uniform
@@ -37,10 +38,11 @@ class Touch:
         return float(np.linalg.norm(self._way(state))) < NEAR_M
 
     def expert(self, state: RobotState) -> Action | None:
-        way = GAIN * self._way(state) / self._spec.translation_m
+        way = GAIN * self._way(state) / self._space.translation_m
         return np.array([*(way / max(1.0, float(np.linalg.norm(way)))), 1.0], np.float32)
 
     def _way(self, state: RobotState) -> Vector:
         """Return the vector from the tool to the top of the cube, metres ``[3]``."""
+        assert isinstance(state, ToolState)
         way: Vector = self._cell.truth().cube + np.array([0.0, 0.0, CUBE_M / 2]) - state.pose.position
         return way

@@ -123,7 +123,11 @@ class ToyArm(SyntheticRobot):
         position = np.clip(wanted, REST.position - REACH_M, REST.position + REACH_M)
         if not np.array_equal(position, wanted):
             self._changes.append(Intervention(self.state.time, "reach", float(np.abs(wanted).max()), REACH_M))
-        width = self.state.gripper_width if target.gripper_width is None else min(max(target.gripper_width, 0.0), self.spec.gripper_width_m)
+        width = (
+            self.state.gripper_width
+            if target.gripper_width is None
+            else min(max(target.gripper_width, 0.0), self.spec.space.gripper_width_m)
+        )
         super().command(ToolTarget(ToolPose(position, target.pose.quaternion), target.gripper_width), valid_until)
         self.state = replace(self.state, gripper_width=width)
 

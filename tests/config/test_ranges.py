@@ -16,7 +16,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Interval, Name, Named, NonEmpty, OneOf, Positive, Probability, Range, check_values, unwrapped
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core import plugins
-from rlinf_vla.robots.franka.config import CameraConfig
+from rlinf_vla.robots.real_cell import CameraConfig
 from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.recipes import Configs
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from rlinf_vla.core.robot import RobotState, ToolPose
+from rlinf_vla.core.robot import ToolPose, ToolState
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.inference import REJECTIONS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, InferenceWorker, Request
 from rlinf_vla.realworld.sensing import Reading
@@ -18,7 +18,7 @@ LONG = 30.0
 
 def request(number: int, step: int = 0, time: float = 0.0, tick: int = 0) -> Request:
     pose = ToolPose(np.zeros(3), np.array([1.0, 0, 0, 0]))
-    return Request(Reading(number, RobotState(time, pose, np.zeros(7), np.zeros(7), np.zeros(6), 0.0), {}), "", step, tick)
+    return Request(Reading(number, ToolState(time, np.zeros(7), np.zeros(7), pose, np.zeros(6), 0.0), {}), "", step, tick)
 
 
 def chunk(number: int, step: int = 0, time: float = 0.0, tick: int = 0, length: int = 4) -> Chunk:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlinf_vla.core.robot import RobotState, ToolPose
+from rlinf_vla.core.robot import ToolPose, ToolState
 from rlinf_vla.realworld.inference import DELAYS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, Request
 from rlinf_vla.realworld.sensing import Reading
 
@@ -15,7 +15,7 @@ MAX_AGE = 1.0
 def chunk(number: int, step: int, length: int = 3, time: float = 0.0, tick: int = 0) -> Chunk:
     """Actions 10 number + 0, 1, 2 ..."""
     standing = ToolPose(np.zeros(3), np.array([1.0, 0, 0, 0]))
-    seen = Reading(number, RobotState(time, standing, np.zeros(7), np.zeros(7), np.zeros(6), 0.0), {})
+    seen = Reading(number, ToolState(time, np.zeros(7), np.zeros(7), standing, np.zeros(6), 0.0), {})
     actions = (10 * number + np.arange(length, dtype=np.float32))[:, None]
     return Chunk(Request(seen, "go", step, tick), actions)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera, SyntheticRobot
+from rlinf_vla.benchmarks.synthetic_cell import SPACE, SyntheticCamera, SyntheticRobot
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.robot import ControlConfig
 from rlinf_vla.core.types import Episodes
@@ -50,7 +50,7 @@ def test_it_acts_as_rollouts_do_with_noise_of_episode_and_tick() -> None:
 def test_a_flow_policy_continues_the_committed_actions(temperature: float) -> None:
     clock, policy = VirtualClock(), Pi0Policy.load(TINY, Pi0Options(random_weights=True, denoise_steps=3))
     shown, actor = seen(clock), ControlActor(policy, Settings(3, temperature, 1), clock)
-    require_fit(policy, list(policy.spec.images), ControlConfig(real_time_chunking=True))
+    require_fit(policy, SPACE, list(policy.spec.images), ControlConfig(real_time_chunking=True))
     first = actor(Request(shown, "push the cube", 0, 0))
     left = first.actions[1:]
     second = actor(Request(shown, "push the cube", 1, 1, Committed(left, 2)))
@@ -60,15 +60,15 @@ def test_a_flow_policy_continues_the_committed_actions(temperature: float) -> No
 
 def test_policies_that_cannot_drive_a_robot_are_refused() -> None:
     policy = LinearPolicy(LinearOptions())
-    require_fit(policy, ["base", "wrist"], ControlConfig())
+    require_fit(policy, SPACE, ["base", "wrist"], ControlConfig())
     with pytest.raises(UserError, match="real_time_chunking"):
-        require_fit(policy, ["base"], ControlConfig(real_time_chunking=True))
+        require_fit(policy, SPACE, ["base"], ControlConfig(real_time_chunking=True))
     with pytest.raises(UserError, match=r"'base'.*wrist"):
-        require_fit(policy, ["wrist"], ControlConfig())
+        require_fit(policy, SPACE, ["wrist"], ControlConfig())
     for change in ({"action_dim": 14}, {"state_dim": 5}):
         policy.spec = replace(LinearPolicy(LinearOptions()).spec, **change)
         with pytest.raises(UserError, match=str(*change.values())):
-            require_fit(policy, ["base"], ControlConfig())
+            require_fit(policy, SPACE, ["base"], ControlConfig())
 
 
 def test_a_policy_drives_a_robot() -> None:

@@ -197,7 +197,7 @@ def test_an_action_a_little_beyond_its_range_is_clipped() -> None:
     cell.infer = lambda request: Chunk(request, np.array([[3, 0, 0, 1]], np.float32))
     assert cell.run(1).kind == FINISHED
     (_, target, _), *_ = cell.robot.commands
-    assert target.pose.position[0] == pytest.approx(REST.position[0] + cell.robot.spec.translation_m)
+    assert target.pose.position[0] == pytest.approx(REST.position[0] + cell.robot.spec.space.translation_m)
 
 
 @pytest.mark.parametrize("where", ["policy", "session"])

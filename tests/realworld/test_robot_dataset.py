@@ -34,7 +34,7 @@ def test_a_dataset_gives_the_same_records_as_the_session(limit: int, chunk: int,
     large = torch.randint(256, (len(toy.episodes[0]) + 1, 64, 64, 3), dtype=torch.uint8)
     episode = replace(toy.episodes[0], images={"base": large})
     with LeRobotWriter(tmp_path / "data", 10.0, recorded_features(SPEC, video=False), "toy") as writer:
-        writer.add_episode(robot_frames(episode), episode.instruction)
+        writer.add_episode(robot_frames(episode, toy.robot.spec.space), episode.instruction)
     policy = LinearPolicy(LinearOptions(chunk=chunk))
     (found,) = dataset_transitions(policy, SACConfig(dataset=str(tmp_path / "data"), gamma=0.9))
     form = RecordForm(chunk, ArmConvention(policy.spec.convention), False, 0.9)

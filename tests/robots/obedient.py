@@ -10,6 +10,7 @@ import numpy as np
 
 from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
 from rlinf_vla.robots import cell_file
+from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.franka.messages import Measured
 from rlinf_vla.robots.franka.servo import Servo
 from rlinf_vla.robots.runtime_folder import Journal, Latch
@@ -17,7 +18,7 @@ from rlinf_vla.robots.runtime_folder import Journal, Latch
 if TYPE_CHECKING:
     from tests.realworld.virtual_time import VirtualClock
 
-CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
+CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell)
 
 
 class ObedientArm:
@@ -35,7 +36,7 @@ class ObedientArm:
 
     @property
     def measured(self) -> Measured:
-        return Measured(self.now - self.stale_s, self.pose, self.joints, np.zeros(7), self.wrench, self.pace)
+        return Measured(self.now - self.stale_s, self.joints, np.zeros(7), self.pose, self.wrench, self.pace)
 
     def track(self, pose: ToolPose, velocity: Vector) -> None:
         self.pose, self.on_springs = pose, True

@@ -28,7 +28,7 @@ class Arm(ObedientArm):
 
     @property
     def measured(self) -> Measured:
-        return Measured(time.monotonic(), self.pose, self.joints, np.zeros(7), self.wrench)
+        return Measured(time.monotonic(), self.joints, np.zeros(7), self.pose, self.wrench)
 
     def track(self, pose: ToolPose, velocity: Vector) -> None:
         super().track(pose, velocity)

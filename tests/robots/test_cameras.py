@@ -25,8 +25,8 @@ from rlinf_vla.core.robot import Camera, CameraError, Frame
 from rlinf_vla.realworld.sensing import ResizedCamera
 from rlinf_vla.robots import cameras, kinematics
 from rlinf_vla.robots.cameras import DRIVERS, CapturingCamera, FrameMonitor, OpenCVCamera, RealSenseCamera, SimulatedCamera, device
-from rlinf_vla.robots.franka.config import CameraConfig
 from rlinf_vla.robots.franka.plugin import franka
+from rlinf_vla.robots.real_cell import CameraConfig
 from rlinf_vla.robots.simulated import scene
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.robots.simulated.scene import CUBE_M, TABLE_Z

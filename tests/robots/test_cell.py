@@ -24,16 +24,16 @@ def error(tmp_path: Path, text: str) -> str:
     path = tmp_path / "lab.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(CellError) as caught:
-        cell_file.load(path)
+        cell_file.load(path, Cell)
     message = str(caught.value)
     assert message.startswith(f"{path}") and "\n" not in message
     return message
 
 
 def test_the_shipped_cell_is_valid_and_conservative() -> None:
-    cell = cell_file.load(SHIPPED)
+    cell = cell_file.load(SHIPPED, Cell)
     assert cell.name == "franka_sim"
-    assert cell.spec.control_hz == 10 and cell.spec.gripper_width_m == 0.08
+    assert cell.spec.control_hz == 10 and cell.space.gripper_width_m == 0.08
     assert cell.stop_time_s < 0.3 and cell.stop_distance_m < 0.04
     assert cell.max_speed_m_s <= 0.25 and cell.max_force_n <= 40
     assert cell.home.position == pytest.approx([0.307, 0, 0.487], abs=1e-3)
@@ -44,8 +44,8 @@ def test_every_key_of_the_shipped_cell_is_explained(values: dict[str, Any]) -> N
 
 
 def test_a_cell_round_trips_through_json() -> None:
-    cell = cell_file.load(SHIPPED)
-    assert cell_file.of(json.loads(json.dumps(cell_file.as_json(cell))), cell.name) == cell
+    cell = cell_file.load(SHIPPED, Cell)
+    assert cell_file.of(json.loads(json.dumps(cell_file.as_json(cell))), cell.name, Cell) == cell
 
 
 MOUNT = {"parent": "base", "position_m": [1, 0, 1], "quaternion_wxyz": [0, 1, 0, 0]}
@@ -58,10 +58,10 @@ def test_no_key_may_be_missing_or_invalid(values: dict[str, Any], key: str) -> N
         if key == "cameras" and nonsense == {}:
             continue  # none has a known place
         with pytest.raises(CellError, match=f"^{key}: "):
-            cell_file.of(values | {key: nonsense}, "lab")
+            cell_file.of(values | {key: nonsense}, "lab", Cell)
     del values[key]
     with pytest.raises(CellError, match=f"^{key}: missing; a cell file must give every key"):
-        cell_file.of(values, "lab")
+        cell_file.of(values, "lab", Cell)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,6 @@ def test_an_invalid_cell_file(tmp_path: Path, values: dict[str, Any]) -> None:
     assert error(tmp_path, f"max_lead_m: 1{'0' * 5000}\n"), "more digits than Python reads"
     assert "cannot be read: month must be in 1..12" in error(tmp_path, "max_lead_m: 2026-13-01\n")
     with pytest.raises(CellError, match=r"nowhere.yaml: no such cell file; copy and adapt a shipped one: .*franka_sim.yaml"):
-        cell_file.load(tmp_path / "nowhere.yaml")
+        cell_file.load(tmp_path / "nowhere.yaml", Cell)
     with pytest.raises(CellError, match="cannot be read"):
-        cell_file.load(tmp_path)
+        cell_file.load(tmp_path, Cell)

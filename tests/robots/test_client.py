@@ -9,9 +9,10 @@ import pytest
 
 from rlinf_vla.core.robot import RobotError
 from rlinf_vla.robots import cell_file
+from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.franka.client import FrankaRobot
 
-CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
+CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import pytest
 from rlinf_vla.core import rotations
 from rlinf_vla.core.robot import ToolPose, ToolTarget
 from rlinf_vla.robots import cell_file
+from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.command_gate import CommandGate
 
-CELL = dataclasses.replace(cell_file.load(cell_file.CELLS / "franka_sim.yaml"), servo_hz=100.0)
+CELL = dataclasses.replace(cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell), servo_hz=100.0)
 HOME = CELL.home
 
 

@@ -75,7 +75,7 @@ def test_counted_misses_are_those_that_were_injected(session: Session, cell: Sim
     config = ControlConfig(asynchronous=False, warmup=0, max_misses=1000, max_observation_age_s=MAX_AGE_S)
     for slow, costs in [*DELAYS_MS.items(), (None, 0)]:
         robot.home(30)
-        background, steps = InferenceWorker(Late(slow, 1 / robot.spec.translation_m), clock), list[Step]()
+        background, steps = InferenceWorker(Late(slow, 1 / robot.spec.space.translation_m), clock), list[Step]()
         loop = ControlLoop(robot, [], background, 1, config, clock)
         seen.forget()
 

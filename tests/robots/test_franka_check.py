@@ -7,11 +7,12 @@ import dataclasses
 import pytest
 
 from rlinf_vla.robots import cell_file
+from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.franka import check
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
 from tests.skips import needs
 
-SHIPPED = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
+SHIPPED = cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell)
 
 
 def test_missing_packages_are_optional_and_have_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:

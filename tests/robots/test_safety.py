@@ -21,7 +21,7 @@ from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.safety import SafetyFilter
 from rlinf_vla.robots.smoothing import Average
 
-SHIPPED = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
+SHIPPED = cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell)
 CELL = dataclasses.replace(SHIPPED, servo_hz=100.0)
 ROOMY = safety_trials.roomy(CELL)
 TICK = 1 / CELL.servo_hz

@@ -13,10 +13,11 @@ from rlinf_vla.benchmarks.robot_safety_trials import Follower
 from rlinf_vla.core import rotations
 from rlinf_vla.core.robot import RobotError, ToolPose, ToolTarget
 from rlinf_vla.robots import cell_file
+from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.command_gate import CommandGate
 from rlinf_vla.robots.safety import SafetyFilter
 
-CELL = dataclasses.replace(cell_file.load(cell_file.CELLS / "franka_sim.yaml"), servo_hz=100.0)
+CELL = dataclasses.replace(cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell), servo_hz=100.0)
 TICK = 1 / CELL.servo_hz
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.core.robot import Frame, RobotState, ToolPose, ToolTarget
+from rlinf_vla.core.robot import Frame, ToolPose, ToolState, ToolTarget
 from rlinf_vla.robots import shared_record
 from rlinf_vla.robots.franka import messages
 from rlinf_vla.robots.shared_record import FrameRecord, SharedRecord
@@ -106,15 +106,15 @@ numbers = st.floats(-1e6, 1e6)
 def test_a_state_is_transferred_unchanged(values: list[float], width: float | None, commanded: bool, fault: str | None) -> None:
     array = np.array(values)
     pose = ToolPose(array[1:4], array[4:8])
-    state = RobotState(
+    state = ToolState(
         array[0],
-        pose,
         array[8:15],
         array[15:22],
+        pose,
         array[22:28],
         array[28],
-        ToolTarget(pose, width) if commanded else None,
-        None if fault is None else fault.replace("\x00", ""),
+        commanded=ToolTarget(pose, width) if commanded else None,
+        fault=None if fault is None else fault.replace("\x00", ""),
         pace=array[0],
         holding=commanded,
     )

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlinf_vla.core.robot import RobotSpec, RobotState, ToolPose
+from rlinf_vla.core.action_space import ToolSpace
+from rlinf_vla.core.robot import ToolPose, ToolState
 from rlinf_vla.robots.simulated.scene import SimulatorState
 from rlinf_vla.robots.simulated.touch import NEAR_M, X_M, Y_M, Touch
 
-SPEC = RobotSpec("toy", 10.0, translation_m=0.02, rotation_rad=0.1, gripper_width_m=0.08, lag_s=0.3)
+SPACE = ToolSpace(translation_m=0.02, rotation_rad=0.1, gripper_width_m=0.08)
 
 
 class Cell:
@@ -22,15 +23,15 @@ class Cell:
         return SimulatorState(0.0, np.zeros(7), np.zeros(16), np.zeros(3), self.cube)
 
 
-def at(position: list[float]) -> RobotState:
+def at(position: list[float]) -> ToolState:
     pose = ToolPose(np.array(position), np.array([0.0, 1.0, 0.0, 0.0]))
-    return RobotState(0.0, pose, np.zeros(7), np.zeros(7), np.zeros(6), 0.08)
+    return ToolState(0.0, np.zeros(7), np.zeros(7), pose, np.zeros(6), 0.08)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 1 << 24])
 def test_the_expert_touches_the_cube_at_any_position(seed: int) -> None:
     cell = Cell()
-    scene = Touch(cell, SPEC)  # type: ignore[arg-type]
+    scene = Touch(cell, SPACE)  # type: ignore[arg-type]
     assert scene.arrange(seed) == "touch the red cube"
     first = cell.cube
     scene.arrange(seed)
@@ -48,7 +49,7 @@ def test_the_expert_touches_the_cube_at_any_position(seed: int) -> None:
 
 def test_layouts_differ() -> None:
     cell, found = Cell(), set()
-    scene = Touch(cell, SPEC)  # type: ignore[arg-type]
+    scene = Touch(cell, SPACE)  # type: ignore[arg-type]
     for seed in range(20):
         scene.arrange(seed)
         found.add(tuple(cell.cube.tolist()))

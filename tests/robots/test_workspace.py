@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from rlinf_vla.core.rotations import Triple
 from rlinf_vla.robots import cell_file
+from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.workspace import Place, Workspace, along, part_within
 
-CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml")
+CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell)
 SPACE = Workspace(CELL)
 INSIDE: Triple = (0.45, 0.0, 0.25)
 

@@ -14,10 +14,11 @@ import pytest
 from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticCamera
 from rlinf_vla.core.robot import CellError, Finding, Frame, Intervention, Robot, RobotError, RobotState, ToolPose, ToolTarget
 from rlinf_vla.testing.robot import RobotConformance
-from rlinf_vla.testing.robot_motion import UP
 from tests.cli.toy_robot import ToyArm, ToyConfig, ToyPlugin
 from tests.realworld.toy_cell import ToyScene
 from tests.realworld.virtual_time import VirtualClock
+
+UP = np.array([0.0, 0.0, 1.0])
 
 
 class VirtualSuite(RobotConformance):

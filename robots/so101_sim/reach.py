@@ -1,0 +1,76 @@
+"""Task of the simulated SO-101: touch the cube. The simulation's true state gives success."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlinf_vla.core.action_space import JointSpace
+from rlinf_vla.core.robot import Action, RobotState, Vector
+
+from . import scene
+from .client import SimulatedSO101
+
+X_M, Y_M = (0.19, 0.26), (-0.1, 0.1)
+"""Range of the cube's position."""
+NEAR_M = 0.025
+"""Success distance between the tip of the gripper and the centre of the cube's upper face."""
+PITCH_DEG = 60.0
+"""How far the gripper points down from the horizontal, where the expert may choose."""
+_PITCH_M_DEG = 0.001
+"""Metres of the tip's way that weigh as much as a degree of the pitch."""
+_DAMPING = 0.02**2
+_ARM = 5
+"""Joints without the gripper."""
+
+
+class Reach:
+    """Implements ``Scene``. The expert is damped least squares on the tip and the pitch."""
+
+    task, by_hand, has_expert = "TouchCube", False, True
+    instructions: tuple[str, ...] = ("touch the red cube",)
+
+    def __init__(self, cell: SimulatedSO101, space: JointSpace) -> None:
+        self._cell, self._space = cell, space
+        self._model: Any = None
+        self._data: Any = None
+
+    def arrange(self, seed: int) -> str:
+        draw = np.random.default_rng(seed).uniform
+        self._cell.place((float(draw(*X_M)), float(draw(*Y_M)), float(draw(-np.pi, np.pi))))
+        return self.instructions[0]
+
+    def succeeded(self, state: RobotState) -> bool | None:
+        return float(np.linalg.norm(self._way(state))) < NEAR_M
+
+    def expert(self, state: RobotState) -> Action | None:
+        way = self._way(state)
+        turn = PITCH_DEG - float(state.joints[1:4].sum())
+        error = np.array([*way, _PITCH_M_DEG * turn])
+        rows = np.zeros((3, self._model.nv))
+        self._mujoco().mj_jacSite(self._model, self._data, rows, None, self._data.site(scene.TIP).id)
+        pitch = np.array([0.0, 1.0, 1.0, 1.0, 0.0]) * np.degrees(_PITCH_M_DEG)
+        jacobian = np.vstack([rows[:, :_ARM], pitch])
+        moved = np.degrees(jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING * np.eye(4), error))
+        if not self._space.relative:
+            return np.array([*(state.joints[:_ARM] + moved), self._space.upper[-1]], np.float32)
+        action = moved / np.array(self._space.step)[:_ARM]
+        return np.array([*(action / max(1.0, float(np.abs(action).max()))), 1.0], np.float32)
+
+    def _way(self, state: RobotState) -> Vector:
+        """Return the vector from the tip to the top of the cube, metres ``[3]``."""
+        mujoco = self._mujoco()
+        self._data.qpos[:_ARM] = np.radians(state.joints[:_ARM])
+        mujoco.mj_kinematics(self._model, self._data)
+        mujoco.mj_comPos(self._model, self._data)
+        way: Vector = self._cell.truth().cube + np.array([0.0, 0.0, scene.CUBE_M / 2]) - self._data.site(scene.TIP).xpos
+        return way
+
+    def _mujoco(self) -> Any:
+        import mujoco
+
+        if self._model is None:
+            self._model = scene.build()
+            self._data = mujoco.MjData(self._model)
+        return mujoco
