@@ -2,5 +2,5 @@
 
 May enter: what is special to LeRobot's drivers. Read ``plugin``, ``client`` (in the policy's
 process), then the arm's own process: ``process``, ``servo`` and ``driver``. Only ``driver`` imports
-lerobot, from the environment of ``robot.python``. ``twin`` simulates the motors of an SO-101.
+lerobot, from the environment of ``robot.python``. ``so101_sim`` simulates the motors of an SO-101.
 """

@@ -93,7 +93,7 @@ class Circling:
     """The policy's actions: the tool moves in a circle, and the fingers may close."""
 
     def __init__(self, spec: Any) -> None:
-        self._period, self._metre = 1 / spec.control_hz, 1 / spec.translation_m
+        self._period, self._metre = 1 / spec.control_hz, 1 / spec.space.translation_m
         self.asks: str | None = None
         self.gripper = 1.0
 
