@@ -119,8 +119,11 @@ class Actor:
         # Copy each block: on some CPUs the last bit of a matrix product depends on the alignment of
         # its operands, and fresh allocations are aligned to 64 bytes.
         blocks = ({name: value[start : start + rows].clone() for name, value in tensors.items()} for start in range(0, size, rows))
-        parts = [function(self._fetched(block)) for block in blocks]
+        parts = [self._computed(function, self._fetched(block)) for block in blocks]
         return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _computed(self, function: Callable[[Tensors], Tensors], block: Tensors) -> Tensors:
+        return function(block)
 
     def _fetched(self, block: Tensors) -> Tensors:
         """Replace a block's inputs by packed features if the backbone runs elsewhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -135,9 +136,9 @@ class RemoteBackbone:
         self._trained: dict[str, str] = {}
         said, self._described = self._checked(metadata, policy.name, options)
         self._theirs = str(said.get("backbone"))
-        same = pack(metadata[OURS])
-        self._connections = Connections(config, 1, lambda found: pack(found.get(OURS)) == same)
-        weakref.finalize(policy, self._connections.close)
+        self._config, self._same, self._retries = config, pack(metadata[OURS]), config.retries
+        self._thread, self._opened = threading.local(), list[Connections]()
+        weakref.finalize(policy, _close, self._opened)
 
     def _checked(self, metadata: dict[str, Any], model: str, options: Any) -> tuple[dict[str, Any], dict[str, Described]]:
         ours = metadata.get(OURS)
@@ -174,7 +175,7 @@ class RemoteBackbone:
                 f"{self._url} has another backbone (SHA-256 {shown(self._theirs[:12])}) than the head here was trained on ({ours[:12]}): "
                 "give both machines the same model.checkpoint and checkpoint"
             )
-        (answer,) = self._connections.ask([observation_message(inputs) | {ENCODE: ours}])
+        (answer,) = self._connections().ask([observation_message(inputs) | {ENCODE: ours}])
         try:
             return read_features(answer.get("features") if isinstance(answer, dict) else None, self._described, len(inputs["state"]))
         except MessageError as error:
@@ -187,4 +188,18 @@ class RemoteBackbone:
         return head
 
     def begin_control(self) -> None:
-        self._connections.retries = 0
+        self._retries = 0
+
+    def _connections(self) -> Connections:
+        """Return the connection of this thread."""
+        if not hasattr(self._thread, "connections"):
+            self._thread.connections = Connections(self._config, 1, lambda found: pack(found.get(OURS)) == self._same)
+            self._opened.append(self._thread.connections)
+        found: Connections = self._thread.connections
+        found.retries = self._retries
+        return found
+
+
+def _close(opened: list[Connections]) -> None:
+    for each in opened:
+        each.close()

@@ -28,8 +28,9 @@ from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
 from rlinf_vla.models.openvla.options import OpenVLAOFTOptions, OpenVLAOptions
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
+from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.control_actor import ControlActor, require_fit
-from rlinf_vla.realworld.inference import Committed, Request
+from rlinf_vla.realworld.inference import Chunk, Committed, InferenceWorker, Request
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime import builders
@@ -156,6 +157,35 @@ def test_a_control_loop_gets_the_chunks_of_the_whole_policy(recipe: Recipe, star
             assert first.sections.keys() == {"prepare", "encode", "act"}
     (first, second), (wanted, continued) = chunks
     assert np.array_equal(first, wanted) and np.array_equal(second, continued)
+
+
+def test_requests_in_flight_have_connections_of_their_own(recipe: Recipe, start: Start) -> None:
+    """And each gets its own features, whatever the order of the answers."""
+    clock, config = Clock(), ControlConfig(requests_in_flight=3)
+    shown = seen(VirtualClock())
+    images = [np.full_like(shown.frames["base"].image, 100 * number) for number in range(3)]
+    readings = [replace(shown, frames={"base": replace(shown.frames["base"], image=image)}) for image in images]
+    requests = [Request(reading, "push the cube", number, number) for number, reading in enumerate(readings)]
+    whole = builders.build_policy(recipe)
+    with pytest.raises(UserError, match="requests_in_flight=3 is for a head whose backbone is elsewhere"):
+        require_fit(whole, ["base"], config)
+    wanted = [ControlActor(whole, Settings(3, 0.0, 1), clock)(each).actions for each in requests]
+    assert not np.array_equal(wanted[0], wanted[1])
+    with start() as running:
+        head = builders.build_policy(at(recipe, running.url()))
+        require_fit(head, ["base"], config)
+        background = InferenceWorker(ControlActor(head, Settings(3, 0.0, 1), clock), clock, config.requests_in_flight)
+        found: list[Chunk] = []
+        for each in requests:
+            background.submit(each)
+            while background.pending()[1] is not None:
+                background.wait(clock.now() + 0.01)
+        while len(found) < 3:
+            background.wait(clock.now() + 1.0)
+            found += background.take()
+        background.close()
+    for chunk in found:
+        assert np.array_equal(chunk.actions, wanted[chunk.request.step])
 
 
 def test_a_server_that_is_gone_is_an_error_at_once_in_a_control_loop(recipe: Recipe, start: Start) -> None:

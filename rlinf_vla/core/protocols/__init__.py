@@ -10,7 +10,6 @@ from rlinf_vla.core.tasks import Diagnosis as Diagnosis
 from rlinf_vla.core.tasks import Suite as Suite
 from rlinf_vla.core.tasks import Task as Task
 
-from .backbone import BackboneElsewhere as BackboneElsewhere
 from .convention import Convention as Convention
 from .convention import ToolUnits as ToolUnits
 from .env import EnvPlugin as EnvPlugin

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
-from .backbone import BackboneElsewhere
 from .convention import Convention
+
+if TYPE_CHECKING:
+    from .backbone import BackboneElsewhere
 
 ImageSize = tuple[int, int]
 """(height, width) in pixels."""
