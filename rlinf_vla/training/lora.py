@@ -255,7 +255,7 @@ def load_adapter(backbone: nn.Module, directory: Path) -> None:
 
 
 def stored_adapter(backbone: nn.Module, directory: Path) -> Tensors:
-    """Return what ``load_adapter`` would load into a policy's backbone, by full names of the policy.
+    """Return what ``load_adapter`` would load, by names of the policy.
 
     Raises UserError as it does; ``backbone`` may lack modules.
     """
