@@ -153,17 +153,23 @@ def load_weights(
     filled: dict[str, Tensor] = {}
     stored: dict[str, torch.dtype] = {}
     for key, value in state.items():
-        tensor = value if isinstance(value, Tensor) else value.read()
-        if not tensor.is_floating_point():
-            raise UserError(f"{directory}: {key} holds {str(tensor.dtype).removeprefix('torch.')}, quantised weights are not supported")
-        # aminmax propagates NaN and, unlike isfinite, allocates no tensor of the same size
-        if not all(bound.isfinite() for bound in tensor.aminmax()):
-            raise UserError(f"{directory}: {key} holds NaN or infinite values, the checkpoint is damaged")
+        tensor = read_weight(key, value, directory)
         stored[key] = tensor.dtype
         # copied: overwriting the memory-mapped file later must not change the network
         filled[key] = tensor.to(dtype_of(key), copy=True)
     module.load_state_dict(filled, assign=True)
     return stored
+
+
+def read_weight(key: str, value: Tensor | Unread, directory: Path) -> Tensor:
+    """Return a weight as it is stored. Raises UserError if it is quantised or not finite."""
+    tensor = value if isinstance(value, Tensor) else value.read()
+    if not tensor.is_floating_point():
+        raise UserError(f"{directory}: {key} holds {str(tensor.dtype).removeprefix('torch.')}, quantised weights are not supported")
+    # aminmax propagates NaN and, unlike isfinite, allocates no tensor of the same size
+    if not all(bound.isfinite() for bound in tensor.aminmax()):
+        raise UserError(f"{directory}: {key} holds NaN or infinite values, the checkpoint is damaged")
+    return tensor
 
 
 def save(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from torch import Tensor
 
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import DTYPES
@@ -100,6 +102,14 @@ class PretrainedPolicy(Policy):
 
     def load_weights(self, checkpoint: Path) -> None:
         self.stored_dtypes = files.load_weights(self.backbone, self.read_state(checkpoint), checkpoint, self.dtype_of)
+
+    def stored_weights(self, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
+        return self.readers("backbone.", self.read_state(checkpoint), checkpoint)
+
+    @staticmethod
+    def readers(prefix: str, state: files.State, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
+        """Return what reads each weight of a module whose names in the policy have this prefix."""
+        return {f"{prefix}{key}": partial(files.read_weight, key, value, checkpoint) for key, value in state.items()}
 
     def read_state(self, checkpoint: Path) -> files.State:
         """Return the weights of the backbone under its own names."""

@@ -1,10 +1,12 @@
 """Success against delay: policies on a server drive the simulated Franka over a slow link.
 
-python tools/delay_study.py OUT pi0=RUN oft=RUN [--delays 0 100 200 300] [--episodes 20]
+python tools/delay_study.py OUT pi0=RUN oft=RUN [--delays 0 100 200 300] [--episodes 20] [--split]
 
 Each policy is served by `rlinf-vla serve` in a process of its own, and drives the arm at 10 Hz with
 `rlinf-vla robot run recipe=franka_remote` through a relay that delays every answer. All runs play
 the same episodes. Writes OUT/POLICY_MODE_DELAY/ and prints a table; a finished run is not repeated.
+With ``--split`` the modes are asynchronous ones of the whole policy on the server, of its head at
+the arm, and of the head with several requests under way.
 """
 
 from __future__ import annotations
@@ -28,6 +30,11 @@ MODES = {
     "asynchronous": ["control.asynchronous=true"],
     "real-time chunking": ["control.asynchronous=true", "control.real_time_chunking=true"],
 }
+SPLIT = {
+    "whole policy": ["control.asynchronous=true"],
+    "head": ["control.asynchronous=true"],
+    "head, 4 requests in flight": ["control.asynchronous=true", "control.requests_in_flight=4"],
+}
 FLOW = ("pi0",)
 """Policies that can continue committed actions."""
 COMMON = ["control.max_observation_age_s=2", "control.max_misses=20", "evaluation.filmed=0", "robot.max_age_s=2", "robot.frozen_s=5"]
@@ -50,14 +57,16 @@ def served(run: str) -> Iterator[int]:
         server.wait(60)
 
 
-def play(directory: Path, port: int, delay_ms: float, arguments: argparse.Namespace, mode: str) -> None:
+def play(directory: Path, run: str, port: int, delay_ms: float, arguments: argparse.Namespace, mode: str) -> None:
     if (directory / "report.html").exists():
         return
     link = Link(delay_ms / 1e3, arguments.jitter / 1e3, arguments.loss)
     with relay(port, link) as relayed:
-        command = [*PROGRAM, "robot", "run", "recipe=franka_remote", f"model.options.url=ws://127.0.0.1:{relayed}", f"run_dir={directory}"]
-        command += [f"episodes={arguments.episodes}", f"env.episode_limit={arguments.limit}", "model.options.timeout_s=10", *COMMON]
-        subprocess.run([*command, *MODES[mode]], check=True)
+        node = "rollout.backbone" if mode.startswith("head") else "model.options"
+        policy = [f"run={run}", "rollout.split=head"] if mode.startswith("head") else ["recipe=franka_remote"]
+        command = [*PROGRAM, "robot", "run", *policy, f"{node}.url=ws://127.0.0.1:{relayed}", f"{node}.timeout_s=10"]
+        command += [f"run_dir={directory}", f"episodes={arguments.episodes}", f"env.episode_limit={arguments.limit}", *COMMON]
+        subprocess.run([*command, *(MODES | SPLIT)[mode]], check=True)
 
 
 def episodes_of(directory: Path) -> list[dict[str, Any]]:
@@ -91,17 +100,18 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--limit", type=int, default=60, help="control periods per episode")
     parser.add_argument("--within", type=int, default=30, help="control periods within which success counts in the table")
+    parser.add_argument("--split", action="store_true", help="compare the whole policy on the server with its head at the arm")
     arguments = parser.parse_args(words)
     lines, found = list[str](), dict[tuple[str, str, float], Path]()
     for each in arguments.policies:
         name, _, run = each.partition("=")
         with served(run) as port:
             for delay in arguments.delays:
-                for mode in MODES:
+                for mode in SPLIT if arguments.split else MODES:
                     if mode == "real-time chunking" and name not in FLOW:
                         continue
-                    directory = arguments.out / f"{name}_{mode.replace(' ', '_')}_{delay:g}"
-                    play(directory, port, delay, arguments, mode)
+                    directory = arguments.out / f"{name}_{mode.replace(',', '').replace(' ', '_')}_{delay:g}"
+                    play(directory, run, port, delay, arguments, mode)
                     found[name, mode, delay] = directory
                     lines.append(row(name, mode, delay, directory, arguments.within))
                     print(lines[-1], flush=True)

@@ -8,6 +8,7 @@ proprioceptive dimension) and model.safetensors.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -75,6 +76,9 @@ class CompactPolicy(PretrainedPolicy):
     def load_weights(self, checkpoint: Path) -> None:
         """Load all weights, not the backbone's alone."""
         files.load_weights(self, files.read_weights(checkpoint), checkpoint)
+
+    def stored_weights(self, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
+        return self.readers("", files.read_weights(checkpoint), checkpoint)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         files.save(self, self.config, checkpoint, {}, dtype or torch.float32)

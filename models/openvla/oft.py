@@ -7,6 +7,7 @@ Sources: openvla-oft ``prismatic/extern/hf/modeling_prismatic.py``,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +29,13 @@ from .policy import OpenVLAPolicy, gumbel
 from .prismatic import PrismaticVLA
 
 OFFICIAL = {"head": "discrete", "chunk": 8, "proprio": False, "film": False, "stop_token": True}
+
+
+def _action_head(checkpoint: Path) -> files.State:
+    component = read_component(checkpoint, "action_head")
+    if component is None:
+        raise UserError(f"{checkpoint} has no action_head--STEP_checkpoint.pt: use model.options.head=discrete, or copy the file")
+    return component
 
 
 class ResidualBlock(nn.Module):
@@ -131,10 +139,11 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     def load_weights(self, checkpoint: Path) -> None:
         super().load_weights(checkpoint)
         if self.action_head is not None:
-            component = read_component(checkpoint, "action_head")
-            if component is None:
-                raise UserError(f"{checkpoint} has no action_head--STEP_checkpoint.pt: use model.options.head=discrete, or copy the file")
-            files.load_weights(self.action_head, component, checkpoint)
+            files.load_weights(self.action_head, _action_head(checkpoint), checkpoint)
+
+    def stored_weights(self, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
+        found = super().stored_weights(checkpoint)
+        return found if self.action_head is None else found | self.readers("action_head.", _action_head(checkpoint), checkpoint)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         super().save(checkpoint, dtype)

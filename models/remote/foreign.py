@@ -17,13 +17,13 @@ from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.core import observation_keys
 from rlinf_vla.core.images import padded
 from rlinf_vla.core.observation_keys import ObservationKeys
+from rlinf_vla.core.observation_messages import as_bytes, as_text
+from rlinf_vla.core.policy_server import Connections, shown
 from rlinf_vla.core.protocols import Convention, Noise, PolicySpec
 from rlinf_vla.core.types import Inputs, Observation
 
 from ..cards import LIBERO_CONVENTION
 from .answers import checked
-from .connection import Connections, address, dialect_of, shown
-from .instructions import as_bytes, as_text
 from .options import DROID, LEROBOT, LIBERO, SGLANG, VLLM_OMNI, RemoteOptions
 
 IMAGE_SIZE = 224
@@ -54,7 +54,7 @@ class ForeignServer:
 
     def __init__(self, options: RemoteOptions) -> None:
         """Raises UserError if the options leave something open."""
-        self._url, self._dialect = address(options), dialect_of(options)
+        self._url, self._dialect = options.address, options.spoken
         name = options.keys or (LEROBOT if self._dialect == SGLANG else None)
         if name not in MEANINGS:
             raise UserError(

@@ -9,24 +9,22 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.array_messages import pack
+from rlinf_vla.core.observation_messages import observation_message, raw_inputs
+from rlinf_vla.core.policy_server import Connections
 from rlinf_vla.core.protocols import KeyedNoise, Noise, PolicySpec
 from rlinf_vla.core.types import MAX_TASKS, Inputs, Observation
 
 from .answers import checked
-from .connection import Connections, address, dialect_of
 from .description import spec_of
-from .instructions import as_bytes, as_text
 from .options import NATIVE, OPENPI, RemoteOptions
 
 OURS = "rlinf_vla"
 """Key of the metadata that only our server has."""
-IMAGE = "image."
-"""Prefix of the inputs that are images."""
 
 
 def is_ours(metadata: Mapping[str, Any], options: RemoteOptions) -> bool:
     """Whether the server is ours, and the options do not treat it as another project's."""
-    return isinstance(metadata.get(OURS), dict) and options.keys in (None, NATIVE) and dialect_of(options) == OPENPI
+    return isinstance(metadata.get(OURS), dict) and options.keys in (None, NATIVE) and options.spoken == OPENPI
 
 
 def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +39,7 @@ class OurServer:
     def __init__(self, options: RemoteOptions, metadata: dict[str, Any]) -> None:
         """Raises UserError if the description of the policy is not valid."""
         said, same = metadata[OURS], pack(metadata[OURS])
-        self._url = address(options)
+        self._url = options.address
         self.spec: PolicySpec
         self.spec, self._chunk = spec_of(said.get("spec"), options)
         self._most_rows = said.get("max_batch_size")
@@ -49,9 +47,7 @@ class OurServer:
         self._connections = Connections(options, 1, lambda found: pack(found.get(OURS)) == same)
 
     def prepare(self, obs: Observation) -> Inputs:
-        """Return images as they are: the server prepares them as the policy does."""
-        images = {f"{IMAGE}{name}": obs.images[name] for name in self.spec.images}
-        return images | {"state": obs.state[:, : self.spec.state_dim], "instruction": as_bytes(obs.instruction)}
+        return raw_inputs(obs, self.spec)
 
     def act(self, inputs: Inputs, noise: Noise | None, temperature: float, committed: Tensor | None = None, frozen: int = 0) -> Tensor:
         """Return float32 ``[B, C, D]``. ``committed``, ``frozen``: of ``RealTimeChunking``.
@@ -62,12 +58,7 @@ class OurServer:
         if type(self._most_rows) is int and rows > self._most_rows:
             most = self._most_rows
             raise UserError(f"{self._url} takes {most} rows of a policy call, not {rows}: set rollout.batch_size={most}, or serve more")
-        message: dict[str, Any] = {
-            "images": {name.removeprefix(IMAGE): value.numpy() for name, value in inputs.items() if name.startswith(IMAGE)},
-            "state": inputs["state"].numpy(),
-            "instruction": [as_text(row) for row in inputs["instruction"]],
-            "temperature": temperature,
-        }
+        message = observation_message(inputs) | {"temperature": temperature}
         if noise is not None:
             message |= _keys(noise)
         if committed is not None:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.observation_messages import as_bytes
+from rlinf_vla.core.policy_server import metadata_of
 from rlinf_vla.core.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation
 
 from . import ours
-from .connection import metadata_of
 from .foreign import ForeignServer
-from .instructions import as_bytes
 from .options import RemoteOptions
 
 

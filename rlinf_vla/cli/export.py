@@ -24,7 +24,7 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     if not recipe.checkpoint or not recipe.output:
         raise UserError("export needs a run and an output: rlinf-vla export run=RUN output=DIR, or checkpoint=RUN/checkpoints/step_N")
-    builders.require_weights(recipe, "nothing to export")
+    builders.require_whole(recipe, "nothing to export")
     output = builders.new_directory(recipe.output)
     checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint")
     policy = builders.build_policy(recipe)

@@ -25,7 +25,7 @@ def run(config: DictConfig) -> None:
         raise UserError(f"serve needs {', '.join(absent)}: {INSTALL}")
     token = os.environ.get(recipe.serve.token_env) if recipe.serve.token_env else None
     check_serve(recipe.serve, token)
-    builders.require_weights(recipe, "nothing to serve")
+    builders.require_whole(recipe, "nothing to serve")
     from rlinf_vla.serving.server import serve
 
     serve(recipe, token)

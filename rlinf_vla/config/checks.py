@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlinf_vla.config.cluster import BROADCAST, GIVEN
+from rlinf_vla.config.cluster import BROADCAST, GIVEN, RAY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import INTERACTIVE, NO_ALGORITHM, OFF_POLICY, ON_POLICY, DeadlineConfig, LimitsConfig, RewardConfig
 from rlinf_vla.config.robot import ROBOT
@@ -38,7 +38,7 @@ def check(recipe: Recipe) -> None:
     family = f"algorithm={algorithm.name} is {algorithm.family}"
     on_policy = algorithm.family == ON_POLICY
     require(on_policy or recipe.profile is None, f"profile is for on-policy algorithms: {family}")
-    require(recipe.rollout.split == "none" or cluster.runtime == "ray", "rollout.split=head needs cluster.runtime=ray")
+    _check_split(recipe, require)
     require(
         not algorithm.trains_reward or recipe.rollout.split == "none",
         f"rollout.split=head is for policies: algorithm={algorithm.name} trains a reward, leave rollout.split out",
@@ -66,6 +66,13 @@ def check(recipe: Recipe) -> None:
         algorithm.name == NO_ALGORITHM or algorithm.trains_reward == (recipe.model.name == NO_MODEL),
         f"algorithm={recipe.algorithm.name} with model={recipe.model.name}: a reward classifier, and only it, has model={NO_MODEL}",
     )
+
+
+def _check_split(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
+    split, url, ray = recipe.rollout.split == "head", recipe.rollout.backbone.url, recipe.cluster.runtime == RAY
+    require(not split or ray or url is not None, "rollout.split=head needs cluster.runtime=ray, or the server of rollout.backbone.url")
+    require(url is None or split, f"rollout.backbone.url={url} needs rollout.split=head")
+    require(url is None or not ray, f"rollout.backbone.url={url} needs cluster.runtime=in_process: Ray has feature workers for it")
 
 
 def _check_groups(recipe: Recipe, require: Callable[[bool, str], None]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from omegaconf import MISSING
 
 from rlinf_vla.config.cluster import SPLITS, ClusterConfig
+from rlinf_vla.config.policy_server import BackboneConfig
 from rlinf_vla.config.ranges import OUTSIDE, Count, CountOrZero, Matches, Name, NonNegative, OneOf, Range, Seed, Size, SizeOrZero
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.config.serve import ServeConfig
@@ -131,7 +132,9 @@ class RolloutConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     split: Annotated[str, OneOf(*SPLITS)] = "none"
     """head: rollout workers hold only the policy's action head; feature workers on the trainer's
-    machine run its backbone (docs/split.md). none: rollout workers hold the whole policy."""
+    machine, or the server at ``backbone.url``, run its backbone (docs/split.md). none: rollout
+    workers hold the whole policy."""
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
     rounded_weights: bool = False
     """Act with trained weights rounded to the network's dtype in rollouts and evaluation; training
     keeps float32. For a bfloat16 network this halves the bytes sent after an update."""

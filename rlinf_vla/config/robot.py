@@ -64,6 +64,9 @@ class ControlConfig:
     """Actions executed per inference request; null: 1 if asynchronous, else the whole chunk."""
     real_time_chunking: bool = False
     """Make each chunk continue the actions executed during inference (asynchronous flow policy)."""
+    requests_in_flight: Annotated[int, Range(1, 64)] = 1
+    """Most inferences under way at the same time, each of another observation. More than one hides
+    the delay of a network between a head and its backbone (``rollout.backbone``)."""
     max_observation_age_s: Seconds = 1.0
     """Never execute an action whose observation is older than this."""
     max_misses: Count = 10
@@ -95,6 +98,11 @@ def timing(config: ControlConfig, control_hz: float, chunk: int) -> Timing:
         raise UserError("control.asynchronous=true: the policy's chunk of one action arrives too late to execute: set it to false")
     if config.real_time_chunking and not asynchronous:
         raise UserError("control.real_time_chunking=true continues a chunk that is being executed: set control.asynchronous=true")
+    if config.requests_in_flight > 1 and (not asynchronous or config.real_time_chunking):
+        raise UserError(
+            f"control.requests_in_flight={config.requests_in_flight} is for asynchronous chunks that do not continue each other: "
+            "set control.asynchronous=true control.real_time_chunking=false"
+        )
     most = chunk - 1 if asynchronous else chunk
     if not 1 <= horizon <= most:
         raise UserError(f"control.execution_horizon={horizon}: must be from 1 to {most}, as the policy's chunk has {chunk} actions")

@@ -143,6 +143,8 @@ class _Loaded:
         with torch.no_grad():
             own = {name: p for name, p in self.policy.named_parameters() if name in self._trained}
             copy_all(self._trained, own, Path(self.model))
+        if self.policy.elsewhere is not None:
+            self.policy.elsewhere.trained({})
         if run_checkpoint is not None:
             load_checkpoint(run_checkpoint, self.policy)
         self._is = run_checkpoint

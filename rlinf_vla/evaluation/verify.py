@@ -26,7 +26,7 @@ OUTCOME = ("instruction", "success", "steps", "return")
 """Fields of a repeated episode that must be bit-identical on the same software and hardware."""
 SHOWN = 5
 """Differing episodes that are listed one by one."""
-PLAYED = ("env.", "model.")
+PLAYED = ("env.", "model.", "rollout.")
 """Recipe nodes that verify takes programs and paths from: it builds simulators and policies.
 It starts no reward, robot or cluster, and writes nothing."""
 

@@ -84,7 +84,7 @@ def run(config: DictConfig) -> None:
     """
     config.cluster.plan = AUTO  # keys that the plan replaces are not checked
     recipe = recipes.read(config)
-    builders.require_weights(recipe, "nothing to train")
+    builders.require_whole(recipe, "nothing to train")
     output = None if config.output is None else _new_file(config.output)
     print(trace(builders.build_algorithm(recipe)).render())
     if recipe.algorithm.family != ON_POLICY:

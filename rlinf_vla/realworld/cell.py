@@ -171,7 +171,7 @@ def open_cell(
             stack.callback(camera.close)
             camera.start()
         stack.callback(robot.close)  # before the cameras, which may take long to close
-        background = InferenceWorker(inference, clock)
+        background = InferenceWorker(inference, clock, recipe.control.requests_in_flight)
         stack.callback(background.close)
         spec = env_spec(recipe, robot.spec, scene, policy.spec)
         score = env_reward if recipe.reward == RewardConfig() else builders.build_reward_shaper(recipe, spec)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import threading
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class ControlActor(Actor):
     """An actor for one robot that measures the time of prepare, encode and act.
 
     With CUDA graphs, ``encode`` and ``act`` are one launch, and ``act`` is the time of both.
+    Several threads may call it: features are fetched at the same time, and used one after another.
     """
 
     def __init__(self, policy: Policy, settings: Settings, clock: Clock) -> None:
@@ -31,23 +33,23 @@ class ControlActor(Actor):
         self._clock, self._convention = clock, ArmConvention(policy.spec.convention)
         self._chooses_noise = isinstance(policy, FeaturePolicy) and policy.noise_bound is not None
         policy.begin_control()
-        self._encoded: float | None = None
+        self._acts, self._thread = threading.Lock(), threading.local()
         zero = torch.zeros(1, dtype=torch.int64)
         self.episode = Episodes(zero, zero, zero)
         """The current episode, ``[1]``; it keys the noise together with the observation's tick."""
 
     def __call__(self, request: Request) -> Chunk:
-        began, self._encoded = self._clock.now(), None
+        began, self._thread.encoded = self._clock.now(), None
         inputs = self.prepare(self._convention.seen(request.seen.observation(request.instruction)))
         prepared = self._clock.now()
         tick = torch.tensor([request.tick])
         sample = self._act_onto(inputs, tick, request.committed) if request.committed else self.act(inputs, self.episode, tick)
         actions = self._convention.to_arm(sample.actions[0].float().cpu().numpy())  # synchronises with the GPU
         chosen = sample.latent[ACTOR_OUTPUT][0].float().cpu().numpy() if self._chooses_noise else None
-        ended = self._clock.now()
-        sections = {"prepare": prepared - began, "act": ended - (self._encoded or prepared)}
-        if self._encoded is not None:
-            sections["encode"] = self._encoded - prepared
+        ended, encoded = self._clock.now(), self._thread.encoded
+        sections = {"prepare": prepared - began, "act": ended - (encoded or prepared)}
+        if encoded is not None:
+            sections["encode"] = encoded - prepared
         return Chunk(request, actions, sections, chosen)
 
     def _act_onto(self, inputs: Inputs, tick: torch.Tensor, committed: Committed) -> ActionSample:
@@ -58,8 +60,12 @@ class ControlActor(Actor):
         found = super()._features(inputs)
         if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize(self.device)
-        self._encoded = self._clock.now()
+        self._thread.encoded = self._clock.now()
         return found
+
+    def _computed(self, function: Callable[[Tensors], Tensors], block: Tensors) -> Tensors:
+        with self._acts:
+            return super()._computed(function, block)
 
 
 def require_fit(policy: Policy, space: ActionSpace, cameras: Collection[str], config: ControlConfig) -> None:
@@ -74,5 +80,7 @@ def require_fit(policy: Policy, space: ActionSpace, cameras: Collection[str], co
         raise UserError("the policy's actions move a tool, the robot's move joints: choose another model.checkpoint")
     if blind := spec.images.keys() - cameras:
         raise UserError(f"the policy needs image {min(blind)!r}, the robot's cameras are {sorted(cameras)}: set model.options.images")
+    if (count := config.requests_in_flight) > 1 and policy.elsewhere is None:
+        raise UserError(f"control.requests_in_flight={count} is for a head whose backbone is elsewhere (rollout.backbone.url): set it to 1")
     if config.real_time_chunking and not isinstance(policy, RealTimeChunking):
         raise UserError(f"control.real_time_chunking=true: model={policy.name} is not a flow policy: set it to false, or use model=pi0")

@@ -128,25 +128,26 @@ Infer = Callable[[Request], Chunk]
 
 
 class InferenceWorker:
-    """Run inference in a thread; PyTorch releases the interpreter lock.
+    """Run inference in threads; PyTorch releases the interpreter lock.
 
-    One request runs and one waits, and a newer one replaces that.
+    At most ``in_flight`` requests run and one waits, and a newer one replaces that.
     """
 
-    def __init__(self, infer: Infer, clock: Clock) -> None:
+    def __init__(self, infer: Infer, clock: Clock, in_flight: int = 1) -> None:
         self._infer, self._clock = infer, clock
         self._changed = threading.Condition()
         self._finished: list[Chunk] = []
         self._error: BaseException | None = None
         self._closed = False
-        self._running: Request | None = None
+        self._begun: list[Request] = []
         self._waiting: Request | None = None
-        threading.Thread(target=self._work, name="inference", daemon=True).start()
+        for _ in range(in_flight):
+            threading.Thread(target=self._work, name="inference", daemon=True).start()
 
     def pending(self) -> tuple[Request | None, Request | None]:
-        """Return the running and the waiting request."""
+        """Return the newest running request and the waiting one."""
         with self._changed:
-            return self._running, self._waiting
+            return self._begun[-1] if self._begun else None, self._waiting
 
     def submit(self, request: Request) -> None:
         """Run this request next, in place of the waiting one."""
@@ -155,7 +156,7 @@ class InferenceWorker:
             self._changed.notify_all()
 
     def withdraw(self) -> None:
-        """Drop the waiting request; the running one continues."""
+        """Drop the waiting request; the running ones continue."""
         with self._changed:
             self._waiting = None
 
@@ -179,10 +180,10 @@ class InferenceWorker:
         """
         self.withdraw()
         with self._changed:
-            return self._changed.wait_for(lambda: self._running is None, max(0.0, until - self._clock.now()))
+            return self._changed.wait_for(lambda: not self._begun, max(0.0, until - self._clock.now()))
 
     def close(self) -> None:
-        """Stop the thread; a running inference is not interrupted."""
+        """Stop the threads; a running inference is not interrupted."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -193,15 +194,17 @@ class InferenceWorker:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
-                self._running, self._waiting = self._waiting, None
-            assert self._running is not None
+                request, self._waiting = self._waiting, None
+                assert request is not None
+                self._begun.append(request)
             try:
-                finished, error = [self._infer(self._running)], None
+                finished, error = [self._infer(request)], None
             except BaseException as raised:  # the control loop stops the arm and raises it again
                 finished, error = [], raised
             with self._changed:
                 self._finished += finished
-                self._error, self._running = error, None
+                self._error = self._error or error
+                self._begun = [each for each in self._begun if each is not request]
                 self._changed.notify_all()
                 if error is not None:
                     return

@@ -43,11 +43,17 @@ def rows_of(obs: Observation, index: Tensor) -> Observation:
 class Actor:
     """Sample actions and values from a policy in blocks of ``batch_size`` rows.
 
+    Of a split policy the head is enough: features are fetched block by block, in the same shapes.
     Weights may change between calls, but only in place: a CUDA graph reads fixed addresses.
     """
 
-    def __init__(self, policy: Policy, settings: Settings) -> None:
+    def __init__(self, policy: Policy, settings: Settings, encode: Callable[[Inputs], Tensors] | None = None) -> None:
+        """``encode``: returns packed features of prepared inputs; None: from where the policy's
+        backbone runs."""
         self.policy, self.settings, self.device = policy, settings, device_of(policy)
+        self._encode = encode or (policy.elsewhere.encode if policy.elsewhere is not None else None)
+        self.requests = self.sent = self.received = 0
+        """Of a split policy: blocks encoded so far, and bytes of tensors sent and received."""
         self._act: Callable[[Tensors], Tensors] = self._act_block
         self._value: Callable[[Tensors], Tensors] = self._value_block
         if settings.cuda_graphs and self.device.type in RECORDERS:
@@ -62,7 +68,9 @@ class Actor:
         self.record(lambda function: function)
 
     def prepare(self, obs: Observation) -> Inputs:
-        """Return the policy's inputs, on its device."""
+        """Return the policy's inputs, on its device; those of a backbone elsewhere on the CPU."""
+        if self.policy.elsewhere is not None:
+            return self.policy.elsewhere.prepare(obs.to(CPU))
         return self.policy.prepare(obs.to(self.device))
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
@@ -85,7 +93,7 @@ class Actor:
         settings = self.settings
         given = moved({"task": noise_task(episodes), "seed": episodes.seed, "step": step, "actions": committed}, self.device)
         noise = CounterNoise(settings.run_seed, given["task"], given["seed"], given["step"]) if settings.temperature > 0 else None
-        return self.policy.act_with_prefix(self._features(inputs), noise, settings.temperature, given["actions"], frozen)
+        return self.policy.act_with_prefix(self._features(self._fetched(inputs)), noise, settings.temperature, given["actions"], frozen)
 
     def value(self, obs: Observation, wanted: Tensor) -> Tensor:
         """Return the critic's estimate where ``wanted``, else 0: float32 ``[B]``, on the CPU.
@@ -111,11 +119,24 @@ class Actor:
         # Copy each block: on some CPUs the last bit of a matrix product depends on the alignment of
         # its operands, and fresh allocations are aligned to 64 bytes.
         blocks = ({name: value[start : start + rows].clone() for name, value in tensors.items()} for start in range(0, size, rows))
-        parts = [function(block) for block in blocks]
+        parts = [self._computed(function, self._fetched(block)) for block in blocks]
         return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
+    def _computed(self, function: Callable[[Tensors], Tensors], block: Tensors) -> Tensors:
+        return function(block)
+
+    def _fetched(self, block: Tensors) -> Tensors:
+        """Replace a block's inputs by packed features if the backbone runs elsewhere."""
+        if self._encode is None:
+            return block
+        counters = {name: value for name, value in block.items() if name.startswith(COUNTER)}
+        inputs = {name: value for name, value in block.items() if name not in counters}
+        found = self._encode(moved(inputs, CPU))
+        self.requests, self.sent, self.received = self.requests + 1, self.sent + nbytes(inputs), self.received + nbytes(found)
+        return {name: value.clone() for name, value in moved(found, self.device).items()} | counters
+
     def _features(self, inputs: Tensors) -> Any:
-        return self.policy.encode(inputs)
+        return self.policy.encode(inputs) if self._encode is None else self.policy.unpack(inputs)
 
     def _act_block(self, tensors: Tensors) -> Tensors:
         counters = (tensors[f"{COUNTER}task"], tensors[f"{COUNTER}seed"], tensors[f"{COUNTER}step"])
@@ -127,6 +148,11 @@ class Actor:
 
     def _value_block(self, tensors: Tensors) -> Tensors:
         return {"value": self.policy.value(self._features(tensors))}
+
+
+def nbytes(tensors: Tensors) -> int:
+    """Return the total size in bytes."""
+    return sum(value.nbytes for value in tensors.values())
 
 
 def noise_task(episodes: Episodes) -> Tensor:

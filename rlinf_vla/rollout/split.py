@@ -1,4 +1,4 @@
-"""Split a policy: its backbone in a :class:`FeatureServer`, its head in a :class:`SplitActor`.
+"""Split a policy: its backbone in a :class:`FeatureServer`, its head in an :class:`Actor`.
 
 The backbone runs on the trainer's GPU. Prepared inputs are sent to it and packed features back, but
 never the backbone's weights. A rollout worker builds its head without ever holding more::
@@ -21,7 +21,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Tensors
-from rlinf_vla.rollout.actor import COUNTER, RECORDERS, Actor, Recorder, Settings
+from rlinf_vla.rollout.actor import RECORDERS, Recorder
 
 _BACKBONE = "backbone."
 
@@ -70,11 +70,6 @@ def load_head(policy: Policy, weights: Tensors, device: torch.device | str) -> N
     policy.to(device)
 
 
-def size(tensors: Tensors) -> int:
-    """Return the total size in bytes."""
-    return sum(value.nbytes for value in tensors.values())
-
-
 class FeatureServer:
     """Run the backbone. The caller decides whether adapters are merged, as during rollouts."""
 
@@ -102,29 +97,3 @@ class FeatureServer:
 
     def _pack(self, inputs: Tensors) -> Tensors:
         return self.policy.pack(self.policy.encode(inputs))
-
-
-class SplitActor(Actor):
-    """Run the head: an :class:`Actor` that fetches features block by block, in the same shapes."""
-
-    def __init__(self, policy: Policy, settings: Settings, encode: Callable[[Inputs], Tensors]) -> None:
-        """``policy``: the head is enough. ``encode``: :meth:`FeatureServer.encode`, local or
-        remote."""
-        super().__init__(policy, settings)
-        self._encode = encode
-        self.requests = self.sent = self.received = 0
-        """Number of encoded blocks so far, and bytes of tensors sent and received."""
-
-    def _in_blocks(self, function: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
-        return super()._in_blocks(lambda block: function(self._fetch(block)), tensors)
-
-    def _fetch(self, block: Tensors) -> Tensors:
-        """Replace a block's inputs by features."""
-        counters = {name: value for name, value in block.items() if name.startswith(COUNTER)}
-        inputs = {name: value for name, value in block.items() if name not in counters}
-        found = self._encode(moved(inputs, CPU))
-        self.requests, self.sent, self.received = self.requests + 1, self.sent + size(inputs), self.received + size(found)
-        return {name: value.clone() for name, value in moved(found, self.device).items()} | counters
-
-    def _features(self, inputs: Tensors) -> object:
-        return self.policy.unpack(inputs)

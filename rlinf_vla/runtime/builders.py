@@ -37,13 +37,20 @@ def build_algorithm(recipe: Recipe) -> Any:
 def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
     """Return the recipe's policy on its device, with fresh adapters and any exported critic.
 
-    One that does not learn has neither, and is on no device. Random weights depend only on the
+    One that does not learn has neither, and is on no device. With ``rollout.backbone.url`` it is
+    only the head. Random weights depend only on the
     recipe's seed. Raises UserError if CUDA is not available.
     """
     model = model_of(recipe)
     if not model.learns:
         return outline(recipe)
     device = _device(recipe)
+    if recipe.rollout.backbone.url is not None:
+        from rlinf_vla.runtime.backbone import open_head
+
+        head = open_head(recipe, model, asset_path(recipe.model.checkpoint), device)
+        load_heads(head, asset_path(recipe.model.checkpoint))
+        return head
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         directory = asset_path(recipe.model.checkpoint)
@@ -91,13 +98,23 @@ def require_training(recipe: Recipe) -> None:
     """Raise UserError if the recipe has no algorithm, or a model that does not learn."""
     if recipe.algorithm.name == NO_ALGORITHM:
         raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
-    require_weights(recipe, "nothing to train")
+    require_whole(recipe, "nothing to train")
 
 
 def require_weights(recipe: Recipe, purpose: str) -> None:
     """Raise UserError if the recipe's model does not learn. ``purpose`` follows "there is"."""
     if (name := recipe.model.name) != NO_MODEL and not model_of(recipe).learns:
         raise UserError(f"model={name}: its weights are on a server, there is {purpose}: choose the model itself, with its checkpoint")
+
+
+def require_whole(recipe: Recipe, purpose: str) -> None:
+    """Raise UserError if the weights of the recipe's policy, or of its backbone, are on a server.
+
+    ``purpose``: as of ``require_weights``.
+    """
+    require_weights(recipe, purpose)
+    if (url := recipe.rollout.backbone.url) is not None:
+        raise UserError(f"rollout.backbone.url={url}: the backbone is on a server, there is {purpose}: leave it and rollout.split out")
 
 
 def build_head(recipe: Recipe) -> Policy:

@@ -111,7 +111,7 @@ def _said(settings: Sequence[str]) -> list[str]:
 
 def _used(said: Sequence[str]) -> list[str]:
     """Return the nodes of a saved recipe that the command line does not choose again."""
-    return [f"{node}." for node in ("env", "robot", "reward", "model", "algorithm", "cluster", "serve") if node not in said]
+    return [f"{node}." for node in ("env", "robot", "reward", "model", "algorithm", "rollout", "cluster", "serve") if node not in said]
 
 
 def recipe_of_run(location: str, verb: str, settings: Sequence[str]) -> DictConfig:

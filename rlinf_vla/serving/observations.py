@@ -81,7 +81,7 @@ class Request:
     alone: never join it with other requests, because the size of a batch changes the last bits of
     a product of matrices. committed: actions ``[B, N, D]`` that the chunk continues, of which
     ``frozen`` are executed before it arrives (``RealTimeChunking``). single: whether the reply has
-    no batch dimension.
+    no batch dimension. encode: whether it asks for features instead of actions.
     """
 
     observation: Observation
@@ -93,6 +93,7 @@ class Request:
     committed: Tensor | None = None
     frozen: int = 0
     single: bool = True
+    encode: bool = False
 
     @property
     def rows(self) -> int:

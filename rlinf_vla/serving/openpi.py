@@ -18,6 +18,8 @@ class OpenPi:
     """Metadata first, then an observation and its reply in turn; an error ends the connection."""
 
     name = "openpi"
+    encodes = True
+    """Whether a request may ask for features, as our own clients do."""
 
     def __init__(self, state: State) -> None:
         self.state, self.seed, self.step = state, state.number(), 0
@@ -40,7 +42,8 @@ class OpenPi:
         return found
 
     def answered(self, answer: Answer, timing: dict[str, float]) -> Any:
-        return {"actions": answer.actions, "policy_timing": {"infer_ms": 1e3 * answer.seconds}, "server_timing": timing}
+        found: dict[str, Any] = {"actions": answer.actions} if answer.features is None else {"features": answer.features}
+        return found | {"policy_timing": {"infer_ms": 1e3 * answer.seconds}, "server_timing": timing}
 
     def read(self, frame: Frame) -> Any:
         """Return the message of a frame. Raises MessageError."""
@@ -52,7 +55,7 @@ class OpenPi:
         """Return the request of an observation, our own or in the recipe's keys."""
         self.step += 1
         own = isinstance(message, dict) and isinstance(message.get("images"), dict)
-        return self.state.service.request(message, NATIVE if own else self.keys(), self.seed, self.step - 1)
+        return self.state.service.request(message, NATIVE if own else self.keys(), self.seed, self.step - 1, self.encodes and own)
 
     def keys(self) -> Keys:
         return self.state.service.keys
@@ -65,6 +68,7 @@ class VllmOmni(OpenPi):
     """``/v1/realtime/robot/openpi``: replies are bare arrays, errors are messages."""
 
     name = "vllm_omni"
+    encodes = False
 
     def metadata(self) -> dict[str, Any]:
         spec = self.state.service.spec
@@ -114,6 +118,7 @@ class SgLang(OpenPi):
     """``/openpi/policy``: the same with keys as LeRobot's."""
 
     name = "sglang"
+    encodes = False
 
     def metadata(self) -> dict[str, Any]:
         return action_metadata(self.state)

@@ -1,4 +1,4 @@
-"""Load a recipe's policy as ``eval`` does, and answer requests with its actions."""
+"""Load a recipe's policy as ``eval`` does, and answer requests with its actions or features."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.array_messages import MessageError
+from rlinf_vla.core.array_messages import LIMITS, MessageError
 from rlinf_vla.core.devices import device_of
+from rlinf_vla.core.feature_messages import as_arrays, description
 from rlinf_vla.core.io import digest_of
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
-from rlinf_vla.core.types import Episodes, Inputs, Observation
-from rlinf_vla.rollout.actor import RECORDERS, Actor
+from rlinf_vla.core.types import Episodes, Inputs, Observation, Tensors
+from rlinf_vla.rollout.actor import RECORDERS, Actor, nbytes
+from rlinf_vla.rollout.split import FeatureServer
 from rlinf_vla.runtime import builders, run_directory
+from rlinf_vla.runtime.backbone import ENCODE, SPLIT, digest_of_backbone
 from rlinf_vla.runtime.fit import fitted
 from rlinf_vla.runtime.recipes import asset_path
 from rlinf_vla.serving.observations import Defaults, Keys, Request, chosen, flat, read_request
@@ -36,10 +39,14 @@ ACTORS = 8
 
 @dataclass(frozen=True)
 class Answer:
-    """Actions, float32 ``[B, C, D]`` or ``[C, D]``, and the seconds of the policy call."""
+    """Actions, float32 ``[B, C, D]`` or ``[C, D]``, and the seconds of the policy call.
+
+    features: packed features of a backbone, ``[B, ...]``, in place of actions.
+    """
 
     actions: NDArray[np.float32]
     seconds: float
+    features: dict[str, NDArray[Any]] | None = None
 
 
 Outcome = Answer | Exception
@@ -56,13 +63,35 @@ class PolicyService:
         self.kept: OrderedDict[tuple[float, int], Actor] = OrderedDict()
         """Actors by temperature and run seed, the least used one first."""
         self._graphs = recipe.cluster.cuda_graphs and device_of(policy).type in RECORDERS
+        self._backbone = FeatureServer(policy, recipe.cluster.cuda_graphs) if SPLIT in metadata else None
+        self._row_bytes = 0
+        """Of the features of a row."""
 
-    def request(self, message: Any, keys: Keys, seed: int, step: int) -> Request:
-        """Return the request of a message; see ``read_request``. Raises MessageError."""
-        request = read_request(flat(message), keys, self.spec, self.defaults, seed, step)
+    def request(self, message: Any, keys: Keys, seed: int, step: int, encodes: bool = False) -> Request:
+        """Return the request of a message; see ``read_request``. Raises MessageError.
+
+        ``encodes``: whether it may ask for features.
+        """
+        found = flat(message)
+        request = read_request(found, keys, self.spec, self.defaults, seed, step)
+        if encodes and ENCODE in found:
+            self._check_encode(found[ENCODE], request)
+            request = replace(request, encode=True)
         if request.committed is not None and not isinstance(self.policy, RealTimeChunking):
             raise MessageError(f"committed: model {self.policy.name} cannot continue committed actions")
         return request
+
+    def _check_encode(self, wanted: Any, request: Request) -> None:
+        """Raise MessageError unless this backbone is ``wanted``, and an answer may be so large."""
+        if self._backbone is None:
+            raise MessageError(f"{ENCODE}: model {self.policy.name} {self.policy.split_unsupported}")
+        if not isinstance(wanted, str) or wanted != self.metadata[SPLIT]["backbone"]:
+            raise MessageError(f"{ENCODE}: the backbone here has another SHA-256 than the one that the head needs")
+        if request.committed is not None:
+            raise MessageError(f"{ENCODE}: features do not depend on committed actions, leave these out")
+        if request.rows * self._row_bytes > LIMITS.size:
+            most = LIMITS.size // self._row_bytes
+            raise MessageError(f"{ENCODE}: {request.rows} rows of features take more than {LIMITS.size} bytes: send at most {most} rows")
 
     def answer(self, requests: Sequence[Request]) -> list[Outcome]:
         """Return what each request gets: an error of one does not reach the others."""
@@ -78,7 +107,7 @@ class PolicyService:
                 found[number] = error
                 continue
             shapes = tuple((name, value.shape[1:]) for name, value in inputs.items())
-            key = number if request.alone else (request.temperature, request.run_seed, shapes)
+            key = number if request.alone else (request.encode or (request.temperature, request.run_seed), shapes)
             joined.setdefault(key, []).append((number, inputs))
         for members in joined.values():
             outcomes = self._call([requests[number] for number, _ in members], [inputs for _, inputs in members])
@@ -88,27 +117,47 @@ class PolicyService:
 
     def _call(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> list[Outcome]:
         began = time.perf_counter()
+        encodes = requests[0].encode
         try:
-            actions = self._act(requests, inputs).float().cpu().numpy()
-            if not np.isfinite(actions).all():
-                raise Failure("the policy's actions are not finite numbers")
+            found = self._encode(requests, inputs) if encodes else {"actions": self._act(requests, inputs).float().cpu()}
+            if not all(value.isfinite().all() for value in found.values()):
+                raise Failure(f"the policy's {'features' if encodes else 'actions'} are not finite numbers")
         except Exception as error:
             return [error] * len(requests)
-        seconds, rows = time.perf_counter() - began, np.cumsum([request.rows for request in requests])[:-1]
-        parts = np.split(actions[: sum(request.rows for request in requests)], rows)
-        return [Answer(part[0] if each.single else part, seconds) for each, part in zip(requests, parts, strict=True)]
+        seconds, answers, end = time.perf_counter() - began, list[Outcome](), 0
+        for each in requests:
+            rows = {name: value[end : end + each.rows] for name, value in found.items()}
+            end += each.rows
+            actions = np.empty(0, np.float32) if encodes else rows["actions"].numpy()
+            answers.append(Answer(actions[0] if each.single and not encodes else actions, seconds, as_arrays(rows) if encodes else None))
+        return answers
+
+    def _encode(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> Tensors:
+        assert self._backbone is not None
+        found = self._backbone.encode(self._whole(requests, inputs)[0])
+        if not self._row_bytes:  # the first call, which warms up
+            self.metadata[SPLIT]["features"] = description(found)
+            self._row_bytes = nbytes(found) // len(next(iter(found.values())))
+        return found
 
     def _act(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> torch.Tensor:
         first, actor = requests[0], self._actor(requests[0])
         if first.committed is not None:
             return actor.act_onto(inputs[0], first.episodes, first.step, first.committed, first.frozen).actions
-        episodes, step = Episodes.cat([each.episodes for each in requests]), torch.cat([each.step for each in requests])
-        whole = {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]} if len(inputs) > 1 else dict(inputs[0])
-        if self._graphs and not first.alone and len(step) & (len(step) - 1):
-            # one recording for each power of two
-            rows = torch.arange(min(1 << len(step).bit_length(), self.defaults.most_rows)).clamp(max=len(step) - 1)
-            whole, episodes, step = {name: value[rows.to(value.device)] for name, value in whole.items()}, episodes[rows], step[rows]
+        whole, rows = self._whole(requests, inputs)
+        episodes, step = Episodes.cat([each.episodes for each in requests])[rows], torch.cat([each.step for each in requests])[rows]
         return actor.act(whole, episodes, step).actions
+
+    def _whole(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> tuple[Inputs, torch.Tensor]:
+        """Return the inputs of all rows, and the numbers of these rows: on a GPU the last one is
+        repeated, so that few CUDA graphs are recorded."""
+        rows = torch.arange(sum(each.rows for each in requests))
+        whole = {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]} if len(inputs) > 1 else dict(inputs[0])
+        if self._graphs and not requests[0].alone and len(rows) & (len(rows) - 1):
+            # one recording for each power of two
+            rows = torch.arange(min(1 << len(rows).bit_length(), self.defaults.most_rows)).clamp(max=len(rows) - 1)
+            whole = {name: value[rows.to(value.device)] for name, value in whole.items()}
+        return whole, rows
 
     def _actor(self, request: Request) -> Actor:
         """Return the actor of the request's temperature and run seed; the least used one goes."""
@@ -129,9 +178,11 @@ class PolicyService:
             empty = Observation(images, torch.zeros(rows, self.spec.state_dim), ["nothing"] * rows)
             counts = torch.zeros(rows, dtype=torch.int64)
             episodes = Episodes.first_attempts(counts, counts)
-            (outcome,) = self.answer([Request(empty, episodes, counts, self.defaults.temperature, self.defaults.run_seed, single=False)])
-            if isinstance(outcome, Exception):
-                raise outcome
+            first = Request(empty, episodes, counts, self.defaults.temperature, self.defaults.run_seed, single=False)
+            for request in (first, replace(first, encode=True)) if self._backbone is not None else (first,):
+                (outcome,) = self.answer([request])
+                if isinstance(outcome, Exception):
+                    raise outcome
 
 
 def most_rows(recipe: Recipe) -> int:
@@ -151,8 +202,11 @@ def opened(recipe: Recipe) -> Iterator[PolicyService]:
     policy = builders.build_policy(recipe)
     if checkpoint is not None:
         load_checkpoint(checkpoint, policy)
+    metadata = described(recipe, policy, checkpoint)
+    if policy.split_unsupported is None:
+        metadata[SPLIT] = {"backbone": digest_of_backbone(policy), "options": asdict(recipe.model.options)}
     with builders.threads(recipe.cluster.rollout_threads), acting(policy, recipe.rollout.rounded_weights):
-        service = PolicyService(recipe, policy, described(recipe, policy, checkpoint))
+        service = PolicyService(recipe, policy, metadata)
         service.warm_up()
         yield service
 

@@ -16,8 +16,8 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample
-from rlinf_vla.rollout.actor import Actor, Settings, rows_of
-from rlinf_vla.rollout.split import head_weights, require_separable, size
+from rlinf_vla.rollout.actor import Actor, Settings, nbytes, rows_of
+from rlinf_vla.rollout.split import head_weights, require_separable
 
 from .config import assert_recipe_node
 from .policy_calls import (
@@ -82,7 +82,7 @@ class PolicyConformance:
         assert_the_same_bits(actor, Actor(policy, settings), inputs)
         packed = policy.pack(policy.encode(inputs))
         assert all(len(value) == 7 for value in packed.values())
-        assert (actor.requests, actor.sent, actor.received) == (6, 2 * size(inputs), 2 * size(packed)), "once to act, once to value"
+        assert (actor.requests, actor.sent, actor.received) == (6, 2 * nbytes(inputs), 2 * nbytes(packed)), "once to act, once to value"
         for name, value in actor.policy.prepare(observations(policy, 7)).items():
             assert torch.equal(value, inputs[name])
         weights = actor.policy.state_dict()

@@ -12,7 +12,7 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.noise import CounterNoise
-from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head, strip_to_head
+from rlinf_vla.rollout.split import FeatureServer, head_weights, load_head, strip_to_head
 
 from .simulated_gpu import captured
 
@@ -119,13 +119,13 @@ def over_the_wire(tensors: Tensors) -> Tensors:
     return found
 
 
-def split(policy: Policy, blank: Policy, settings: Settings) -> SplitActor:
+def split(policy: Policy, blank: Policy, settings: Settings) -> Actor:
     """Return an actor with the head alone: ``blank`` gets the head's weights of ``policy``, which
     encodes for it in another place."""
     strip_to_head(blank)
     load_head(blank, over_the_wire(head_weights(policy, policy.state_dict())), device_of(policy))
     server = FeatureServer(policy)
-    return SplitActor(blank, settings, lambda inputs: over_the_wire(server.encode(over_the_wire(inputs))))
+    return Actor(blank, settings, lambda inputs: over_the_wire(server.encode(over_the_wire(inputs))))
 
 
 def assert_the_same_bits(found: Actor, expected: Actor, inputs: Inputs) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -67,6 +69,10 @@ class LinearPolicy(Policy):
         save_file(
             {name: value.to(dtype or value.dtype) for name, value in self.backbone.state_dict().items()}, checkpoint / "model.safetensors"
         )
+
+    def stored_weights(self, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
+        stored = load_file(checkpoint / "model.safetensors")
+        return {f"backbone.{name}": partial(stored.__getitem__, name) for name in stored}
 
     def prepare(self, obs: Observation) -> Inputs:
         return {"image": obs.images["base"][:, ::STRIDE, ::STRIDE].contiguous()}

@@ -23,7 +23,16 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import replacing_directory
 from rlinf_vla.core.protocols import Learner, Policy
 from rlinf_vla.core.types import Tensors
-from rlinf_vla.training.lora import adapter_state, copy_all, is_lora, load_adapter, read_tensors, save_adapter, write_tensors
+from rlinf_vla.training.lora import (
+    adapter_state,
+    copy_all,
+    is_lora,
+    load_adapter,
+    read_tensors,
+    save_adapter,
+    stored_adapter,
+    write_tensors,
+)
 from rlinf_vla.training.ranks import gather_full, rank
 from rlinf_vla.training.trainer import Trainer
 
@@ -80,6 +89,9 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None =
     """
     verify(checkpoint)
     adapted = (checkpoint / ADAPTER).exists()
+    if isinstance(policy, Policy) and policy.elsewhere is not None:
+        _load_head(checkpoint, policy, adapted)
+        return json.loads((checkpoint / STATE).read_text())
     if adapted != any(is_lora(name) for name, _ in policy.named_parameters()):
         how = "with" if adapted else "without"
         raise UserError(f"{checkpoint} was trained {how} LoRA, unlike model.lora.rank: use the recipe of its run")
@@ -95,6 +107,17 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None =
             message = "has the optimiser state of another algorithm or version: start again with resume=never"
             raise UserError(f"{checkpoint} {message}") from None
     return json.loads((checkpoint / STATE).read_text())
+
+
+def _load_head(checkpoint: Path, policy: Policy, adapted: bool) -> None:
+    """Load the head's part; the digest of the backbone shows whether the rest is what it needs."""
+    assert policy.elsewhere is not None
+    if adapted and not hasattr(policy.backbone, "peft_config"):
+        raise UserError(f"{checkpoint} was trained with LoRA, unlike model.lora.rank: use the recipe of its run")
+    adapter = stored_adapter(policy.backbone, checkpoint / ADAPTER) if adapted else {}
+    head = policy.elsewhere.trained(adapter | load_file(checkpoint / HEADS))
+    with torch.no_grad():
+        copy_all(head, {name: p for name, p in policy.named_parameters() if p.requires_grad}, checkpoint)
 
 
 def load_earlier(checkpoint: Path) -> dict[int, Tensors]:

@@ -248,6 +248,22 @@ def load_adapter(backbone: nn.Module, directory: Path) -> None:
     The adapter may include the weight of an adapted output layer, as peft writes it. Raises
     UserError if rank and alpha, hence the scale of the factors, differ from those of the training.
     """
+    stored = _read_adapter(backbone, directory)
+    repeated = {_PREFIX + name: value for name, value in backbone.state_dict().items() if name.endswith(_BASE)}
+    own = adapter_state(backbone) | {name: value for name, value in repeated.items() if name in stored}
+    copy_all(stored, own, directory)
+
+
+def stored_adapter(backbone: nn.Module, directory: Path) -> Tensors:
+    """Return what ``load_adapter`` would load, by names of the policy.
+
+    Raises UserError as it does; ``backbone`` may lack modules.
+    """
+    stored = _read_adapter(backbone, directory)
+    return {"backbone." + re.sub(r"(\.lora_\w+)\.", rf"\1{_ADAPTER}", name.removeprefix(_PREFIX)): value for name, value in stored.items()}
+
+
+def _read_adapter(backbone: nn.Module, directory: Path) -> Tensors:
     own_config: LoraConfig = backbone.peft_config["default"]  # type: ignore[index,assignment]
     stored_config = _stored_config(directory)
     if (stored_config.lora_alpha, stored_config.r) != (own_config.lora_alpha, own_config.r):
@@ -255,10 +271,7 @@ def load_adapter(backbone: nn.Module, directory: Path) -> None:
             f"{directory} was trained with model.lora.rank={stored_config.r} and alpha={stored_config.lora_alpha}, the recipe sets "
             f"{own_config.r} and {own_config.lora_alpha}: use its run's recipe"
         )
-    stored = read_tensors(directory / _FACTORS)
-    repeated = {_PREFIX + name: value for name, value in backbone.state_dict().items() if name.endswith(_BASE)}
-    own = adapter_state(backbone) | {name: value for name, value in repeated.items() if name in stored}
-    copy_all(stored, own, directory)
+    return read_tensors(directory / _FACTORS)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

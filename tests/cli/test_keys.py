@@ -15,6 +15,7 @@ import torch
 
 from rlinf_vla.algorithms.hg_dagger import HGDAggerConfig
 from rlinf_vla.config.cluster import ClusterConfig, RobotRoleConfig, RoleConfig, RolesConfig
+from rlinf_vla.config.policy_server import BackboneConfig
 from rlinf_vla.config.recipe import DeadlineConfig, PresetConfig, Recipe
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.config.serve import ServeConfig
@@ -203,9 +204,17 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     serving = [*(ROOT / "rlinf_vla" / "serving").glob("*.py"), ROOT / "rlinf_vla" / "config" / "serve.py"]
     seen |= {(ServeConfig, name) for name in said(iter(serving), {"config", "serve"})} | {(Recipe, "serve")}
     seen |= {(ServeConfig, name) for name in said(iter([ROOT / "rlinf_vla" / "cli" / "serve.py"]), {"serve"})}
+    # a head needs such a server
+    seen |= {(BackboneConfig, name) for name in of_an_address()}
     seen.add((Recipe, "preset"))  # read only by the schema's check, as all of its keys
     left = unread(keys, seen)
     assert not left, left
+
+
+def of_an_address() -> set[str]:
+    """The keys of a policy server's address that the client reads."""
+    files = (ROOT / "rlinf_vla" / name for name in ("core/policy_server.py", "config/policy_server.py"))
+    return said(files, {"server", "self"})
 
 
 ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openvla_oft_plus_tiny", "pi0": "pi0_tiny"}
@@ -214,7 +223,7 @@ ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openv
 def test_a_policy_on_a_server_reads_its_options() -> None:
     """From its sources: there is no server here."""
     config = plugins.models()["remote"].Config
-    found = said((ROOT / "models" / "remote").glob("*.py"), {"options", "config"})
+    found = said((ROOT / "models" / "remote").glob("*.py"), {"options", "config", "self"}) | of_an_address()
     assert unread(dict(declared(config)), {(config, each) for each in found}) == []
 
 

@@ -160,7 +160,7 @@ def dropping(times: int) -> Callable[[dict[str, Any]], Any]:
 
 
 def test_a_lost_connection_is_made_again_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_vla.models.remote.connection.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("rlinf_vla.core.policy_server.FIRST_PAUSE_S", 0.0)
     server = PolicyServer(dropping(2))
     with serving(server) as url:
         policy = remote(url, retries=2, connections=1)

@@ -24,8 +24,8 @@ from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.planner import synthetic
-from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.rollout.split import head_weights, size
+from rlinf_vla.rollout.actor import Settings, nbytes
+from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.testing.policy_calls import observations, split
 from rlinf_vla.training.lora import add_lora, network_dtype
 from tests.models.tiny_openvla import ASSET, ASSETS
@@ -88,11 +88,11 @@ def test_bytes_of_a_split_full_size_policy(make: Any, up: int, down: int, head: 
     policy.to("meta")
     with torch.no_grad():
         packed = policy.pack(policy.encode({name: value.to("meta") for name, value in inputs.items()}))
-    assert (size(inputs), size(packed)) == (up, down)
+    assert (nbytes(inputs), nbytes(packed)) == (up, down)
     with torch.device("meta"):
         add_lora(policy, LoraOptions(), seed=0)
     trains = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
-    assert size(head_weights(policy, policy.state_dict())) == head
+    assert nbytes(head_weights(policy, policy.state_dict())) == head
     assert sum(value.numel() for value in head_weights(policy, trains).values()) == trained_head
 
 
@@ -116,12 +116,12 @@ def test_bytes_of_a_split_tiny_policy(model: type[Policy], asset: str, options: 
 def shares(make: Any, directory: Path, **lora: Any) -> tuple[float, float]:
     """Bytes published, of the bytes of a backbone in bfloat16: with ``rollout.rounded_weights``, and without."""
     policy = make(directory)
-    whole = size(dict(policy.backbone.named_parameters()))
+    whole = nbytes(dict(policy.backbone.named_parameters()))
     with torch.device("meta"):
         add_lora(policy, LoraOptions(**lora), seed=0)
     trains = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
     assert any(name.startswith("value_head.") for name in trains)
-    return size({name: value.to(network_dtype(policy)) for name, value in trains.items()}) / whole, size(trains) / whole
+    return nbytes({name: value.to(network_dtype(policy)) for name, value in trains.items()}) / whole, nbytes(trains) / whole
 
 
 def openvla_7b(directory: Path) -> Policy:

@@ -120,3 +120,21 @@ def test_stale_chunks_are_rejected() -> None:
     assert queue.next(4.1, 0) is None and queue.offer(chunk(8, time=4.0), 4.1, step=0, tick=1) == SUPERSEDED
     assert queue.offer(chunk(9, time=4.0), 4.1, step=0, tick=1) is None
     assert {SUPERSEDED, TOO_OLD, SPENT} == set(REJECTIONS)
+
+
+def test_several_requests_in_flight() -> None:
+    """Each of another observation; what arrives late is superseded by what came before."""
+    gate, clock = Gate(), Clock()
+    background = InferenceWorker(gate, clock, in_flight=2)
+    first, second, third, fourth = map(request, range(4))
+    for each in (first, second):
+        background.submit(each)
+        assert gate.began.acquire(timeout=LONG)
+    for each in (third, fourth):
+        background.submit(each)
+    assert background.pending() == (second, fourth)
+    gate.let.release(3)
+    assert gate.began.acquire(timeout=LONG)
+    assert background.settle(clock.now() + LONG)
+    assert {each.request.seen.number for each in background.take()} == {0, 1, 3}
+    background.close()

@@ -234,6 +234,8 @@ def test_the_committed_actions_are_those_that_the_arm_executes() -> None:
         (4, {"execution_horizon": 5}, "control.execution_horizon=5"),
         (4, {"execution_horizon": 4}, "control.execution_horizon=4"),
         (4, {"reserve_ms": 100}, "control.reserve_ms=100"),
+        (4, {"asynchronous": False, "requests_in_flight": 2}, "control.requests_in_flight=2"),
+        (4, {"real_time_chunking": True, "requests_in_flight": 2}, "control.requests_in_flight=2"),
         (8, {"asynchronous": False, "max_observation_age_s": 0.6}, "control.max_observation_age_s=0.6"),
     ],
 )

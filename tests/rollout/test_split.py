@@ -18,8 +18,8 @@ from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
 from rlinf_vla.models.openvla.options import OpenVLAOFTOptions
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
-from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head, require_separable, size, strip_to_head
+from rlinf_vla.rollout.actor import Actor, Settings, nbytes
+from rlinf_vla.rollout.split import FeatureServer, head_weights, load_head, require_separable, strip_to_head
 from rlinf_vla.testing.policy_calls import act, assert_the_same_bits, observations, split
 from rlinf_vla.training.lora import acting, add_lora, is_lora, merged_lora
 from tests.models.test_openvla_oft import small as small_oft
@@ -146,7 +146,7 @@ def test_both_sides_record(tmp_path: Path) -> None:
     strip_to_head(blank)
     load_head(blank, head_weights(policy, policy.state_dict()), "cpu")
     server = FeatureServer(policy)
-    actor = SplitActor(blank, SETTINGS, server.encode)
+    actor = Actor(blank, SETTINGS, server.encode)
     recorder = Recorder()
     server.record(recorder)
     actor.record(recorder)
@@ -165,7 +165,7 @@ def test_bytes_are_counted_per_block(tmp_path: Path) -> None:
     assert (actor.requests, actor.sent) == (3, 7 * (3 * 32 * 32 + 32 * (8 + 1) + 6 * 4))
     # of 4 patches and 32 tokens: 2 layers' keys and values of 8 numbers, a mask; what the critic reads, 24 numbers; the state in float32
     assert actor.received == 7 * (36 * (2 * 2 * 8 * 2 + 1) + 24 * 2 + 6 * 4)
-    assert size({}) == 0
+    assert nbytes({}) == 0
 
 
 def test_models_that_cannot_be_split_say_why() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .convention import Convention
+
+if TYPE_CHECKING:
+    from .backbone import BackboneElsewhere
 
 ImageSize = tuple[int, int]
 """(height, width) in pixels."""
@@ -102,6 +105,8 @@ class Policy(nn.Module):
     learns: ClassVar[bool] = True
     """False: its weights are elsewhere. It has no parameters, only acts, and is not loaded from
     ``model.checkpoint``."""
+    elsewhere: BackboneElsewhere | None = None
+    """Where the backbone runs if this policy is only a head (``rollout.backbone``); None: here."""
     merge_adapters: bool = True
     """Whether rollouts merge the adapters into the weights (``model.lora.merge``)."""
 
@@ -141,7 +146,8 @@ class Policy(nn.Module):
 
     def begin_control(self) -> None:
         """Called before the policy acts in a control loop, where a late answer is an error."""
-        return None
+        if self.elsewhere is not None:
+            self.elsewhere.begin_control()
 
     @abstractmethod
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
@@ -208,6 +214,13 @@ class Policy(nn.Module):
 
     def unpack(self, tensors: Tensors) -> Any:
         """For a split: restore features; ``act`` and ``value`` are bit-identical on them."""
+        raise NotImplementedError
+
+    def stored_weights(self, checkpoint: Path) -> Mapping[str, Callable[[], Tensor]]:
+        """For a split: return what reads each weight that ``load`` would read, by full name.
+
+        Raises UserError, as does each of them.
+        """
         raise NotImplementedError
 
     def precompute(self, inputs: Inputs) -> Inputs:

@@ -19,7 +19,7 @@ from rlinf_vla.rollout.collector import collect, collect_episodes
 from rlinf_vla.rollout.demonstrations import collect_demonstrations, labelled_frames
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.rollout.reward_shaping import seen
-from rlinf_vla.rollout.split import FeatureServer, SplitActor, head_weights, load_head
+from rlinf_vla.rollout.split import FeatureServer, head_weights, load_head
 from rlinf_vla.rollout.transitions import ChunkRewards, record_transitions
 from rlinf_vla.runtime.ray.broadcast import Inbox, Layout, Order, Received
 from rlinf_vla.runtime.ray.pool import Pool, parts
@@ -203,7 +203,7 @@ class RolloutWorker(PolicyWorker):
 
     def actor_at(self, temperature: float) -> Actor:
         settings = replace(self.builders.settings, temperature=temperature)
-        return Actor(self.policy, settings) if self.features is None else SplitActor(self.policy, settings, self._encode)
+        return Actor(self.policy, settings, None if self.features is None else self._encode)
 
     def _encode(self, inputs: Inputs) -> Tensors:
         return call_with_restart(self.features, "encode", (self.weights, Packed.of(inputs)), self.builders.cluster.heartbeat_s).tensors()
@@ -225,12 +225,12 @@ class RolloutWorker(PolicyWorker):
 
     def _play(self, weights: Weights, play: Callable[..., Trajectory]) -> tuple[ShardDone, Packed, Packed]:
         timeline, apart = Timeline(), self.builders.rewards_apart
-        if isinstance(self.actor, SplitActor):
+        if self.features is not None:
             self.actor.sent = self.actor.received = 0
         with self._acting(weights) as seconds:
             rollouts = play(self.groups if apart else self.rewarded, spans=timeline, beside=seen if apart else lambda call: {})
         spans, steps = self._spans(timeline), int(rollouts.valid.sum())
-        crossed = (self.actor.sent, self.actor.received) if isinstance(self.actor, SplitActor) else (0, 0)
+        crossed = (self.actor.sent, self.actor.received) if self.features is not None else (0, 0)
         heavy, scene = heavy_parts(rollouts)
         return ShardDone(light_part(rollouts), spans, steps, seconds, heavy.nbytes + scene.nbytes, *crossed), heavy, scene
 

@@ -11,15 +11,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from rlinf_vla.config.errors import Failure, UserError, printable
+from rlinf_vla.config.policy_server import ServerAddress
 from rlinf_vla.core.array_messages import INSTALL, LIMITS, MessageError, pack, unpack
 
-from .options import OPENPI, SGLANG, VLLM_OMNI, RemoteOptions
-
-PATHS = {"/v1/realtime/robot/openpi": VLLM_OMNI, "/openpi/policy": SGLANG}
-"""Path of an address -> the dialect spoken there."""
 SHOWN = 300
 """Characters of a server's message that are repeated to the user."""
 CLOSING_S = 1.0
@@ -45,19 +41,19 @@ def shown(text: str) -> str:
 class Connection:
     """One WebSocket to the server, whose first message is its metadata."""
 
-    def __init__(self, options: RemoteOptions) -> None:
+    def __init__(self, server: ServerAddress) -> None:
         """Connect and read the metadata. Raises Lost, Failure and UserError."""
         client = _client()
-        self.url, self._timeout = address(options), options.timeout_s
+        self.url, self._node, self._timeout = server.address, server.node, server.timeout_s
         self._deadline, self._sent = time.monotonic() + self._timeout, 0
-        settings = {"ssl": _trust(options), "additional_headers": _token(options), "open_timeout": self._timeout, "close_timeout": 1}
+        settings = {"ssl": _trust(server), "additional_headers": _token(server), "open_timeout": self._timeout, "close_timeout": 1}
         settings |= {"ping_interval": None}  # a server may infer on the thread that would answer
         settings |= {"compression": None, "max_size": LIMITS.size, "proxy": None}
         self._opened = ExitStack()
         try:
             self._socket = self._opened.enter_context(client.connect(self.url, **settings))
         except Exception as error:
-            raise _refused(self.url, error) from None
+            raise _refused(self.url, self._node, error) from None
         # the library waits without limit for a server that reads nothing
         whole = int(self._timeout)
         limit = struct.pack("ll", whole, int((self._timeout - whole) * 1e6))
@@ -65,7 +61,7 @@ class Connection:
         try:
             found = self.receive()
             if not isinstance(found, dict):
-                raise Failure(f"{self.url} does not begin with metadata, as a policy server does: check the path of model.options.url")
+                raise Failure(f"{self.url} does not begin with metadata, as a policy server does: check the path of {self._node}.url")
             self.metadata: dict[str, Any] = found
         except BaseException:
             self.close()
@@ -121,7 +117,7 @@ class Connection:
         from websockets.exceptions import ConnectionClosed
 
         if isinstance(error, TimeoutError):
-            return Lost(f"no answer within {self._timeout:g} s (model.options.timeout_s)")
+            return Lost(f"no answer within {self._timeout:g} s ({self._node}.timeout_s)")
         if isinstance(error, ConnectionClosed):
             if error.rcvd is not None and error.rcvd.code == TOO_BIG:
                 return Failure(f"the policy server {self.url} takes no message of {self._sent} bytes: lower rollout.batch_size")
@@ -132,8 +128,8 @@ class Connection:
 class Connections:
     """Up to ``count`` connections to a server, which is ``known`` by its metadata."""
 
-    def __init__(self, options: RemoteOptions, count: int, known: Callable[[dict[str, Any]], bool] = lambda metadata: True) -> None:
-        self.options, self.count, self.retries = options, count, options.retries
+    def __init__(self, server: ServerAddress, count: int, known: Callable[[dict[str, Any]], bool] = lambda metadata: True) -> None:
+        self.server, self.count, self.retries = server, count, server.retries
         self._known = known
         self._open: list[Connection] = []
 
@@ -157,7 +153,7 @@ class Connections:
             if attempt < self.retries:
                 sleep(min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S))
         attempts = f" in {self.retries + 1} attempts" if self.retries else ""
-        raise Failure(f"the policy server {address(self.options)} does not answer{attempts}: {lost}")
+        raise Failure(f"the policy server {self.server.address} does not answer{attempts}: {lost}")
 
     def _ask(self, requests: Sequence[Any]) -> list[Any]:
         self._open = [each for each in self._open if each.is_open]
@@ -168,7 +164,7 @@ class Connections:
         return [connection.receive() for connection, _ in zip(self._open, requests, strict=False)]
 
     def _connect(self) -> Connection:
-        found = Connection(self.options)
+        found = Connection(self.server)
         if not self._known(found.metadata):
             found.close()
             raise Failure(f"{found.url} now serves another policy than at the beginning: start again")
@@ -180,64 +176,52 @@ class Connections:
             self._open.pop().close()
 
 
-def metadata_of(options: RemoteOptions) -> dict[str, Any]:
+def metadata_of(server: ServerAddress) -> dict[str, Any]:
     """Return what the server says of itself, over a connection of its own. Raises UserError."""
     try:
-        connection = Connection(options)
+        connection = Connection(server)
     except (Lost, Failure) as error:
-        raise UserError(f"model.options.url={options.url}: {error}: start the server first, and check address and dialect") from None
+        raise UserError(f"{server.node}.url={server.url}: {error}: start the server first, and check address and dialect") from None
     connection.close()
     return connection.metadata
 
 
-def address(options: RemoteOptions) -> str:
-    """Return the server's address. Raises UserError if there is none."""
-    if options.url is None:
-        raise UserError("model.options.url has no value: give the address of a policy server, such as ws://127.0.0.1:8000")
-    return options.url
-
-
-def dialect_of(options: RemoteOptions) -> str:
-    """Return the dialect that the options name, or the path of the address."""
-    return options.dialect or PATHS.get(urlsplit(address(options)).path.rstrip("/"), OPENPI)
-
-
-def _token(options: RemoteOptions) -> dict[str, str]:
-    if options.token_env is None:
+def _token(server: ServerAddress) -> dict[str, str]:
+    if server.token_env is None:
         return {}
-    token = os.environ.get(options.token_env, "")
+    token = os.environ.get(server.token_env, "")
     if not token or not token.isascii() or not token.isprintable():
-        raise UserError(f"model.options.token_env={options.token_env}: set this environment variable to the server's token")
+        raise UserError(f"{server.node}.token_env={server.token_env}: set this environment variable to the server's token")
     return {"Authorization": f"Bearer {token}"}
 
 
-def _trust(options: RemoteOptions) -> ssl.SSLContext | None:
-    if not address(options).startswith("wss:"):
-        if options.ca_file is not None:
-            raise UserError(f"model.options.ca_file={options.ca_file} is for wss://, model.options.url is {options.url}: change one")
+def _trust(server: ServerAddress) -> ssl.SSLContext | None:
+    if not server.address.startswith("wss:"):
+        if server.ca_file is not None:
+            raise UserError(f"{server.node}.ca_file={server.ca_file} is for wss://, {server.node}.url is {server.url}: change one")
         return None
     try:
-        path = None if options.ca_file is None else str(Path(options.ca_file).expanduser())
+        path = None if server.ca_file is None else str(Path(server.ca_file).expanduser())
         return ssl.create_default_context(cafile=path)
     except OSError as error:  # SSLError is one
-        raise UserError(f"model.options.ca_file={options.ca_file} cannot be read as PEM certificates ({error.strerror or error})") from None
+        raise UserError(f"{server.node}.ca_file={server.ca_file} cannot be read as PEM certificates ({error.strerror or error})") from None
 
 
-def _refused(url: str, error: Exception) -> Exception:
+def _refused(url: str, node: str, error: Exception) -> Exception:
     """Return what to raise because ``url`` could not be connected to."""
     from websockets.exceptions import InvalidStatus, InvalidURI
 
     if isinstance(error, InvalidURI):
-        return UserError(f"model.options.url={url} is no address: give ws://HOST:PORT")
+        return UserError(f"{node}.url={url} is no address: give ws://HOST:PORT")
     if isinstance(error, ssl.SSLCertVerificationError):
-        return UserError(f"{url} has no certificate to trust ({shown(error.verify_message)}): give its own as model.options.ca_file")
+        return UserError(f"{url} has no certificate to trust ({shown(error.verify_message)}): give its own as {node}.ca_file")
     if isinstance(error, InvalidStatus):
         status = error.response.status_code
         if status in DENIED:
-            return UserError(f"{url} wants a token, or another one: put it into a variable and name that in model.options.token_env")
+            return UserError(f"{url} wants a token, or another one: put it into a variable and name that in {node}.token_env")
         return Lost(f"{url} answers HTTP {status} instead of opening a WebSocket")
     if isinstance(error, TimeoutError):
-        return Lost(f"{url} accepts no connection in time (model.options.timeout_s)")
+        return Lost(f"{url} accepts no connection in time ({node}.timeout_s)")
     return Lost(f"{url} cannot be connected to ({shown(str(error) or type(error).__name__)})")
 
 
@@ -245,5 +229,5 @@ def _client() -> Any:
     try:
         from websockets.sync import client
     except ImportError:
-        raise UserError(f"model=remote: websockets is not installed: {INSTALL}") from None
+        raise UserError(f"a policy on a server needs websockets: {INSTALL}") from None
     return client
