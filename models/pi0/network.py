@@ -34,7 +34,10 @@ _STATES, _KEYS, _VALUES, _MASK = "prefix.states", "prefix.keys", "prefix.values"
 
 
 def time_embedding(time: Tensor, dim: int, min_period: float = 4e-3, max_period: float = 4.0) -> Tensor:
-    """Embed times ``[...]`` as sin and cos of geometric periods ``[..., dim]``; float64, as openpi."""
+    """Embed times ``[...]`` as sin and cos of geometric periods ``[..., dim]``.
+
+    In float64, as in openpi.
+    """
     fraction = torch.linspace(0.0, 1.0, dim // 2, dtype=torch.float64, device=time.device)
     angles = time.double()[..., None] * (2 * math.pi / (min_period * (max_period / min_period) ** fraction))
     return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
@@ -177,7 +180,8 @@ class Pi0Network(nn.Module):
         """Return the velocity and the expert's last states ``[B, H, width]``.
 
         The velocity ``E[noise - action | x]`` is float32 ``[B, H, action_dim]``. ``time``: ``[B]``,
-        or of each action ``[B, H]``, from 1 (noise) to 0 (action). ``state``: ``[B, action_dim]``, used by π₀ only.
+        or of each action ``[B, H]``, from 1 (noise) to 0 (action). ``state``: ``[B, action_dim]``,
+        used by π₀ only.
         """
         embeds, condition = self.embed_suffix(state, x, time)
         embeds = embeds.to(prefix.states.dtype)

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(``x`` ``[B, H, A]``, time ``[]`` or ``[B, H]``) -> the flow's velocity ``[B, H, A]``, the network's states."""
+"""(``x`` ``[B, H, A]``, time ``[]`` or ``[B, H]``) -> the flow's velocity ``[B, H, A]``, and the
+network's states."""
 
 MAX_GUIDANCE = 5.0
 """The paper's beta; larger values make chunks discontinuous with few denoising steps."""
@@ -78,8 +79,8 @@ def simulated_times(time: Tensor, uniform: Tensor, longest: int, horizon: int) -
     """Return the time of each action ``[B, H]``: 0 for those that a delay has made past, else
     ``time`` ``[B]``.
 
-    Delays are 0 to ``longest`` control steps with equal probability; ``uniform`` ``[B]``, in (0, 1),
-    draws them.
+    Delays are 0 to ``longest`` control steps with equal probability; ``uniform`` ``[B]``, in
+    (0, 1), draws them.
     """
     delay = (uniform * (longest + 1)).long().clamp(max=longest)
     return torch.where(torch.arange(horizon, device=time.device) < delay[:, None], 0.0, time[:, None])

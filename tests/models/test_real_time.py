@@ -157,9 +157,9 @@ def test_equal_times_of_all_actions_are_one_time(tmp_path: Path, pi05: bool) -> 
     features = policy.encode(policy.prepare(observations(policy, 3)))
     x = torch.randn(3, policy.config.horizon, policy.config.action_dim)
     time = torch.tensor([0.2, 0.5, 1.0])
-    one, each = (policy._velocity(features.prefix, features.state, x, t)[0] for t in (time, time[:, None].expand(x.shape[:2])))
+    one, each = (policy.backbone.velocity(features.prefix, features.state, x, t)[0] for t in (time, time[:, None].expand(x.shape[:2])))
     torch.testing.assert_close(each, one, atol=1e-6, rtol=1e-5)
-    changed = policy._velocity(
+    changed = policy.backbone.velocity(
         features.prefix, features.state, x, torch.cat([time[:, None] / 2, time[:, None].expand(3, x.shape[1] - 1)], 1)
     )[0]
     assert (changed - one).abs().amax(dim=2).gt(1e-6).all(), "the time of one action reaches all through attention"
@@ -187,7 +187,7 @@ def test_the_loss_leaves_out_given_actions(tmp_path: Path, pi05: bool) -> None:
         x, times = target.clone(), torch.zeros(12, horizon)
         x[row, delay:] = time[row] * normal[row, delay:] + (1 - time[row]) * target[row, delay:]
         times[row, delay:] = time[row]
-        velocity = policy._velocity(features.prefix, features.state, x, times)[0]
+        velocity = policy.backbone.velocity(features.prefix, features.state, x, times)[0]
         expected = (velocity - (normal - target))[row, delay:].square().mean()
         assert float(found[row]) == pytest.approx(float(expected), rel=1e-4)
 
