@@ -141,14 +141,32 @@ robot-deadlines: install
 prove-franka: install
 	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=runs/$@/seed-0 resume=auto iterations=100000 episodes=30 session.minutes=28 session.patience_s=3
 
+# A weak π₀ (250 of 1,500 steps of imitation) learns at the arm, two seeds each: HG-DAgger, RL Token. In real time: 20 minutes of recording,
+# then 30 minutes per run, 30 evaluation episodes before and after among them.
+ARM := runs/prove-arm
+ARM_RUN = $(BIN)/rlinf-vla train run_dir=$(ARM)/$@ resume=auto iterations=100000 episodes=30 session.minutes=20 model.checkpoint=$(ARM)/weak/policy
+ARM_RUNS := $(foreach seed,0 1,dagger-$(seed) rlt-$(seed))
+.PHONY: prove-arm
+prove-arm: $(ARM_RUNS)
+$(ARM)/weak/policy: install
+	test -d $(ARM)/data || $(FRANKA) record recipe=franka_rlpd output=$(ARM)/data algorithm.demonstrations=150 record.video=false
+	$(BIN)/rlinf-vla train recipe=franka_sft run_dir=$(ARM)/weak resume=auto algorithm.demonstrations.dataset=$(ARM)/data \
+		iterations=250 algorithm.decay_steps=1500 evaluation.modes=[]
+dagger-%: $(ARM)/weak/policy
+	$(ARM_RUN) seed=$* recipe=franka_dagger algorithm.demonstrations.dataset=$(ARM)/data session.patience_s=2.5
+rlt-%: $(ARM)/weak/policy
+	$(ARM_RUN) seed=$* recipe=franka_rlt algorithm.dataset=$(ARM)/data algorithm.dataset_cameras=[front:front] session.patience_s=2.5
+
 # Success against delay: small policies imitate recorded episodes, then drive the simulated arm from a server over a slow link, in real
 # time. 20 minutes of recording, 15 of training, 3 minutes per delay and mode; on an otherwise idle machine.
 DELAY := runs/prove-delay
 prove-delay: install
 	test -d $(DELAY)/data || $(FRANKA) record recipe=franka_rlpd output=$(DELAY)/data algorithm.demonstrations=150 record.video=false
 	$(BIN)/rlinf-vla train recipe=franka_sft run_dir=$(DELAY)/pi0 resume=auto algorithm.demonstrations.dataset=$(DELAY)/data
+	$(BIN)/rlinf-vla train recipe=franka_sft run_dir=$(DELAY)/pi0_delay resume=auto algorithm.demonstrations.dataset=$(DELAY)/data \
+		model.options.simulated_delay=4
 	$(BIN)/rlinf-vla train recipe=franka_sft model=openvla_oft run_dir=$(DELAY)/oft resume=auto algorithm.demonstrations.dataset=$(DELAY)/data
-	$(BIN)/python tools/delay_study.py $(DELAY)/study pi0=$(DELAY)/pi0 oft=$(DELAY)/oft
+	$(BIN)/python tools/delay_study.py $(DELAY)/study pi0=$(DELAY)/pi0 pi0_delay=$(DELAY)/pi0_delay oft=$(DELAY)/oft
 
 # Produces assets/openvla_oft_tiny_putonplate.
 sft-putonplate: install
