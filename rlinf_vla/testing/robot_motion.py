@@ -38,7 +38,7 @@ class Scale:
 
 
 def scale(robot: Robot) -> Scale:
-    return Scale(0.001, 0.02, 10.0) if isinstance(robot.spec.space, ToolSpace) else Scale(0.5, 2.0, 1000.0)
+    return Scale(0.001, 0.02, 10.0) if isinstance(robot.spec.space, ToolSpace) else Scale(0.5, 2.0, 10_000.0)
 
 
 def place(state: RobotState) -> Vector:

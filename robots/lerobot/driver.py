@@ -6,6 +6,7 @@ without commands they hold the last positions, also if the connection is lost.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import threading
@@ -20,8 +21,8 @@ from ..joint_cell import JointCell
 from ..servo import NETWORK
 
 _DEFAULTS = {"disable_torque_on_disconnect": False, "use_degrees": True}
-"""Options that a robot gets if it has them: the arm must not fall when a session ends, and an
-angle must not depend on the calibrated range."""
+"""Options that a robot gets if it has them, also for one of its arms (``left_arm_use_degrees``): an
+arm must not fall when a session ends, and an angle must not depend on the calibrated range."""
 _FAILURES = 10
 """So many reads or writes that failed in a row are a lost connection."""
 _SMOOTHING = 0.6
@@ -54,9 +55,11 @@ class LeRobotArm:
                 raise RobotError(f"{kind} is not calibrated, or with another file: run lerobot-calibrate with the same id")
             self._names = self._features(kind)
             at = self._read()
-        except RobotError:
-            raise
         except Exception as error:
+            with contextlib.suppress(Exception):  # it may not have been connected
+                self._robot.disconnect()
+            if isinstance(error, RobotError):
+                raise
             raise RobotError(f"{kind} does not answer: {_words(error)}; is it on, is the port right?") from None
         self.measured = RobotState(time.monotonic(), at, np.zeros_like(at))
         self._closed = False
@@ -163,7 +166,7 @@ def make(kind: str, module: str | None, options: dict[str, Any]) -> Any:
         names = ", ".join(sorted(known))
         raise RobotError(f"robot.type={kind} is not known to LeRobot; known: {names} (robot.module: of another package)")
     fields = known[kind].__dataclass_fields__
-    defaults = {name: value for name, value in _DEFAULTS.items() if name in fields}
+    defaults = {name: value for name in fields for key, value in _DEFAULTS.items() if name == key or name.endswith(f"_{key}")}
     try:
         return make_robot_from_config(draccus.decode(RobotConfig, {"type": kind, **defaults, **options}))
     except (draccus.ParsingError, TypeError, ValueError) as error:
