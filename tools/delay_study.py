@@ -72,7 +72,7 @@ def play(directory: Path, run: str, port: int, link: str, arguments: argparse.Na
         return
     with relay(port, link_of(link)) as relayed:
         node = "rollout.backbone" if mode.startswith("head") else "model.options"
-        policy = [f"run={run}", "rollout.split=head"] if mode.startswith("head") else ["recipe=franka_remote"]
+        policy = [f"run={run}", "rollout.split=head", "evaluation.modes=[greedy]"] if mode.startswith("head") else ["recipe=franka_remote"]
         command = [*PROGRAM, "robot", "run", *policy, f"{node}.url=ws://127.0.0.1:{relayed}", f"{node}.timeout_s=10"]
         command += [f"run_dir={directory}", f"episodes={arguments.episodes}", f"env.episode_limit={arguments.limit}", *COMMON]
         subprocess.run([*command, *(MODES | SPLIT)[mode]], check=True)

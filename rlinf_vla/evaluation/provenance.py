@@ -13,7 +13,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.io import digest_of, write_json
 from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy, directory_of
 from rlinf_vla.evaluation.evaluate import temperature_of
-from rlinf_vla.runtime import builders
+from rlinf_vla.runtime import backbone, builders
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.training.checkpoint import COMPLETE, verify
 
@@ -36,6 +36,8 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
         directory, plugin = directory_of(recipe, policy.source), builders.model_of(recipe)
         weights = {"sha256": digest(directory)} if plugin.learns else plugin.provenance(recipe.model.options)
         known: dict[str, Any] = {"policy": policy.source, **weights, "mode": policy.mode, "model": recipe.model.name}
+        if recipe.rollout.backbone.url is not None:
+            known |= backbone.provenance(recipe.rollout.backbone)
         if (directory / COMPLETE).exists():
             verify(directory)
             known["model_sha256"] = digest(directory_of(recipe, START))

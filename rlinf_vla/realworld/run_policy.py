@@ -37,6 +37,8 @@ def run_policy(config: DictConfig) -> None:
     directory = run_directory.for_evaluation(config, None)
     if (directory / run_directory.RECIPE).exists():
         raise UserError(f"run_dir={directory} holds a run already: choose another run_dir")
+    if not recipe.evaluation.modes:
+        raise UserError("evaluation.modes=[]: robot run acts in the first one: set evaluation.modes=[greedy]")
     mode = recipe.evaluation.modes[0]
     recipe = replace(recipe, evaluation=replace(recipe.evaluation, modes=[mode]))
     name = checkpoint.name if checkpoint else "start"

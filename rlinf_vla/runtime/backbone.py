@@ -62,6 +62,14 @@ def open_head(recipe: Recipe, model: type[Policy], directory: Path, device: str)
     return policy
 
 
+def provenance(config: BackboneConfig) -> dict[str, Any]:
+    """Return what the server says of its backbone, as ``Policy.provenance``. Raises UserError."""
+    ours = metadata_of(config).get(OURS)
+    ours = ours if isinstance(ours, dict) else {}
+    policy, split = (found if isinstance(found := ours.get(name), dict) else {} for name in ("policy", SPLIT))
+    return {"backbone": split.get("backbone"), "device": policy.get("device")}
+
+
 def _divided(policy: Policy, stored: Mapping[str, Callable[[], Tensor]], directory: Path) -> tuple[Tensors, dict[str, str]]:
     """Return the head's weights, and the fingerprints of the others, of a whole policy.
 

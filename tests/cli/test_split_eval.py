@@ -28,6 +28,8 @@ def test_a_sweep_is_that_of_the_whole_policy(sweep: Eval, rlinf_vla: CommandLine
     with served(*model) as (url, _):
         here, there = sweep("here", *model), sweep("there", *model, *head(url))
         assert there["episodes"] == here["episodes"] and there["policies"] == here["policies"]
+        told = there["provenance"]["start greedy"]
+        assert told["device"] == "cpu" and len(told["backbone"]) == 64 and told["sha256"] == here["provenance"]["start greedy"]["sha256"]
         assert len({each["return"] for each in here["episodes"]}) > 4, "the actions matter"
         refused = rlinf_vla("verify", "there/result.json", "--episodes", "4").complaint
         assert f"sets rollout.backbone.url={url}" in refused, "a file chooses no machine"

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_vla.benchmarks.synthetic_cell import SPACE
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.config.recipe import LoraOptions, ModelConfig, NoAlgorithmConfig, Recipe
 from rlinf_vla.config.robot import ControlConfig
@@ -150,7 +151,7 @@ def test_a_control_loop_gets_the_chunks_of_the_whole_policy(recipe: Recipe, star
     shown = seen(clock)
     with serving_of(recipe, start) as running:
         for policy in (builders.build_policy(at(recipe, running.url())), builders.build_policy(recipe)):
-            require_fit(policy, ["base"], ControlConfig(real_time_chunking=True))
+            require_fit(policy, SPACE, ["base"], ControlConfig(real_time_chunking=True))
             actor = ControlActor(policy, settings, clock)
             first = actor(Request(shown, "push the cube", 0, 0))
             chunks.append((first.actions, actor(Request(shown, "push the cube", 1, 1, Committed(first.actions[1:], 2))).actions))
@@ -168,12 +169,12 @@ def test_requests_in_flight_have_connections_of_their_own(recipe: Recipe, start:
     requests = [Request(reading, "push the cube", number, number) for number, reading in enumerate(readings)]
     whole = builders.build_policy(recipe)
     with pytest.raises(UserError, match="requests_in_flight=3 is for a head whose backbone is elsewhere"):
-        require_fit(whole, ["base"], config)
+        require_fit(whole, SPACE, ["base"], config)
     wanted = [ControlActor(whole, Settings(3, 0.0, 1), clock)(each).actions for each in requests]
     assert not np.array_equal(wanted[0], wanted[1])
     with start() as running:
         head = builders.build_policy(at(recipe, running.url()))
-        require_fit(head, ["base"], config)
+        require_fit(head, SPACE, ["base"], config)
         background = InferenceWorker(ControlActor(head, Settings(3, 0.0, 1), clock), clock, config.requests_in_flight)
         found: list[Chunk] = []
         for each in requests:

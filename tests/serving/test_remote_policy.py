@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf_vla.benchmarks.synthetic_cell import SPACE
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.config.recipe import LoraOptions, ModelConfig, NoAlgorithmConfig, Recipe
@@ -111,7 +112,7 @@ def test_a_control_loop_gets_the_chunks_of_the_policy_itself(server: Running, re
     clock, settings = VirtualClock(), Settings(3, temperature, 1)
     shown, chunks = seen(clock), []
     for policy in (remote(server.url()), builders.build_policy(recipe)):
-        require_fit(policy, ["base"], ControlConfig(real_time_chunking=True))
+        require_fit(policy, SPACE, ["base"], ControlConfig(real_time_chunking=True))
         actor = ControlActor(policy, settings, clock)
         first = actor(Request(shown, "push the cube", 0, 0))
         chunks.append((first.actions, actor(Request(shown, "push the cube", 1, 1, Committed(first.actions[1:], 2))).actions))
