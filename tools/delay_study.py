@@ -1,6 +1,6 @@
 """Success against delay: policies on a server drive the simulated Franka over a slow link.
 
-python tools/delay_study.py OUT pi0=RUN oft=RUN [--links 0 100 200 300 200+50 200/5] [--episodes 20] [--split]
+python tools/delay_study.py OUT pi0=RUN oft=RUN [--links 0 100 200+50 200/5] [--episodes 20] [--split]
 
 Each policy is served by `rlinf-vla serve` in a process of its own, and drives the arm at 10 Hz with
 `rlinf-vla robot run recipe=franka_remote` through a relay that delays every answer. All runs play
@@ -38,7 +38,7 @@ SPLIT = {
     "head": ["control.asynchronous=true"],
     "head, 4 requests in flight": ["control.asynchronous=true", "control.requests_in_flight=4"],
 }
-FLOW = ("pi0",)
+FLOW = ("pi0", "pi0_delay")
 """Policies that can continue committed actions."""
 COMMON = ["control.max_observation_age_s=2", "control.max_misses=20", "evaluation.filmed=0", "robot.max_age_s=2", "robot.frozen_s=5"]
 
