@@ -2,7 +2,8 @@
 
 ``rlinf-vla bench control recipe=NAME`` drives the robot with the recipe's policy in real time, by
 both loops, and reports the time budget of an inference at each rate. Robot and cameras take a fixed
-time and some inferences stall. Nothing is simulated and nothing moves.
+time and some inferences stall. Then the policy acts from a server over slow links
+(``served_control``). Nothing is simulated and nothing moves.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
-from rlinf_vla.benchmarks import harness
+from rlinf_vla.benchmarks import harness, served_control
 from rlinf_vla.benchmarks.synthetic_cell import SPACE, SyntheticCamera, SyntheticRobot
+from rlinf_vla.cli import serve
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import inference_budget, timing
 from rlinf_vla.core.protocols import Policy
@@ -107,7 +110,21 @@ def run(config: DictConfig) -> None:
     }
     document |= {"robot_s": ROBOT_S, "camera_s": CAMERA_S, "stall_every": STALL_EVERY, "stall_periods": STALL_PERIODS}
     document |= {"model": recipe.model.name, "chunk": policy.spec.chunk}
+    if absent := without_server(recipe):
+        console.print(f"not measured with the policy on a server: {absent}")
+    else:
+        with console.status("the policy on a server"):
+            document["served"] = served_control.measure(config, recipe, policy, (ROBOT_S, CAMERA_S))
+        served_control.show(report, document["served"])
     report.write(document)
+
+
+def without_server(recipe: Recipe) -> str | None:
+    """Return why the policy cannot be served here, or None."""
+    if recipe.model.name == served_control.REMOTE:
+        return "model=remote is on one already"
+    missing = [name for name in serve.PACKAGES if find_spec(name) is None]
+    return f"{', '.join(missing)} not installed" if missing else None
 
 
 def _measure(recipe: Recipe, policy: Policy, actor: ControlActor, hz: float) -> tuple[LoopTiming, LoopTiming, LoopStatistics]:

@@ -184,13 +184,13 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 28_450,
+    "rlinf_vla": 28_630,
     "rlinf_vla/testing": 1_890,
     "models": 4_560,
     "envs": 5_220,
     "robots": 6_900,
     "rewards": 110,
-    "benchmarks": 2_545,
+    "benchmarks": 2_730,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 

@@ -1,12 +1,15 @@
 """Success against delay: policies on a server drive the simulated Franka over a slow link.
 
-python tools/delay_study.py OUT pi0=RUN oft=RUN [--delays 0 100 200 300] [--episodes 20] [--split]
+python tools/delay_study.py OUT pi0=RUN oft=RUN [--links 0 200 200+50] [--episodes 20] [--split]
 
 Each policy is served by `rlinf-vla serve` in a process of its own, and drives the arm at 10 Hz with
 `rlinf-vla robot run recipe=franka_remote` through a relay that delays every answer. All runs play
-the same episodes. Writes OUT/POLICY_MODE_DELAY/ and prints a table; a finished run is not repeated.
+the same episodes. Writes OUT/POLICY_MODE_LINK/ and prints a table; a finished run is not repeated.
 With ``--split`` the modes are asynchronous ones of the whole policy on the server, of its head at
 the arm, and of the head with several requests under way.
+
+A link is DELAY[+JITTER][/LOSS]: milliseconds added to a round trip, their standard deviation, and
+the percentage of answers that are lost and sent again after 200 ms.
 """
 
 from __future__ import annotations
@@ -57,11 +60,17 @@ def served(run: str) -> Iterator[int]:
         server.wait(60)
 
 
-def play(directory: Path, run: str, port: int, delay_ms: float, arguments: argparse.Namespace, mode: str) -> None:
+def link_of(text: str) -> Link:
+    """Read DELAY[+JITTER][/LOSS]. Raises ValueError."""
+    times, _, loss = text.partition("/")
+    delay, _, jitter = times.partition("+")
+    return Link(float(delay) / 1e3, float(jitter or 0) / 1e3, float(loss or 0) / 100)
+
+
+def play(directory: Path, run: str, port: int, link: str, arguments: argparse.Namespace, mode: str) -> None:
     if (directory / "report.html").exists():
         return
-    link = Link(delay_ms / 1e3, arguments.jitter / 1e3, arguments.loss)
-    with relay(port, link) as relayed:
+    with relay(port, link_of(link)) as relayed:
         node = "rollout.backbone" if mode.startswith("head") else "model.options"
         policy = [f"run={run}", "rollout.split=head"] if mode.startswith("head") else ["recipe=franka_remote"]
         command = [*PROGRAM, "robot", "run", *policy, f"{node}.url=ws://127.0.0.1:{relayed}", f"{node}.timeout_s=10"]
@@ -75,7 +84,7 @@ def episodes_of(directory: Path) -> list[dict[str, Any]]:
     return found
 
 
-def row(name: str, mode: str, delay: float, directory: Path, within: int) -> str:
+def row(name: str, mode: str, link: str, directory: Path, within: int) -> str:
     """Return a line of the table; success counts within ``within`` control periods."""
     episodes, control = episodes_of(directory), json.loads((directory / "control.json").read_text())
     won = [each for each in episodes if each["success"] and each["steps"] <= within]
@@ -86,7 +95,7 @@ def row(name: str, mode: str, delay: float, directory: Path, within: int) -> str
     steps, age = control["steps"], control["ages_ms"]["action"]["p50"]
     faults = sum(each["fault"] for each in episodes)
     rate = f"{100 * len(won) / len(episodes):.0f} % ({100 * low:.0f} to {100 * high:.0f})"
-    cells = [name, mode, f"{delay:g}", rate, at_all, periods, f"{age:.0f}", str(steps["held"]), str(steps["skipped"]), str(faults)]
+    cells = [name, mode, link, rate, at_all, periods, f"{age:.0f}", str(steps["held"]), str(steps["skipped"]), str(faults)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -94,33 +103,37 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("policies", nargs="+", metavar="NAME=RUN")
-    parser.add_argument("--delays", type=float, nargs="+", default=[0, 100, 200, 300], help="milliseconds added to a round trip")
-    parser.add_argument("--jitter", type=float, default=0.0, help="standard deviation of the delay, milliseconds")
-    parser.add_argument("--loss", type=float, default=0.0, help="probability that an answer is sent again after 200 ms")
+    parser.add_argument("--links", nargs="+", default=["0", "100", "200", "300", "200+50", "200/5"], metavar="DELAY[+JITTER][/LOSS]")
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--limit", type=int, default=60, help="control periods per episode")
     parser.add_argument("--within", type=int, default=30, help="control periods within which success counts in the table")
     parser.add_argument("--split", action="store_true", help="compare the whole policy on the server with its head at the arm")
     arguments = parser.parse_args(words)
-    lines, found = list[str](), dict[tuple[str, str, float], Path]()
+    for link in arguments.links:
+        try:
+            link_of(link)
+        except ValueError:
+            parser.error(f"--links {link}: give DELAY[+JITTER][/LOSS], such as 200+50 or 200/5")
+    lines, found = list[str](), dict[tuple[str, str, str], Path]()
     for each in arguments.policies:
         name, _, run = each.partition("=")
         with served(run) as port:
-            for delay in arguments.delays:
+            for link in arguments.links:
                 for mode in SPLIT if arguments.split else MODES:
                     if mode == "real-time chunking" and name not in FLOW:
                         continue
-                    directory = arguments.out / f"{name}_{mode.replace(',', '').replace(' ', '_')}_{delay:g}"
-                    play(directory, run, port, delay, arguments, mode)
-                    found[name, mode, delay] = directory
-                    lines.append(row(name, mode, delay, directory, arguments.within))
+                    directory = arguments.out / f"{name}_{mode.replace(',', '').replace(' ', '_')}_{link.replace('/', '_lost_')}"
+                    play(directory, run, port, link, arguments, mode)
+                    found[name, mode, link] = directory
+                    lines.append(row(name, mode, link, directory, arguments.within))
                     print(lines[-1], flush=True)
-    heads = ["policy", "mode", "delay ms", "success in time", "at all", "periods to success", "age of an action's observation, ms (median)"]
+    heads = ["policy", "mode", "delay ms + jitter ms / loss %", "success in time", "at all", "periods to success"]
+    heads.append("age of an action's observation, ms (median)")
     print(f"\n| {' | '.join([*heads, 'held', 'skipped', 'faults'])} |")
     print("|---" * 10 + "|")
     print("\n".join(lines))
-    for (name, mode, delay), directory in found.items():
-        before = found.get((name, "synchronous", delay))
+    for (name, mode, link), directory in found.items():
+        before = found.get((name, "synchronous", link))
         if before is None or mode == "synchronous":
             continue
         pair = [
@@ -130,7 +143,7 @@ def main(words: Sequence[str] | None = None) -> None:
         difference = paired_episodes(*pair)
         low, high = difference["pc_difference_ci95"]
         print(
-            f"{name}, {delay:g} ms, {mode} - synchronous: {difference['pc_difference']:+.0f} points ({low:+.0f} to {high:+.0f}), "
+            f"{name}, {link}, {mode} - synchronous: {difference['pc_difference']:+.0f} points ({low:+.0f} to {high:+.0f}), "
             f"p = {difference['p_value']:.3f}"
         )
 

@@ -98,7 +98,7 @@ class ForeignServer:
         return torch.stack([checked(self._actions(each), self._url, (), spec.chunk, spec.action_dim) for each in answers])
 
     def begin_control(self) -> None:
-        self._connections.retries = 0
+        self._connections.begin_control()
 
     def close(self) -> None:
         self._connections.close()

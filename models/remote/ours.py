@@ -68,7 +68,7 @@ class OurServer:
         return checked(actions, self._url, (rows,), self._chunk, self.spec.action_dim)[:, : self.spec.chunk]
 
     def begin_control(self) -> None:
-        self._connections.retries = 0
+        self._connections.begin_control()
 
     def close(self) -> None:
         self._connections.close()

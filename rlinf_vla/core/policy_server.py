@@ -22,6 +22,10 @@ CLOSING_S = 1.0
 """Seconds to wait for the server's reason after its error."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Pauses before further attempts double from the first to the longest."""
+CONTROL_S = 5.0
+"""In a control loop, seconds to connect, and to answer on a connection that has answered before.
+
+The arm has stopped long ago. The first answer may take longer: a server may compile for it."""
 DENIED = (401, 403)
 """HTTP statuses for a wrong token."""
 TOO_BIG, TRY_AGAIN_LATER = 1009, 1013
@@ -41,12 +45,16 @@ def shown(text: str) -> str:
 class Connection:
     """One WebSocket to the server, whose first message is its metadata."""
 
-    def __init__(self, server: ServerAddress) -> None:
-        """Connect and read the metadata. Raises Lost, Failure and UserError."""
+    def __init__(self, server: ServerAddress, connect_s: float | None = None) -> None:
+        """Connect, within ``connect_s`` (default: as for an answer), and read the metadata.
+
+        Raises Lost, Failure and UserError.
+        """
         client = _client()
         self.url, self._node, self._timeout = server.address, server.node, server.timeout_s
-        self._deadline, self._sent = time.monotonic() + self._timeout, 0
-        settings = {"ssl": _trust(server), "additional_headers": _token(server), "open_timeout": self._timeout, "close_timeout": 1}
+        self._deadline, self._sent, self._limited = time.monotonic() + self._timeout, 0, False
+        settings: dict[str, Any] = {"ssl": _trust(server), "additional_headers": _token(server), "close_timeout": 1}
+        settings |= {"open_timeout": self._timeout if connect_s is None else min(connect_s, self._timeout)}
         settings |= {"ping_interval": None}  # a server may infer on the thread that would answer
         settings |= {"compression": None, "max_size": LIMITS.size, "proxy": None}
         self._opened = ExitStack()
@@ -54,10 +62,7 @@ class Connection:
             self._socket = self._opened.enter_context(client.connect(self.url, **settings))
         except Exception as error:
             raise _refused(self.url, self._node, error) from None
-        # the library waits without limit for a server that reads nothing
-        whole = int(self._timeout)
-        limit = struct.pack("ll", whole, int((self._timeout - whole) * 1e6))
-        self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._limit_sending()
         try:
             found = self.receive()
             if not isinstance(found, dict):
@@ -67,8 +72,20 @@ class Connection:
             self.close()
             raise
 
+    def limit(self, seconds: float) -> None:
+        """Wait at most ``seconds`` for later answers, if that is less than before."""
+        if seconds < self._timeout:
+            self._timeout, self._limited = seconds, True
+            self._limit_sending()
+
+    def _limit_sending(self) -> None:
+        # the library waits without limit for a server that reads nothing
+        whole = int(self._timeout)
+        limit = struct.pack("ll", whole, int((self._timeout - whole) * 1e6))
+        self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
     def send(self, message: Any) -> None:
-        """Send a message; its answer is due ``timeout_s`` from now. Raises Lost and Failure."""
+        """Send a message; its answer is due within the limit. Raises Lost and Failure."""
         self._deadline = time.monotonic() + self._timeout
         data = pack(message)
         self._sent = len(data)
@@ -117,7 +134,8 @@ class Connection:
         from websockets.exceptions import ConnectionClosed
 
         if isinstance(error, TimeoutError):
-            return Lost(f"no answer within {self._timeout:g} s ({self._node}.timeout_s)")
+            key = "" if self._limited else f" ({self._node}.timeout_s)"
+            return Lost(f"no answer within {self._timeout:g} s{key}")
         if isinstance(error, ConnectionClosed):
             if error.rcvd is not None and error.rcvd.code == TOO_BIG:
                 return Failure(f"the policy server {self.url} takes no message of {self._sent} bytes: lower rollout.batch_size")
@@ -131,7 +149,13 @@ class Connections:
     def __init__(self, server: ServerAddress, count: int, known: Callable[[dict[str, Any]], bool] = lambda metadata: True) -> None:
         self.server, self.count, self.retries = server, count, server.retries
         self._known = known
+        self._limit: float | None = None
+        """In a control loop, seconds to connect, and to answer again."""
         self._open: list[Connection] = []
+
+    def begin_control(self) -> None:
+        """Make one attempt for each request, and notice soon that the server is silent."""
+        self.retries, self._limit = 0, CONTROL_S
 
     def ask(self, requests: Sequence[Any], sleep: Callable[[float], None] = time.sleep) -> list[Any]:
         """Return the answers to ``requests``, in order; ``count`` of them are under way at a time.
@@ -161,10 +185,17 @@ class Connections:
             self._open.append(self._connect())
         for connection, request in zip(self._open, requests, strict=False):
             connection.send(request)
-        return [connection.receive() for connection, _ in zip(self._open, requests, strict=False)]
+        answers = [connection.receive() for connection, _ in zip(self._open, requests, strict=False)]
+        if self._limit is not None:
+            for connection in self._open:
+                connection.limit(self._limit)
+        return answers
 
     def _connect(self) -> Connection:
-        found = Connection(self.server)
+        try:
+            found = Connection(self.server, self._limit)
+        except UserError as error:  # the server accepted the same options at the beginning
+            raise Failure(str(error)) from None
         if not self._known(found.metadata):
             found.close()
             raise Failure(f"{found.url} now serves another policy than at the beginning: start again")

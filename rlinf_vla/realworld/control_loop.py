@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from rlinf_vla.config.robot import ControlConfig, timing
 from rlinf_vla.core.robot import Camera, CameraError, Intervention, Robot, RobotError, Target, Timed
 from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.inference import SUPERSEDED, Actions, Chosen, ChunkQueue, InferenceWorker, Request
+from rlinf_vla.realworld.inference import SUPERSEDED, Actions, Chosen, ChunkQueue, InferenceWorker, Request, Unanswered
 from rlinf_vla.realworld.loop_statistics import ACCEPTED, HELD, HUMAN, POLICY, SKIPPED, STARTING, LoopStatistics
 from rlinf_vla.realworld.sensing import Reading, Sensors
 from rlinf_vla.realworld.tool_target import tracked_target
 
 FINISHED, MISSED, FAULT, CAMERA, ROBOT, INVALID = "finished", "missed deadlines", "fault", "camera", "robot", "invalid action"
+UNANSWERED = "no answer"
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ COMMAND_GRACE_PERIODS = 0.5
 not slow the arm down."""
 WARMUP_TIMEOUT = 600.0
 """Seconds; the first inference of a policy compiles or loads kernels."""
+IDLE_S = 0.1
+"""Seconds between two calls of ``idle`` during a warm-up."""
 
 
 class ControlLoop:
@@ -94,16 +97,26 @@ class ControlLoop:
         self._commanded: float | None = None
         self._restart()
 
-    def warm_up(self, instruction: str) -> None:
-        """Run ``control.warmup`` inferences without moving the robot. Raises TimeoutError."""
+    def warm_up(self, instruction: str, idle: Callable[[], None] = lambda: None) -> None:
+        """Run ``control.warmup`` inferences without moving the robot; call ``idle`` meanwhile.
+
+        Raises TimeoutError, and Unanswered.
+        """
         untimed = LoopStatistics(self.accounting.control_hz)
+        self._background.take()  # of an earlier run
         for _ in range(self._config.warmup):
             seen = self._sensors.read(untimed.took, untimed.age)
             began = self._clock.now()
             self._background.submit(Request(seen, instruction, self._executed, 0))
-            self._background.wait(began + WARMUP_TIMEOUT)
-            if not self._background.take():
-                raise TimeoutError(f"the policy's first inference took more than {WARMUP_TIMEOUT:g} s")
+            while True:
+                self._background.wait(min(self._clock.now() + IDLE_S, began + WARMUP_TIMEOUT))
+                if found := self._background.take():
+                    break
+                if self._clock.now() >= began + WARMUP_TIMEOUT:
+                    raise TimeoutError(f"the policy's first inference took more than {WARMUP_TIMEOUT:g} s")
+                idle()
+            if isinstance(found[-1], Unanswered):
+                raise found[-1]
             took = self._clock.now() - began
             self.accounting.warmup.append(took)
         if self._config.warmup:
@@ -122,6 +135,8 @@ class ControlLoop:
             return self._failed(CAMERA, str(error))
         except RobotError as error:
             return self._failed(ROBOT, str(error))
+        except Unanswered as error:
+            return self._failed(UNANSWERED, str(error))
         except BaseException as error:
             self._failed("", f"{type(error).__name__}: {error}")
             raise
@@ -145,7 +160,7 @@ class ControlLoop:
             account.steps[SKIPPED] += skipped
             self._misses += skipped
             if self._misses >= self._config.max_misses:
-                return self._failed(MISSED, f"{self._misses} control steps in a row without a command")
+                return self._failed(MISSED, f"{self._misses} control steps in a row without a command{self._silence()}")
             tick += 1 + skipped
 
     def _tick(self, tick: int, due: float, instruction: str) -> Step | Ended:
@@ -177,9 +192,16 @@ class ControlLoop:
         return Step(tick, self._clock.now(), seen, by, chosen, action, target, self._interventions())
 
     def _collect(self, tick: int) -> bool:
-        """Offer finished chunks for execution; return whether any was accepted."""
+        """Offer finished chunks for execution; return whether any was accepted.
+
+        Raises Unanswered.
+        """
         found = False
         for chunk in self._background.take():
+            if isinstance(chunk, Unanswered):
+                if self._chunks.supersedes(chunk.request):
+                    continue
+                raise chunk
             for section, seconds in chunk.sections.items():
                 self.accounting.took(section, seconds)
             rejected = self._chunks.offer(chunk, self._clock.now(), self._executed, tick)
@@ -188,6 +210,12 @@ class ControlLoop:
             self.accounting.chunks[rejected or ACCEPTED] += 1
             found |= rejected is None
         return found
+
+    def _silence(self) -> str:
+        """Return how long the policy has been asked without an answer, to end a message."""
+        running, _ = self._background.pending()
+        waits = 0.0 if running is None else self._clock.now() - running.seen.time
+        return f"; the policy has not answered for {waits:.1f} s" if waits > self._timing.max_age else ""
 
     def _wants(self) -> bool:
         """Return whether to request an inference for this observation."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_vla.config.errors import Failure
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.sensing import Reading
 
@@ -61,6 +62,15 @@ class Chunk:
     chosen: Actions | None = None
 
 
+class Unanswered(Exception):
+    """There is no chunk for ``request``, for instance because the policy's server is lost; a later
+    request may get one. In one line."""
+
+    def __init__(self, request: Request, reason: str) -> None:
+        super().__init__(reason)
+        self.request = request
+
+
 @dataclass(frozen=True)
 class Chosen:
     """An action ``[D]``, its chunk and position there, and the observation's age in seconds."""
@@ -89,7 +99,7 @@ class ChunkQueue:
         """Execute ``chunk`` from now on, or return the reason (REJECTIONS) why not.
         ``step``: control steps executed so far."""
         seen = chunk.request.seen
-        if seen.number < self._oldest:
+        if self.supersedes(chunk.request):
             return SUPERSEDED
         self.took(tick - chunk.request.tick)
         if now - seen.time > self._max_age:
@@ -98,6 +108,10 @@ class ChunkQueue:
             return SPENT
         self._current, self._oldest = chunk, seen.number + 1
         return None
+
+    def supersedes(self, request: Request) -> bool:
+        """Whether a newer observation has acted, or the request is of an earlier run."""
+        return request.seen.number < self._oldest
 
     def next(self, now: float, step: int) -> Chosen | None:
         """Return the action of this step; None if there is none or its observation is too old."""
@@ -127,6 +141,14 @@ class ChunkQueue:
 Infer = Callable[[Request], Chunk]
 
 
+def answered(infer: Infer, request: Request) -> Chunk | Unanswered:
+    """Return the chunk, or the Failure of this request. Raises what else the inference raises."""
+    try:
+        return infer(request)
+    except Failure as failure:
+        return Unanswered(request, str(failure))
+
+
 class InferenceWorker:
     """Run inference in threads; PyTorch releases the interpreter lock.
 
@@ -136,7 +158,7 @@ class InferenceWorker:
     def __init__(self, infer: Infer, clock: Clock, in_flight: int = 1) -> None:
         self._infer, self._clock = infer, clock
         self._changed = threading.Condition()
-        self._finished: list[Chunk] = []
+        self._finished: list[Chunk | Unanswered] = []
         self._error: BaseException | None = None
         self._closed = False
         self._begun: list[Request] = []
@@ -160,8 +182,11 @@ class InferenceWorker:
         with self._changed:
             self._waiting = None
 
-    def take(self) -> list[Chunk]:
-        """Return newly finished chunks, oldest first. Raises what the inference raised."""
+    def take(self) -> list[Chunk | Unanswered]:
+        """Return what newly finished, oldest first.
+
+        Raises what the inference raised, but Failure.
+        """
         with self._changed:
             if self._error is not None:
                 raise self._error
@@ -169,7 +194,7 @@ class InferenceWorker:
             return finished
 
     def wait(self, until: float) -> None:
-        """Return when a chunk can be taken, or at ``until`` at the latest."""
+        """Return when something can be taken, or at ``until`` at the latest."""
         with self._changed:
             self._changed.wait_for(lambda: self._finished or self._error, max(0.0, until - self._clock.now()))
 
@@ -198,7 +223,7 @@ class InferenceWorker:
                 assert request is not None
                 self._begun.append(request)
             try:
-                finished, error = [self._infer(request)], None
+                finished, error = [answered(self._infer, request)], None
             except BaseException as raised:  # the control loop stops the arm and raises it again
                 finished, error = [], raised
             with self._changed:

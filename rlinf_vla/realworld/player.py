@@ -15,9 +15,9 @@ from rlinf_vla.core.action_space import OPEN
 from rlinf_vla.core.robot import FAILURE, PAUSE, PAUSED_BY, QUIT, RESUME, SUCCESS, Action, CameraError, RobotError
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.control_loop import CAMERA, FINISHED, ControlLoop, Step
+from rlinf_vla.realworld.control_loop import CAMERA, FINISHED, MISSED, UNANSWERED, ControlLoop, Step
 from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
-from rlinf_vla.realworld.inference import InferenceWorker
+from rlinf_vla.realworld.inference import InferenceWorker, Unanswered
 from rlinf_vla.realworld.operator_session import POLL_S, Cell, OperatorSession, Tell
 from rlinf_vla.realworld.recorder import EpisodeJournal, EpisodeRecorder
 from rlinf_vla.rollout.reward_shaping import env_reward
@@ -59,7 +59,8 @@ class RobotPlayer:
         self.journal = EpisodeJournal(journal_path)
         """Of the current episode."""
         self._recorder = EpisodeRecorder(Job(TRAINING, 0, 0), "", "", 0.0, self.journal)
-        self._warm = False
+        self.warm = False
+        """The policy has answered since the beginning, or since it last did not."""
         self._last: Action | None = None
         """Last action in this episode."""
         self._paused = False
@@ -81,21 +82,22 @@ class RobotPlayer:
     def play(self, job: Job, keep: Callable[[RobotEpisode], None], weights: int = 0) -> None:
         """Run an episode and pass it to ``keep``; ``weights``: version of the policy's weights.
 
-        If the policy fails, the episode is kept and the error raised. After another fault, a
+        If the policy raises an error, the episode is kept and the error raised. After a fault, also
+        that of a policy's server, a
         training episode is kept as truncated, an evaluation counts as failed, and a demonstration
         is repeated. A paused episode is repeated unless it is for training. A training episode or
         demonstration without an action is repeated.
 
         Raises OperatorLeft; RobotError if scripted acknowledgements do not help.
         """
-        self._background.settle(self._clock.now() + self._settings.home_s)
         problem: str | None = None
         while True:
             self._paused_early()
             self._operator_session.until_free(problem)
             try:
+                self._settle()
                 instruction = self._lay_out(job)
-            except RobotError as error:
+            except (RobotError, Unanswered) as error:
                 problem = str(error)
                 self._operator_session.lost |= isinstance(error, CameraError)  # during the warm-up
                 continue
@@ -113,6 +115,7 @@ class RobotPlayer:
                 raise
             problem = ended.detail if ended.kind != FINISHED else None
             self._operator_session.lost |= ended.kind == CAMERA
+            self.warm &= ended.kind not in (MISSED, UNANSWERED)  # it must answer before the arm moves again
             # an episode without any action contains nothing to learn from
             something = self._recorder.seen_something if job.judged else len(self._recorder) > 0
             cut = not self._recorder.terminated and (self._paused or self._operator_session.leaving is not None)
@@ -160,10 +163,18 @@ class RobotPlayer:
         if scene.by_hand:
             self._operator_session.wait_for(RESUME, f"lay out episode {job.number + 1}: {instruction}")
         self._operator_session.sleep(SETTLE_S)
-        if not self._warm:
-            self._loop.warm_up(instruction)
-            self._warm = True
+        if not self.warm:
+            self._loop.warm_up(instruction, self.rest)
+            self.warm = True
         return instruction
+
+    def _settle(self) -> None:
+        """Wait until no inference of an earlier episode runs. Raises RobotError."""
+        until = self._clock.now() + self._settings.home_s
+        while not self._background.settle(self._clock.now() + POLL_S):
+            if self._clock.now() >= until:
+                raise RobotError(f"the policy has not answered for {self._settings.home_s:g} s")
+            self.rest()
 
     def _takeover(self) -> Action | None:
         job, patience_s = self._recorder.job, self._settings.patience_s

@@ -136,7 +136,7 @@ class RemoteBackbone:
         self._trained: dict[str, str] = {}
         said, self._described = self._checked(metadata, policy.name, options)
         self._theirs = str(said.get("backbone"))
-        self._config, self._same, self._retries = config, pack(metadata[OURS]), config.retries
+        self._config, self._same, self._controls = config, pack(metadata[OURS]), False
         self._thread, self._opened = threading.local(), list[Connections]()
         weakref.finalize(policy, _close, self._opened)
 
@@ -188,7 +188,7 @@ class RemoteBackbone:
         return head
 
     def begin_control(self) -> None:
-        self._retries = 0
+        self._controls = True
 
     def _connections(self) -> Connections:
         """Return the connection of this thread."""
@@ -196,7 +196,8 @@ class RemoteBackbone:
             self._thread.connections = Connections(self._config, 1, lambda found: pack(found.get(OURS)) == self._same)
             self._opened.append(self._thread.connections)
         found: Connections = self._thread.connections
-        found.retries = self._retries
+        if self._controls:
+            found.begin_control()
         return found
 
 

@@ -15,13 +15,13 @@ from starlette.websockets import WebSocket
 from rlinf_vla.serving.http import Http
 from rlinf_vla.serving.openpi import OpenPi, SgLang, VllmOmni
 from rlinf_vla.serving.sessions import Dialect, converse
-from rlinf_vla.serving.state import State
+from rlinf_vla.serving.state import State, address_of
 from rlinf_vla.serving.vla_eval import VlaEval
 
 OPEN = ("/healthz", "/health")
 """Paths that need no token: they say whether the server is ready."""
-ROOTS: dict[str, Callable[[State], Dialect]] = {"openpi": OpenPi, "vla_eval": VlaEval}
-DIALECTS: dict[str, Callable[[State], Dialect]] = {
+ROOTS: dict[str, Callable[[State, str], Dialect]] = {"openpi": OpenPi, "vla_eval": VlaEval}
+DIALECTS: dict[str, Callable[[State, str], Dialect]] = {
     "/openpi": OpenPi,
     "/vla-eval": VlaEval,
     "/v1/realtime/robot/openpi": VllmOmni,
@@ -45,9 +45,9 @@ def build_app(state: State) -> ASGIApp:
     return Guarded(Starlette(routes=routes), state)
 
 
-def _endpoint(state: State, dialect: Callable[[State], Dialect]) -> Callable[[WebSocket], Awaitable[None]]:
+def _endpoint(state: State, dialect: Callable[[State, str], Dialect]) -> Callable[[WebSocket], Awaitable[None]]:
     async def endpoint(socket: WebSocket) -> None:
-        await converse(socket, dialect(state), state)
+        await converse(socket, dialect(state, address_of(socket)), state)
 
     return endpoint
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -20,6 +20,7 @@ class Busy(Exception):
 @dataclass(eq=False)
 class _Waiting:
     request: Request
+    client: str
     future: asyncio.Future[Answer]
     since: float
 
@@ -30,6 +31,10 @@ class Batcher:
     The first of a call waits for others, at most ``max_wait`` seconds after it came, and only while
     fewer requests wait than there are ``clients``. A request whose ``ask`` was cancelled is dropped
     unless its call has begun.
+
+    Clients take turns: the first request of each comes before the second of any, and of two clients
+    comes first the one that was not served for longer. A full queue refuses requests of whom most
+    wait.
     """
 
     def __init__(
@@ -45,19 +50,26 @@ class Batcher:
         """``answer`` runs in ``thread``, one call at a time. ``on_call`` is told its rows."""
         self._answer, self._thread, self._clients, self._on_call = answer, thread, clients, on_call
         self._most_rows, self._max_wait, self._max_queue = most_rows, max_wait, max_queue
-        self._queue: deque[_Waiting] = deque()
+        self._queue: list[_Waiting] = []
+        """In the order of arrival."""
+        self._turns: dict[str, int] = {}
+        """Client -> number of its last request that was served, the oldest first."""
+        self._served = 0
         self._arrived = asyncio.Event()
 
     def __len__(self) -> int:
         """Return how many requests wait."""
         return len(self._queue)
 
-    async def ask(self, request: Request) -> Answer:
-        """Return the answer. Raises Busy, MessageError, or what the policy raised."""
+    async def ask(self, request: Request, client: str = "") -> Answer:
+        """Return the answer to a request of ``client``, any text that tells clients apart.
+
+        Raises Busy, MessageError, or what the policy raised.
+        """
         if len(self._queue) >= self._max_queue:
-            raise Busy(f"{len(self._queue)} requests are waiting already")
+            self._make_room(client)
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(request, loop.create_future(), loop.time())
+        waiting = _Waiting(request, client, loop.create_future(), loop.time())
         self._queue.append(waiting)
         self._arrived.set()
         try:
@@ -65,6 +77,17 @@ class Batcher:
         finally:
             if waiting in self._queue:
                 self._queue.remove(waiting)
+
+    def _make_room(self, client: str) -> None:
+        """Refuse the newest request of whom most wait. Raises Busy if that is ``client`` itself."""
+        busy, counts = Busy(f"{len(self._queue)} requests are waiting already"), Counter(each.client for each in self._queue)
+        greediest, most = counts.most_common(1)[0]
+        if most <= counts[client] + 1:
+            raise busy
+        refused = next(each for each in reversed(self._queue) if each.client == greediest)
+        self._queue.remove(refused)
+        if not refused.future.done():
+            refused.future.set_exception(busy)
 
     async def run(self) -> None:
         """Make policy calls until cancelled."""
@@ -86,13 +109,13 @@ class Batcher:
                     each.future.set_result(outcome)
 
     async def _next(self) -> list[_Waiting]:
-        """Wait for requests, and take those of the next call from the queue, in order."""
+        """Wait for requests, and take those of the next call from the queue, in turn."""
         loop = asyncio.get_running_loop()
         while True:
             while not self._queue:
                 self._arrived.clear()
                 await self._arrived.wait()
-            first = self._queue[0]
+            first = self._in_turn()[0]
             left = first.since + self._max_wait - loop.time()
             if left <= 0 or first.request.alone or len(self._queue) >= self._clients() or len(self._joined()) < len(self._queue):
                 return self._take()
@@ -100,11 +123,19 @@ class Batcher:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), left)
 
-    def _joined(self) -> list[_Waiting]:
-        """Return those that the first in the queue would take along."""
-        first, rows = self._queue[0], 0
-        found = []
+    def _in_turn(self) -> list[_Waiting]:
+        """Return the waiting requests in the order in which they are to be served."""
+        before, keys = Counter[str](), dict[_Waiting, tuple[int, int]]()
         for each in self._queue:
+            keys[each] = before[each.client], self._turns.get(each.client, 0)
+            before[each.client] += 1
+        return sorted(self._queue, key=lambda each: keys[each])
+
+    def _joined(self) -> list[_Waiting]:
+        """Return those that the first in turn would take along."""
+        queue, rows = self._in_turn(), 0
+        first, found = queue[0], []
+        for each in queue:
             fits = rows + each.request.rows <= self._most_rows and not each.request.alone
             if each is first or (fits and not first.request.alone):
                 found.append(each)
@@ -115,4 +146,9 @@ class Batcher:
         found = self._joined()
         for each in found:
             self._queue.remove(each)
+            self._served += 1
+            self._turns.pop(each.client, None)
+            self._turns[each.client] = self._served
+        while len(self._turns) > self._max_queue:  # whoever is forgotten comes first
+            del self._turns[next(iter(self._turns))]
         return found

@@ -19,7 +19,7 @@ from rlinf_vla.core.message_images import read_image
 from rlinf_vla.serving.observations import NATIVE, Keys, Request, flat
 from rlinf_vla.serving.openpi import action_metadata
 from rlinf_vla.serving.service import Answer
-from rlinf_vla.serving.state import Refusal, State, internal
+from rlinf_vla.serving.state import Refusal, State, address_of, internal
 
 MSGPACK = "application/msgpack"
 STATUS = {Refusal.MISTAKE: 400, Refusal.BUSY: 503, Refusal.INTERNAL: 500}
@@ -77,7 +77,7 @@ class Http:
                 said["chunk"] = isinstance(message, dict) and "full_image" in message
                 return self._act_request(message)
 
-            return self.act_reply(await self.state.infer("act", body, read), **said)
+            return self.act_reply(await self.state.infer("act", address_of(request), body, read), **said)
 
         return await self._answered(request, answered)
 
@@ -116,7 +116,8 @@ class Http:
                     _decode_image(found, GENERATION.image.format(name), self.state.limits.size)
                 return self.state.service.request(found, GENERATION, self.state.number(), 0)
 
-            return self._generation(await self.state.infer("sglang_http", body, read), runtime, packed or _accepts(request))
+            answer = await self.state.infer("sglang_http", address_of(request), body, read)
+            return self._generation(answer, runtime, packed or _accepts(request))
 
         return await self._answered(request, answered)
 

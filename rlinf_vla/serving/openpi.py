@@ -21,8 +21,9 @@ class OpenPi:
     encodes = True
     """Whether a request may ask for features, as our own clients do."""
 
-    def __init__(self, state: State) -> None:
-        self.state, self.seed, self.step = state, state.number(), 0
+    def __init__(self, state: State, client: str) -> None:
+        """``client``: its address."""
+        self.state, self.client, self.seed, self.step = state, client, state.number(), 0
         self._total: float | None = None
 
     def greeting(self) -> Frame:
@@ -33,7 +34,7 @@ class OpenPi:
 
     async def reply(self, frame: Frame) -> Frame:
         began = time.perf_counter()
-        answer = await self.state.infer(self.name, frame, lambda: self.request(self.read(frame)))
+        answer = await self.state.infer(self.name, self.client, frame, lambda: self.request(self.read(frame)))
         timing = {"infer_ms": 1e3 * (time.perf_counter() - began)}
         if self._total is not None:
             timing["prev_total_ms"] = 1e3 * self._total
@@ -94,7 +95,7 @@ class VllmOmni(OpenPi):
             return pack({"status": "reset successful"})
         if endpoint != "infer":
             raise Refusal(Refusal.MISTAKE, "endpoint is neither infer nor reset")
-        answer = await self.state.infer(self.name, frame, lambda: self.request(message))
+        answer = await self.state.infer(self.name, self.client, frame, lambda: self.request(message))
         return pack(answer.actions)
 
     def request(self, message: Any) -> Request:

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from starlette.requests import HTTPConnection
+
 from rlinf_vla.config.serve import ServeConfig
 from rlinf_vla.core.array_messages import Limits, MessageError
 from rlinf_vla.serving.batcher import Batcher, Busy
@@ -35,6 +37,11 @@ class Refusal(Exception):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(" ".join(text.split()))
         self.kind = kind
+
+
+def address_of(connection: HTTPConnection) -> str:
+    """Return the address, without port, by which clients are told apart; "" if unknown."""
+    return connection.client.host if connection.client is not None else ""
 
 
 def internal(error: Exception) -> Refusal:
@@ -107,14 +114,14 @@ class State:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
-    async def infer(self, dialect: str, data: bytes | str, request: Callable[[], Request]) -> Answer:
-        """Return the answer to the ``request`` that ``data`` holds. Raises Refusal."""
+    async def infer(self, dialect: str, client: str, data: bytes | str, request: Callable[[], Request]) -> Answer:
+        """Return the answer to the ``request`` in the ``data`` of ``client``. Raises Refusal."""
         began, outcome = time.perf_counter(), "cancelled"
         self.working += 1
         try:
             if self.draining.is_set() or self._batcher is None:
                 raise Busy("the server is stopping" if self.draining.is_set() else "the policy is being loaded")
-            answer = await self._batcher.ask(await self.read(data, request))
+            answer = await self._batcher.ask(await self.read(data, request), client)
             outcome = "ok"
             return answer
         except MessageError as error:

@@ -27,8 +27,9 @@ class VlaEval:
 
     name = "vla_eval"
 
-    def __init__(self, state: State) -> None:
-        self.state, self.seed, self.step = state, state.number(), 0
+    def __init__(self, state: State, client: str) -> None:
+        """``client``: its address."""
+        self.state, self.client, self.seed, self.step = state, client, state.number(), 0
         self._actions: deque[NDArray[np.float32]] = deque()
         self._seq: Any = 0
 
@@ -50,7 +51,8 @@ class VlaEval:
             raise Refusal(Refusal.MISTAKE, "type is none of hello, observation, episode_start, episode_end, error")
         if not self._actions:
             service = self.state.service
-            answer = await self.state.infer(self.name, frame, lambda: service.request(payload, VLA_EVAL, self.seed, self.step))
+            read = lambda: service.request(payload, VLA_EVAL, self.seed, self.step)  # noqa: E731
+            answer = await self.state.infer(self.name, self.client, frame, read)
             self.step += 1
             self._actions.extend(answer.actions.reshape(-1, answer.actions.shape[-1]))
         return self._packed("action", {"actions": self._actions.popleft()})

@@ -183,6 +183,41 @@ def test_a_control_loop_waits_for_no_second_attempt() -> None:
         assert len(server.seen) == 1
 
 
+def test_a_control_loop_gives_up_a_silent_connection_soon_once_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before: the server may have to compile."""
+    monkeypatch.setattr("rlinf_vla.core.policy_server.CONTROL_S", 0.05)
+    silent, goes_on = threading.Event(), threading.Event()
+
+    def answer(observation: dict[str, Any]) -> Any:
+        (goes_on if silent.is_set() else threading.Event()).wait(20 if silent.is_set() else 0.2)
+        return chunk_of(observation)
+
+    with serving(PolicyServer(answer)) as url:
+        policy = remote(url)
+        policy.begin_control()
+        inputs = policy.prepare(observations(policy, 1))
+        assert act(policy, inputs).actions.isfinite().all()
+        silent.set()
+        with pytest.raises(Failure, match=r"does not answer: no answer within 0\.05 s$"):
+            act(policy, inputs)
+        silent.clear()
+        goes_on.set()
+        assert act(policy, inputs).actions.isfinite().all()
+
+
+def test_a_control_loop_survives_a_server_that_wants_a_token_now() -> None:
+    server = PolicyServer(chunk_of)
+    with serving(server) as url:
+        policy = remote(url)
+    policy.begin_control()
+
+    def deny(connection: Any, request: Any) -> Any:
+        return connection.respond(401, "no")
+
+    with serving(server, process_request=deny, port=int(url.rsplit(":", 1)[1])), pytest.raises(Failure, match="wants a token"):
+        act(policy, policy.prepare(observations(policy, 1)))
+
+
 def test_a_connection_that_was_closed_meanwhile_is_no_failure() -> None:
     """A server closes idle connections."""
     server = PolicyServer(chunk_of)

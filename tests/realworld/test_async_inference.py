@@ -7,9 +7,10 @@ import threading
 import numpy as np
 import pytest
 
+from rlinf_vla.config.errors import Failure
 from rlinf_vla.core.robot import ToolPose, ToolState
 from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.inference import REJECTIONS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, InferenceWorker, Request
+from rlinf_vla.realworld.inference import REJECTIONS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, InferenceWorker, Request, Unanswered
 from rlinf_vla.realworld.sensing import Reading
 from tests.realworld.virtual_time import ScheduledInference, VirtualClock
 
@@ -80,6 +81,23 @@ def test_an_exception_of_an_inference_is_raised_at_collection() -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             background.take()
+
+
+def test_after_a_failure_the_next_request_is_answered() -> None:
+    def fail(asked: Request) -> Chunk:
+        if asked.seen.number == 0:
+            raise Failure("the server is lost")
+        return chunk(asked.seen.number)
+
+    clock = Clock()
+    background = InferenceWorker(fail, clock)
+    for number in range(2):
+        background.submit(request(number))
+        background.wait(clock.now() + LONG)
+        (found,) = background.take()
+        assert (str(found) == "the server is lost") == isinstance(found, Unanswered) == (number == 0)
+        assert found.request.seen.number == number
+    background.close()
 
 
 def test_the_same_on_a_virtual_clock() -> None:

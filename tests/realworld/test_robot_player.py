@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,10 @@ import pytest
 import torch
 
 from rlinf_vla.benchmarks.synthetic_cell import REST
-from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.config.robot import BY_SCRIPT
 from rlinf_vla.core.protocols import Convention
-from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError
+from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError, Vector
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Observation, StepResult, Tensors
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.episode import (
@@ -430,6 +431,50 @@ def test_a_pause_is_ended_by_the_operator_not_by_a_script() -> None:
     toy = Toy(acknowledge=BY_SCRIPT)
     toy.operator.plan = {900: PAUSE, 30_000: RESUME}
     assert played(toy).ended == PAUSE and toy.clock.now() > 29
+
+
+def loses_its_server(toy: Toy, lost: float, back: float, silent: bool = False) -> str:
+    """From ``lost`` to ``back``, in seconds, there are no answers, or they take three seconds."""
+    why, acts, delay = "the policy server ws://it does not answer: the connection was closed", toy.acts, toy.delay
+
+    def gone() -> bool:
+        return lost <= toy.clock.now() < back
+
+    def infer(position: Vector, goal: Vector) -> list[float]:
+        if gone() and not silent:
+            raise Failure(why)
+        return acts(position, goal)
+
+    toy.acts = infer
+    toy.delay = lambda request: 3.0 if silent and gone() else delay(request)
+    return why
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_lost_policy_server_stops_the_arm_and_the_session_goes_on_when_it_is_back(warmup: int) -> None:
+    toy = Toy(warmup=warmup)
+    why = loses_its_server(toy, 1.0, 10.0)
+    episode = played(toy)
+    assert episode.fault and not episode.terminated and episode.ended == why and 3 <= len(episode) < 10
+    assert toy.robot.state.fault == why and toy.robot.commands[-1][0] < 1.3
+    toy.operator.plan = {5_000: ACKNOWLEDGE, 12_000: ACKNOWLEDGE}
+    moved = len(toy.robot.commands)
+    again = played(toy)
+    assert again.ended == "time is up" and not again.fault and toy.robot.commands[moved][0] > 12_000 * MS
+    waits = [message["waiting"] for message in toy.told if message.get("for") == ACKNOWLEDGE]
+    assert waits == [why, why], "acknowledged too early, it is asked for again"
+
+
+def test_a_silent_policy_server_stops_the_arm_and_its_late_answer_harms_nothing() -> None:
+    toy = Toy(warmup=1)
+    loses_its_server(toy, 1.0, 2.5, silent=True)
+    episode = played(toy)
+    assert episode.fault and re.fullmatch(r"5 control steps in a row without a command(; the policy .*)?", episode.ended), episode.ended
+    assert toy.robot.commands[-1][0] < 1.3
+    toy.operator.plan = {2_600: ACKNOWLEDGE}
+    again = played(toy)
+    assert again.ended == "time is up" and not again.fault
+    assert toy.robot.commands[len(episode)][0] > 4.0, "the answer under way is waited for"
 
 
 def test_acknowledgements_by_script_are_limited() -> None:

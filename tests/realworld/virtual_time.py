@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 
 from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.inference import Chunk, Infer, InferenceWorker, Request
+from rlinf_vla.realworld.inference import Chunk, Infer, InferenceWorker, Request, Unanswered, answered
 
 
 class VirtualClock(Clock):
@@ -47,7 +47,7 @@ class ScheduledInference(InferenceWorker):
 
     def __init__(self, infer: Infer, clock: VirtualClock, duration: Callable[[Request], float]) -> None:
         self._infer, self._clock, self._duration = infer, clock, duration
-        self._finished: list[Chunk] = []
+        self._finished: list[Chunk | Unanswered] = []
         self._running: Request | None = None
         self._waiting: Request | None = None
 
@@ -61,7 +61,7 @@ class ScheduledInference(InferenceWorker):
     def withdraw(self) -> None:
         self._waiting = None
 
-    def take(self) -> list[Chunk]:
+    def take(self) -> list[Chunk | Unanswered]:
         finished, self._finished = self._finished, []
         return finished
 
@@ -85,6 +85,6 @@ class ScheduledInference(InferenceWorker):
 
     def _end(self) -> None:
         assert self._running is not None
-        self._finished.append(self._infer(self._running))
+        self._finished.append(answered(self._infer, self._running))
         self._running = None
         self._begin()

@@ -33,6 +33,9 @@ STRICT = "ROBOT_CHAOS_PAGE" in os.environ
 """On an idle machine, real rounds must meet the stated times; otherwise they share their cores with other tests."""
 CAMERA_S = 0.1
 """Maximum seconds between two images."""
+CHUNK = 8
+"""Actions of a chunk of the policy on a server."""
+GARBAGE = r"policy: (the policy server |ws://|\d+ control steps in a row without a command; the policy has not answered)"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ def _next_tick(limits: Limits, cameras: CameraLimits) -> float:
     return 1 / limits.control_hz + 1 / limits.servo_hz
 
 
+def _old_observation(limits: Limits, cameras: CameraLimits) -> float:
+    """The rest of the chunk is executed, but no action of an observation that is too old."""
+    return ControlConfig().max_observation_age_s + 1.5 / limits.control_hz + 1 / limits.servo_hz
+
+
 def _old_state(limits: Limits, cameras: CameraLimits) -> float:
     return limits.max_state_age_s + 1 / limits.servo_hz
 
@@ -77,6 +85,14 @@ FAULTS = {
     "jump": Fault(r"policy: the policy asked for \[5\d", _next_tick),
     "clock_step": Fault(None, _at_once),
 }
+SERVER_FAULTS = {
+    "killed_server": Fault("policy: the policy server .* does not answer", lambda *of: 2 * _next_tick(*of)),
+    "stalled_server": Fault("policy: .* control steps in a row without a command; the policy has not answered", _old_observation),
+    "replaced_server": Fault(GARBAGE, _old_observation),
+    "cut_server": Fault("policy: .* control steps in a row without a command; the policy has not answered", _old_observation),
+}
+"""The policy is on a server: killed, stopped, replaced by one that sends garbage, or its network falls silent."""
+ALL_FAULTS = FAULTS | SERVER_FAULTS
 
 
 @dataclass(frozen=True)
@@ -92,19 +108,19 @@ class Round:
 class Circling:
     """The policy's actions: the tool moves in a circle, and the fingers may close."""
 
-    def __init__(self, spec: Any) -> None:
-        self._period, self._metre = 1 / spec.control_hz, 1 / spec.space.translation_m
+    def __init__(self, spec: Any, chunk: int) -> None:
+        self._period, self._metre, self._chunk = 1 / spec.control_hz, 1 / spec.space.translation_m, chunk
         self.asks: str | None = None
         self.gripper = 1.0
 
     def __call__(self, request: Request) -> Chunk:
-        angle = math.pi * request.tick * self._period
-        action = np.array([0.8 * math.sin(angle), 0.8 * math.cos(angle), 0.0, self.gripper], np.float32)
+        angles = math.pi * self._period * (request.tick + np.arange(self._chunk))
+        actions = np.stack([0.8 * np.sin(angles), 0.8 * np.cos(angles), 0 * angles, 0 * angles + self.gripper], 1).astype(np.float32)
         if self.asks == "nan":
-            action[0] = math.nan
+            actions[:, 0] = math.nan
         elif self.asks == "jump":
-            action[0] = 1.02 * self._metre
-        return Chunk(request, action[None])
+            actions[:, 0] = 1.02 * self._metre
+        return Chunk(request, actions)
 
 
 class Nothing:
@@ -140,6 +156,8 @@ class Chaos(ABC):
     """Seconds that the arm oscillates after its command has stopped."""
     patience = 1.0
     """Factor on the stated time: above 1 if cores are shared with other tests."""
+    chunk = 1
+    warmup = 0
 
     def __init__(
         self,
@@ -152,15 +170,17 @@ class Chaos(ABC):
         cameras_may: CameraLimits,
     ) -> None:
         self.robot, self.clock, self.folder, self.limits, self.cameras_may = robot, clock, folder, limits, cameras_may
-        self.policy, nothing = Circling(robot.spec), Nothing()
+        self.policy: Any = Circling(robot.spec, self.chunk)
+        """Answers a request with a chunk."""
+        nothing = Nothing()
         self.told: list[dict[str, Any]] = []
         self.player = RobotPlayer(
             Cell(robot, cameras, nothing, nothing),
             background(self._infer),
-            ControlConfig(warmup=0),
+            ControlConfig(warmup=self.warmup),
             SessionConfig(),
             40,
-            (1, 4),
+            (self.chunk, 4),
             clock,
             tell=self._hear,
         )
@@ -194,7 +214,7 @@ class Chaos(ABC):
             self.fix(self._pending[1])  # the episode had no action and is repeated: the operator removes the cause before acknowledging
 
     def stated_s(self, fault: str) -> float:
-        return FAULTS[fault].notice(self.limits, self.cameras_may) + self.limits.stop_time_s + self.settle_s
+        return ALL_FAULTS[fault].notice(self.limits, self.cameras_may) + self.limits.stop_time_s + self.settle_s
 
     def rounds(self, fault: str, count: int) -> list[Round]:
         """A final episode is undisturbed. A failed round is reported, and the next one follows."""
@@ -217,7 +237,7 @@ class Chaos(ABC):
     def _round(self, fault: str, delay: float) -> float:
         self._injected, self._pending = math.nan, (delay, fault)
         episode = self._play()
-        latched = FAULTS[fault].latched
+        latched = ALL_FAULTS[fault].latched
         before = [speed for when, speed in self.trajectory() if self._injected - 0.5 < when < self._injected]
         assert before and max(before) > self.still, "the arm moved at the time of the fault"
         until = self._began + float(episode.tick[-1]) / self.limits.control_hz
@@ -234,7 +254,7 @@ class Chaos(ABC):
         assert stood <= self.patience * self.stated_s(fault), f"it stopped after {stood:.2f} s; the bound is {self.stated_s(fault):.2f} s"
         self._named(latched)
         self.fix(fault)
-        self._wait(self.clock.now() + 0.2)
+        self.wait(self.clock.now() + 0.2)
         self._named(latched)
         self._latched = latched
         return stood
@@ -273,13 +293,13 @@ class Chaos(ABC):
 
     def _wait_standing(self, stated_s: float) -> None:
         """Longer than stated only while it moves, with a larger time limit."""
-        self._wait(max(self.clock.now(), self._injected + stated_s) + 0.2)
+        self.wait(max(self.clock.now(), self._injected + stated_s) + 0.2)
         while (
             self.clock.now() < self._injected + self.patience * stated_s and max(speed for _, speed in self.trajectory()[-40:]) > self.still
         ):
-            self._wait(self.clock.now() + 0.1)
+            self.wait(self.clock.now() + 0.1)
 
-    def _wait(self, until: float) -> None:
+    def wait(self, until: float) -> None:
         """As a session does between episodes."""
         while self.clock.now() < until:
             self.clock.sleep_until(min(until, self.clock.now() + 0.1))

@@ -14,7 +14,8 @@ from chaos import Round
 
 HEAD = """# Repeated faults
 
-`make robot-chaos ROUNDS={rounds}`, {today}: {where}.
+`make robot-chaos ROUNDS=N` writes this table. A run of some of its tests replaces their rows; each
+row says when it was measured. Newest rows: {where}.
 
 Each fault is injected at a random moment while the arm moves, in a session that continues from
 round to round. "Stopped": seconds from the fault to the last moment at which a joint was faster
@@ -23,22 +24,29 @@ than 0.05 rad/s, as the simulator reports it every 5 ms (on the virtual clock: t
 not on the disk, if anything but an acknowledgement clears the fault, or if the session does not
 continue after that. The bounds are those of [robot_safety.md](../robot_safety.md).
 
-| fault | where | rounds | failed | bound s | stopped s, median | maximum |
-|---|---|---|---|---|---|---|
 """
+COLUMNS = """| fault | where | measured | rounds | failed | bound s | stopped s, median | maximum |
+|---|---|---|---|---|---|---|---|
+"""
+FAILURES = "\nFailures of the newest run:\n\n"
 
 
-def page(rounds: Sequence[Round]) -> str:
-    lines, wrong = [], []
+def page(rounds: Sequence[Round], before: str) -> str:
+    """``before``: the page so far, of which other rows and the remarks below the table stay."""
+    rows, _, after = before.partition(COLUMNS)[2].partition("\n\n")
+    table = {tuple(row.split(" | ")[:2]): row for row in rows.splitlines()}
+    wrong = []
     for fault, where in dict.fromkeys((each.fault, each.where) for each in rounds):
         these = [each for each in rounds if (each.fault, each.where) == (fault, where)]
         stood = [each.stood_s for each in these if not np.isnan(each.stood_s)]
         bad = [each.wrong for each in these if each.wrong is not None]
         times = f"{these[0].stated_s:.2f} | {median(stood):.2f} | {max(stood):.2f}" if stood else "continues | |"
-        lines.append(f"| {fault.replace('_', ' ')} | {where} | {len(these)} | {len(bad)} | {times} |\n")
+        key = f"| {fault.replace('_', ' ')}", where
+        table[key] = f"{' | '.join(key)} | {date.today()} | {len(these)} | {len(bad)} | {times} |"
         wrong += [f"* {fault}, {where}: {each}\n" for each in bad]
-    head = HEAD.format(rounds=os.environ.get("ROBOT_CHAOS", "0"), today=date.today(), where=machine())
-    return head + "".join(lines) + ("\nFailures:\n\n" + "".join(wrong) if wrong else "")
+    remarks = after.partition(FAILURES)[0].rstrip("\n")
+    found = HEAD.format(where=machine()) + COLUMNS + "\n".join(table.values()) + "\n"
+    return found + (f"\n{remarks}\n" if remarks else "") + (FAILURES + "".join(wrong) if wrong else "")
 
 
 def machine() -> str:

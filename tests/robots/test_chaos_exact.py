@@ -8,16 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chaos import FAULTS, ROUNDS, CameraLimits, Chaos
+from chaos import CHUNK, FAULTS, ROUNDS, SERVER_FAULTS, CameraLimits, Chaos
 from obedient import CELL, VirtualFranka
 
+from rlinf_vla.config.errors import Failure
 from rlinf_vla.core.robot import Frame
-from rlinf_vla.realworld.inference import Request
+from rlinf_vla.realworld.inference import Chunk, Request
 from rlinf_vla.robots.cameras import FrameMonitor
 from tests.realworld.virtual_time import ScheduledInference, VirtualClock
 
 CAMERAS = CameraLimits(max_age_s=0.4, frozen_s=1.0)
-INFERENCE_S = 0.02
+INFERENCE_S, SILENT_S = 0.02, 5.0
+SILENT = ("stalled_server", "cut_server")
 
 
 class VirtualCamera:
@@ -102,9 +104,43 @@ class Exact(Chaos):
         self._monkeypatch.undo()
 
 
+class ExactServed(Exact):
+    """The policy is on a server. A silent one counts as lost after ``SILENT_S``, and may have come back by then."""
+
+    chunk, warmup = CHUNK, 2
+    _broken: str | None = None
+    _in_silence: Request | None = None
+    """Asked of a silent server; an answer that was under way before still arrives."""
+
+    def _lasts(self, request: Request) -> float:
+        if self._broken not in SILENT:
+            return INFERENCE_S
+        self._in_silence = request
+        return SILENT_S
+
+    def _infer(self, request: Request) -> Chunk:
+        if self._broken is not None and (self._broken not in SILENT or request is self._in_silence):
+            raise Failure(f"the policy server ws://it does not answer: {self._broken}")
+        return super()._infer(request) if self.player.warm else self.policy(request)
+
+    def inject(self, fault: str) -> None:
+        self._broken = fault
+
+    def fix(self, fault: str) -> None:
+        self._broken = None
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_stops_the_arm_in_time_and_is_latched(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chaos = Exact(tmp_path, monkeypatch)
+    play(Exact(tmp_path, monkeypatch), fault)
+
+
+@pytest.mark.parametrize("fault", SERVER_FAULTS)
+def test_so_does_each_fault_of_a_policy_server(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(ExactServed(tmp_path, monkeypatch), fault)
+
+
+def play(chaos: Exact, fault: str) -> None:
     found = chaos.rounds(fault, max(ROUNDS, 20))
     chaos.arm.close()
     assert [each.wrong for each in found] == [None] * len(found)

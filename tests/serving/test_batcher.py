@@ -145,6 +145,57 @@ def test_a_full_queue_refuses() -> None:
     asyncio.run(body())
 
 
+def test_clients_take_turns() -> None:
+    """One that asks much delays another by no more than a call of its own."""
+
+    async def body() -> None:
+        async with Bench(most_rows=1, max_queue=9) as bench:
+            first = await bench.block()
+            greedy = [asyncio.create_task(bench.batcher.ask(request(number), "greedy")) for number in (2, 4, 6, 8)]
+            await asyncio.sleep(0)
+            modest = [asyncio.create_task(bench.batcher.ask(request(number), "modest")) for number in (10, 12)]
+            await asyncio.sleep(0)
+            bench.policy.gate.set()
+            await asyncio.gather(first, *greedy, *modest)
+            assert bench.policy.calls == [[0], [2], [10], [4], [12], [6], [8]]
+
+    asyncio.run(body())
+
+
+def test_of_clients_the_one_that_was_not_served_for_longer_is_next() -> None:
+    async def body() -> None:
+        async with Bench(most_rows=1) as bench:
+            await bench.batcher.ask(request(2), "greedy")
+            first = await bench.block()
+            both = [asyncio.create_task(bench.batcher.ask(request(number), client)) for number, client in ((4, "greedy"), (6, "modest"))]
+            await asyncio.sleep(0)
+            bench.policy.gate.set()
+            await asyncio.gather(first, *both)
+            assert bench.policy.calls == [[2], [0], [6], [4]]
+
+    asyncio.run(body())
+
+
+def test_a_full_queue_refuses_those_of_whom_most_wait() -> None:
+    async def body() -> None:
+        async with Bench(max_queue=3) as bench:
+            first = await bench.block()
+            greedy = [asyncio.create_task(bench.batcher.ask(request(number), "greedy")) for number in (2, 4, 6)]
+            await asyncio.sleep(0)
+            modest = asyncio.create_task(bench.batcher.ask(request(8), "modest"))
+            await asyncio.sleep(0)
+            with pytest.raises(Busy, match="3 requests"):
+                await greedy[2]
+            for client in ("greedy", "modest"):  # one of each waits, and one more
+                with pytest.raises(Busy, match="3 requests"):
+                    await bench.batcher.ask(request(10), client)
+            bench.policy.gate.set()
+            await asyncio.gather(first, modest, *greedy[:2])
+            assert bench.policy.calls == [[0], [2, 8, 4]]
+
+    asyncio.run(body())
+
+
 def test_a_client_that_left_is_dropped_from_the_queue() -> None:
     async def body() -> None:
         async with Bench() as bench:
